@@ -1,0 +1,1 @@
+"""Export of trained classifiers to ONNX, and inference on the exported files."""

@@ -1,0 +1,1 @@
+"""The project's own losses, one paper per file, found only through entry points."""

@@ -1,0 +1,5 @@
+"""``python -m topk_registry`` is the ``topk-registry`` command."""
+
+from topk_registry.cli import main
+
+raise SystemExit(main())
