@@ -1,0 +1,186 @@
+"""Gradients of the torch path: one autograd Function a kernel, and the margins built from them."""
+
+import torch
+from torch import Tensor
+
+from topk_registry.ops.ksubset.torch_path import (
+    balanced,
+    horner,
+    label_margins,
+    polynomials,
+    power_sums,
+    row_blocks,
+    tail_odds,
+    tilt,
+    tilted,
+    top_group_size,
+)
+
+
+class LabelMargins(torch.autograd.Function):
+    """The label's margin [B]; its gradient is written by the forward pass, so the backward pass is one product."""
+
+    @staticmethod
+    def forward(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tensor, Tensor]:
+        return label_margins(s, label, k, theta)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx, g: Tensor, _):
+        (gradient,) = ctx.saved_tensors
+        return g.to(gradient.dtype)[:, None] * gradient, None, None, None
+
+
+class TailOdds(torch.autograd.Function):
+    """:func:`tail_odds` of scores [B, n]; the gradient is that to s / theta, see :class:`ToOdds`."""
+
+    @staticmethod
+    def forward(s: Tensor, a: Tensor, outside_tail: Tensor, theta: float) -> Tensor:
+        w = torch.empty_like(s)
+        for rows in row_blocks(s):
+            tail_odds(s[rows], a[rows], outside_tail[rows], theta, out=w[rows])
+        return w
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        (w,) = ctx.saved_tensors
+        return g * w, None, None, None
+
+
+class PowerSums(torch.autograd.Function):
+    """:func:`power_sums` of odds [B, n]; dP_j/dw_i = j w_i^(j-1)."""
+
+    @staticmethod
+    def forward(w: Tensor, k: int) -> Tensor:
+        return torch.cat([power_sums(w[rows], k) for rows in row_blocks(w)], 1)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        (w,) = ctx.saved_tensors
+        slopes = g * torch.arange(1, g.shape[0] + 1, dtype=g.dtype, device=g.device)[:, None]  # [k, B]
+        dw = torch.empty_like(w)
+        for rows in row_blocks(w):
+            acc = dw[rows].copy_(slopes[-1, rows, None].expand_as(w[rows]))
+            for slope in slopes[:-1, rows].flip(0):
+                acc.mul_(w[rows]).add_(slope[:, None])
+        return dw, None
+
+
+class LeaveTailOut(torch.autograd.Function):
+    """log d_{k-1} - log d_k of d = c / (1 + v X) for every tail class, v = factor w: [B, n], [k+1, B], [B] -> [B, n].
+
+    With g_{k-1}, g_k the gradients to d_{k-1} and d_k: dc_j = sum_i g_{k-1} (-v)^(k-1-j) + g_k (-v)^(k-j), and since
+    dd_j/dv = -e_{j-1} with e = d / (1 + v X), dv = -(g_{k-1} e_{k-2} + g_k e_{k-1}).
+    """
+
+    @staticmethod
+    def forward(w: Tensor, c: Tensor, factor: Tensor) -> Tensor:
+        out = torch.empty_like(w)
+        for rows in row_blocks(w):
+            v = w[rows] * factor[rows, None]
+            d = horner(v, c[:-1, rows])
+            last = torch.sub(c[-1, rows, None], v.mul_(d), out=v)
+            torch.div(d, last, out=out[rows]).log_()
+        return out
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        w, c, factor = ctx.saved_tensors
+        k = c.shape[0] - 1
+        dw, dc = torch.empty_like(w), torch.zeros_like(c)
+        for rows in row_blocks(w):
+            v = w[rows] * factor[rows, None]
+            c_rows = c[:, rows, None]
+            d, e = c_rows[0].expand_as(v).clone(), torch.zeros_like(v)  # d_0, e_{-1}
+            for j in range(1, k):
+                e = torch.sub(d, e.mul_(v), out=e)
+                d = torch.sub(c_rows[j], d.mul_(v), out=d)
+            g_below = g[rows] / d  # to d_{k-1}
+            next_e = d - e * v
+            last = torch.sub(c_rows[k], d.mul_(v), out=d)
+            g_last = g[rows] / last.neg_()
+            torch.mul(e, g_below, out=dw[rows]).addcmul_(next_e, g_last).mul_(-factor[rows, None])
+            dc[k, rows] = g_last.sum(-1)
+            chain = g_below.sub_(g_last.mul_(v))
+            for j in range(k - 1, -1, -1):
+                dc[j, rows] = chain.sum(-1)
+                if j:
+                    chain.mul_(v).neg_()
+        return dw, dc, None
+
+
+class ToOdds(torch.autograd.Function):
+    """(s - a) / theta; with :class:`ToScores` it leaves theta out of the gradients, where it cancels but could overflow."""
+
+    @staticmethod
+    def forward(s: Tensor, a: Tensor, theta: float) -> Tensor:
+        return (s - a) / theta
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        return g, None, None
+
+
+class ToScores(torch.autograd.Function):
+    """s + theta * l, where s is a score less a constant and l the rest of its log-odds; see :class:`ToOdds`."""
+
+    @staticmethod
+    def forward(s: Tensor, l: Tensor, theta: float) -> Tensor:
+        return torch.add(s, l, alpha=theta)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        return g, g, None
+
+
+def margins(s: Tensor, k: int, theta: float) -> Tensor:
+    """The margins theta l [B, n] of every class, differentiable: [B, n] -> [B, n].
+
+    Tilts and references are constants to autograd: they cancel. What depends on the scores are the tail's odds and
+    power sums (kernels with gradients of their own) and the small polynomials of the top group (plain autograd).
+    """
+    top, where = s.detach().topk(min(top_group_size(k + 1), s.shape[1]))
+    kth, next_one = top[:, k - 1], top[:, k]  # references of the two tilts
+    w = TailOdds.apply(s, next_one, where, theta)
+    P = PowerSums.apply(w, k)
+    gap = (next_one - kth) / theta
+
+    s_top = s.gather(1, where).T
+    x, x_next = ToOdds.apply(s_top, kth, theta), ToOdds.apply(s_top, next_one, theta)
+    t = tilt(x.detach(), P[0].detach() * gap.exp(), k)
+    t_next = tilt(x_next.detach(), P[0].detach(), k + 1)
+    both = torch.cat((tilted(P, gap - t), tilted(P, -t_next)), 1)
+    c, e = polynomials(torch.cat((x - t, x_next - t_next), 1), both, k, depth=1)
+    B = s.shape[0]
+    c, e = c[:, :B], torch.cat((e[:k, :, B:], e[k:, :, :B]))  # e [T, 2, B]
+    log_rho, c = balanced(c, k)
+
+    first_k = torch.arange(len(e), device=s.device)[:, None] < k
+    shift, reference = torch.where(first_k, -t_next, -t), torch.where(first_k, next_one, kth)
+    in_top = ToScores.apply(s_top - reference, shift + (e[:, 0] / e[:, 1]).log(), theta)
+    l_tail = LeaveTailOut.apply(w, c, torch.exp(gap + log_rho - t)) + (log_rho - t)[:, None]
+    return ToScores.apply(s - kth[:, None], l_tail, theta).scatter(1, where, in_top.T)
