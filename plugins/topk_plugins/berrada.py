@@ -1,0 +1,115 @@
+"""Smooth top-k SVM and top-k likelihood.
+
+With x = s / (k tau) and l_y the log-odds of the label being in a random k-set drawn in proportion to prod exp(x), both
+losses are tau softplus(alpha / tau - l_y). In terms of the margin m_y = k tau l_y, a smooth gap between the score of the
+label and the k-th best other, that is a softened hinge on alpha - m_y / k.
+
+Reference: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from topk_registry import TopKLoss, topk_label_margins, topk_margins
+
+
+class SmoothTopKSVM(TopKLoss):
+    """Smooth top-k SVM: a hinge on the k-th best other score, smoothed by the temperature tau.
+
+    L(s, y) = tau softplus(alpha / tau - l_y), equal to the paper's
+    tau log sum_{y in S or not} exp((Delta(S, y) + sum_{j in S} s_j / k) / tau) - tau log sum_{y in S} exp(...).
+
+    Args:
+        k: size of the set that should hold the label, 1 <= k <= n - 1.
+        tau: temperature, positive; towards 0 the loss becomes ``topk_svm``.
+        alpha: margin, not negative: one for all classes, or one a class [n].
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    Shape: logits [B, n]; target [B] int64 or a distribution [B, n].
+
+    Example:
+        >>> loss = create_loss("smooth_topk_svm", k=5, tau=0.1)
+        >>> loss(torch.randn(8, 100), torch.randint(100, (8,))).backward()
+
+    Reference: Berrada, Zisserman, Kumar 2018, equations 6 and 8.
+    """
+
+    alpha: Tensor
+
+    def __init__(
+        self,
+        k: int = 5,
+        *,
+        tau: float = 1.0,
+        alpha: float | Sequence[float] | Tensor = 1.0,
+        weight: Tensor | Sequence[float] | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(
+            k, weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index
+        )
+        if not 0.0 < tau < float("inf"):
+            raise ValueError(f"tau must be positive and finite, got {tau!r}")
+        margin = torch.as_tensor(alpha, dtype=torch.get_default_dtype()).detach().clone()
+        if margin.ndim > 1 or not bool(((margin >= 0) & margin.isfinite()).all()):
+            raise ValueError(f"alpha must be one non-negative number, or one a class, got {alpha!r}")
+        self.tau = float(tau)
+        self.register_buffer("alpha", margin)
+
+    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
+        margin = topk_label_margins(logits, label, self.k, temperature=self.k * self.tau)
+        alpha = self._alpha(logits)
+        return self._soften(alpha - margin / self.k if alpha.ndim == 0 else alpha[label] - margin / self.k).to(logits.dtype)
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        return self._soften(self._alpha(logits) - topk_margins(logits, self.k, temperature=self.k * self.tau) / self.k)
+
+    def _alpha(self, logits: Tensor) -> Tensor:
+        if self.alpha.ndim and self.alpha.numel() != logits.shape[1]:
+            raise ValueError(f"alpha has {self.alpha.numel()} entries, logits have {logits.shape[1]} classes")
+        return self.alpha.to(logits)
+
+    def _soften(self, violation: Tensor) -> Tensor:
+        """tau softplus(violation / tau), linear where exp(-violation / tau) is below rounding."""
+        tau = max(self.tau, 4 * torch.finfo(violation.dtype).tiny)  # 1 / tau stays finite; the loss is at its limit
+        return F.softplus(violation, beta=1 / tau, threshold=40.0)
+
+    def extra_repr(self) -> str:
+        alpha = f"{self.alpha.item():g}" if self.alpha.ndim == 0 else f"[{self.alpha.numel()}]"
+        return f"tau={self.tau:g}, alpha={alpha}, {super().extra_repr()}"
+
+
+class TopKNLL(SmoothTopKSVM):
+    """Negative log-likelihood of the label being in the top-k set: -tau log pi_y, ``smooth_topk_svm`` without a margin.
+
+    For k = 1 and tau = 1 it is cross-entropy. Options as :class:`SmoothTopKSVM` less ``alpha``.
+
+    Example:
+        >>> create_loss("topk_nll", k=1)(torch.zeros(1, 4), torch.tensor([0]))
+        tensor(1.3863)
+    """
+
+    def __init__(
+        self,
+        k: int = 5,
+        *,
+        tau: float = 1.0,
+        weight: Tensor | Sequence[float] | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(
+            k,
+            tau=tau,
+            alpha=0.0,
+            weight=weight,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+        )
