@@ -36,6 +36,9 @@ class ClassificationLoss(nn.Module):
     """
 
     weight: Tensor | None
+    reduction: str
+    label_smoothing: float
+    ignore_index: int
 
     def __init__(
         self,
@@ -109,6 +112,8 @@ class ClassificationLoss(nn.Module):
 
 class TopKLoss(ClassificationLoss):
     """A :class:`ClassificationLoss` with the set size ``k``, 1 <= k <= n - 1."""
+
+    k: int
 
     def __init__(
         self,

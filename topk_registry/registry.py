@@ -277,8 +277,8 @@ def _as_list(patterns: str | Sequence[str]) -> list[str]:
     return [p for p in ([patterns] if isinstance(patterns, str) else patterns) if p]
 
 
-losses = Registry("topk_registry.losses", "loss", reserved=tuple(timm_losses.SUMMARIES))
-datasets = Registry("topk_registry.datasets", "dataset")
+losses: Registry = Registry("topk_registry.losses", "loss", reserved=tuple(timm_losses.SUMMARIES))
+datasets: Registry = Registry("topk_registry.datasets", "dataset")
 
 
 def list_losses(filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:

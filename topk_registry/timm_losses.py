@@ -25,9 +25,10 @@ VALUE = "timm.loss:create_classification_loss"
 def builder(name: str) -> Callable[..., Any]:
     """timm's builder of one of its losses; importing it imports timm and torch."""
     module, attr = VALUE.split(":")
-    create = getattr(import_module(module), attr, None)
-    if create is None:
-        raise BrokenPluginError(f"loss {name!r} is timm's: {missing()}")
+    try:
+        create = getattr(import_module(module), attr)
+    except (ImportError, AttributeError) as error:
+        raise BrokenPluginError(f"loss {name!r} is timm's: {problem() or error}") from error
     # timm refuses class counts for every loss but 'db': a value bound here is not filled in from a trainer's context
     return partial(create, name) if name == "db" else partial(create, name, class_counts=None)
 
@@ -35,14 +36,9 @@ def builder(name: str) -> Callable[..., Any]:
 def problem() -> str:
     """Why timm cannot build its losses, read from its source without importing it; empty where it can."""
     module, attr = VALUE.split(":")
-    try:
-        return "" if attr in (read(module) or "") else missing()
-    except OSError:
-        return missing()
-
-
-def missing() -> str:
-    return f"timm {installed() or '(not installed)'} has no timm.loss.create_classification_loss; a newer timm has"
+    if not installed():
+        return "timm is not installed"
+    return "" if attr in (read(module) or "") else f"timm {installed()} has no {module}.{attr}; a newer timm has"
 
 
 def installed() -> str:
