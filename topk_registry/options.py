@@ -50,7 +50,9 @@ def check_options(what: str, builder: Callable[..., Any], options: Iterable[str]
 
 def _named(builder: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
     signature = _signature(builder)
-    return signature and {name: p for name, p in signature.parameters.items() if p.kind in _BY_NAME}
+    if signature is None:
+        return None
+    return {name: p for name, p in signature.parameters.items() if p.kind in _BY_NAME}
 
 
 def _takes_any(builder: Callable[..., Any]) -> bool:

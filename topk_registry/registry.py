@@ -168,7 +168,7 @@ class Registry:
             if self._found is None:
                 found, self._problems = discover(self.group)
                 by_name: dict[str, list[Plugin]] = {}
-                for plugin in found:
+                for plugin in sorted(found, key=lambda plugin: plugin.qualified):
                     by_name.setdefault(plugin.name, []).append(plugin)
                 self._found = by_name
             return self._found
@@ -192,7 +192,7 @@ class Registry:
             picks = " or ".join(sorted({repr(plugin.qualified) for plugin in allowed}))
             raise AmbiguousPluginError(f"{self.kind} {name!r} is declared by {owners}; ask for {picks}")
         if found:
-            raise DisabledPluginError(f"{self._describe(found[0])} is kept out by {self._denied(found[0])}")
+            raise DisabledPluginError(f"{self._describe(found[0])} is disabled by {self._denied(found[0])}")
         raise UnknownPluginError(self._unknown(name))
 
     def _unknown(self, name: str) -> str:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from pkgutil import get_importer
 
 
 def find_spec(module: str) -> ModuleSpec | None:
@@ -21,7 +22,7 @@ def find_spec(module: str) -> ModuleSpec | None:
         spec = getattr(sys.modules.get(name), "__spec__", None) or _ask_finders(name, path)
         if spec is None or depth == len(parts):
             return spec
-        path = _search_path(spec)
+        path = list(spec.submodule_search_locations or [])
     return spec
 
 
@@ -48,18 +49,24 @@ def read(module: str) -> str | None:
 def _ask_finders(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
-        spec = find and find(name, path)
+        try:
+            spec = find and find(name, path)
+        except KeyError:  # a namespace package asks sys.modules for its parent, which was not imported
+            spec = _ask_folders(name, path or ())
         if spec is not None:
             return spec
     return None
 
 
-def _search_path(spec: ModuleSpec) -> Sequence[str]:
-    locations = spec.submodule_search_locations or []
-    try:
-        return list(locations)
-    except KeyError:  # a namespace package inside another recomputes its path from its parent, which is not imported
-        return list(getattr(locations, "_path", []))
+def _ask_folders(name: str, path: Sequence[str]) -> ModuleSpec | None:
+    namespace = ModuleSpec(name, None, is_package=True)
+    for folder in path:
+        importer = get_importer(folder)
+        spec = importer and importer.find_spec(name)
+        if spec and spec.loader:
+            return spec
+        namespace.submodule_search_locations += (spec and spec.submodule_search_locations) or []
+    return namespace if namespace.submodule_search_locations else None
 
 
 def _summary(module: str, attr: str, hops: int) -> str:

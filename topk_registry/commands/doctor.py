@@ -108,14 +108,14 @@ def _plugins(report: Report) -> None:
     for names in (registry.losses, registry.datasets):
         report.problems += names.problems()
         for info in names.infos():
-            if info.status == "disabled":
-                report.notes.append(info.error)
+            if info.status == "disabled" or (info.status == "broken" and info.distribution == "timm"):
+                report.notes.append(f"{names.kind} {info.name!r}: {info.error}")
                 continue
             try:
                 names.builder(info.name)
                 works[names.kind] += 1
             except PluginError as error:
-                (report.notes if info.distribution == "timm" else report.problems).append(str(error))
+                report.problems.append(str(error))
     report.facts["plug-ins"] = f"{works['loss']} losses and {works['dataset']} data sets import"
 
 

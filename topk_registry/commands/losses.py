@@ -4,12 +4,10 @@ import argparse
 import json
 import shutil
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from topk_registry import registry
-from topk_registry.errors import PluginError
 from topk_registry.options import check_options
 
 _HEADER = ("NAME", "FROM", "STATUS", "SUMMARY")
@@ -55,18 +53,13 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
 
 
 def _why(name: str) -> int:
+    build = registry.losses.builder(name)  # the command line prints what is wrong, with its cause
+    info = registry.loss_info(name)
     try:
-        build = registry.losses.builder(name)
-        info = registry.loss_info(name)
-        print(f"{name} is {info.value} of {info.distribution or 'this process'} {info.version}".rstrip(), end="")
-        try:
-            check_options(f"loss {name!r}", build, ())
-        except TypeError as needs:
-            print(f"; it imports, and is not built here: {needs}")
-            return 0
+        check_options(f"loss {name!r}", build, ())
         registry.create_loss(name)
-    except PluginError as error:
-        traceback.print_exception(error)
-        return 1
-    print("; it imports and builds")
+        state = "it imports and builds"
+    except TypeError as needs:
+        state = f"it imports, and is not built here: {needs}"
+    print(f"{name} is {info.value} of {info.distribution or 'this process'} {info.version}".rstrip() + f"; {state}")
     return 0
