@@ -48,9 +48,10 @@ def read(module: str) -> str | None:
 
 def _ask_finders(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
     for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
+        if not hasattr(finder, "find_spec"):
+            continue
         try:
-            spec = find and find(name, path)
+            spec = finder.find_spec(name, path)
         except KeyError:  # a namespace package asks sys.modules for its parent, which was not imported
             spec = _ask_folders(name, path or ())
         if spec is not None:
@@ -59,14 +60,16 @@ def _ask_finders(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
 
 
 def _ask_folders(name: str, path: Sequence[str]) -> ModuleSpec | None:
-    namespace = ModuleSpec(name, None, is_package=True)
+    portions: list[str] = []
     for folder in path:
         importer = get_importer(folder)
-        spec = importer and importer.find_spec(name)
-        if spec and spec.loader:
+        spec = importer.find_spec(name) if importer else None
+        if spec is not None and spec.loader:
             return spec
-        namespace.submodule_search_locations += (spec and spec.submodule_search_locations) or []
-    return namespace if namespace.submodule_search_locations else None
+        portions += (spec.submodule_search_locations or []) if spec else []
+    namespace = ModuleSpec(name, None)
+    namespace.submodule_search_locations = portions
+    return namespace if portions else None
 
 
 def _summary(module: str, attr: str, hops: int) -> str:

@@ -57,9 +57,10 @@ def _why(name: str) -> int:
     info = registry.loss_info(name)
     try:
         check_options(f"loss {name!r}", build, ())
-        registry.create_loss(name)
-        state = "it imports and builds"
     except TypeError as needs:
         state = f"it imports, and is not built here: {needs}"
+    else:
+        registry.create_loss(name)
+        state = "it imports and builds"
     print(f"{name} is {info.value} of {info.distribution or 'this process'} {info.version}".rstrip() + f"; {state}")
     return 0
