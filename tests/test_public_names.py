@@ -41,5 +41,5 @@ def test_each_resolves_and_has_a_docstring(name):
 
 
 def test_another_name_is_an_attribute_error_that_lists_them():
-    with pytest.raises(AttributeError, match="no attribute 'creat_loss'; it has .*create_loss"):
+    with pytest.raises(AttributeError, match=r"no attribute 'creat_loss'; it has .*create_loss"):
         topk_registry.creat_loss  # noqa: B018

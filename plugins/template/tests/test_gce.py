@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from gce_loss import GeneralisedCrossEntropy
-from topk_registry.testing import parametrize_with_checks
 
+from gce_loss import GeneralisedCrossEntropy
 from topk_registry import create_loss, loss_info
+from topk_registry.testing import parametrize_with_checks
 
 
 @parametrize_with_checks([GeneralisedCrossEntropy])
