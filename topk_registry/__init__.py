@@ -9,6 +9,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from topk_registry.base import ClassificationLoss, TopKLoss
+    from topk_registry.errors import (
+        AmbiguousPluginError,
+        BrokenPluginError,
+        DisabledPluginError,
+        NameTakenError,
+        PluginError,
+        UnknownPluginError,
+    )
+    from topk_registry.options import accepted_context
     from topk_registry.registry import (
         LossInfo,
         create_loss,
@@ -16,30 +25,47 @@ if TYPE_CHECKING:
         is_loss,
         list_losses,
         loss_info,
+        refresh_plugins,
         register_loss,
     )
 
 _HOMES = {
+    "AmbiguousPluginError": "errors",
+    "BrokenPluginError": "errors",
     "ClassificationLoss": "base",
+    "DisabledPluginError": "errors",
     "LossInfo": "registry",
+    "NameTakenError": "errors",
+    "PluginError": "errors",
     "TopKLoss": "base",
+    "UnknownPluginError": "errors",
+    "accepted_context": "options",
     "create_loss": "registry",
     "get_loss_builder": "registry",
     "is_loss": "registry",
     "list_losses": "registry",
     "loss_info": "registry",
+    "refresh_plugins": "registry",
     "register_loss": "registry",
 }
 
 __all__ = [
+    "AmbiguousPluginError",
+    "BrokenPluginError",
     "ClassificationLoss",
+    "DisabledPluginError",
     "LossInfo",
+    "NameTakenError",
+    "PluginError",
     "TopKLoss",
+    "UnknownPluginError",
+    "accepted_context",
     "create_loss",
     "get_loss_builder",
     "is_loss",
     "list_losses",
     "loss_info",
+    "refresh_plugins",
     "register_loss",
 ]
 

@@ -36,6 +36,9 @@ class ClassificationLoss(nn.Module):
     """
 
     weight: Tensor | None
+    reduction: str
+    label_smoothing: float
+    ignore_index: int
 
     def __init__(
         self,
@@ -110,6 +113,8 @@ class ClassificationLoss(nn.Module):
 class TopKLoss(ClassificationLoss):
     """A :class:`ClassificationLoss` with the set size ``k``, 1 <= k <= n - 1."""
 
+    k: int
+
     def __init__(
         self,
         k: int = 5,
@@ -119,9 +124,7 @@ class TopKLoss(ClassificationLoss):
         label_smoothing: float = 0.0,
         ignore_index: int = -100,
     ) -> None:
-        super().__init__(
-            weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index
-        )
+        super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
         if isinstance(k, bool) or int(k) != k or k < 1:
             raise ValueError(f"k must be an integer of at least 1, got {k!r}")
         self.k = int(k)

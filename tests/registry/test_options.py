@@ -1,0 +1,64 @@
+"""Rule 6: a factory is given the context that its signature names, and nothing else."""
+
+from functools import partial
+
+import pytest
+
+from topk_registry import accepted_context
+from topk_registry.options import CONTEXT, check_options
+
+EVERYTHING = dict.fromkeys(CONTEXT, 1)
+
+
+class Class:
+    def __init__(self, k=5, *, class_counts, total_epochs=None): ...
+
+
+class Child(Class):
+    pass
+
+
+def function(num_classes, *, smoothing=0.0): ...
+
+
+def anything(**options): ...
+
+
+def positional(num_classes, /, soft_targets=False): ...
+
+
+@pytest.mark.parametrize(
+    ("builder", "names"),
+    [
+        (Class, {"class_counts", "total_epochs"}),
+        (Child, {"class_counts", "total_epochs"}),
+        (function, {"num_classes", "smoothing"}),
+        (partial(function, smoothing=0.1), {"num_classes"}),
+        (partial(partial(function, 10), smoothing=0.1), set()),
+        (anything, set()),
+        (positional, {"soft_targets"}),
+        (lambda: None, set()),
+        (dict, set()),
+    ],
+)
+def test_context_goes_where_it_is_named(builder, names):
+    assert set(accepted_context(builder, EVERYTHING)) == names
+
+
+def test_context_has_only_the_names_of_the_rule():
+    with pytest.raises(ValueError, match=r"num_classes, class_counts, .* got epochs"):
+        accepted_context(function, {"epochs": 3})
+
+
+def test_a_factory_that_takes_anything_is_not_second_guessed():
+    check_options("it", anything, {"whatever": 1})
+    check_options("it", dict, {"whatever": 1})
+
+
+def test_what_a_partial_binds_is_no_longer_needed():
+    check_options("it", partial(function, 10), {})
+    check_options("it", partial(function, num_classes=10), {"num_classes": 20})
+    with pytest.raises(TypeError, match="it needs num_classes"):
+        check_options("it", function, {})
+    with pytest.raises(TypeError, match="it takes no option 'num_classes'"):
+        check_options("it", positional, {"num_classes": 1})

@@ -1,0 +1,214 @@
+"""Rules 3, 4, 6 and 7: creating losses, registering them here, and what is said when something is wrong."""
+
+import functools
+import threading
+import traceback
+
+import pytest
+import torch
+
+import topk_registry as tr
+from topk_registry.errors import BrokenPluginError, NameTakenError, UnknownPluginError
+
+GOOD = '"""Losses of acme."""\n\ndef Mine(*, k=5, scale=1.0):\n    return lambda logits, target: scale * logits.sum()\n'
+
+
+@pytest.fixture
+def acme(site):
+    site.module("acme_losses", GOOD)
+    site.distribution("acme-losses", {"acme": "acme_losses:Mine"})
+    return site
+
+
+def broken(site, source, value="broken_losses:Mine"):
+    site.module("broken_losses", source)
+    site.distribution("broken-losses", {"broken": value})
+
+
+def test_options_reach_the_factory(acme, registry):
+    loss = registry.create("acme", scale=3.0)
+    assert loss(torch.ones(2, 3), None) == 18
+    assert registry.info("acme").status == "loaded"
+
+
+def test_an_option_it_does_not_take_names_those_it_does(acme, registry):
+    with pytest.raises(
+        TypeError, match=r"loss 'acme' takes no option 'scal'; did you mean 'scale'\? \(it takes k, scale\)"
+    ):
+        registry.create("acme", scal=3.0)
+
+
+def test_an_option_it_needs_is_named(registry):
+    registry.register("needy")(lambda class_counts, *, beta=0.9: None)
+    with pytest.raises(TypeError, match=r"loss 'needy' needs class_counts \(it takes class_counts, beta\)"):
+        registry.create("needy")
+
+
+def test_an_unknown_name_lists_the_closest(acme, registry):
+    with pytest.raises(
+        UnknownPluginError, match=r"no loss is called 'amce'; the closest are acme.*`topk-registry losses`"
+    ):
+        registry.create("amce")
+    with pytest.raises(LookupError, match=r"there are .*acme"):
+        registry.create("quite different")
+
+
+@pytest.mark.parametrize(
+    ("source", "value", "reason"),
+    [
+        ("import no_such_module", "broken_losses:Mine", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise RuntimeError('bad weather')", "broken_losses:Mine", "RuntimeError: bad weather"),
+        ("raise SystemExit('gone')", "broken_losses:Mine", "SystemExit: gone"),
+        ("def Mine(: pass", "broken_losses:Mine", "SyntaxError"),
+        ("", "broken_losses:Mine", "AttributeError.*Mine"),
+        ("Mine = {}", "broken_losses:Mine", "TypeError: a factory is a class or a function, .* is dict"),
+    ],
+)
+def test_a_plugin_that_fails_on_import_is_broken_once_asked_for(acme, registry, source, value, reason):
+    broken(acme, source, value)
+    assert registry.info("broken").status == "available"
+    with pytest.raises(BrokenPluginError, match=f"'broken' of broken-losses 1.0 .* is broken: {reason}") as caught:
+        registry.create("broken")
+    assert caught.value.__cause__ is not None
+    info = registry.info("broken")
+    assert info.status == "broken"
+    assert info.error
+    assert "broken" in registry.names()
+    assert registry.create("acme")(torch.ones(1, 2), None) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("nowhere_losses:Mine", "module 'nowhere_losses' is not installed"),
+        ("acme_losses", "must read 'package.module:factory', got 'acme_losses'"),
+        ("acme losses:Mine", "must read"),
+    ],
+)
+def test_what_metadata_shows_to_be_broken_is_listed_so(acme, registry, value, reason):
+    acme.distribution("broken-losses", {"broken": value})
+    info = registry.info("broken")
+    assert info.status == "broken"
+    assert reason in info.error
+    with pytest.raises(BrokenPluginError):
+        registry.builder("broken")
+
+
+def test_a_repaired_plugin_loads(acme, registry):
+    broken(acme, "raise RuntimeError('bad weather')")
+    with pytest.raises(BrokenPluginError):
+        registry.builder("broken")
+    acme.module("broken_losses", GOOD + "# repaired, and longer\n")
+    registry.refresh()
+    assert callable(registry.builder("broken"))
+    assert registry.info("broken").status == "loaded"
+
+
+def test_a_factory_that_raises_is_chained(acme, registry):
+    broken(acme, "def Mine():\n    raise OSError('disk full')\n")
+    with pytest.raises(BrokenPluginError, match="failed while it built: OSError: disk full") as caught:
+        registry.create("broken")
+    assert "raise OSError" in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+def test_a_factorys_own_complaint_about_options_passes_through(acme, registry, error):
+    broken(acme, f"def Mine(*, k=5):\n    raise {error.__name__}('k must be odd')\n")
+    with pytest.raises(error, match="k must be odd"):
+        registry.create("broken", k=4)
+
+
+def test_registering_here(registry):
+    @registry.register("local")
+    def local(*, scale=1.0):
+        """Scaled.
+
+        More.
+        """
+        return lambda logits, target: scale
+
+    assert registry.create("local", scale=4.0)(None, None) == 4.0
+    info = registry.info("local")
+    assert (info.status, info.distribution, info.summary) == ("registered", "", "Scaled.")
+    assert info.value.endswith("test_registering_here.<locals>.local")
+    registry.register("local")(local)
+    registry.unregister("local")
+    assert "local" not in registry
+
+
+def test_a_taken_name_needs_override(acme, registry):
+    with pytest.raises(NameTakenError, match=r"loss 'acme' is taken by acme-losses 1\.0; override=True"):
+        registry.register("acme")(lambda: "mine")
+    registry.register("acme", override=True)(lambda: "mine")
+    assert registry.create("acme") == "mine"
+    assert registry.info("acme").status == "registered"
+    assert registry.builder("acme-losses:acme").__module__ == "acme_losses"
+    with pytest.raises(ValueError, match="taken by this process"):
+        registry.register("acme")(lambda: "another")
+
+
+def test_timms_names_are_never_free(registry):
+    for override in (False, True):
+        with pytest.raises(NameTakenError, match="'ce' is one of timm's own names"):
+            registry.register("ce", override=override)(lambda: None)
+
+
+def test_a_plugin_cannot_take_timms_name(acme, registry):
+    acme.distribution("greedy-losses", {"ce": "acme_losses:Mine"})
+    assert registry.info("ce").distribution == "timm"
+    assert registry.builder("greedy-losses:ce").__module__ == "acme_losses"
+
+
+@pytest.mark.parametrize("name", ["", "a b", "acme:x", "x*", "x,y"])
+def test_a_name_that_could_not_be_asked_for_is_refused(registry, name):
+    with pytest.raises(ValueError, match="no space, colon, comma or wildcard"):
+        registry.register(name)
+
+
+def test_a_decorator_without_its_name_is_explained(registry):
+    with pytest.raises(TypeError, match=r"as in @register_loss\('mine'\)"):
+        registry.register(functools.partial)
+    with pytest.raises(TypeError, match="needs a callable factory, got int"):
+        registry.register("number")(3)
+
+
+def test_filters_are_timms(registry):
+    for name in ("topk_a", "topk_b", "other"):
+        registry.register(name)(lambda: None)
+    registry.refresh()
+    mine = {"topk_a", "topk_b", "other", "ce", "bce"}
+    assert mine <= set(registry.names())
+    assert registry.names("other") == ["other"]
+    assert registry.names("oth") == []
+    assert registry.names(["topk_[ab]", "c?"]) == ["ce", "topk_a", "topk_b"]
+    assert registry.names("topk_?", exclude="*_b") == ["topk_a"]
+    assert registry.names("timm:*") == ["bce", "ce"]
+
+
+def test_threads_see_one_discovery(acme, registry):
+    seen, barrier = [], threading.Barrier(8)
+
+    def look():
+        barrier.wait()
+        seen.append((registry.names(), registry.builder("acme")))
+
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 8
+    assert all(one == seen[0] for one in seen)
+
+
+def test_the_public_functions_are_these(acme):
+    tr.refresh_plugins()
+    assert "acme" in tr.list_losses("ac*")
+    assert tr.is_loss("acme")
+    assert not tr.is_loss("acme_2")
+    assert tr.loss_info("acme").distribution == "acme-losses"
+    assert tr.get_loss_builder("acme").__module__ == "acme_losses"
+    tr.register_loss("acme", override=True)(lambda: "mine")
+    assert tr.create_loss("acme") == "mine"
+    tr.registry.losses.unregister("acme")
+    assert callable(tr.create_loss("acme", k=2))

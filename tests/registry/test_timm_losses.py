@@ -1,0 +1,64 @@
+"""timm's own names pass through to timm."""
+
+import pytest
+import timm.loss
+import torch
+
+import topk_registry as tr
+from topk_registry import timm_losses
+from topk_registry.errors import BrokenPluginError
+from topk_registry.options import CONTEXT
+
+modern = pytest.mark.skipif(
+    not hasattr(timm.loss, "create_classification_loss"), reason="this timm has no create_classification_loss"
+)
+
+
+@modern
+def test_the_reserved_names_are_timms_loss_types():
+    assert tuple(timm_losses.SUMMARIES) == tuple(timm.loss.LOSS_TYPES)
+
+
+@modern
+def test_they_are_built_by_timm():
+    logits, target = torch.randn(4, 10), torch.arange(4)
+    loss = tr.create_loss("ce", smoothing=0.1)
+    assert type(loss) is timm.loss.LabelSmoothingCrossEntropy
+    torch.testing.assert_close(loss(logits, target), timm.loss.LabelSmoothingCrossEntropy(0.1)(logits, target))
+    assert type(tr.create_loss("timm:bce")) is timm.loss.BinaryCrossEntropy
+    assert tr.loss_info("ce").status == "timm"
+    assert tr.loss_info("ce").version == timm.__version__
+
+
+@modern
+@pytest.mark.parametrize("name", ["ce", "bce", "asl", "poly"])
+def test_a_trainers_context_builds_them(name):
+    build = tr.get_loss_builder(name)
+    context = {"num_classes": 10, "class_counts": [3] * 10, "smoothing": 0.1, "soft_targets": False, "total_epochs": 2}
+    loss = tr.create_loss(name, **tr.accepted_context(build, context))
+    assert torch.isfinite(loss(torch.randn(4, 10), torch.arange(4)))
+
+
+@modern
+def test_the_distribution_balanced_loss_gets_the_counts():
+    build = tr.get_loss_builder("db")
+    assert set(tr.accepted_context(build, dict.fromkeys(CONTEXT, 1))) == {"class_counts", "smoothing", "soft_targets"}
+
+
+@modern
+def test_timms_own_complaints_pass_through():
+    with pytest.raises(ValueError, match="multi-label"):
+        tr.create_loss("zlpr")
+    with pytest.raises(TypeError, match="loss 'ce' takes no option 'loss_type'"):
+        tr.create_loss("ce", loss_type="bce")
+
+
+def test_a_timm_without_the_builder_is_said_to_be_too_old(monkeypatch):
+    monkeypatch.delattr(timm.loss, "create_classification_loss", raising=False)
+    monkeypatch.setattr(timm_losses, "read", lambda module: "from .jsd import JsdCrossEntropy")
+    assert "a newer timm has" in tr.loss_info("ce").error
+    assert tr.loss_info("ce").status == "broken"
+    with pytest.raises(
+        BrokenPluginError, match=r"loss 'ce' is timm's: timm .* has no timm.loss.create_classification_loss"
+    ):
+        tr.create_loss("ce")

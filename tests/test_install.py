@@ -1,0 +1,203 @@
+"""Installation: our wheel, an editable checkout, and a third party's plug-in, each in a throwaway environment."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+OFFLINE = ["--no-deps", "--no-index", "--no-build-isolation", "--quiet"]
+PACKAGES = ("topk_registry", "topk_plugins", "topk_export")
+
+
+def run(*argv, check=True, **options):
+    result = subprocess.run([*map(str, argv)], capture_output=True, text=True, timeout=300, **options)
+    if check and result.returncode:
+        pytest.fail(f"{argv} failed with {result.returncode}\n{result.stdout}{result.stderr}")
+    return result
+
+
+def clean_environment(**variables):
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "TOPK_REGISTRY_PLUGINS")}
+    return {**kept, "OMP_NUM_THREADS": "1", **variables}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    run(*PIP, "wheel", *OFFLINE, "--wheel-dir", folder, ROOT)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+class Environment:
+    """A virtual environment that sees torch and timm through a .pth, and nothing of this checkout."""
+
+    def __init__(self, root):
+        venv.create(root, symlinks=os.name != "nt", with_pip=False)
+        self.bin = root / ("Scripts" if os.name == "nt" else "bin")
+        (site,) = root.glob("**/site-packages")
+        others = [p for p in sys.path if Path(p).name in ("site-packages", "dist-packages")]
+        (site / "zz_borrowed.pth").write_text("\n".join(others) + "\n")
+        self.site = site
+
+    def install(self, *what):
+        run(*PIP, "--python", self.bin / "python", "install", *OFFLINE, *what, env=clean_environment())
+
+    def run(self, command, *argv):
+        return run(self.bin / command, *argv, cwd=self.bin.parent, env=clean_environment())
+
+    def homes(self):
+        code = f"import json; print(json.dumps([__import__(n).__file__ for n in {PACKAGES}]))"
+        return [Path(p).resolve() for p in json.loads(self.run("python", "-c", code).stdout)]
+
+
+def works_elsewhere(environment):
+    listed = json.loads(environment.run("topk-registry", "losses", "--json").stdout)
+    own = {entry["name"]: entry for entry in listed if entry["distribution"] == "topk-registry"}
+    assert "topk_hinge" in own
+    assert {entry["status"] for entry in own.values()} <= {"available", "broken"}
+    assert environment.run("timm", "--version").stdout == environment.run("topk-registry", "--version").stdout
+    assert "topk_hinge" in environment.run("python", "-m", "topk_registry", "losses").stdout
+
+
+def test_a_wheel_works_from_another_directory(wheel, tmp_path):
+    environment = Environment(tmp_path / "env")
+    environment.install(wheel)
+    assert all(home.is_relative_to(environment.site.resolve()) for home in environment.homes())
+    assert all((home.parent / "py.typed").exists() for home in environment.homes())
+    works_elsewhere(environment)
+
+
+def test_an_editable_install_works_from_another_directory(tmp_path):
+    environment = Environment(tmp_path / "env")
+    environment.install("--editable", ROOT)
+    assert all(home.is_relative_to(ROOT) for home in environment.homes())
+    works_elsewhere(environment)
+
+
+@pytest.fixture(scope="module")
+def installed_template(tmp_path_factory):
+    """The template, built and installed into a folder of its own."""
+    source = tmp_path_factory.mktemp("source") / "template"
+    shutil.copytree(ROOT / "plugins/template", source)
+    run(*PIP, "wheel", *OFFLINE, "--wheel-dir", source / "dist", source)
+    target = tmp_path_factory.mktemp("installed")
+    run(*PIP, "install", *OFFLINE, "--target", target, *(source / "dist").glob("*.whl"))
+    return target
+
+
+@pytest.fixture
+def template(installed_template, tmp_path):
+    """A copy of the installed template that a test may break."""
+    return Path(shutil.copytree(installed_template, tmp_path / "site"))
+
+
+def python(template, code, check=True, **variables):
+    return run(sys.executable, "-c", code, check=check, env=clean_environment(PYTHONPATH=str(template), **variables))
+
+
+def listed(template, **variables):
+    code = "import sys; from topk_registry.cli import main; sys.exit(main(['losses', '--json']))"
+    return {entry["name"]: entry for entry in json.loads(python(template, code, **variables).stdout)}
+
+
+STEP = """
+import torch, topk_registry
+loss = topk_registry.create_loss("gce", q=0.5)
+model = torch.nn.Linear(6, 4)
+step = torch.optim.SGD(model.parameters(), lr=0.5)
+x, y = torch.randn(32, 6), torch.randint(4, (32,))
+before = loss(model(x), y)
+before.backward()
+step.step()
+after = loss(model(x), y)
+assert after < before, (after, before)
+print(topk_registry.loss_info("gce").status, type(loss).__module__)
+"""
+
+
+def test_the_template_is_listed_created_and_trained_with(template):
+    entry = listed(template)["gce"]
+    assert (entry["distribution"], entry["version"], entry["status"]) == ("gce-loss", "1.0.0", "available")
+    assert entry["summary"] == "Box-Cox transform of the likelihood, robust to wrong labels."
+    assert python(template, STEP).stdout.split() == ["loaded", "gce_loss"]
+
+
+def test_the_templates_own_tests_pass(template):
+    pytest.importorskip("topk_registry.testing")
+    options = ["-q", "-p", "no:cacheprovider", "--rootdir", ROOT / "plugins/template"]
+    tests = ROOT / "plugins/template/tests"
+    result = run(sys.executable, "-m", "pytest", *options, tests, env=clean_environment(PYTHONPATH=str(template)))
+    assert " passed" in result.stdout
+    assert "failed" not in result.stdout
+
+
+ASK = """
+import traceback, topk_registry as tr
+from topk_registry import BrokenPluginError
+assert "gce" in tr.list_losses()
+try:
+    tr.create_loss("gce")
+except BrokenPluginError as error:
+    traceback.print_exception(error)
+import torch
+assert tr.create_loss("topk_hinge", k=2)(torch.zeros(2, 4), torch.tensor([0, 1])) == 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import not_installed_anywhere", "No module named 'not_installed_anywhere'"),
+        ("def GeneralisedCrossEntropy():\n    raise OSError('disk full')", "failed while it built: OSError: disk full"),
+        ("GeneralisedCrossEntropy = 'a string'", "a factory is a class or a function"),
+    ],
+)
+def test_a_broken_template_breaks_nothing_else(template, source, said):
+    (template / "gce_loss/__init__.py").write_text(source + "\n")
+    shutil.rmtree(template / "gce_loss/__pycache__", ignore_errors=True)
+    assert listed(template)["gce"]["status"] == "available"
+    error = python(template, ASK).stderr
+    assert said in error
+    assert "loss 'gce' of gce-loss 1.0.0 (gce_loss:GeneralisedCrossEntropy)" in error
+    assert "direct cause" in error
+
+
+def test_a_missing_module_is_listed_as_broken(template):
+    shutil.rmtree(template / "gce_loss")
+    assert listed(template)["gce"]["status"] == "broken"
+    assert "No module named 'gce_loss'" in python(template, ASK).stderr
+
+
+CLASH = """
+import topk_registry as tr
+assert type(tr.create_loss("gce-loss:topk_hinge")).__name__ == "GeneralisedCrossEntropy"
+assert tr.get_loss_builder("gce")
+try:
+    tr.create_loss("topk_hinge")
+except tr.AmbiguousPluginError as error:
+    print(error)
+"""
+
+
+def test_a_clash_of_names_is_settled_by_the_distribution(template):
+    (info,) = template.glob("*.dist-info")
+    with (info / "entry_points.txt").open("a") as file:
+        file.write("topk_hinge = gce_loss:GeneralisedCrossEntropy\n")
+    assert listed(template)["topk_hinge"]["status"] == "ambiguous"
+    said = python(template, CLASH).stdout
+    assert "gce-loss 1.0.0" in said
+    assert "topk-registry" in said
+    assert "'gce-loss:topk_hinge' or 'topk-registry:topk_hinge'" in said
+    assert listed(template, TOPK_REGISTRY_DISABLE="gce-loss:topk_hinge")["topk_hinge"]["status"] != "ambiguous"
+
+
+def test_a_denied_template_is_disabled(template):
+    assert listed(template, TOPK_REGISTRY_DISABLE="gce-loss")["gce"]["status"] == "disabled"

@@ -1,0 +1,45 @@
+"""The public names: a name that is taken away, or added without thought, is seen here."""
+
+import importlib
+
+import pytest
+
+import topk_registry
+
+PUBLIC = {
+    "AmbiguousPluginError",
+    "BrokenPluginError",
+    "ClassificationLoss",
+    "DisabledPluginError",
+    "LossInfo",
+    "NameTakenError",
+    "PluginError",
+    "TopKLoss",
+    "UnknownPluginError",
+    "accepted_context",
+    "create_loss",
+    "get_loss_builder",
+    "is_loss",
+    "list_losses",
+    "loss_info",
+    "refresh_plugins",
+    "register_loss",
+}
+
+
+def test_the_public_names_are_these():
+    assert set(topk_registry.__all__) == PUBLIC
+    assert len(topk_registry.__all__) == len(PUBLIC)
+    assert set(dir(topk_registry)) == PUBLIC
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_each_resolves_and_has_a_docstring(name):
+    value = getattr(topk_registry, name)
+    assert value.__doc__
+    assert value is getattr(importlib.import_module(f"topk_registry.{topk_registry._HOMES[name]}"), name)
+
+
+def test_another_name_is_an_attribute_error_that_lists_them():
+    with pytest.raises(AttributeError, match=r"no attribute 'creat_loss'; it has .*create_loss"):
+        topk_registry.creat_loss  # noqa: B018

@@ -1,0 +1,77 @@
+"""The README is true: its table is the registry's, its plug-in installs and works, its examples run.
+
+``python tests/test_readme.py`` writes the table anew.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from topk_registry import registry
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+TABLE = re.compile(r"(?<=<!-- losses -->\n).*?(?=<!-- /losses -->)", re.DOTALL)
+
+
+def table() -> str:
+    infos = registry.losses.infos("topk-registry:*")
+    rows = [f"| `{info.name}` | {info.summary} |" for info in infos if info.status in ("available", "loaded")]
+    return "\n".join(["| name | what it is |", "|---|---|", *rows]) + "\n"
+
+
+def block(marker: str) -> str:
+    found = re.search(rf"<!-- {re.escape(marker)} -->\n```\w+\n(.*?)```", README.read_text(), re.DOTALL)
+    assert found, f"README.md has no block marked {marker}"
+    return found[1]
+
+
+def test_the_table_lists_the_registered_losses():
+    found = TABLE.search(README.read_text())
+    assert found
+    assert found[0] == table(), "run python tests/test_readme.py"
+
+
+def test_its_plugin_has_fifteen_lines_installs_and_works(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    lines = 0
+    for name in ("pyproject.toml", "brier_loss.py"):
+        text = block(f"plug-in: {name}")
+        lines += sum(bool(line.strip()) for line in text.splitlines())
+        (source / name).write_text(text)
+    assert lines <= 15
+    target = tmp_path / "installed"
+    options = ["--no-deps", "--no-index", "--no-build-isolation", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, "--target", target, source], check=True)
+    code = (
+        "import json, torch, topk_registry as tr\n"
+        "info = tr.loss_info('brier')\n"
+        "value = tr.create_loss('brier')(torch.zeros(2, 4), torch.tensor([0, 3]))\n"
+        "print(json.dumps([info.distribution, info.status, info.summary, float(value)]))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(target)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    # uniform over four classes: (3/4)^2 + 3 (1/4)^2 = 3/4
+    assert json.loads(result.stdout) == ["brier-loss", "available", "Squared error of the softmax probabilities.", 0.75]
+
+
+def test_its_python_example_runs():
+    (example,) = re.findall(r"```python\n(import topk_registry.*?)```", README.read_text(), re.DOTALL)
+    scope = {}
+    exec(example, scope)
+    assert callable(scope["loss"])
+
+
+def test_the_folders_it_names_exist():
+    named = re.findall(r"^\| `([\w/]+/)` \|", README.read_text(), re.MULTILINE)
+    assert named
+    assert all((ROOT / folder).is_dir() for folder in named)
+
+
+if __name__ == "__main__":
+    README.write_text(TABLE.sub(lambda _: table(), README.read_text()))

@@ -1,0 +1,110 @@
+"""Finding plug-ins: the metadata of installed distributions is read, and nothing is imported.
+
+A plug-in is an entry point ``name = "package.module:factory"`` of a group. Two environment variables narrow what is
+found, each a list of wildcards separated by commas or spaces:
+
+    TOPK_REGISTRY_PLUGINS   if set, only plug-ins that match are used (an allow list; the project's own count too)
+    TOPK_REGISTRY_DISABLE   plug-ins that match are never used (a deny list; it wins over the first)
+
+A wildcard is compared with the plug-in's name and with its distribution; ``distribution:name`` compares both.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import reduce
+from importlib import import_module
+from importlib.metadata import Distribution, distribution, distributions
+
+_VALUE = re.compile(r"(?P<module>\w+(\.\w+)*)\s*:\s*(?P<attr>\w+(\.\w+)*)\s*(\[.*\])?\s*")
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One declaration of a name: the entry point's value and the distribution that owns it."""
+
+    name: str
+    value: str
+    distribution: str
+    version: str
+
+    @property
+    def owner(self) -> str:
+        return f"{self.distribution} {self.version}".rstrip()
+
+    @property
+    def qualified(self) -> str:
+        return f"{self.distribution}:{self.name}"
+
+    def parse(self) -> tuple[str, str]:
+        """(module, dotted attribute) of the value; a ValueError where it has another form."""
+        if match := _VALUE.fullmatch(self.value):
+            return match["module"], match["attr"]
+        raise ValueError(f"the entry point must read 'package.module:factory', got {self.value!r}")
+
+    def load(self) -> object:
+        """Import the module, which runs its code, and return what the value names."""
+        module, attr = self.parse()
+        return reduce(getattr, attr.split("."), import_module(module))
+
+
+def normalise(name: str) -> str:
+    """The form in which two spellings of one distribution's name are equal (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def matches(pattern: str, plugin: Plugin) -> bool:
+    """Whether a wildcard is the plug-in's name, or ``distribution:name`` with wildcards in either."""
+    owner, colon, name = pattern.rpartition(":")
+    return fnmatchcase(plugin.name, name) and (
+        not colon or fnmatchcase(normalise(plugin.distribution), normalise(owner))
+    )
+
+
+def denied(plugin: Plugin) -> str | None:
+    """The environment variable that keeps a plug-in out, or None where it may be used."""
+    allow, deny = _patterns("TOPK_REGISTRY_PLUGINS"), _patterns("TOPK_REGISTRY_DISABLE")
+    if _selected(plugin, deny):
+        return "TOPK_REGISTRY_DISABLE"
+    return "TOPK_REGISTRY_PLUGINS" if allow and not _selected(plugin, allow) else None
+
+
+def _patterns(variable: str) -> list[str]:
+    return os.environ.get(variable, "").replace(",", " ").split()
+
+
+def _selected(plugin: Plugin, patterns: Iterable[str]) -> bool:
+    owner = normalise(plugin.distribution)
+    return any(matches(pattern, plugin) or fnmatchcase(owner, normalise(pattern)) for pattern in patterns)
+
+
+def discover(group: str) -> tuple[list[Plugin], list[str]]:
+    """The plug-ins of a group, and a line for each distribution whose metadata could not be read."""
+    found: dict[Plugin, None] = {}
+    problems = []
+    for name in _declaring(group, problems):
+        try:
+            # the first on sys.path is the one that imports get; a second copy further down is shadowed
+            owner = distribution(name)
+            for entry in owner.entry_points.select(group=group):
+                found[Plugin(entry.name, entry.value, name, owner.version)] = None
+        except Exception as error:
+            problems.append(f"{name}: unreadable entry points: {type(error).__name__}: {error}")
+    return list(found), problems
+
+
+def _declaring(group: str, problems: list[str]) -> list[str]:
+    names: dict[str, str] = {}
+    for dist in distributions():
+        try:
+            if group in (dist.read_text("entry_points.txt") or ""):
+                names.setdefault(normalise(dist.metadata["Name"]), dist.metadata["Name"])
+        except Exception as error:
+            problems.append(f"{_place(dist)}: unreadable metadata: {type(error).__name__}: {error}")
+    return list(names.values())
+
+
+def _place(dist: Distribution) -> str:
+    return str(getattr(dist, "_path", dist))

@@ -1,0 +1,71 @@
+"""What a factory takes, told from its signature."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from typing import Any
+
+CONTEXT = ("num_classes", "class_counts", "smoothing", "soft_targets", "total_epochs")
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def accepted_context(builder: Callable[..., Any], context: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a trainer's context that a factory's signature names.
+
+    ``**kwargs`` names nothing, and what a ``functools.partial`` has bound stays bound.
+
+    Args:
+        builder: a class, a function or a partial of one.
+        context: values by the names of ``CONTEXT``.
+
+    Example:
+        >>> accepted_context(lambda k=5, num_classes=None: ..., {"num_classes": 10, "total_epochs": 90})
+        {'num_classes': 10}
+    """
+    unknown = sorted(set(context) - set(CONTEXT))
+    if unknown:
+        raise ValueError(f"context has the names {', '.join(CONTEXT)}, got {', '.join(unknown)}")
+    named = _named(builder) or {}
+    bound = _bound(builder)
+    return {name: value for name, value in context.items() if name in named and name not in bound}
+
+
+def check_options(what: str, builder: Callable[..., Any], options: Iterable[str]) -> None:
+    """Raise a TypeError that names the options that a factory does not take, or misses, where its signature tells."""
+    named = _named(builder)
+    if named is None:
+        return
+    takes = f"it takes {', '.join(named) or 'no options'}"
+    if not _takes_any(builder):
+        for option in options:
+            if option not in named:
+                close = get_close_matches(option, named, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise TypeError(f"{what} takes no option {option!r}{hint} ({takes})")
+    missing = [name for name, p in named.items() if p.default is p.empty and name not in set(options)]
+    if missing:
+        raise TypeError(f"{what} needs {', '.join(missing)} ({takes})")
+
+
+def _named(builder: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
+    signature = _signature(builder)
+    if signature is None:
+        return None
+    return {name: p for name, p in signature.parameters.items() if p.kind in _BY_NAME}
+
+
+def _takes_any(builder: Callable[..., Any]) -> bool:
+    signature = _signature(builder)
+    return signature is None or any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+
+
+def _signature(builder: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(builder)
+    except (TypeError, ValueError):  # a builtin that tells nothing
+        return None
+
+
+def _bound(builder: Callable[..., Any]) -> set[str]:
+    return {*builder.keywords, *_bound(builder.func)} if isinstance(builder, partial) else set()
