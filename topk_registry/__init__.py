@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from topk_registry.base import ClassificationLoss, TopKLoss
+    from topk_registry.classifier import CosineClassifier, normalize_classifier
     from topk_registry.registry import (
         LossInfo,
         create_loss,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ClassificationLoss": "base",
+    "CosineClassifier": "classifier",
     "LossInfo": "registry",
     "TopKLoss": "base",
     "create_loss": "registry",
@@ -28,11 +30,13 @@ _HOMES = {
     "is_loss": "registry",
     "list_losses": "registry",
     "loss_info": "registry",
+    "normalize_classifier": "classifier",
     "register_loss": "registry",
 }
 
 __all__ = [
     "ClassificationLoss",
+    "CosineClassifier",
     "LossInfo",
     "TopKLoss",
     "create_loss",
@@ -40,6 +44,7 @@ __all__ = [
     "is_loss",
     "list_losses",
     "loss_info",
+    "normalize_classifier",
     "register_loss",
 ]
 
