@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from topk_registry.base import ClassificationLoss, TopKLoss
+    from topk_registry.classifier import CosineClassifier, normalize_classifier
     from topk_registry.errors import (
         AmbiguousPluginError,
         BrokenPluginError,
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
         PluginError,
         UnknownPluginError,
     )
+    from topk_registry.head import TopKClassifier, TopKHead, TopKOutput, fit_temperature
+    from topk_registry.ops.ksubset import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
     from topk_registry.options import accepted_context
     from topk_registry.registry import (
         LossInfo,
@@ -33,40 +36,60 @@ _HOMES = {
     "AmbiguousPluginError": "errors",
     "BrokenPluginError": "errors",
     "ClassificationLoss": "base",
+    "CosineClassifier": "classifier",
     "DisabledPluginError": "errors",
     "LossInfo": "registry",
     "NameTakenError": "errors",
     "PluginError": "errors",
+    "TopKClassifier": "head",
+    "TopKHead": "head",
     "TopKLoss": "base",
+    "TopKOutput": "head",
     "UnknownPluginError": "errors",
     "accepted_context": "options",
     "create_loss": "registry",
+    "fit_temperature": "head",
     "get_loss_builder": "registry",
     "is_loss": "registry",
     "list_losses": "registry",
     "loss_info": "registry",
+    "normalize_classifier": "classifier",
     "refresh_plugins": "registry",
     "register_loss": "registry",
+    "topk_label_margins": "ops.ksubset",
+    "topk_log_odds": "ops.ksubset",
+    "topk_marginals": "ops.ksubset",
+    "topk_margins": "ops.ksubset",
 }
 
 __all__ = [
     "AmbiguousPluginError",
     "BrokenPluginError",
     "ClassificationLoss",
+    "CosineClassifier",
     "DisabledPluginError",
     "LossInfo",
     "NameTakenError",
     "PluginError",
+    "TopKClassifier",
+    "TopKHead",
     "TopKLoss",
+    "TopKOutput",
     "UnknownPluginError",
     "accepted_context",
     "create_loss",
+    "fit_temperature",
     "get_loss_builder",
     "is_loss",
     "list_losses",
     "loss_info",
+    "normalize_classifier",
     "refresh_plugins",
     "register_loss",
+    "topk_label_margins",
+    "topk_log_odds",
+    "topk_marginals",
+    "topk_margins",
 ]
 
 
