@@ -68,8 +68,8 @@ class TopKClassifier(nn.Module):
         model: any classifier that maps [B, C, H, W] to logits [B, n].
         k, temperature: as in :class:`TopKHead`.
 
-    Shape: images [B, C, H, W], or crops [B, crops, C, H, W] -> :class:`TopKOutput`. With crops, ``logits`` is their mean
-    and ``indices`` orders the averaged marginals.
+    Shape: images [B, C, H, W], or crops [B, crops, C, H, W] -> :class:`TopKOutput`. With crops, ``logits`` is their
+    mean and ``indices`` orders the averaged marginals.
 
     Example:
         >>> model = TopKClassifier(timm.create_model("resnet18", num_classes=100), k=5)
@@ -120,7 +120,7 @@ def fit_temperature(logits: Tensor, target: Tensor, k: int, *, tolerance: float 
         raise ValueError(f"expected held-out logits [N, n] with N >= 1, got {list(logits.shape)}")
     spread = float(logits.std(-1).mean())
     if not 0.0 < spread < math.inf:
-        raise ValueError(f"the logits' standard deviation must be positive and finite to fit a temperature, got {spread}")
+        raise ValueError(f"fitting a temperature needs logits that differ and are finite, got a deviation of {spread}")
 
     def nll(log_t: float) -> float:
         t = math.exp(log_t)

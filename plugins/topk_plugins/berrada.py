@@ -1,8 +1,8 @@
 """Smooth top-k SVM and top-k likelihood.
 
 With x = s / (k tau) and l_y the log-odds of the label being in a random k-set drawn in proportion to prod exp(x), both
-losses are tau softplus(alpha / tau - l_y). In terms of the margin m_y = k tau l_y, a smooth gap between the score of the
-label and the k-th best other, that is a softened hinge on alpha - m_y / k.
+losses are tau softplus(alpha / tau - l_y). In terms of the margin m_y = k tau l_y, a smooth gap between the score of
+the label and the k-th best other, that is a softened hinge on alpha - m_y / k.
 
 Reference: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018.
 """
@@ -64,7 +64,8 @@ class SmoothTopKSVM(TopKLoss):
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
         margin = topk_label_margins(logits, label, self.k, temperature=self.k * self.tau)
         alpha = self._alpha(logits)
-        return self._soften(alpha - margin / self.k if alpha.ndim == 0 else alpha[label] - margin / self.k).to(logits.dtype)
+        violation = (alpha[label] if alpha.ndim else alpha) - margin / self.k
+        return self._soften(violation).to(logits.dtype)
 
     def per_class(self, logits: Tensor) -> Tensor:
         return self._soften(self._alpha(logits) - topk_margins(logits, self.k, temperature=self.k * self.tau) / self.k)

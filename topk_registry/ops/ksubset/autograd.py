@@ -126,7 +126,7 @@ class LeaveTailOut(torch.autograd.Function):
 
 
 class ToOdds(torch.autograd.Function):
-    """(s - a) / theta; with :class:`ToScores` it leaves theta out of the gradients, where it cancels but could overflow."""
+    """(s - a) / theta; with :class:`ToScores` it leaves theta out of gradients, where it cancels but could overflow."""
 
     @staticmethod
     def forward(s: Tensor, a: Tensor, theta: float) -> Tensor:
@@ -142,11 +142,11 @@ class ToOdds(torch.autograd.Function):
 
 
 class ToScores(torch.autograd.Function):
-    """s + theta * l, where s is a score less a constant and l the rest of its log-odds; see :class:`ToOdds`."""
+    """s + theta * rest, for a score less a constant and the rest of its log-odds; see :class:`ToOdds`."""
 
     @staticmethod
-    def forward(s: Tensor, l: Tensor, theta: float) -> Tensor:
-        return torch.add(s, l, alpha=theta)
+    def forward(s: Tensor, rest: Tensor, theta: float) -> Tensor:
+        return torch.add(s, rest, alpha=theta)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 def multiply(a: Tensor, b: Tensor, low: int, high: int, a_low: int = 0) -> Tensor:
     """Coefficients low..high of a * b, where a holds its degrees a_low, a_low + 1, ... and b holds 0, 1, ...
 
-    out_j = sum_i b_i a_{j-i}: [..., p, B], [..., q, B] -> [..., high - low + 1, B]. What a does not hold counts as zero.
+    out_j = sum_i b_i a_{j-i}: [..., p, B], [..., q, B] -> [..., high - low + 1, B]. What a does not hold counts as 0.
     """
     return _Multiply.apply(a, b, low, high, a_low)
 
@@ -83,8 +83,8 @@ def leave_one_out(levels: list[Tensor], outside: Tensor, k: int, depth: int) -> 
     """Coefficients k-depth..k of outside * prod_{j != i} factor_j, for every factor i: [k+1, B] -> [T, depth+1, B].
 
     Going down the tree, what is outside a node is what is outside its parent times its sibling. A node of m factors
-    will meet at most m - 1 of them on the way to a leaf, so only degrees from k - depth - (m - 1) still matter: no level
-    holds more than O(T) numbers a row.
+    will meet at most m - 1 of them on the way to a leaf, so only degrees from k - depth - (m - 1) still matter: no
+    level holds more than O(T) numbers a row.
     """
     window, low = outside[None], 0  # [T/m, k-low+1, B]
     m = levels[0].shape[0]

@@ -1,11 +1,11 @@
 """The k-subset operator in plain torch operations: linear space, single precision, nothing of size B x n x k.
 
-With x = s / theta and odds w_i = exp(x_i - t), the tilt t cancels from every ratio of neighbouring sigmas. It is chosen
-so that drawing each class by itself with chance p = w / (1 + w) gives between k/2 and k classes on average: coefficients
-around degree k are then neither huge nor tiny, and at most 2k classes have w >= 1. The largest classes, the top group,
-enter by products of q + p X and are left out again without division (polynomial.leave_one_out). The rest, the tail,
-enters by its power sums, for which w < 1 keeps Newton's identities stable, and is left out by Horner's rule, stable for
-the same reason.
+With x = s / theta and odds w_i = exp(x_i - t), the tilt t cancels from every ratio of neighbouring sigmas. It is
+chosen so that drawing each class by itself with chance p = w / (1 + w) gives between k/2 and k classes on average:
+coefficients around degree k are then neither huge nor tiny, and at most 2k classes have w >= 1. The largest classes,
+the top group, enter by products of q + p X and are left out again without division (polynomial.leave_one_out). The
+rest, the tail, enters by its power sums, for which w < 1 keeps Newton's identities stable, and is left out by Horner's
+rule, stable for the same reason.
 
 Leaving out one of the k largest classes moves the balance to the class after them, which may lie far below: for those
 the tilt is chosen with k + 1 in the place of k.
@@ -74,8 +74,8 @@ def power_sums(w: Tensor, k: int) -> Tensor:
 def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
     """t [B], from the top group's x [T, B], largest first and relative to the k-th, and the sum of the tail's odds [B].
 
-    t = min over m < k of log(R_m / (k - m)), R_m the sum of exp(x) outside the m largest. It needs no precision, so x far
-    above the k-th may be capped.
+    t = min over m < k of log(R_m / (k - m)), R_m the sum of exp(x) outside the m largest. It needs no precision, so x
+    far above the k-th may be capped.
     """
     m = x.shape[0] - k + 1
     e = x.clamp(max=60.0).exp().flip(0)
