@@ -30,7 +30,7 @@ def log_odds_by_enumeration(x: Tensor, k: int) -> Tensor:
 
 
 def log_odds_by_recursion(x: Tensor, k: int) -> Tensor:
-    """l [..., n] in float64 by log sigma_j(e, e_i) = log(sigma_j(e) + e_i sigma_{j-1}(e)), all n leave-one-outs at a time."""
+    """l [..., n] in float64 by log sigma_j(e, e_i) = log(sigma_j(e) + e_i sigma_{j-1}(e)), for each leave-one-out."""
     x = x.double()
     n = x.shape[-1]
     others = torch.arange(n - 1, device=x.device) + torch.ones(n, n - 1, device=x.device).triu().long()  # [n, n-1]

@@ -91,6 +91,11 @@ def topk_label_margins(
             f"expected logits [B, n] and int64 labels [B], got {list(logits.shape)} and {label.dtype} "
             f"{list(label.shape)}"
         )
+    if label.numel() and label.device.type == "cpu" and not torch.compiler.is_compiling():
+        low, high = label.aminmax()
+        if low < 0 or high >= logits.shape[1]:
+            wrong = int(low) if low < 0 else int(high)
+            raise ValueError(f"label must be in [0, {logits.shape[1] - 1}], got {wrong}")
     s, k, theta, sign = _prepare(logits, k, temperature)
     return sign * _implementation(impl, s).label_margins(s, label, k, theta)
 

@@ -1,0 +1,147 @@
+"""Smooth top-k SVM and top-k likelihood: against exact values, their limits, and what bad options are told."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests import oracles
+from topk_registry import create_loss, topk_log_odds
+
+
+def logits_and_labels(rows=4, n=20, dtype=torch.float32, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, n, generator=g).to(dtype), torch.randint(n, (rows,), generator=g)
+
+
+@pytest.mark.parametrize("tau", [0.01, 0.1, 1.0, 5.0])
+@pytest.mark.parametrize(("k", "alpha"), [(1, 1.0), (5, 1.0), (5, 0.3), (13, 2.0), (19, 1.0)])
+def test_is_the_exact_loss(k, alpha, tau):
+    s, y = logits_and_labels()
+    s.requires_grad_()
+    loss = create_loss("smooth_topk_svm", k=k, tau=tau, alpha=alpha, reduction="none")(s, y)
+    loss.sum().backward()
+    for row, label, found, gradient in zip(s.tolist(), y.tolist(), loss.tolist(), s.grad, strict=True):
+        exact, slope = oracles.mp_smooth_svm(row, label, k, tau, alpha)
+        assert found == pytest.approx(exact, rel=1e-6, abs=1e-30)
+        slope = torch.tensor(slope, dtype=torch.float64)
+        assert (gradient - slope).abs().max() <= 2e-6 * slope.abs().max()
+
+
+def test_equals_the_papers_difference_of_log_sums():
+    """Equation 8: tau log of the sum over all sets with their margins, less that over the sets that hold the label."""
+    s, y = logits_and_labels(rows=3, n=7, dtype=torch.float64)
+    k, tau, alpha = 3, 0.7, 1.0
+    sets = torch.combinations(torch.arange(7), k)
+    for row, label in zip(s, y, strict=True):
+        score = row[sets].sum(1) / k
+        holds = (sets == label).any(1)
+        every = torch.logsumexp((score + alpha * ~holds) / tau, 0)
+        expected = tau * (every - torch.logsumexp(score[holds] / tau, 0))
+        found = create_loss("smooth_topk_svm", k=k, tau=tau, alpha=alpha)(row[None], label[None])
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("tau", [1e-20, 1e-36, 1e-300])
+def test_small_tau_is_the_hard_loss(tau):
+    s, y = logits_and_labels(rows=32, n=50)
+    s = 3 * s
+    for dense in (False, True):
+        target = F.one_hot(y, 50).float() if dense else y
+        losses = []
+        for name, options in (("smooth_topk_svm", {"tau": tau}), ("topk_svm", {})):
+            x = s.clone().requires_grad_()
+            loss = create_loss(name, k=5, **options)(x, target)
+            loss.backward()
+            losses.append((loss.detach(), x.grad))
+        torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=1e-7)
+
+
+def test_cross_entropy_is_a_special_case():
+    s, y = logits_and_labels(rows=64, n=100)
+    for name, options in (("smooth_topk_svm", {"alpha": 0.0}), ("topk_nll", {})):
+        for target in (y, torch.softmax(torch.randn(64, 100), -1)):
+            a, b = s.clone().requires_grad_(), s.clone().requires_grad_()
+            ours, theirs = create_loss(name, k=1, **options)(a, target), F.cross_entropy(b, target)
+            assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
+            ours.backward()
+            theirs.backward()
+            assert (a.grad - b.grad).abs().max() <= 1e-6 * b.grad.abs().max()
+
+
+def test_likelihood_of_the_label_being_in_the_set():
+    s, y = logits_and_labels(dtype=torch.float64)
+    found = create_loss("topk_nll", k=5, tau=0.5, reduction="none")(s, y)
+    pi = torch.sigmoid(topk_log_odds(s / (5 * 0.5), 5)).gather(1, y[:, None])[:, 0]
+    torch.testing.assert_close(found, -0.5 * pi.log())
+
+
+def test_a_margin_for_each_class():
+    s, y = logits_and_labels(dtype=torch.float64)
+    alpha = torch.linspace(0, 2, 20, dtype=torch.float64)
+    found = create_loss("smooth_topk_svm", alpha=alpha.tolist(), reduction="none")(s, y)
+    one_hot = create_loss("smooth_topk_svm", alpha=alpha, reduction="none")(s, F.one_hot(y, 20).double())
+    for i in range(len(y)):
+        alone = create_loss("smooth_topk_svm", alpha=alpha[y[i]].item())(s[i : i + 1], y[i : i + 1])
+        torch.testing.assert_close(found[i], alone, rtol=1e-6, atol=0)  # alpha is held in single precision
+        torch.testing.assert_close(one_hot[i], alone, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", ["smooth_topk_svm", "topk_nll"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradcheck(name, weighted):
+    s, y = logits_and_labels(rows=3, n=9, dtype=torch.float64)
+    s.requires_grad_()
+    options = {"weight": torch.linspace(0.5, 2, 9).tolist()} if weighted else {}
+    loss = create_loss(name, k=3, tau=0.6, label_smoothing=0.1, **options)
+    assert torch.autograd.gradcheck(lambda s: loss(s, y), s)
+    q = torch.softmax(torch.randn(3, 9, dtype=torch.float64), -1)
+    assert torch.autograd.gradcheck(lambda s: loss(s, q), s)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("tau", [0.05, 1.0])
+@pytest.mark.parametrize("dense", [False, True])
+def test_half_precision_is_what_rounding_the_logits_explains(dtype, tau, dense):
+    s, y = logits_and_labels(rows=16, n=200)
+    s = (8 * s).to(dtype)
+    target = torch.softmax(torch.randn(16, 200, generator=torch.Generator().manual_seed(3)), -1) if dense else y
+    loss = create_loss("smooth_topk_svm", tau=tau)
+    half, exact = s.clone().requires_grad_(), s.double().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = loss(half, target)
+    expected = loss(exact, target.double() if dense else target)
+    found.backward()
+    expected.backward()
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    # the gradient is rounded once, on its way back to the logits' dtype
+    rounding = torch.finfo(dtype).eps * exact.grad.abs() + torch.finfo(dtype).smallest_normal
+    assert ((half.grad - exact.grad).abs() <= rounding + 2e-6 * exact.grad.abs().max()).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k must be an integer of at least 1, got 0"),
+        ({"tau": 0.0}, "tau must be positive and finite, got 0.0"),
+        ({"tau": float("nan")}, "tau must be positive and finite, got nan"),
+        ({"alpha": -1.0}, "alpha must be one non-negative number, or one a class, got -1.0"),
+        ({"alpha": [[1.0]]}, "alpha must be one non-negative number, or one a class"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        create_loss("smooth_topk_svm", **options)
+
+
+def test_bad_sizes():
+    s, y = logits_and_labels(n=5)
+    with pytest.raises(ValueError, match="k must be below the number of classes: k = 5, logits have 5"):
+        create_loss("smooth_topk_svm", k=5)(s, y)
+    with pytest.raises(ValueError, match="alpha has 3 entries, logits have 5 classes"):
+        create_loss("smooth_topk_svm", k=2, alpha=[1.0, 1.0, 1.0])(s, y)
+    with pytest.raises(ValueError, match="at least k \\+ 1 = 3 scores above -inf"):
+        create_loss("smooth_topk_svm", k=2)(torch.full((1, 5), -torch.inf), y[:1])
+
+
+def test_says_its_options():
+    assert "tau=0.1, alpha=1, k=5" in repr(create_loss("smooth_topk_svm", tau=0.1))

@@ -1,0 +1,111 @@
+"""The prediction head, around real classifiers, over crops, and its temperature."""
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+from topk_registry import TopKClassifier, TopKHead, fit_temperature, topk_marginals
+from topk_registry.ops.ksubset import definition
+
+
+def test_head_gives_scores_probabilities_and_classes():
+    s = torch.randn(3, 12, dtype=torch.float64)
+    out = TopKHead(4, temperature=0.5)(s)
+    assert out.logits is s
+    torch.testing.assert_close(out.marginals, torch.sigmoid(definition.log_odds_by_recursion(s / 0.5, 4)))
+    assert torch.equal(out.indices, out.marginals.topk(4).indices)
+    assert "k=4, temperature=0.5" in repr(TopKHead(4, temperature=0.5))
+
+
+def test_classes_are_ordered_where_marginals_saturate():
+    s = torch.tensor([[900.0, 1000.0, 800.0, 0.0]])
+    assert TopKHead(2)(s).indices.tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_get_single_precision_marginals(dtype):
+    out = TopKHead(5)(torch.randn(2, 30).to(dtype))
+    assert out.marginals.dtype == torch.float32
+    torch.testing.assert_close(out.marginals.sum(-1), torch.full((2,), 5.0), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: timm.create_model("test_resnet", num_classes=20),
+        lambda: timm.create_model("test_vit", num_classes=20, img_size=32),
+        lambda: torchvision.models.resnet18(num_classes=20),
+        lambda: torchvision.models.mobilenet_v3_small(num_classes=20),
+    ],
+)
+def test_around_a_classifier(model):
+    torch.manual_seed(0)
+    model = model().eval()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        out = TopKClassifier(model, 5, temperature=2.0)(images)
+        logits = model(images)
+    torch.testing.assert_close(out.logits, logits)
+    torch.testing.assert_close(out.marginals, topk_marginals(logits, 5, temperature=2.0))
+    assert out.indices.shape == (2, 5)
+
+
+def test_models_with_several_heads_predict_with_the_main_one():
+    torch.manual_seed(0)
+    model = torchvision.models.googlenet(num_classes=9, aux_logits=True, init_weights=False).train()
+    wrapped = TopKClassifier(model, 3)
+    out = wrapped(torch.randn(2, 3, 96, 96))
+    assert out.logits.shape == (2, 9)
+    assert out.marginals.requires_grad
+
+
+def test_crops_average_their_marginals():
+    torch.manual_seed(0)
+    model = TopKClassifier(timm.create_model("test_resnet", num_classes=20).eval(), 5).eval()
+    crops = torch.randn(2, 3, 3, 32, 32)
+    with torch.inference_mode():
+        out = model(crops)
+        each = torch.stack([model(crops[:, i]).marginals for i in range(3)], 1)
+    torch.testing.assert_close(out.marginals, each.mean(1), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(out.marginals.sum(-1), torch.full((2,), 5.0), rtol=1e-5, atol=0)
+    assert torch.equal(out.indices, out.marginals.topk(5).indices)
+
+
+def test_marginals_train_the_model():
+    torch.manual_seed(0)
+    model = TopKClassifier(timm.create_model("test_resnet", num_classes=20), 5)
+    model(torch.randn(2, 3, 32, 32)).marginals[:, 3].log().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 300.0])
+def test_temperature_is_found_where_labels_follow_the_model(scale):
+    """Labels drawn in proportion to the marginals of logits / T: T is the best temperature, whatever its size."""
+    g = torch.Generator().manual_seed(0)
+    s, k, T = scale * torch.randn(20_000, 12, generator=g), 3, 0.7 * scale
+    label = torch.multinomial(topk_marginals(s, k, temperature=T), 1, generator=g)[:, 0]
+    assert fit_temperature(s, label, k) == pytest.approx(T, rel=0.05)  # six standard errors of the fit
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TopKHead(0), "k must be an integer of at least 1, got 0"),
+        (lambda: TopKHead(2, temperature=-1.0), "temperature must be positive and finite, got -1.0"),
+        (lambda: TopKHead(5)(torch.zeros(2, 5)), "k must be an integer from 1 to n - 1 = 4, got 5"),
+        (lambda: TopKClassifier(nn.Identity(), 2), "Identity has no classifier"),
+        (lambda: TopKClassifier(torchvision.models.resnet18(num_classes=4), 4), "k = 4, the model predicts 4"),
+        (
+            lambda: TopKClassifier(torchvision.models.resnet18(num_classes=4), 2)(torch.zeros(3, 32, 32)),
+            r"expected images \[B, C, H, W\] or crops \[B, crops, C, H, W\], got \[3, 32, 32\]",
+        ),
+        (lambda: fit_temperature(torch.zeros(0, 5), torch.zeros(0).long(), 2), "expected held-out logits"),
+        (lambda: fit_temperature(torch.zeros(4, 5), torch.zeros(4).long(), 2), "logits that differ"),
+        (lambda: fit_temperature(torch.randn(4, 5), torch.full((4,), 5), 2), r"label must be in \[0, 4\], got 5"),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
