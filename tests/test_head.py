@@ -84,9 +84,9 @@ def test_marginals_train_the_model():
 def test_temperature_is_found_where_labels_follow_the_model(scale):
     """Labels drawn in proportion to the marginals of logits / T: T is the best temperature, whatever its size."""
     g = torch.Generator().manual_seed(0)
-    s, k, T = scale * torch.randn(20_000, 12, generator=g), 3, 0.7 * scale
+    s, k, T = scale * torch.randn(5_000, 12, generator=g), 3, 0.7 * scale
     label = torch.multinomial(topk_marginals(s, k, temperature=T), 1, generator=g)[:, 0]
-    assert fit_temperature(s, label, k) == pytest.approx(T, rel=0.05)  # six standard errors of the fit
+    assert fit_temperature(s, label, k) == pytest.approx(T, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -79,50 +79,48 @@ class PowerSums(torch.autograd.Function):
 
 
 class LeaveTailOut(torch.autograd.Function):
-    """log d_{k-1} - log d_k of d = c / (1 + v X) for every tail class, v = factor w: [B, n], [k+1, B], [B] -> [B, n].
+    """shift + log d_{k-1} - log d_k, d = c / (1 + v X), v = scale w, for every w: [B, n], [k+1, B], [B], [B] -> [B, n].
 
     With g_{k-1}, g_k the gradients to d_{k-1} and d_k: dc_j = sum_i g_{k-1} (-v)^(k-1-j) + g_k (-v)^(k-j), and since
     dd_j/dv = -e_{j-1} with e = d / (1 + v X), dv = -(g_{k-1} e_{k-2} + g_k e_{k-1}).
     """
 
     @staticmethod
-    def forward(w: Tensor, c: Tensor, factor: Tensor) -> Tensor:
+    def forward(w: Tensor, c: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         out = torch.empty_like(w)
         for rows in row_blocks(w):
-            v = w[rows] * factor[rows, None]
+            v = w[rows] * scale[rows, None]
             d = horner(v, c[:-1, rows])
             last = torch.sub(c[-1, rows, None], v.mul_(d), out=v)
-            torch.div(d, last, out=out[rows]).log_()
+            torch.div(d, last, out=out[rows]).log_().add_(shift[rows, None])
         return out
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(*inputs)
+        ctx.save_for_backward(*inputs[:3])
 
     @staticmethod
     def backward(ctx, g: Tensor):
-        w, c, factor = ctx.saved_tensors
+        w, c, scale = ctx.saved_tensors
         k = c.shape[0] - 1
-        dw, dc = torch.empty_like(w), torch.zeros_like(c)
+        dw, dc = torch.zeros_like(w), torch.empty_like(c)
         for rows in row_blocks(w):
-            v = w[rows] * factor[rows, None]
-            c_rows = c[:, rows, None]
-            d, e = c_rows[0].expand_as(v).clone(), torch.zeros_like(v)  # d_0, e_{-1}
+            v, e, c_rows = w[rows] * scale[rows, None], dw[rows], c[:, rows, None]
+            d = c_rows[0].expand_as(v).clone()  # d_0, with e_{-1} = 0
             for j in range(1, k):
-                e = torch.sub(d, e.mul_(v), out=e)
-                d = torch.sub(c_rows[j], d.mul_(v), out=d)
-            g_below = g[rows] / d  # to d_{k-1}
-            next_e = d - e * v
-            last = torch.sub(c_rows[k], d.mul_(v), out=d)
-            g_last = g[rows] / last.neg_()
-            torch.mul(e, g_below, out=dw[rows]).addcmul_(next_e, g_last).mul_(-factor[rows, None])
+                torch.sub(d, e.mul_(v), out=e)
+                torch.sub(c_rows[j], d.mul_(v), out=d)
+            last = torch.mul(v, d)
+            torch.sub(c_rows[k], last, out=last)
+            g_last = torch.div(g[rows], last, out=last).neg_()
+            chain = torch.div(g[rows], d).addcmul_(g_last, v, value=-1.0)  # what reaches d_{k-1} in all
+            # e_{k-1} = d_{k-1} - v e_{k-2}
+            e.mul_(chain).addcmul_(g_last, d).mul_(-scale[rows, None])
             dc[k, rows] = g_last.sum(-1)
-            chain = g_below.sub_(g_last.mul_(v))
             for j in range(k - 1, -1, -1):
                 dc[j, rows] = chain.sum(-1)
-                if j:
-                    chain.mul_(v).neg_()
-        return dw, dc, None
+                chain.mul_(v).neg_()
+        return dw, dc, None, None
 
 
 class ToOdds(torch.autograd.Function):
@@ -142,11 +140,11 @@ class ToOdds(torch.autograd.Function):
 
 
 class ToScores(torch.autograd.Function):
-    """s + theta * rest, for a score less a constant and the rest of its log-odds; see :class:`ToOdds`."""
+    """(s - a) + theta * rest, from the rest of the log-odds; see :class:`ToOdds`."""
 
     @staticmethod
-    def forward(s: Tensor, rest: Tensor, theta: float) -> Tensor:
-        return torch.add(s, rest, alpha=theta)
+    def forward(s: Tensor, a: Tensor, rest: Tensor, theta: float) -> Tensor:
+        return (s - a).add_(rest, alpha=theta)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -154,7 +152,7 @@ class ToScores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g: Tensor):
-        return g, g, None
+        return g, None, g, None
 
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
@@ -181,6 +179,6 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
 
     first_k = torch.arange(len(e), device=s.device)[:, None] < k
     shift, reference = torch.where(first_k, -t_next, -t), torch.where(first_k, next_one, kth)
-    in_top = ToScores.apply(s_top - reference, shift + (e[:, 0] / e[:, 1]).log(), theta)
-    l_tail = LeaveTailOut.apply(w, c, torch.exp(gap + log_rho - t)) + (log_rho - t)[:, None]
-    return ToScores.apply(s - kth[:, None], l_tail, theta).scatter(1, where, in_top.T)
+    in_top = ToScores.apply(s_top, reference, shift + (e[:, 0] / e[:, 1]).log(), theta)
+    rest = LeaveTailOut.apply(w, c, torch.exp(gap + log_rho - t), log_rho - t)
+    return ToScores.apply(s, kth[:, None], rest, theta).scatter_(1, where, in_top.T)
