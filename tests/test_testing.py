@@ -136,7 +136,7 @@ WRONG = {
 
 SAYS = {
     WrongSign: "expected a step against the gradient to lower the loss, got +",
-    NaNInHalf: "expected a finite loss of torch.float16 logits around 60, got nan",
+    NaNInHalf: "expected a finite loss of torch.float16 logits around 300, got nan",
     OrderDependent: "expected loss of the shuffled batch = ",
     Mutating: "expected the logits unchanged, got them written to",
     IgnoringDenseTargets: "expected targets mixed 70:30 to change the loss, got",
@@ -168,14 +168,12 @@ class Noisy(nn.Module):
         return F.cross_entropy(logits + 0.1 * torch.randn_like(logits), target)
 
 
-class NoisyInOrder(Noisy):
+class NoisyInOrder(nn.Module):
     """Noise hides what depends on the order; the mean over seeds does not."""
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        rows = torch.linspace(1.5, 0.5, len(logits))
-        return (rows[:, None] * F.log_softmax(logits + 0.1 * torch.randn_like(logits), -1)).mean() + super().forward(
-            logits, target
-        )
+        rows = F.cross_entropy(logits + 0.02 * torch.randn_like(logits), target, reduction="none")
+        return (rows * torch.linspace(1.5, 0.5, len(rows))).mean()
 
 
 class WithSchedule(Wrong):
@@ -249,7 +247,7 @@ def test_context_and_options_reach_the_factory():
     [
         (NoisyInOrder, "row_order_is_irrelevant", "to have the same mean over 64 seeds"),
         (Growing, "set_epoch_is_harmless", "expected a finite loss in epoch 10, got inf"),
-        (Forgetful, "state_dict_round_trip", "expected no error, got RuntimeError"),
+        (Forgetful, "state_dict_round_trip", "expected loss after load_state_dict = "),
     ],
 )
 def test_single_checks_see_their_defect(loss, check, message):
@@ -310,7 +308,7 @@ def test_failing_checks_fail_the_parametrized_test(pytester: pytest.Pytester):
         """
     )
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
-    result.stdout.fnmatch_lines(["FAILED *test_conformance?halves-batch_of_one? *", "FAILED *halves-empty_batch?"])
+    result.stdout.fnmatch_lines(["FAILED *test_conformance?halves-batch_of_one?*", "FAILED *halves-empty_batch?*"])
     outcomes = result.parseoutcomes()
     assert outcomes["failed"] == 2
     assert outcomes["skipped"] >= 4

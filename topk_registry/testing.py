@@ -60,6 +60,7 @@ class LossCheck:
         return " ".join((inspect.getdoc(CHECKS[self.name]) or "").split())
 
     def __call__(self) -> None:
+        __tracebackhide__ = True
         with torch.random.fork_rng():
             CHECKS[self.name](self.subject)
 
@@ -179,6 +180,7 @@ def _skipping(check: LossCheck) -> Callable[[], None]:
     import pytest
 
     def call() -> None:
+        __tracebackhide__ = True
         try:
             check()
         except NotApplicableError as reason:

@@ -24,11 +24,13 @@ class NotApplicableError(Exception):
 
 
 def expect(condition: bool | Tensor, message: str) -> None:
+    __tracebackhide__ = True
     if not condition:
         raise CheckFailedError(message)
 
 
 def expect_finite(got: Tensor, what: str) -> None:
+    __tracebackhide__ = True
     wrong = ~got.isfinite()
     if wrong.any():
         raise CheckFailedError(
@@ -41,6 +43,7 @@ def expect_close(got: Tensor, wanted: Tensor, what: str, *, tolerance: float | N
 
     The largest entry is the yardstick because small entries come from sums in which it takes part. NaN equals NaN.
     """
+    __tracebackhide__ = True
     expect(got.shape == wanted.shape, f"expected {what} of shape {list(wanted.shape)}, got {list(got.shape)}")
     if tolerance is None:
         tolerance = ROUNDINGS * torch.finfo(wanted.dtype).eps

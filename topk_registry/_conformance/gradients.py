@@ -10,6 +10,7 @@ from topk_registry._conformance.subject import Loss, Subject, evaluate, value_an
 # from rounding. A loss as sharp as softmax of 50 s has third derivatives 2500 times its gradient: 4e-8 of the largest.
 STEP = 1e-5
 TOLERANCE = 1e-6
+DIRECTIONS = 8  # a wrong entry shows along every one of them; only then is each entry looked at
 
 
 def gradient_equals_differences(subject: Subject) -> None:
@@ -26,14 +27,22 @@ def dense_gradient_equals_differences(subject: Subject) -> None:
 def _compare_with_differences(loss: Loss, logits: Tensor, target: Tensor) -> None:
     value, gradient = value_and_gradient(loss, logits, target)
     expect(value.dtype == torch.float64, f"expected a float64 loss of float64 logits, got {value.dtype}")
-    expect_close(gradient, _differences(loss, logits, target), "gradient", tolerance=TOLERANCE, floor=1e-3)
+    generator = torch.Generator().manual_seed(0)
+    directions = 2.0 * torch.randint(2, (DIRECTIONS, *logits.shape), generator=generator) - 1
+    slopes = (gradient * directions).sum((1, 2))
+    wanted = _slopes(loss, logits, target, directions.double())
+    if not torch.allclose(slopes, wanted, rtol=0, atol=TOLERANCE * wanted.abs().max().item()):
+        entries = torch.eye(logits.numel(), dtype=logits.dtype).view(-1, *logits.shape)
+        entrywise = _slopes(loss, logits, target, entries).view_as(logits)
+        expect_close(gradient, entrywise, "gradient", tolerance=TOLERANCE)
+        expect_close(slopes, wanted, "slope along random directions", tolerance=TOLERANCE)
 
 
 @torch.no_grad()
-def _differences(loss: Loss, logits: Tensor, target: Tensor) -> Tensor:
-    steps = STEP * torch.eye(logits.numel(), dtype=logits.dtype).view(-1, *logits.shape)
-    slopes = [(evaluate(loss, logits + h, target) - evaluate(loss, logits - h, target)) / (2 * STEP) for h in steps]
-    return torch.stack(slopes).view_as(logits)
+def _slopes(loss: Loss, logits: Tensor, target: Tensor, directions: Tensor) -> Tensor:
+    steps = (STEP * direction for direction in directions)
+    rises = [evaluate(loss, logits + h, target) - evaluate(loss, logits - h, target) for h in steps]
+    return torch.stack(rises) / (2 * STEP)
 
 
 def gradient_descends(subject: Subject) -> None:

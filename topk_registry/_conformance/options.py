@@ -11,7 +11,8 @@ def reduction_is_consistent(subject: Subject) -> None:
     """``none`` gives one loss a row, ``sum`` its sum, ``mean`` its mean; a typo is an error, not a default."""
     subject.require("reduction")
     logits, labels = subject.logits(), subject.labels()
-    rows, total, mean = (evaluate(subject.build(reduction=r), logits, labels) for r in ("none", "sum", "mean"))
+    plain = {"weight": None} if subject.takes("weight") else {}
+    rows, total, mean = (evaluate(subject.build(reduction=r, **plain), logits, labels) for r in ("none", "sum", "mean"))
     expect(rows.shape == labels.shape, f"expected losses [{len(labels)}] of reduction 'none', got {list(rows.shape)}")
     expect_close(total, rows.sum(), "loss of reduction 'sum'", floor=1.0)
     expect_close(mean, rows.mean(), "loss of reduction 'mean'", floor=1.0)
@@ -26,8 +27,9 @@ def weight_scales_rows(subject: Subject) -> None:
     """``weight`` multiplies a row by its label's factor; ``mean`` divides by the sum of those factors."""
     subject.require("weight", "reduction")
     logits, labels, weight = subject.logits(), subject.labels(), _weight(subject)
-    plain = evaluate(subject.build(reduction="none"), logits, labels)
-    rows, mean = (evaluate(subject.build(weight=weight, reduction=r), logits, labels) for r in ("none", "mean"))
+    hard = {"label_smoothing": 0.0} if subject.takes("label_smoothing") else {}
+    plain = evaluate(subject.build(weight=None, reduction="none", **hard), logits, labels)
+    rows, mean = (evaluate(subject.build(weight=weight, reduction=r, **hard), logits, labels) for r in ("none", "mean"))
     wanted = plain * weight[labels]
     expect_close(rows, wanted, "loss of weighted rows", floor=1.0)
     expect_close(mean, wanted.sum() / weight[labels].sum(), "weighted mean loss", floor=1.0)
@@ -58,9 +60,9 @@ def label_smoothing_is_a_soft_target(subject: Subject) -> None:
     logits, labels, n = subject.logits(), subject.labels(), subject.num_classes
     target = 0.9 * subject.one_hot(labels) + 0.1 / n
     for weight in (None, _weight(subject)) if subject.takes("weight") else (None,):
-        common = {"reduction": "none"} if weight is None else {"reduction": "none", "weight": weight}
+        common = {"reduction": "none", "weight": weight} if subject.takes("weight") else {"reduction": "none"}
         value, gradient = value_and_gradient(subject.build(label_smoothing=0.1, **common), logits, labels)
-        wanted, wanted_gradient = value_and_gradient(subject.build(**common), logits, target)
+        wanted, wanted_gradient = value_and_gradient(subject.build(label_smoothing=0.0, **common), logits, target)
         expect_close(value, wanted, "loss with label_smoothing", floor=1.0)
         expect_close(gradient, wanted_gradient, "gradient with label_smoothing")
 

@@ -23,12 +23,12 @@ def bfloat16_logits(subject: Subject) -> None:
 
 def _compare_with_float32(subject: Subject, dtype: torch.dtype) -> None:
     loss, labels = subject.build(), subject.labels()
-    for scale in (1.0, 60.0, 1e4):
+    for scale in (1.0, 300.0):  # of 1e4, the sum over classes and rows alone is beyond 65504
         logits = (scale * subject.logits()).to(dtype)
         value, gradient = value_and_gradient(loss, logits, labels)
         expect_finite(value, f"loss of {dtype} logits around {scale:g}")
         expect_finite(gradient, f"gradient of {dtype} logits around {scale:g}")
-        if scale == 1.0:
+        if scale == 1.0 and not subject.is_random:  # draws of two dtypes differ
             _expect_half_close((value, gradient), value_and_gradient(loss, logits.float(), labels), dtype)
 
 
@@ -46,8 +46,9 @@ def large_logits(subject: Subject) -> None:
         value, gradient = value_and_gradient(loss, logits, labels)
         expect_finite(value, f"loss of logits around {scale:g}")
         expect_finite(gradient, f"gradient of logits around {scale:g}")
-        wanted, _ = value_and_gradient(loss, logits.double(), labels)
-        expect_close(value, wanted.float(), f"loss of logits around {scale:g}", floor=scale)
+        if not subject.is_random:
+            wanted, _ = value_and_gradient(loss, logits.double(), labels)
+            expect_close(value, wanted.float(), f"loss of logits around {scale:g}", floor=scale)
 
 
 def cpu_autocast(subject: Subject) -> None:
@@ -59,7 +60,8 @@ def cpu_autocast(subject: Subject) -> None:
     value, gradient = value_and_gradient(loss, logits, labels)
     expect_close(got[0], value, "loss under autocast", floor=1.0)
     expect_close(got[1], gradient, "gradient under autocast")
-    _expect_half_close(half, value_and_gradient(loss, logits.bfloat16().float(), labels), torch.bfloat16)
+    if not subject.is_random:
+        _expect_half_close(half, value_and_gradient(loss, logits.bfloat16().float(), labels), torch.bfloat16)
 
 
 def half_precision_with_dense_targets(subject: Subject) -> None:
@@ -69,7 +71,8 @@ def half_precision_with_dense_targets(subject: Subject) -> None:
         logits, target = subject.logits(dtype=dtype), subject.distributions()
         got = value_and_gradient(loss, logits, target)
         expect_finite(got[1], f"gradient of {dtype} logits and dense targets")
-        _expect_half_close(got, value_and_gradient(loss, logits.float(), target), dtype)
+        if not subject.is_random:
+            _expect_half_close(got, value_and_gradient(loss, logits.float(), target), dtype)
 
 
 CHECKS = (float16_logits, bfloat16_logits, half_precision_with_dense_targets, large_logits, cpu_autocast)
