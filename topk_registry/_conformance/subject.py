@@ -78,7 +78,7 @@ class Subject:
     def is_random(self) -> bool:
         """Whether two calls on the same batch differ."""
         loss, logits, labels = self.build(), self.logits(), self.labels()
-        torch.manual_seed(SEED)
+        seed(SEED)
         return not torch.equal(loss(logits, labels), loss(logits, labels))
 
     def logits(self, batch: int = BATCH, *, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -112,9 +112,16 @@ class Subject:
             )
 
 
+def seed(number: int) -> None:
+    """torch.manual_seed, without the stack trace that it keeps for each call while CUDA is not in use."""
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
+
+
 def evaluate(loss: Loss, logits: Tensor, target: Tensor) -> Tensor:
     """The loss under the same seed at every call, so that a random loss repeats itself."""
-    torch.manual_seed(SEED)
+    seed(SEED)
     return loss(logits, target)
 
 
@@ -169,6 +176,6 @@ def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(SEED)
 
 
-def _seeded(call: Callable[[], Tensor], seed: int) -> Tensor:
-    torch.manual_seed(seed)
+def _seeded(call: Callable[[], Tensor], number: int) -> Tensor:
+    seed(number)
     return call().detach()
