@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from topk_registry._conformance.expect import CheckFailedError, NotApplicableError, expect_close
+from topk_registry.options import CONTEXT, accepted_context
+from topk_registry.registry import get_loss_builder
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 BATCH = 4
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-CONTEXT = ("num_classes", "class_counts", "smoothing", "soft_targets", "total_epochs")
 SEED = 20_180_221
 DRAWS = 64  # seeds over which a random loss is averaged; the standard error comes down to an eighth
 
@@ -41,16 +42,13 @@ class Subject:
     def of(cls, loss: object, options: Mapping[str, Any] | None = None, num_classes: int = 16) -> "Subject":
         """A subject from a registered name, a factory, a loss object, or a plain ``loss(logits, target)``."""
         if isinstance(loss, str):
-            from topk_registry.registry import get_loss_builder
-
             return cls(get_loss_builder(loss), loss, options or {}, num_classes)
         name = getattr(loss, "__name__", None) or type(loss).__name__
         return cls(_as_factory(loss), name, options or {}, num_classes)
 
     def build(self, **options: Any) -> Loss:
         """A fresh loss: the subject's options, the context its signature names, and what the check asks for."""
-        context = {key: value for key, value in self._context().items() if key in self._named}
-        return self.factory(**{**context, **self.options, **options})
+        return self.factory(**{**accepted_context(self.factory, self._context()), **self.options, **options})
 
     def takes(self, option: str) -> bool:
         return option in self._named
