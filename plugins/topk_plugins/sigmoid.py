@@ -5,7 +5,7 @@ from torch import Tensor
 from topk_registry import ClassificationLoss
 
 
-class _SigmoidError(ClassificationLoss):
+class _SigmoidLoss(ClassificationLoss):
     """mean_j |p_j - [j = c]|^a with p = sigmoid(s); 1 - p is taken as sigmoid(-s), exact where p rounds to 1."""
 
     def power(self, error: Tensor) -> Tensor:
@@ -20,13 +20,13 @@ class _SigmoidError(ClassificationLoss):
         return self.power(logits.scatter(1, label, -logits.gather(1, label)).sigmoid()).mean(1)
 
     def per_target(self, logits: Tensor, target: Tensor) -> Tensor:
-        """mean_j (M - m_j) p_j^a + m_j (1 - p_j)^a with masses m = w q and M their sum: the table summed over labels."""
+        """mean_j (M - m_j) p_j^a + m_j (1 - p_j)^a with masses m = w q and M their sum."""
         mass = target if self.weight is None else target * self.weight.to(target)
         off, on = self.power(logits.sigmoid()), self.power((-logits).sigmoid())
         return ((mass.sum(1, keepdim=True) - mass) * off + mass * on).mean(1)
 
 
-class SigmoidMSE(_SigmoidError):
+class SigmoidMSE(_SigmoidLoss):
     r"""Mean squared error of independent sigmoid outputs.
 
     .. math:: L(s, y) = \frac1n \sum_j (p_j - [j = y])^2, \qquad p = \sigma(s)
@@ -46,7 +46,7 @@ class SigmoidMSE(_SigmoidError):
         return error.square()
 
 
-class SigmoidMAE(_SigmoidError):
+class SigmoidMAE(_SigmoidLoss):
     r"""Mean absolute error of independent sigmoid outputs.
 
     .. math:: L(s, y) = \frac1n \sum_j |p_j - [j = y]|, \qquad p = \sigma(s)

@@ -1,0 +1,18 @@
+"""Every loss that this distribution registers passes every check of the conformance kit."""
+
+import pytest
+
+import topk_registry as tr
+from topk_registry.testing import check_loss
+
+DISTRIBUTION = "topk-registry"
+NAMES = [name for name in tr.list_losses() if DISTRIBUTION in tr.loss_info(name).distribution.split(", ")]
+
+
+def test_the_losses_are_there():
+    assert len(NAMES) >= 17
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_conformance(name):
+    check_loss(f"{DISTRIBUTION}:{name}")
