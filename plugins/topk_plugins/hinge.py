@@ -56,7 +56,7 @@ class TopKSVM(TopKLoss):
         if margins.ndim:
             self.register_buffer("alpha", margins)
         else:
-            self.alpha = float(alpha)
+            self.alpha = float(torch.as_tensor(alpha, dtype=torch.float64))
 
     def per_class(self, logits: Tensor) -> Tensor:
         return ((best_rival(logits, self.k) - logits) / self.k + self._margins(logits)).clamp(min=0)
@@ -67,14 +67,14 @@ class TopKSVM(TopKLoss):
         return ((best_rival_of(logits, label, self.k) - score_of(logits, label)) / self.k + alpha).clamp(min=0)
 
     def _margins(self, logits: Tensor) -> float | Tensor:
-        if isinstance(self.alpha, float):
+        if not isinstance(self.alpha, Tensor):
             return self.alpha
         if len(self.alpha) != logits.shape[1]:
             raise ValueError(f"alpha has {len(self.alpha)} entries, logits have {logits.shape[1]} classes")
         return self.alpha.to(logits)
 
     def extra_repr(self) -> str:
-        alpha = f"{self.alpha:g}" if isinstance(self.alpha, float) else f"[{len(self.alpha)}]"
+        alpha = f"[{len(self.alpha)}]" if isinstance(self.alpha, Tensor) else f"{self.alpha:g}"
         return f"alpha={alpha}, {super().extra_repr()}"
 
 

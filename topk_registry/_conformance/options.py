@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from topk_registry._conformance.expect import CheckFailedError, expect, expect_close
-from topk_registry._conformance.subject import Subject, evaluate, value_and_gradient
+from topk_registry._conformance.expect import CheckFailedError, NotApplicableError, expect, expect_close
+from topk_registry._conformance.subject import EPOCHS, Subject, evaluate, value_and_gradient
 
 
 def reduction_is_consistent(subject: Subject) -> None:
@@ -71,7 +71,9 @@ def set_epoch_is_harmless(subject: Subject) -> None:
     """A trainer calls ``set_epoch`` before every epoch of a loss that has it, the last included."""
     loss = subject.build()
     set_epoch = getattr(loss, "set_epoch", None)
-    for epoch in range(11) if callable(set_epoch) else ():
+    if not callable(set_epoch):
+        raise NotApplicableError("has no set_epoch")
+    for epoch in range(EPOCHS):
         set_epoch(epoch)
         value, gradient = value_and_gradient(loss, subject.logits(), subject.labels())
         expect(

@@ -72,7 +72,9 @@ def can_be_copied(subject: Subject) -> None:
 
 def compiles(subject: Subject) -> None:
     """torch.compile(fullgraph=True): data-dependent Python breaks the graph, and with it the compiled training step."""
-    if not torch._dynamo.is_dynamo_supported():
+    from torch._dynamo.eval_frame import is_dynamo_supported
+
+    if not is_dynamo_supported():
         raise NotApplicableError("torch.compile does not support this Python")
     loss, logits = _stateful(subject), subject.logits()
     torch.compiler.reset()

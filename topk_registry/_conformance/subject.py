@@ -17,6 +17,7 @@ from topk_registry.registry import get_loss_builder
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 BATCH = 4
+EPOCHS = 10
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 SEED = 20_180_221
 DRAWS = 64  # seeds over which a random loss is averaged; the standard error comes down to an eighth
@@ -69,7 +70,7 @@ class Subject:
             "class_counts": [max(1, 500 // (c + 1)) for c in range(n)],
             "smoothing": 0.0,
             "soft_targets": False,
-            "total_epochs": 10,
+            "total_epochs": EPOCHS,
         }
 
     @functools.cached_property
@@ -152,7 +153,7 @@ def _as_factory(loss: Any) -> Callable[..., Loss]:
     """A factory as it is; of a loss itself, a factory that returns it, bound to the options it is given."""
     if isinstance(loss, nn.Module):
         return lambda: copy.deepcopy(loss)
-    if isinstance(loss, type) or not callable(loss) or not _takes_scores(loss):
+    if not _takes_scores(loss):
         return loss
 
     @functools.wraps(loss, updated=())
@@ -162,8 +163,10 @@ def _as_factory(loss: Any) -> Callable[..., Loss]:
     return factory
 
 
-def _takes_scores(function: Callable[..., Any]) -> bool:
+def _takes_scores(function: Any) -> bool:
     """Whether it must be given two things that are no context of a factory: scores and a target."""
+    if isinstance(function, type) or not callable(function):
+        return False
     needed = [
         p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind in _BY_PLACE
     ]

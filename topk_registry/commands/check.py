@@ -3,6 +3,7 @@
 import argparse
 import ast
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -15,14 +16,15 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     options = dict(args.opt)
     expected = dict.fromkeys(args.expect, "expected on the command line")
-    checks = iter_checks(args.name, options=options, num_classes=args.num_classes, expected_failed_checks=expected)
-    results = run_checks(checks)
+    try:
+        checks = iter_checks(args.name, options=options, num_classes=args.num_classes, expected_failed_checks=expected)
+    except ValueError as error:
+        print(f"topk-registry check: {error}", file=sys.stderr)
+        return 2
+    results = list(run_checks(checks)) if args.json else list(_printed(run_checks(checks)))
     if args.json:
-        results = list(results)
         report = {"loss": args.name, "options": options, "num_classes": args.num_classes}
         print(json.dumps({**report, "results": [asdict(result) for result in results]}, indent=2, default=str))
-    else:
-        results = list(_printed(results))
     return int(any(result.status == "failed" for result in results))
 
 
