@@ -1,7 +1,9 @@
 """The conformance kit: it passes what is right, and says readably what is wrong with each of a row of wrong losses."""
 
 import functools
+import random
 import re
+import threading
 
 import pytest
 import torch
@@ -242,18 +244,159 @@ def test_context_and_options_reach_the_factory():
     check_loss(WithSchedule, options={"power": 2.0}, num_classes=8)
 
 
-@pytest.mark.parametrize(
-    ("loss", "check", "message"),
-    [
-        (NoisyInOrder, "row_order_is_irrelevant", "to have the same mean over 64 seeds"),
-        (Growing, "set_epoch_is_harmless", "expected a finite loss in epoch 9, got inf"),
-        (Forgetful, "state_dict_round_trip", "expected loss after load_state_dict = "),
-    ],
-)
-def test_single_checks_see_their_defect(loss, check, message):
-    results = {result.name: result for result in run_checks(iter_checks(loss))}
-    assert results[check].status == "failed"
-    assert message in results[check].message
+def negative(logits, target):
+    return -F.cross_entropy(logits, target)
+
+
+def detached(logits, target):
+    return F.cross_entropy(logits.detach(), target)
+
+
+def dropping_at_random(logits, target):
+    return F.cross_entropy(logits, target) * (1 + random.random())
+
+
+def another_without_grad(logits, target):
+    return F.cross_entropy(logits, target) * (1 if torch.is_grad_enabled() else 2)
+
+
+def assuming_strides(logits, target):
+    return F.cross_entropy(logits.as_strided(logits.shape, (logits.shape[1], 1)), target)
+
+
+def dense_over_classes(logits, target):
+    return F.cross_entropy(logits, target) / (logits.shape[1] if target.is_floating_point() else 1)
+
+
+def wrapping_labels(logits, target):
+    return F.cross_entropy(logits, target if target.is_floating_point() else target % logits.shape[1])
+
+
+def float32_inside(logits, target):
+    return F.cross_entropy(logits.float(), target.float() if target.is_floating_point() else target)
+
+
+def shifted(logits, target):
+    return F.cross_entropy((logits + 1000) - 1000, target)
+
+
+def of_one_dtype(logits, target):
+    if target.is_floating_point():
+        return -torch.einsum("bn,bn->b", target, logits.log_softmax(-1)).mean()
+    return F.cross_entropy(logits, target)
+
+
+def overflowing(logits, target):
+    return F.cross_entropy(logits - logits.exp().sum(-1, keepdim=True).log(), target)
+
+
+def multiplying(logits, target):
+    return F.cross_entropy(logits @ torch.eye(logits.shape[1], dtype=logits.dtype), target)
+
+
+def centred_over_the_batch(logits, target):
+    return F.cross_entropy(logits - logits.mean(0), target)
+
+
+def hiding_nan(logits, target):
+    return F.cross_entropy(logits, target).nan_to_num()
+
+
+def needing_rows(logits, target):
+    return F.cross_entropy(logits - logits.detach().amax().to(logits.dtype), target)
+
+
+def counting_ignored_rows(logits, target, *, ignore_index=-100):
+    return F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="sum") / len(target)
+
+
+def averaging_by_rows(logits, target, *, weight=None, reduction="mean"):
+    rows = F.cross_entropy(logits, target, weight=weight, reduction="none")
+    return F.l1_loss(rows, torch.zeros_like(rows), reduction=reduction)
+
+
+def smoothing_over_the_others(logits, target, *, label_smoothing=0.0, reduction="mean"):
+    n = logits.shape[1]
+    return F.cross_entropy(logits, target, label_smoothing=label_smoothing * n / (n - 1), reduction=reduction)
+
+
+def branching_on_data(logits, target):
+    return F.cross_entropy(logits.clamp(max=100) if logits.max() > 100 else logits, target)
+
+
+def weighted(weight, logits, target):
+    return F.cross_entropy(logits, target, weight=weight)
+
+
+class Locked(nn.CrossEntropyLoss):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class Restarting(Wrong):
+    """It counts its calls, and forgets the count when it is saved."""
+
+    calls = 0
+
+    def forward(self, logits, target):
+        self.calls += 1
+        return super().forward(logits, target) * (1 + 1 / self.calls)
+
+
+# one defect for each check; the message says what is wrong in the check's own terms
+SINGLE = [
+    ("returns_differentiable_scalar", detached, "expected a loss that requires grad"),
+    ("prefers_the_label", negative, "expected less loss with the label first (-"),
+    ("repeats_under_a_seed", dropping_at_random, "expected the same loss under the same seed, got "),
+    ("leaves_inputs_alone", Mutating, "expected the logits unchanged, got them written to"),
+    ("works_without_grad", another_without_grad, "expected loss under no_grad = 2.77466, got 5.5493"),
+    ("accepts_noncontiguous_logits", assuming_strides, "expected loss of non-contiguous logits = "),
+    ("one_hot_targets_equal_indices", dense_over_classes, "expected loss of one-hot targets = 2.77466, got 0.173416"),
+    ("dense_targets_count_in_full", IgnoringDenseTargets, "expected targets mixed 70:30 to change the loss"),
+    ("bad_targets_raise", wrapping_labels, "expected an error for a label of 16 with 16 classes, got the loss "),
+    ("gradient_equals_differences", float32_inside, "expected a float64 loss of float64 logits, got torch.float32"),
+    ("gradient_equals_differences", WrongSign, "expected gradient at ["),
+    ("dense_gradient_equals_differences", WrongSign, "expected gradient at ["),
+    ("gradient_descends", WrongSign, "expected a step against the gradient to lower the loss, got +"),
+    ("float16_logits", shifted, "expected loss of torch.float16 logits = "),
+    ("bfloat16_logits", shifted, "expected loss of torch.bfloat16 logits = "),
+    ("half_precision_with_dense_targets", of_one_dtype, "expected no error, got RuntimeError: "),
+    ("large_logits", overflowing, "expected a finite loss of logits around 60, got nan"),
+    ("cpu_autocast", multiplying, "expected loss under autocast = "),
+    ("row_order_is_irrelevant", OrderDependent, "expected loss of the shuffled batch = "),
+    ("row_order_is_irrelevant", NoisyInOrder, "to have the same mean over 64 seeds"),
+    ("rows_are_independent", centred_over_the_batch, "expected gradient of rows 1 to 3 after row 0 changed at ["),
+    ("nan_stays_in_its_row", hiding_nan, "expected NaN logits to give a NaN loss, got 0"),
+    ("nan_stays_in_its_row", centred_over_the_batch, "expected gradient of the rows beside a NaN row at ["),
+    ("batch_of_one", BreaksOnOne, "expected no error, got "),
+    ("empty_batch", needing_rows, "expected no error, got "),
+    ("reduction_is_consistent", WrongReduction, "expected loss of reduction 'sum' = 11.0987, got 2.77466"),
+    ("weight_scales_rows", averaging_by_rows, "expected weighted mean loss = "),
+    ("ignore_index_skips_rows", counting_ignored_rows, "expected loss with a row of ignore_index = -100 = "),
+    ("label_smoothing_is_a_soft_target", smoothing_over_the_others, "expected loss with label_smoothing at ["),
+    ("set_epoch_is_harmless", Growing, "expected a finite loss in epoch 9, got inf"),
+    ("state_moves_with_the_loss", LostBuffer, "got left behind: loss.factors[0]"),
+    ("state_moves_with_the_loss", functools.partial(weighted, torch.ones(16)), "held without a .to(): loss[0]"),
+    ("state_dict_round_trip", Forgetful, "expected loss after load_state_dict = "),
+    ("state_dict_round_trip", Restarting, "expected loss after load_state_dict = "),
+    ("can_be_pickled", NotPicklable, "expected no error, got "),
+    ("can_be_copied", Locked, "expected no error, got TypeError: cannot pickle"),
+    ("compiles", branching_on_data, "expected no error, got "),
+]
+
+
+@pytest.mark.parametrize(("name", "loss", "message"), SINGLE)
+def test_each_check_sees_its_defect(name, loss, message):
+    (check,) = (check for check in iter_checks(loss) if check.name == name)
+    result = check.run()
+    assert result.status == "failed"
+    assert message in result.message
+
+
+def test_every_check_is_seen_to_fail():
+    names = {check.name for check in iter_checks(Wrong)}
+    assert names - {name for name, _, _ in SINGLE} == {"runs_on_cuda"}
 
 
 def test_an_expected_failure_is_not_held_against_the_loss():
