@@ -360,7 +360,7 @@ SINGLE = [
     ("dense_gradient_equals_differences", WrongSign, "expected gradient at ["),
     ("gradient_descends", WrongSign, "expected a step against the gradient to lower the loss, got +"),
     ("float16_logits", shifted, "expected loss of torch.float16 logits = "),
-    ("bfloat16_logits", shifted, "expected loss of torch.bfloat16 logits = "),
+    ("bfloat16_logits", shifted, "expected gradient of torch.bfloat16 logits at ["),
     ("half_precision_with_dense_targets", of_one_dtype, "expected no error, got RuntimeError: "),
     ("large_logits", overflowing, "expected a finite loss of logits around 60, got nan"),
     ("cpu_autocast", multiplying, "expected loss under autocast = "),
