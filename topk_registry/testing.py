@@ -61,7 +61,8 @@ class LossCheck:
 
     def __call__(self) -> None:
         __tracebackhide__ = True
-        with torch.random.fork_rng():
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        with torch.random.fork_rng(devices):
             CHECKS[self.name](self.subject)
 
     def run(self) -> CheckResult:
