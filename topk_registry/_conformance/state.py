@@ -117,8 +117,7 @@ def _inside(holder: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(holder, nn.Module):
         for kind in ("_parameters", "_buffers", "_modules"):
             yield from ((f".{name}", value) for name, value in vars(holder)[kind].items())
-        yield from ((f".{name}", value) for name, value in vars(holder).items() if not name.startswith("_"))
-        yield from ((f".{n}", v) for n, v in vars(holder).items() if n.startswith("_") and n not in _MODULE_STATE)
+        yield from ((f".{name}", value) for name, value in vars(holder).items() if name not in _MODULE_STATE)
     elif hasattr(holder, "__dict__"):
         yield from ((f".{name}", value) for name, value in vars(holder).items())
 
