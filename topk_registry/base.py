@@ -11,6 +11,7 @@ table, and nothing else.
 """
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -125,7 +126,7 @@ class TopKLoss(ClassificationLoss):
         ignore_index: int = -100,
     ) -> None:
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
-        if isinstance(k, bool) or int(k) != k or k < 1:
+        if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
             raise ValueError(f"k must be an integer of at least 1, got {k!r}")
         self.k = int(k)
 
@@ -176,6 +177,6 @@ def _check_range(target: Tensor, n: int, ignore_index: int) -> None:
 
 def _class_weight(weight: Tensor | Sequence[float]) -> Tensor:
     weight = torch.as_tensor(weight, dtype=torch.get_default_dtype()).detach().clone()
-    if weight.ndim != 1 or not bool((weight >= 0).all()):
-        raise ValueError(f"weight must hold one non-negative factor a class, got shape {list(weight.shape)}")
+    if weight.ndim != 1 or not bool((weight.isfinite() & (weight >= 0)).all()):
+        raise ValueError(f"weight must hold one finite, non-negative factor a class, got {weight.tolist()}")
     return weight

@@ -1,0 +1,177 @@
+"""Top-k hinge losses: the label's score must clear the k-th best of its rivals by a margin.
+
+Write s_[j] for the j-th largest score of a row and s\\y for the scores without the label's. Top-k error is made when
+(s\\y)_[k] exceeds s_y, so a loss that bounds it is a hinge on that difference. The four here differ in what they set
+against s_y; which of them is consistent with top-k error is the subject of Yang and Koyejo.
+
+Every one is a table over labels from one ``torch.topk``: the k-th best rival of c is s_[k+1] for the k classes on top
+and s_[k] for all others. Ties are broken by ``topk``'s choice of classes, so that a gradient reaches one class only.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from topk_registry import TopKLoss
+
+
+class TopKSVM(TopKLoss):
+    r"""Top-k multiclass SVM, the limit of the smooth top-k SVM at temperature 0.
+
+    .. math:: L(s, y) = \max\bigl(\tfrac1k ((s_{\setminus y})_{[k]} - s_y) + \alpha_y,\; 0\bigr)
+
+    Args:
+        k: size of the set in which the label should be, 1 <= k < n.
+        alpha: the margin, at least 0; one number, or one a class [n].
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> TopKSVM(k=1)(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([0]))
+        tensor(0.5000)
+
+    Reference: Lapin, Hein, Schiele 2015, "Top-k Multiclass SVM"; in this scale Berrada, Zisserman, Kumar 2018, "Smooth
+    Loss Functions for Deep Top-k Classification", equation 3.
+    """
+
+    alpha: float | Tensor
+
+    def __init__(
+        self,
+        k: int = 5,
+        *,
+        alpha: float | Tensor | Sequence[float] = 1.0,
+        weight: Tensor | Sequence[float] | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(
+            k, weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index
+        )
+        margins = torch.as_tensor(alpha, dtype=torch.get_default_dtype()).detach().clone()
+        if margins.ndim > 1 or not bool((margins.isfinite() & (margins >= 0)).all()):
+            raise ValueError(f"alpha must be one finite margin of at least 0, or one a class, got {alpha!r}")
+        if margins.ndim:
+            self.register_buffer("alpha", margins)
+        else:
+            self.alpha = float(torch.as_tensor(alpha, dtype=torch.float64))
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        return ((best_rival(logits, self.k) - logits) / self.k + self._margins(logits)).clamp(min=0)
+
+    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
+        margins = self._margins(logits)
+        alpha = margins[label] if isinstance(margins, Tensor) else margins
+        return ((best_rival_of(logits, label, self.k) - score_of(logits, label)) / self.k + alpha).clamp(min=0)
+
+    def _margins(self, logits: Tensor) -> float | Tensor:
+        if not isinstance(self.alpha, Tensor):
+            return self.alpha
+        if len(self.alpha) != logits.shape[1]:
+            raise ValueError(f"alpha has {len(self.alpha)} entries, logits have {logits.shape[1]} classes")
+        return self.alpha.to(logits)
+
+    def extra_repr(self) -> str:
+        alpha = f"[{len(self.alpha)}]" if isinstance(self.alpha, Tensor) else f"{self.alpha:g}"
+        return f"alpha={alpha}, {super().extra_repr()}"
+
+
+class TopKHinge(TopKLoss):
+    r"""Top-k hinge: the label must exceed its k-th best rival by 1.
+
+    .. math:: L(s, y) = \bigl(1 + (s_{\setminus y})_{[k]} - s_y\bigr)_+
+
+    Args:
+        k: size of the set in which the label should be, 1 <= k < n.
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> TopKHinge(k=2)(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([2]))
+        tensor(2.5000)
+
+    Reference: Lapin, Hein, Schiele 2015, "Top-k Multiclass SVM".
+    """
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        return (1 + best_rival(logits, self.k) - logits).clamp(min=0)
+
+    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
+        return (1 + best_rival_of(logits, label, self.k) - score_of(logits, label)).clamp(min=0)
+
+
+class TopKHingeConvex(TopKLoss):
+    r"""Convex top-k hinge: the label must reach the mean of the k largest scores once every rival is raised by 1.
+
+    .. math:: L(s, y) = \Bigl(\tfrac1k \sum_{j=1}^k (s + 1 - \mathbf{1}_y)_{[j]} - s_y\Bigr)_+
+
+    The k largest of those are the k - 1 best rivals, raised, and the better of the k-th and the label.
+
+    Args:
+        k: size of the set in which the label should be, 1 <= k < n.
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> TopKHingeConvex(k=2)(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([2]))
+        tensor(2.7500)
+
+    Reference: Lapin, Hein, Schiele 2015, "Top-k Multiclass SVM", the loss called alpha.
+    """
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        top, index = logits.topk(self.k + 1, dim=1)  # [B, k+1]
+        is_top = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, index[:, :-1], True)
+        better = torch.where(is_top, top[:, : self.k].sum(1, True) - logits, top[:, : self.k - 1].sum(1, True))
+        last = torch.where(is_top, top[:, -1:], top[:, -2:-1])
+        return self._hinge(better, last, logits)
+
+    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
+        rivals = logits.scatter(1, label[:, None], -math.inf).topk(self.k, dim=1).values  # [B, k]
+        return self._hinge(rivals[:, :-1].sum(1), rivals[:, -1], score_of(logits, label))
+
+    def _hinge(self, better: Tensor, last: Tensor, score: Tensor) -> Tensor:
+        """The loss from the sum of the k - 1 best rivals, the k-th rival and the label's score."""
+        return ((better + self.k - 1 + torch.maximum(last + 1, score)) / self.k - score).clamp(min=0)
+
+
+class TopKHingeCalibrated(TopKLoss):
+    r"""Top-k calibrated hinge: the label must exceed the (k+1)-th of all scores by 1.
+
+    .. math:: L(s, y) = \bigl(1 + s_{[k+1]} - s_y\bigr)_+
+
+    Args:
+        k: size of the set in which the label should be, 1 <= k < n.
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> TopKHingeCalibrated(k=2)(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([1]))
+        tensor(0.)
+
+    Reference: Yang, Koyejo 2020, "On the Consistency of Top-k Surrogate Losses".
+    """
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        return (1 + logits.topk(self.k + 1, dim=1).values[:, -1:] - logits).clamp(min=0)
+
+    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
+        return (1 + logits.topk(self.k + 1, dim=1).values[:, -1] - score_of(logits, label)).clamp(min=0)
+
+
+def score_of(logits: Tensor, label: Tensor) -> Tensor:
+    """s_y [B]."""
+    return logits.gather(1, label[:, None])[:, 0]
+
+
+def best_rival(logits: Tensor, k: int) -> Tensor:
+    """(s without c)_[k] for every class c [B, n]."""
+    top, index = logits.topk(k + 1, dim=1)  # [B, k+1]
+    is_top = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, index[:, :k], True)
+    return torch.where(is_top, top[:, k:], top[:, k - 1 : k])
+
+
+def best_rival_of(logits: Tensor, label: Tensor, k: int) -> Tensor:
+    """(s without y)_[k] [B]."""
+    top, index = logits.topk(k + 1, dim=1)  # [B, k+1]
+    is_top = (index[:, :k] == label[:, None]).any(1)
+    return torch.where(is_top, top[:, k], top[:, k - 1])

@@ -1,0 +1,245 @@
+"""The shared base means by its options what cross-entropy means: its table of -log_softmax is compared throughout."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from topk_registry import ClassificationLoss, TopKLoss
+
+B, N = 7, 5
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+WEIGHT = torch.tensor([0.5, 2.0, 0.0, 1.0, 3.0])
+
+
+class CrossEntropy(ClassificationLoss):
+    def per_class(self, logits: Tensor) -> Tensor:
+        return -logits.log_softmax(-1)
+
+
+class TopKTable(TopKLoss):
+    def per_class(self, logits: Tensor) -> Tensor:
+        return logits.topk(self.k, dim=1).values[:, -1:] - logits
+
+
+def batch(kind: str, ignore_index: int = -100, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(B, N, generator=generator, dtype=torch.float64).to(dtype)
+    if kind == "dense":
+        return logits, torch.randn(B, N, generator=generator, dtype=torch.float64).softmax(-1)
+    target = torch.tensor([0, 1, 3, 4, 2, 1, 0])
+    target[[1, 4]] = ignore_index
+    return logits, target
+
+
+def value_and_gradient(loss, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    leaf = logits.detach().clone().requires_grad_()
+    value = loss(leaf, target)
+    return value, torch.autograd.grad(value.sum(), leaf)[0]
+
+
+@pytest.mark.parametrize(("kind", "ignore_index"), [("index", -100), ("index", 2), ("index", 255), ("dense", -100)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("weight", [None, WEIGHT])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_every_combination_of_options_is_cross_entropys(reduction, weight, smoothing, ignore_index, kind):
+    logits, target = batch(kind, ignore_index)
+    options = {"reduction": reduction, "label_smoothing": smoothing, "ignore_index": ignore_index}
+    got = value_and_gradient(CrossEntropy(weight=weight, **options), logits, target)
+    reference = nn.CrossEntropyLoss(weight=weight if weight is None else weight.double(), **options)
+    wanted = value_and_gradient(reference, logits, target)
+    torch.testing.assert_close(got, wanted, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["index", "dense"])
+def test_half_precision_is_computed_in_float32(dtype, kind):
+    logits, target = batch(kind, dtype=dtype)
+    value, gradient = value_and_gradient(CrossEntropy(), logits, target)
+    inside = torch.float64 if dtype == torch.float64 else torch.float32
+    wanted = value_and_gradient(CrossEntropy(), logits.to(inside), target)
+    assert value.dtype == inside
+    assert gradient.dtype == dtype
+    torch.testing.assert_close(value, wanted[0], rtol=0, atol=0)
+    torch.testing.assert_close(gradient, wanted[1].to(dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("target_dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_distributions_may_have_another_precision(target_dtype):
+    logits, target = batch("dense", dtype=torch.float32)
+    target = target.to(target_dtype)
+    torch.testing.assert_close(CrossEntropy()(logits, target), F.cross_entropy(logits, target.float()))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_labels_may_be_any_integers(dtype):
+    logits, target = torch.eye(3), torch.tensor([0, 2, 1])
+    assert CrossEntropy()(logits, target.to(dtype)) == CrossEntropy()(logits, target)
+
+
+@pytest.mark.parametrize("weight", [None, WEIGHT])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["index", "dense"])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_an_empty_batch_is_cross_entropys(reduction, kind, smoothing, weight):
+    logits, target = (t[:0].float() if t.is_floating_point() else t[:0] for t in batch(kind))
+    options = {"reduction": reduction, "label_smoothing": smoothing, "weight": weight}
+    got = value_and_gradient(CrossEntropy(**options), logits, target)
+    wanted = value_and_gradient(nn.CrossEntropyLoss(**options), logits, target)
+    torch.testing.assert_close(got, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_a_batch_of_ignored_rows_is_cross_entropys(reduction, smoothing):
+    logits, target = torch.eye(3), torch.full((3,), -100)
+    options = {"reduction": reduction, "label_smoothing": smoothing}
+    got = CrossEntropy(**options)(logits, target)
+    torch.testing.assert_close(got, nn.CrossEntropyLoss(**options)(logits, target), equal_nan=True)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+def test_ignored_rows_cost_nothing_whatever_their_scores(broken, smoothing):
+    logits, target = batch("index")
+    loss = CrossEntropy(label_smoothing=smoothing)
+    wanted = value_and_gradient(loss, logits, target)
+    logits[1] = broken
+    logits[4, 3] = broken
+    value, gradient = value_and_gradient(loss, logits, target)
+    torch.testing.assert_close(value, wanted[0])
+    kept = target != -100
+    torch.testing.assert_close(gradient[kept], wanted[1][kept])
+    reference = value_and_gradient(nn.CrossEntropyLoss(label_smoothing=smoothing), logits, target)
+    torch.testing.assert_close(gradient, reference[1], equal_nan=True)  # NaN times zero is NaN there too
+
+
+def test_a_class_without_mass_costs_nothing():
+    logits = torch.tensor([[0.0, -torch.inf, 1.0]])
+    torch.testing.assert_close(
+        CrossEntropy()(logits, torch.tensor([[0.5, 0.0, 0.5]])),
+        F.cross_entropy(logits[:, ::2], torch.tensor([[0.5, 0.5]])),
+    )
+
+
+def test_ignore_index_is_for_indices():
+    logits, target = batch("dense")
+    assert CrossEntropy(ignore_index=2)(logits, target) == CrossEntropy()(logits, target)
+
+
+def test_gradients_are_those_of_finite_differences():
+    for kind in ("index", "dense"):
+        logits, target = batch(kind)
+        loss = CrossEntropy(weight=WEIGHT, label_smoothing=0.2)
+        assert torch.autograd.gradcheck(lambda s, loss=loss, q=target: loss(s, q), logits.requires_grad_())
+
+
+@pytest.mark.parametrize("kind", ["index", "dense"])
+def test_compiles_into_one_graph(kind):
+    logits, target = batch(kind, dtype=torch.float32)
+    loss = CrossEntropy(weight=WEIGHT, label_smoothing=0.1)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(value_and_gradient(compiled, logits, target), value_and_gradient(loss, logits, target))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_changes_nothing(dtype):
+    class Product(ClassificationLoss):
+        def per_class(self, logits):
+            return logits @ torch.eye(N, dtype=logits.dtype)  # autocast would take this product in half precision
+
+    logits, target = batch("index", dtype=torch.float32)
+    wanted = Product()(logits, target)
+    with torch.autocast("cpu", dtype=dtype):
+        assert torch.equal(Product()(logits, target), wanted)
+
+
+def test_neither_logits_nor_target_nor_weight_are_written_to():
+    for kind in ("index", "dense"):
+        logits, target = batch(kind)
+        weight = WEIGHT.clone()
+        copies = logits.clone(), target.clone()
+        CrossEntropy(weight=weight, label_smoothing=0.1)(logits, target)
+        assert torch.equal(logits, copies[0])
+        assert torch.equal(target, copies[1])
+        assert torch.equal(weight, WEIGHT)
+
+
+def test_the_weight_is_a_copy_and_a_buffer():
+    weight = WEIGHT.clone()
+    loss = CrossEntropy(weight=weight)
+    weight.zero_()
+    assert torch.equal(loss.state_dict()["weight"], WEIGHT)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reduction": "average"}, "reduction must be one of 'none', 'mean', 'sum', got 'average'"),
+        ({"label_smoothing": 1.1}, r"label_smoothing must be in \[0, 1\], got 1.1"),
+        ({"label_smoothing": -0.1}, r"label_smoothing must be in \[0, 1\], got -0.1"),
+        ({"label_smoothing": torch.nan}, r"label_smoothing must be in \[0, 1\], got nan"),
+        ({"weight": [1.0, -1.0]}, "weight must hold one finite, non-negative factor a class"),
+        ({"weight": [1.0, torch.nan]}, "weight must hold one finite, non-negative factor a class"),
+        ({"weight": [1.0, torch.inf]}, "weight must hold one finite, non-negative factor a class"),
+        ({"weight": [[1.0, 1.0]]}, r"one finite, non-negative factor a class, got \[\[1.0, 1.0\]\]"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        CrossEntropy(**options)
+
+
+@pytest.mark.parametrize("k", [0, -1, 2.5, True, "3", None])
+def test_bad_k(k):
+    with pytest.raises(ValueError, match="k must be an integer of at least 1, got "):
+        TopKTable(k)
+
+
+@pytest.mark.parametrize("k", [5, 6])
+def test_k_beyond_the_classes(k):
+    with pytest.raises(ValueError, match=f"k must be below the number of classes: k = {k}, logits have 5"):
+        TopKTable(k)(*batch("index"))
+
+
+INDICES = torch.zeros(B, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("logits", "target", "message"),
+    [
+        (torch.zeros(B), INDICES, r"logits must be floating point \[batch, classes\] .* got torch.float32 \[7\]"),
+        (torch.zeros(B, 1), INDICES, r"with at least 2 classes, got torch.float32 \[7, 1\]"),
+        (torch.zeros(B, N, dtype=torch.long), INDICES, r"logits must be floating point .* got torch.int64 \[7, 5\]"),
+        (torch.zeros(B, N, 2), INDICES, r"logits must be .* got torch.float32 \[7, 5, 2\]"),
+        (
+            torch.zeros(B, N),
+            INDICES[1:],
+            r"class indices \(integer, \[7\]\) or a distribution .* got torch.int64 \[6\]",
+        ),
+        (torch.zeros(B, N), INDICES[:, None], r"got torch.int64 \[7, 1\]"),
+        (torch.zeros(B, N), INDICES.bool(), r"got torch.bool \[7\]"),
+        (torch.zeros(B, N), INDICES.float(), r"got torch.float32 \[7\]"),
+        (torch.zeros(B, N), torch.zeros(B, N + 1), r"a distribution \(floating point, \[7, 5\]\), got .* \[7, 6\]"),
+        (torch.zeros(B, N), torch.zeros(B, N, dtype=torch.long), r"got torch.int64 \[7, 5\]"),
+        (torch.zeros(B, N), INDICES + 5, r"target must be in \[0, 4\] \(or ignore_index = -100\), got 5"),
+        (torch.zeros(B, N), INDICES - 1, r"target must be in \[0, 4\] \(or ignore_index = -100\), got -1"),
+    ],
+)
+def test_bad_inputs(logits, target, message):
+    with pytest.raises(ValueError, match=message):
+        CrossEntropy()(logits, target)
+
+
+def test_a_weight_for_other_classes():
+    with pytest.raises(ValueError, match="weight has 3 entries, logits have 5 classes"):
+        CrossEntropy(weight=[1.0, 2.0, 3.0])(*batch("index"))
+
+
+def test_a_subclass_without_a_table():
+    with pytest.raises(TypeError, match="ClassificationLoss must define per_class"):
+        ClassificationLoss()(*batch("index"))
+
+
+def test_repr_names_the_options():
+    assert repr(TopKTable(3, reduction="sum")) == "TopKTable(k=3, reduction='sum', label_smoothing=0)"

@@ -1,0 +1,457 @@
+"""The conformance kit: it passes what is right, and says readably what is wrong with each of a row of wrong losses."""
+
+import functools
+import random
+import re
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from topk_registry.testing import LossCheckError, check_loss, iter_checks, parametrize_with_checks, run_checks
+
+pytest_plugins = ["pytester"]
+
+
+class Wrong(nn.Module):
+    """Cross-entropy, to be spoilt in one way each below."""
+
+    def __init__(self, weight: Tensor | None = None, reduction: str = "mean") -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.reduction = reduction
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(logits, target, weight=self.weight, reduction=self.reduction)
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits):
+        return logits.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+class WrongSign(Wrong):
+    def forward(self, logits, target):
+        return super().forward(Reversed.apply(logits), target)
+
+
+class NaNInHalf(Wrong):
+    """exp in the dtype of the scores: float16 ends at exp(11.1), and infinity over infinity is NaN."""
+
+    def forward(self, logits, target):
+        if logits.dtype == torch.float16:
+            logits = (logits.exp() / logits.exp().sum(-1, keepdim=True)).log()
+        return super().forward(logits, target)
+
+
+class OrderDependent(Wrong):
+    def forward(self, logits, target):
+        if self.reduction != "mean":
+            return super().forward(logits, target)
+        rows = F.cross_entropy(logits, target, reduction="none", weight=self.weight)
+        return (rows * torch.linspace(1.5, 0.5, len(rows))).mean()
+
+
+class Mutating(Wrong):
+    def forward(self, logits, target):
+        value = super().forward(logits, target)
+        with torch.no_grad():
+            logits -= logits.amax(-1, keepdim=True)
+        return value
+
+
+class IgnoringDenseTargets(Wrong):
+    def forward(self, logits, target):
+        return super().forward(logits, target.argmax(-1) if target.is_floating_point() else target)
+
+
+class RefusingDenseTargets(Wrong):
+    def forward(self, logits, target):
+        if target.is_floating_point():
+            raise ValueError("class indices only")
+        return super().forward(logits, target)
+
+
+class WrongReduction(Wrong):
+    """The classical one: the sum is asked for and the mean comes."""
+
+    def forward(self, logits, target):
+        return F.cross_entropy(
+            logits, target, weight=self.weight, reduction="mean" if self.reduction == "sum" else self.reduction
+        )
+
+
+class LostBuffer(Wrong):
+    def __init__(self, weight: Tensor | None = None, reduction: str = "mean") -> None:
+        super().__init__(None, reduction)
+        self.factors = [weight]
+
+    def forward(self, logits, target):
+        return F.cross_entropy(logits, target, weight=self.factors[0], reduction=self.reduction)
+
+
+class NotPicklable(Wrong):
+    def __init__(self, weight: Tensor | None = None, reduction: str = "mean") -> None:
+        super().__init__(weight, reduction)
+        self.transform = lambda logits: logits
+
+    def forward(self, logits, target):
+        return super().forward(self.transform(logits), target)
+
+
+class ReturningFloat(Wrong):
+    def forward(self, logits, target):
+        return super().forward(logits, target).item()
+
+
+class BreaksOnOne(Wrong):
+    """squeeze() takes the batch dimension along when there is one row."""
+
+    def forward(self, logits, target):
+        return super().forward(logits.squeeze(), target)
+
+
+# the checks that see each defect, all of them and no others
+WRONG = {
+    WrongSign: {"gradient_equals_differences", "dense_gradient_equals_differences", "gradient_descends"},
+    NaNInHalf: {"float16_logits"},
+    OrderDependent: {"row_order_is_irrelevant", "batch_of_one", "reduction_is_consistent", "weight_scales_rows"},
+    Mutating: {"leaves_inputs_alone"},
+    IgnoringDenseTargets: {"dense_targets_count_in_full", "bad_targets_raise"},
+    RefusingDenseTargets: {
+        "one_hot_targets_equal_indices",
+        "dense_targets_count_in_full",
+        "dense_gradient_equals_differences",
+        "half_precision_with_dense_targets",
+    },
+    WrongReduction: {"reduction_is_consistent", "empty_batch"},
+    LostBuffer: {"state_moves_with_the_loss"},
+    NotPicklable: {"can_be_pickled"},
+    ReturningFloat: {"returns_differentiable_scalar"},
+    BreaksOnOne: {"batch_of_one"},
+}
+
+SAYS = {
+    WrongSign: "expected a step against the gradient to lower the loss, got +",
+    NaNInHalf: "expected a finite loss of torch.float16 logits around 300, got nan",
+    OrderDependent: "expected loss of the shuffled batch = ",
+    Mutating: "expected the logits unchanged, got them written to",
+    IgnoringDenseTargets: "expected targets mixed 70:30 to change the loss, got",
+    RefusingDenseTargets: "expected no error, got ValueError: class indices only",
+    WrongReduction: "expected loss of reduction 'sum' = 11.0987, got 2.77466",
+    LostBuffer: "got left behind: loss.factors[0]",
+    NotPicklable: "can_be_pickled: expected no error, got ",
+    ReturningFloat: "expected a torch.Tensor, got float",
+    BreaksOnOne: "batch_of_one: expected no error, got ",
+}
+
+
+@pytest.mark.parametrize("loss", WRONG, ids=lambda loss: loss.__name__)
+def test_wrong_losses_are_told_what_is_wrong(loss):
+    with pytest.raises(LossCheckError, match=re.escape(SAYS[loss])) as error:
+        check_loss(loss)
+    assert {result.name for result in error.value.failed} == WRONG[loss]
+    assert str(error.value).startswith(f"{loss.__name__} fails {len(WRONG[loss])} of ")
+
+
+def plain_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(logits, target)
+
+
+class Noisy(nn.Module):
+    """A random loss whose expectation is well behaved: cross-entropy of scores with noise."""
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(logits + 0.1 * torch.randn_like(logits), target)
+
+
+class NoisyInOrder(nn.Module):
+    """Noise hides what depends on the order; the mean over seeds does not."""
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        rows = F.cross_entropy(logits + 0.02 * torch.randn_like(logits), target, reduction="none")
+        return (rows * torch.linspace(1.5, 0.5, len(rows))).mean()
+
+
+class WithSchedule(Wrong):
+    """Factories that ask for context get it, and options go with them."""
+
+    def __init__(self, num_classes: int, class_counts, total_epochs: int, *, power: float = 0.0, **options) -> None:
+        super().__init__(**options)
+        assert len(class_counts) == num_classes
+        self.factor = 1.0
+        self.total_epochs = total_epochs
+        self.power = power
+
+    def set_epoch(self, epoch: int) -> None:
+        self.factor = (1 + epoch / self.total_epochs) ** self.power
+
+    def forward(self, logits, target):
+        return self.factor * super().forward(logits, target)
+
+
+class Growing(WithSchedule):
+    """A schedule that leaves the range of numbers in its last epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.factor = 1.0 if epoch < self.total_epochs - 1 else torch.inf
+
+
+class WithTemperature(nn.Module):
+    """A learned parameter: state that must survive saving, copying and moving."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(self.log_scale.exp().to(logits.dtype) * logits, target)
+
+
+class Forgetful(WithTemperature):
+    """Its parameter is saved, but loading does not put it back."""
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        state_dict.pop(prefix + "log_scale")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss,
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        F.cross_entropy,
+        plain_cross_entropy,
+        functools.partial(F.cross_entropy, label_smoothing=0.1),
+        Wrong,
+        Noisy,
+        WithTemperature,
+    ],
+    ids=lambda loss: getattr(loss, "__name__", type(loss).__name__),
+)
+def test_right_losses_pass(loss):
+    check_loss(loss)
+
+
+def test_context_and_options_reach_the_factory():
+    check_loss(WithSchedule, options={"power": 2.0}, num_classes=8)
+
+
+def negative(logits, target):
+    return -F.cross_entropy(logits, target)
+
+
+def detached(logits, target):
+    return F.cross_entropy(logits.detach(), target)
+
+
+def dropping_at_random(logits, target):
+    return F.cross_entropy(logits, target) * (1 + random.random())
+
+
+def another_without_grad(logits, target):
+    return F.cross_entropy(logits, target) * (1 if torch.is_grad_enabled() else 2)
+
+
+def assuming_strides(logits, target):
+    return F.cross_entropy(logits.as_strided(logits.shape, (logits.shape[1], 1)), target)
+
+
+def dense_over_classes(logits, target):
+    return F.cross_entropy(logits, target) / (logits.shape[1] if target.is_floating_point() else 1)
+
+
+def wrapping_labels(logits, target):
+    return F.cross_entropy(logits, target if target.is_floating_point() else target % logits.shape[1])
+
+
+def float32_inside(logits, target):
+    return F.cross_entropy(logits.float(), target.float() if target.is_floating_point() else target)
+
+
+def shifted(logits, target):
+    return F.cross_entropy((logits + 1000) - 1000, target)
+
+
+def of_one_dtype(logits, target):
+    if target.is_floating_point():
+        return -torch.einsum("bn,bn->b", target, logits.log_softmax(-1)).mean()
+    return F.cross_entropy(logits, target)
+
+
+def overflowing(logits, target):
+    return F.cross_entropy(logits - logits.exp().sum(-1, keepdim=True).log(), target)
+
+
+def multiplying(logits, target):
+    return F.cross_entropy(logits @ torch.eye(logits.shape[1], dtype=logits.dtype), target)
+
+
+def centred_over_the_batch(logits, target):
+    return F.cross_entropy(logits - logits.mean(0), target)
+
+
+def hiding_nan(logits, target):
+    return F.cross_entropy(logits, target).nan_to_num()
+
+
+def needing_rows(logits, target):
+    return F.cross_entropy(logits - logits.detach().amax().to(logits.dtype), target)
+
+
+def counting_ignored_rows(logits, target, *, ignore_index=-100):
+    return F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="sum") / len(target)
+
+
+def averaging_by_rows(logits, target, *, weight=None, reduction="mean"):
+    rows = F.cross_entropy(logits, target, weight=weight, reduction="none")
+    return F.l1_loss(rows, torch.zeros_like(rows), reduction=reduction)
+
+
+def smoothing_over_the_others(logits, target, *, label_smoothing=0.0, reduction="mean"):
+    n = logits.shape[1]
+    return F.cross_entropy(logits, target, label_smoothing=label_smoothing * n / (n - 1), reduction=reduction)
+
+
+def branching_on_data(logits, target):
+    return F.cross_entropy(logits.clamp(max=100) if logits.max() > 100 else logits, target)
+
+
+def weighted(weight, logits, target):
+    return F.cross_entropy(logits, target, weight=weight)
+
+
+class Locked(nn.CrossEntropyLoss):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class Restarting(Wrong):
+    """It counts its calls, and forgets the count when it is saved."""
+
+    calls = 0
+
+    def forward(self, logits, target):
+        self.calls += 1
+        return super().forward(logits, target) * (1 + 1 / self.calls)
+
+
+# one defect for each check; the message says what is wrong in the check's own terms
+SINGLE = [
+    ("returns_differentiable_scalar", detached, "expected a loss that requires grad"),
+    ("prefers_the_label", negative, "expected less loss with the label first (-"),
+    ("repeats_under_a_seed", dropping_at_random, "expected the same loss under the same seed, got "),
+    ("leaves_inputs_alone", Mutating, "expected the logits unchanged, got them written to"),
+    ("works_without_grad", another_without_grad, "expected loss under no_grad = 2.77466, got 5.5493"),
+    ("accepts_noncontiguous_logits", assuming_strides, "expected loss of non-contiguous logits = "),
+    ("one_hot_targets_equal_indices", dense_over_classes, "expected loss of one-hot targets = 2.77466, got 0.173416"),
+    ("dense_targets_count_in_full", IgnoringDenseTargets, "expected targets mixed 70:30 to change the loss"),
+    ("bad_targets_raise", wrapping_labels, "expected an error for a label of 16 with 16 classes, got the loss "),
+    ("gradient_equals_differences", float32_inside, "expected a float64 loss of float64 logits, got torch.float32"),
+    ("gradient_equals_differences", WrongSign, "expected gradient at ["),
+    ("dense_gradient_equals_differences", WrongSign, "expected gradient at ["),
+    ("gradient_descends", WrongSign, "expected a step against the gradient to lower the loss, got +"),
+    ("float16_logits", shifted, "expected loss of torch.float16 logits = "),
+    ("bfloat16_logits", shifted, "expected gradient of torch.bfloat16 logits at ["),
+    ("half_precision_with_dense_targets", of_one_dtype, "expected no error, got RuntimeError: "),
+    ("large_logits", overflowing, "expected a finite loss of logits around 60, got nan"),
+    ("cpu_autocast", multiplying, "expected loss under autocast = "),
+    ("row_order_is_irrelevant", OrderDependent, "expected loss of the shuffled batch = "),
+    ("row_order_is_irrelevant", NoisyInOrder, "to have the same mean over 64 seeds"),
+    ("rows_are_independent", centred_over_the_batch, "expected gradient of rows 1 to 3 after row 0 changed at ["),
+    ("nan_stays_in_its_row", hiding_nan, "expected NaN logits to give a NaN loss, got 0"),
+    ("nan_stays_in_its_row", centred_over_the_batch, "expected gradient of the rows beside a NaN row at ["),
+    ("batch_of_one", BreaksOnOne, "expected no error, got "),
+    ("empty_batch", needing_rows, "expected no error, got "),
+    ("reduction_is_consistent", WrongReduction, "expected loss of reduction 'sum' = 11.0987, got 2.77466"),
+    ("weight_scales_rows", averaging_by_rows, "expected weighted mean loss = "),
+    ("ignore_index_skips_rows", counting_ignored_rows, "expected loss with a row of ignore_index = -100 = "),
+    ("label_smoothing_is_a_soft_target", smoothing_over_the_others, "expected loss with label_smoothing at ["),
+    ("set_epoch_is_harmless", Growing, "expected a finite loss in epoch 9, got inf"),
+    ("state_moves_with_the_loss", LostBuffer, "got left behind: loss.factors[0]"),
+    ("state_moves_with_the_loss", functools.partial(weighted, torch.ones(16)), "held without a .to(): loss[0]"),
+    ("state_dict_round_trip", Forgetful, "expected loss after load_state_dict = "),
+    ("state_dict_round_trip", Restarting, "expected loss after load_state_dict = "),
+    ("can_be_pickled", NotPicklable, "expected no error, got "),
+    ("can_be_copied", Locked, "expected no error, got TypeError: cannot pickle"),
+    ("compiles", branching_on_data, "expected no error, got "),
+]
+
+
+@pytest.mark.parametrize(("name", "loss", "message"), SINGLE)
+def test_each_check_sees_its_defect(name, loss, message):
+    (check,) = (check for check in iter_checks(loss) if check.name == name)
+    result = check.run()
+    assert result.status == "failed"
+    assert message in result.message
+
+
+def test_every_check_is_seen_to_fail():
+    names = {check.name for check in iter_checks(Wrong)}
+    assert names - {name for name, _, _ in SINGLE} == {"runs_on_cuda"}
+
+
+def test_an_expected_failure_is_not_held_against_the_loss():
+    reasons = dict.fromkeys(WRONG[RefusingDenseTargets], "the label must be one class")
+    check_loss(RefusingDenseTargets, expected_failed_checks=reasons)
+    results = run_checks(iter_checks(RefusingDenseTargets, expected_failed_checks=reasons))
+    assert {result.name for result in results if result.status == "expected"} == set(reasons)
+
+
+def test_an_expected_failure_that_passes_is_a_failure():
+    with pytest.raises(LossCheckError, match="batch_of_one: expected to fail \\(rows come in pairs\\), but passes"):
+        check_loss(Wrong, expected_failed_checks={"batch_of_one": "rows come in pairs"})
+
+
+def test_an_expected_failure_must_name_a_check():
+    with pytest.raises(ValueError, match="names no check batch_of_two; there are returns_differentiable_scalar, "):
+        check_loss(Wrong, expected_failed_checks={"batch_of_two": "no such check"})
+
+
+def test_where_the_call_fails_the_rest_is_skipped():
+    first, *others = run_checks(iter_checks(ReturningFloat))
+    assert first.status == "failed"
+    assert {(other.status, other.message) for other in others} == {("skipped", f"needs {first.name}")}
+
+
+def test_the_kit_leaves_the_random_state_alone():
+    state = torch.get_rng_state()
+    check_loss(Noisy)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@parametrize_with_checks(
+    [plain_cross_entropy, NotPicklable],
+    expected_failed_checks=lambda loss: {"can_be_pickled": "holds a lambda"} if loss is NotPicklable else {},
+)
+def test_one_test_for_each_check(check):
+    check()
+
+
+def test_failing_checks_fail_the_parametrized_test(pytester: pytest.Pytester):
+    pytester.makepyfile(
+        """
+        import torch
+        from topk_registry.testing import parametrize_with_checks
+
+        def halves(logits, target):
+            return torch.nn.functional.cross_entropy(logits, target) / len(logits)
+
+        @parametrize_with_checks([halves], expected_failed_checks=lambda loss: {"empty_batch": "is not so"})
+        def test_conformance(check):
+            check()
+        """
+    )
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result.stdout.fnmatch_lines(["FAILED *test_conformance?halves-batch_of_one?*", "FAILED *halves-empty_batch?*"])
+    outcomes = result.parseoutcomes()
+    assert outcomes["failed"] == 2
+    assert outcomes["skipped"] >= 4
