@@ -208,7 +208,10 @@ def test_the_public_functions_are_these(acme):
     assert not tr.is_loss("acme_2")
     assert tr.loss_info("acme").distribution == "acme-losses"
     assert tr.get_loss_builder("acme").__module__ == "acme_losses"
-    tr.register_loss("acme", override=True)(lambda: "mine")
-    assert tr.create_loss("acme") == "mine"
+    tr.register_loss("acme", override=True)(lambda: max)
+    assert tr.create_loss("acme") is max
+    tr.register_loss("acme", override=True)(lambda: 3.0)
+    with pytest.raises(BrokenPluginError, match=r"loss 'acme' built 3.0, which is no callable"):
+        tr.create_loss("acme")
     tr.registry.losses.unregister("acme")
     assert callable(tr.create_loss("acme", k=2))
