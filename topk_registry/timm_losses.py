@@ -42,7 +42,7 @@ def problem() -> str:
         text = read(module)
     except Exception:  # a source that cannot be read tells nothing; building the loss will
         return ""
-    return "" if attr in (text or attr) else f"timm {installed()} has no {module}.{attr}; a newer timm has"
+    return "" if attr in (text or attr) else f"timm {installed()} has no {module}.{attr}; 1.0.31 has"
 
 
 def installed() -> str:
