@@ -82,7 +82,8 @@ class Registry:
             plugin = self._pick(name)
         except (AmbiguousPluginError, DisabledPluginError) as error:
             status: Status = "ambiguous" if isinstance(error, AmbiguousPluginError) else "disabled"
-            owners = ", ".join(plugin.distribution for plugin in self._candidates(name))
+            found = self._candidates(name)
+            owners = ", ".join(plugin.distribution for plugin in self._allowed(found) or found)
             return LossInfo(name, owners, "", "", status, str(error), "")
         status, error = self._state(plugin)
         return LossInfo(
@@ -90,7 +91,7 @@ class Registry:
         )
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and bool(self._candidates(name)) and not self._is_disabled(name)
+        return isinstance(name, str) and not self._is_disabled(name)
 
     def builder(self, name: str) -> Builder:
         """The factory behind a name; imports its plug-in, which runs the plug-in's code.
@@ -100,7 +101,7 @@ class Registry:
             BrokenPluginError: its plug-in cannot be imported or is no factory; the cause is chained.
         """
         plugin = self._pick(name)
-        if plugin is self._reserved.get(plugin.name):
+        if self._is_timms(plugin):
             return timm_losses.builder(plugin.name)
         return self._registered[plugin.name] if not plugin.distribution else self._load(plugin)
 
@@ -171,7 +172,7 @@ class Registry:
 
     def _pick(self, name: str) -> Plugin:
         found = self._candidates(name)
-        allowed = [plugin for plugin in found if not self._denied(plugin)]
+        allowed = self._allowed(found)
         if len(allowed) == 1:
             return allowed[0]
         if allowed:
@@ -184,16 +185,22 @@ class Registry:
 
     def _unknown(self, name: str) -> str:
         known = self.names()
-        close = get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+        close = get_close_matches(name.rpartition(":")[2].lower(), known, n=3, cutoff=0.5)
         hint = f"the closest are {', '.join(close)}" if close else f"there are {', '.join(known) or 'none'}"
         command = "`topk-registry losses` lists all" if self.kind == "loss" else f"{self.group} is the group read"
         return f"no {self.kind} is called {name!r}; {hint}; {command}"
 
+    def _is_timms(self, plugin: Plugin) -> bool:
+        return plugin is self._reserved.get(plugin.name)
+
     def _denied(self, plugin: Plugin) -> str | None:
-        return denied(plugin) if plugin.distribution and plugin is not self._reserved.get(plugin.name) else None
+        return denied(plugin) if plugin.distribution and not self._is_timms(plugin) else None
+
+    def _allowed(self, plugins: Sequence[Plugin]) -> list[Plugin]:
+        return [plugin for plugin in plugins if not self._denied(plugin)]
 
     def _is_disabled(self, name: str) -> bool:
-        return all(self._denied(plugin) for plugin in self._candidates(name))
+        return not self._allowed(self._candidates(name))
 
     def _every_name(self, filter: str | Sequence[str], exclude: str | Sequence[str]) -> list[str]:
         wanted, unwanted = _as_list(filter) or ["*"], _as_list(exclude)
@@ -219,7 +226,7 @@ class Registry:
         return builder
 
     def _state(self, plugin: Plugin) -> tuple[Status, str]:
-        if plugin is self._reserved.get(plugin.name):
+        if self._is_timms(plugin):
             problem = timm_losses.problem()
             return ("broken", problem) if problem else ("timm", "")
         if not plugin.distribution:
@@ -230,7 +237,7 @@ class Registry:
         return ("broken", problem) if problem else ("available", "")
 
     def _summary(self, plugin: Plugin, status: Status) -> str:
-        if plugin is self._reserved.get(plugin.name):
+        if self._is_timms(plugin):
             return timm_losses.SUMMARIES[plugin.name]
         if not plugin.distribution:
             return source.first_line(self._registered[plugin.name].__doc__)

@@ -49,6 +49,8 @@ def test_an_unknown_name_lists_the_closest(acme, registry):
         UnknownPluginError, match=r"no loss is called 'amce'; the closest are acme.*`topk-registry losses`"
     ):
         registry.create("amce")
+    with pytest.raises(UnknownPluginError, match=r"no loss is called 'globex:acme'; the closest are acme"):
+        registry.create("globex:acme")
     with pytest.raises(LookupError, match=r"there are .*acme"):
         registry.create("quite different")
 
