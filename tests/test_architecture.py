@@ -24,7 +24,10 @@ FILES = sorted(
 )
 FOUNDATION = {
     "topk_registry",
-    *(f"topk_registry.{name}" for name in ("discovery", "environment", "errors", "options", "registry", "source")),
+    *(
+        f"topk_registry.{name}"
+        for name in ("catalogue", "discovery", "environment", "errors", "options", "registry", "source")
+    ),
     *(f"topk_registry.{name}" for name in ("timm_losses", "cli", "__main__", "commands", "commands.losses")),
     "topk_registry.commands.doctor",
 }

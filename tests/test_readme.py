@@ -19,7 +19,11 @@ TABLE = re.compile(r"(?<=<!-- losses -->\n).*?(?=<!-- /losses -->)", re.DOTALL)
 
 def table() -> str:
     infos = registry.losses.infos("topk-registry:*")
-    rows = [f"| `{info.name}` | {info.summary} |" for info in infos if info.status in ("available", "loaded")]
+    rows = [
+        f"| `{info.name}` | {info.summary.replace('``', '`')} |"
+        for info in infos
+        if info.status in ("available", "loaded")
+    ]
     return "\n".join(["| name | what it is |", "|---|---|", *rows]) + "\n"
 
 
@@ -61,10 +65,11 @@ def test_its_plugin_has_fifteen_lines_installs_and_works(tmp_path):
 
 
 def test_its_python_example_runs():
-    (example,) = re.findall(r"```python\n(import topk_registry.*?)```", README.read_text(), re.DOTALL)
+    (example,) = re.findall(r"```python\n(import torch\nimport topk_registry.*?)```", README.read_text(), re.DOTALL)
     scope = {}
     exec(example, scope)
     assert callable(scope["loss"])
+    assert callable(scope["head"])
 
 
 def test_the_folders_it_names_exist():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from topk_registry.base import ClassificationLoss, TopKLoss
+    from topk_registry.catalogue import LossInfo
     from topk_registry.classifier import CosineClassifier, normalize_classifier
     from topk_registry.errors import (
         AmbiguousPluginError,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from topk_registry.ops.ksubset import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
     from topk_registry.options import accepted_context
     from topk_registry.registry import (
-        LossInfo,
         create_loss,
         get_loss_builder,
         is_loss,
@@ -38,7 +38,7 @@ _HOMES = {
     "ClassificationLoss": "base",
     "CosineClassifier": "classifier",
     "DisabledPluginError": "errors",
-    "LossInfo": "registry",
+    "LossInfo": "catalogue",
     "NameTakenError": "errors",
     "PluginError": "errors",
     "TopKClassifier": "head",

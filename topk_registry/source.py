@@ -9,7 +9,6 @@ import ast
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from pkgutil import get_importer
 
 
@@ -39,11 +38,10 @@ def first_line(docstring: str | None) -> str:
 
 
 def read(module: str) -> str | None:
-    """The module's source, or None where it has none that can be read."""
+    """The module's source, or None where its loader has none to show."""
     spec = find_spec(module)
-    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        return None
-    return Path(spec.origin).read_text(encoding="utf-8")
+    get_source = getattr(spec.loader, "get_source", None) if spec else None
+    return get_source(module) if get_source else None
 
 
 def _ask_finders(name: str, path: Sequence[str] | None) -> ModuleSpec | None:

@@ -125,10 +125,14 @@ def test_an_empty_allow_list_is_none(site, registry, monkeypatch):
 
 
 def test_denying_one_owner_settles_a_clash(site, registry, monkeypatch):
-    site.distribution("acme-losses", {"shared": "acme_losses:Mine"})
-    site.distribution("globex-losses", {"shared": "globex_losses:Mine"})
+    for name in ("acme", "globex", "initech"):
+        site.distribution(f"{name}-losses", {"shared": f"{name}_losses:Mine"})
     monkeypatch.setenv("TOPK_REGISTRY_DISABLE", "acme-losses")
+    assert registry.info("shared").distribution == "globex-losses, initech-losses"
+    monkeypatch.setenv("TOPK_REGISTRY_DISABLE", "acme-losses initech-losses")
     assert registry.info("shared").distribution == "globex-losses"
+    with pytest.raises(DisabledPluginError, match="of acme-losses"):
+        registry.builder("acme-losses:shared")
 
 
 def test_unreadable_metadata_hides_nothing_else(site, registry):

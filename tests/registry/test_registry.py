@@ -49,6 +49,8 @@ def test_an_unknown_name_lists_the_closest(acme, registry):
         UnknownPluginError, match=r"no loss is called 'amce'; the closest are acme.*`topk-registry losses`"
     ):
         registry.create("amce")
+    with pytest.raises(UnknownPluginError, match=r"no loss is called 'globex:acme'; the closest are acme"):
+        registry.create("globex:acme")
     with pytest.raises(LookupError, match=r"there are .*acme"):
         registry.create("quite different")
 
@@ -208,7 +210,10 @@ def test_the_public_functions_are_these(acme):
     assert not tr.is_loss("acme_2")
     assert tr.loss_info("acme").distribution == "acme-losses"
     assert tr.get_loss_builder("acme").__module__ == "acme_losses"
-    tr.register_loss("acme", override=True)(lambda: "mine")
-    assert tr.create_loss("acme") == "mine"
+    tr.register_loss("acme", override=True)(lambda: max)
+    assert tr.create_loss("acme") is max
+    tr.register_loss("acme", override=True)(lambda: 3.0)
+    with pytest.raises(BrokenPluginError, match=r"loss 'acme' built 3.0, which is no callable"):
+        tr.create_loss("acme")
     tr.registry.losses.unregister("acme")
     assert callable(tr.create_loss("acme", k=2))
