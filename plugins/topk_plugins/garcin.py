@@ -101,7 +101,7 @@ class NoisedTopKImbalanced(NoisedTopK):
         self,
         k: int = 5,
         *,
-        class_counts: Tensor | Sequence[float] | None = None,
+        class_counts: Tensor | Sequence[float],
         epsilon: float = 0.01,
         num_samples: int = 5,
         max_margin: float = 0.3,
@@ -127,9 +127,7 @@ class NoisedTopKImbalanced(NoisedTopK):
 
     def margin(self, logits: Tensor) -> Tensor:
         if self.margins.numel() != logits.shape[1]:
-            raise ValueError(
-                f"class_counts has {self.margins.numel()} entries, logits have {logits.shape[1]} classes"
-            )
+            raise ValueError(f"class_counts has {self.margins.numel()} entries, logits have {logits.shape[1]} classes")
         return self.margins.to(logits)
 
     def extra_repr(self) -> str:

@@ -65,9 +65,7 @@ class LogSphericalSoftmax(_LogLikelihood):
         label_smoothing: float = 0.0,
         ignore_index: int = -100,
     ) -> None:
-        super().__init__(
-            weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index
-        )
+        super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
         if not 0 < epsilon < math.inf:
             raise ValueError(f"epsilon must be finite and above 0, got {epsilon!r}")
         self.epsilon = float(epsilon)
@@ -136,9 +134,9 @@ class SphericalBound(ClassificationLoss):
 def optimal_xi(rms: Tensor, D: int) -> Tensor:
     """The xi of the tightest bound, for logits of root mean square ``rms`` around their mean, elementwise.
 
-    With d = 2/D and u = 1 - tanh(xi/2), the left side xi^2 W of the equation has W = (d - u)(2 - d - u) / (1 - u)^2, free
-    of cancellation for large D, and grows with xi. As W <= c^2 = d(2 - d), and W >= c^2 (1 - u/d) >= (c/1.5)^2 from
-    log(D-1) + 1 on, the root is bracketed. Squares of xi and rms are never formed: they may overflow.
+    With d = 2/D and u = 1 - tanh(xi/2) the equation is xi^2 W = rms^2, W = (d - u)(2 - d - u) / (1 - u)^2, free of
+    cancellation for large D; its left side grows with xi. As W <= c^2 = d(2 - d), and W >= c^2 (1 - u/d) >= (c/1.5)^2
+    from log(D-1) + 1 on, the root is bracketed. Squares of xi and rms are never formed: they may overflow.
     """
     d = 2 / D
     c = math.sqrt(d * (2 - d))
@@ -146,18 +144,18 @@ def optimal_xi(rms: Tensor, D: int) -> Tensor:
     high = (1.5 * rms / c).clamp(min=math.log(D - 1) + 1)
     for _ in range(12):
         xi = (low + high) / 2
-        below = xi * _W(xi, d)[0].sqrt() < rms
+        below = xi * _w(xi, d)[0].sqrt() < rms
         low, high = torch.where(below, xi, low), torch.where(below, high, xi)
     # D = 2 on a flat row: xi = 0 is the limit of the bound, which is flat enough there to stay clear of 0/0
     low, high = low.clamp(min=XI_MIN), high.clamp(min=XI_MIN)
     xi = (low + high) / 2
     for _ in range(5):
-        W, slope = _W(xi, d)
+        W, slope = _w(xi, d)
         xi = (xi - (xi * W - rms * (rms / xi)) / (2 * W + xi * slope)).clamp(low, high)
     return xi
 
 
-def _W(xi: Tensor, d: float) -> tuple[Tensor, Tensor]:
+def _w(xi: Tensor, d: float) -> tuple[Tensor, Tensor]:
     """1 - (1-d)^2 / tanh(xi/2)^2, not below 0 by rounding, and its derivative."""
     u = 2 * torch.sigmoid(-xi)
     t = 1 - u
