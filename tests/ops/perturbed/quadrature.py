@@ -1,6 +1,7 @@
 """The perturbed top-k without chance: its value and gradient as one-dimensional integrals, for a few scores."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 
@@ -25,7 +26,5 @@ def _count(p: np.ndarray) -> list[np.ndarray]:
     """How many independent events of probabilities p [m, points] happen: the chance of 0, 1, ..., m."""
     chance = [np.ones(p.shape[1])] + [np.zeros(p.shape[1]) for _ in p]
     for p_i in p:
-        chance = [chance[0] * (1 - p_i)] + [
-            now * (1 - p_i) + fewer * p_i for fewer, now in zip(chance, chance[1:], strict=False)
-        ]
+        chance = [chance[0] * (1 - p_i)] + [now * (1 - p_i) + fewer * p_i for fewer, now in pairwise(chance)]
     return chance

@@ -1,4 +1,4 @@
-"""Time and memory beside the authors' own implementation (pytopk), in one process and at the size of the paper's use."""
+"""Time and memory beside the authors' own implementation (pytopk), in one process."""
 
 import json
 import time
