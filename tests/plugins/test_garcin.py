@@ -5,6 +5,8 @@ from fractions import Fraction
 
 import pytest
 import torch
+from pytopk.functional import bal_noised_topk_loss, imbal_noised_topk_loss
+from pytopk.noised_topk import _noised_topk
 
 from topk_plugins._margins import ldam_margins
 from topk_plugins.garcin import NoisedTopK, NoisedTopKImbalanced
@@ -147,15 +149,12 @@ def test_compiles_to_one_graph(build):
 
 
 def test_agrees_with_the_authors():
-    authors = pytest.importorskip("pytopk.functional")
-    from pytopk.noised_topk import _noised_topk
-
     logits, target = randn(9, N, dtype=torch.float32), torch.arange(9) % N
     z = torch.tensor(noise_of(0, 9, 4, torch.float32)).permute(1, 2, 0)  # [B, n, draws]
-    theirs = authors.bal_noised_topk_loss(logits, target, 3, 0.7, _noised_topk, z)
+    theirs = bal_noised_topk_loss(logits, target, 3, 0.7, _noised_topk, z)
     torch.testing.assert_close(seeded(balanced())(logits, target), theirs)
     margins = ldam_margins(COUNTS, 0.4)
-    theirs = authors.imbal_noised_topk_loss(logits, target, 3, margins, 0.2, _noised_topk, z, 20)
+    theirs = imbal_noised_topk_loss(logits, target, 3, margins, 0.2, _noised_topk, z, 20)
     torch.testing.assert_close(seeded(imbalanced())(logits, target), theirs)
 
 

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from mpmath import coth, mp, mpf
 
 from topk_plugins.spherical import LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound, optimal_xi
 
@@ -87,8 +88,6 @@ def test_bound_is_above_log_softmax(D, scale):
 @pytest.mark.parametrize("D", [3, 10, 1000, 10**6])
 @pytest.mark.parametrize("rms", [0.0, 1e-9, 1e-3, 0.1, 1.0, 30.0, 1e10, 1e100])
 def test_optimal_xi_solves_its_equation(D, rms):
-    from mpmath import coth, mp, mpf
-
     xi = optimal_xi(torch.tensor([rms], dtype=torch.float64), D).item()
     assert xi >= math.log(D - 1) * (1 - 1e-15)
     with mp.workdps(60):
