@@ -49,6 +49,7 @@ def perturbed_topk(
         classification. ICML 2022.
     """
     check_options(k, epsilon, num_samples, impl)
+    k, num_samples = int(k), int(num_samples)
     _check_shapes(scores, k, num_samples, noise)
     wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
     rows = wide.reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
