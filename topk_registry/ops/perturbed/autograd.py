@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from topk_registry.ops.perturbed.eager import perturbed_kth
+from topk_registry.ops.perturbed.torch_path import perturbed_kth
 
 
 class PerturbedKth(torch.autograd.Function):

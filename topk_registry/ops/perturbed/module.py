@@ -2,7 +2,7 @@
 
 from torch import Generator, Tensor, nn
 
-from topk_registry.ops.perturbed.function import check_options, perturbed_topk
+from topk_registry.ops.perturbed.dispatch import check_options, perturbed_topk
 
 
 class PerturbedTopK(nn.Module):

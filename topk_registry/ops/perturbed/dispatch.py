@@ -1,13 +1,18 @@
-"""The door to the operator: checks, precision, and the choice of the implementation."""
+"""The one door to the operator: checks what comes in, chooses an implementation, and keeps its promises.
+
+Every implementation is a function ``(scores, k, epsilon, num_samples, generator, noise) -> [rows]``, differentiable in
+the scores [rows, n] of single or double precision; noise is None or [num_samples, rows, n].
+"""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Generator, Tensor
 
 from topk_registry.ops.perturbed.autograd import PerturbedKth
 
-IMPLEMENTATIONS = ("auto", "torch")
+IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {"torch": PerturbedKth.apply}
 
 
 def perturbed_topk(
@@ -25,7 +30,7 @@ def perturbed_topk(
         f_eps(s) = E[(s + eps Z)_[k]],   grad f_eps(s) = E[one-hot of the class that is k-th in s + eps Z]
 
     Value and gradient are means over the same draws of Z ~ N(0, I). ``epsilon=0`` is the plain k-th largest. A row with
-    a NaN gives NaN for that row only; half precision is computed in fp32 and returned in its own type.
+    a NaN gives NaN for that row only.
 
     Args:
         scores: floating point [..., n].
@@ -34,10 +39,10 @@ def perturbed_topk(
         num_samples: how many draws B.
         generator: where the noise comes from, on the device of the scores; without it, torch's global generator.
         noise: the draws themselves [B, ..., n], instead of random ones.
-        impl: ``"auto"`` or ``"torch"``.
+        impl: ``"auto"``, or the name of an implementation.
 
     Returns:
-        The estimate [...], differentiable.
+        The estimate [...], differentiable, in single precision for half-precision scores.
 
     Example:
         >>> scores = torch.tensor([3.0, 1.0, 2.0], requires_grad=True)
@@ -55,8 +60,9 @@ def perturbed_topk(
     rows = wide.reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
     if noise is not None:
         noise = noise.detach().to(rows).reshape(num_samples, *rows.shape)
-    value = PerturbedKth.apply(rows, k, float(epsilon), num_samples, generator, noise)
-    return value.to(scores.dtype).reshape(scores.shape[:-1])
+    kernel = IMPLEMENTATIONS["torch" if impl == "auto" else impl]
+    value = kernel(rows, k, float(epsilon), num_samples, generator, noise)
+    return value.reshape(scores.shape[:-1])
 
 
 def check_options(k: int, epsilon: float, num_samples: int, impl: str) -> None:
@@ -66,8 +72,8 @@ def check_options(k: int, epsilon: float, num_samples: int, impl: str) -> None:
             raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
     if not 0 <= epsilon < math.inf:
         raise ValueError(f"epsilon must be finite and at least 0, got {epsilon!r}")
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl must be one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {impl!r}")
+    if impl != "auto" and impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl must be 'auto' or one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {impl!r}")
 
 
 def _check_shapes(scores: Tensor, k: int, num_samples: int, noise: Tensor | None) -> None:
