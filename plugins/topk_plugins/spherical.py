@@ -182,7 +182,7 @@ def _log_sum_of_weights(x: Tensor, epsilon: float) -> Tensor:
 
 def _log_weight(x: Tensor, epsilon: float) -> Tensor:
     """log(x^2 + eps), elementwise; hypot because the square overflows in fp32 from 2e19 on."""
-    return 2 * torch.hypot(x, x.new_tensor(math.sqrt(epsilon))).log()
+    return 2 * torch.hypot(x, x.new_full((), math.sqrt(epsilon))).log()
 
 
 def _scaled_squares(x: Tensor, least: float) -> tuple[Tensor, Tensor]:

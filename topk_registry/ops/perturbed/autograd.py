@@ -27,7 +27,7 @@ class PerturbedKth(torch.autograd.Function):
         return value
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad,) = grad_outputs
         index, invalid = ctx.saved_tensors
         share = (grad / index.shape[1]).masked_fill(invalid, torch.nan)
