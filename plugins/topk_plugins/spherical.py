@@ -5,8 +5,8 @@ log-likelihoods, of probabilities in proportion to a polynomial of the logit ins
 
     spherical softmax  w_i = o_i^2 + eps              Taylor softmax  w_i = 1 + o_i + o_i^2 / 2
 
-and the third bounds cross-entropy from above. Neither of the first two predicts with the argmax of the logits: spherical
-softmax cannot tell o from -o, and Taylor softmax has its minimum at o = -1. Predict with ``probabilities(logits)``.
+and the third bounds cross-entropy from above. Neither of the first two predicts with the argmax of the logits, as
+spherical softmax cannot tell o from -o, and Taylor softmax is least at o = -1: predict with ``probabilities(logits)``.
 
 Reference:
     de Brebisson, Vincent. An Exploration of Softmax Alternatives Belonging to the Spherical Loss Family. ICLR 2016.
