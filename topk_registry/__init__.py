@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from topk_registry.head import TopKClassifier, TopKHead, TopKOutput, fit_temperature
     from topk_registry.ops.ksubset import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
+    from topk_registry.ops.perturbed import PerturbedTopK, perturbed_topk
     from topk_registry.options import accepted_context
     from topk_registry.registry import (
         create_loss,
@@ -40,6 +41,7 @@ _HOMES = {
     "DisabledPluginError": "errors",
     "LossInfo": "catalogue",
     "NameTakenError": "errors",
+    "PerturbedTopK": "ops.perturbed",
     "PluginError": "errors",
     "TopKClassifier": "head",
     "TopKHead": "head",
@@ -54,6 +56,7 @@ _HOMES = {
     "list_losses": "registry",
     "loss_info": "registry",
     "normalize_classifier": "classifier",
+    "perturbed_topk": "ops.perturbed",
     "refresh_plugins": "registry",
     "register_loss": "registry",
     "topk_label_margins": "ops.ksubset",
@@ -70,6 +73,7 @@ __all__ = [
     "DisabledPluginError",
     "LossInfo",
     "NameTakenError",
+    "PerturbedTopK",
     "PluginError",
     "TopKClassifier",
     "TopKHead",
@@ -84,6 +88,7 @@ __all__ = [
     "list_losses",
     "loss_info",
     "normalize_classifier",
+    "perturbed_topk",
     "refresh_plugins",
     "register_loss",
     "topk_label_margins",

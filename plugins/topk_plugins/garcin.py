@@ -1,0 +1,134 @@
+"""Noised top-k losses: the calibrated top-k hinge, smoothed by Gaussian noise on its threshold.
+
+A score that beats the (k+1)-th largest is in the top k, so (1 + s_[k+1] - s_y)_+ is a hinge whose minimiser ranks the k
+likeliest classes first. Its gradient touches two scores only, too few for a deep net. Perturbing the scores spreads it
+over all the classes that could be the (k+1)-th.
+
+The noise comes from torch's global generator, as dropout's does: seed it with ``torch.manual_seed``.
+
+Reference:
+    Garcin, Servajean, Joly, Salmon. Stochastic smoothing of the top-K calibrated hinge loss for deep imbalanced
+    classification. ICML 2022.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from topk_plugins._margins import ldam_margins
+from topk_registry import PerturbedTopK, TopKLoss
+
+
+class NoisedTopK(TopKLoss):
+    """The balanced noised top-k loss.
+
+        L(s, y) = (1 + E_Z[(s + eps Z)_[k+1]] - s_y)_+
+
+    Args:
+        k: size of the set, 1 <= k <= n - 1.
+        epsilon: standard deviation of the noise, in the unit of the scores; 0 is the calibrated hinge.
+        num_samples: how many draws estimate the expectation and its gradient.
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> import torch
+        >>> NoisedTopK(k=1, epsilon=0.0)(torch.tensor([[2.0, 1.5, -3.0]]), torch.tensor([0]))
+        tensor(0.5000)
+    """
+
+    margins: Tensor
+    scale: float = 1.0
+
+    def __init__(
+        self,
+        k: int = 5,
+        *,
+        epsilon: float = 1.0,
+        num_samples: int = 5,
+        weight: Tensor | Sequence[float] | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(
+            k, weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index
+        )
+        self.threshold = PerturbedTopK(self.k + 1, epsilon=epsilon, num_samples=num_samples)
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        margin = self.margin(logits)
+        return self.scale * (margin + self.threshold(logits)[:, None] - logits).relu()
+
+    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
+        margin = self.margin(logits).expand(logits.shape[1])[label]
+        s_y = logits.gather(1, label[:, None])[:, 0]
+        return self.scale * (margin + self.threshold(logits) - s_y).relu()
+
+    def margin(self, logits: Tensor) -> Tensor:
+        """How far each label's score should lie above the threshold, [n] or [1]."""
+        return logits.new_ones(1)
+
+    def extra_repr(self) -> str:
+        return f"epsilon={self.threshold.epsilon:g}, num_samples={self.threshold.num_samples}, {super().extra_repr()}"
+
+
+class NoisedTopKImbalanced(NoisedTopK):
+    """The imbalanced noised top-k loss: rare classes get larger margins.
+
+        L(s, y) = scale * (m_y + E_Z[(s + eps Z)_[k+1]] - s_y)_+,   m_c = max_margin * (min_j n_j / n_c)^(1/4)
+
+    It is meant for scores in [-1, 1], cosines of normalised features and weights; ``scale`` brings their gradients to
+    the usual size, and the noise and the margins are in the unit of the cosines.
+
+    Args:
+        k: size of the set, 1 <= k <= n - 1.
+        class_counts: how many training samples each class has [n]; the trainer passes it. A class without any gets the
+            margin of the rarest class that has some.
+        epsilon: standard deviation of the noise, in the unit of the scores.
+        num_samples: how many draws estimate the expectation and its gradient.
+        max_margin: margin of the rarest class.
+        scale: factor of the loss.
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> import torch
+        >>> loss = NoisedTopKImbalanced(k=1, class_counts=[16, 1, 1], epsilon=0.0, max_margin=0.5, scale=10)
+        >>> loss(torch.tensor([[0.5, 0.75, -0.5]]), torch.tensor([0]))
+        tensor(2.5000)
+    """
+
+    def __init__(
+        self,
+        k: int = 5,
+        *,
+        class_counts: Tensor | Sequence[float],
+        epsilon: float = 0.01,
+        num_samples: int = 5,
+        max_margin: float = 0.3,
+        scale: float = 50.0,
+        weight: Tensor | Sequence[float] | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(
+            k,
+            epsilon=epsilon,
+            num_samples=num_samples,
+            weight=weight,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+        )
+        if not scale > 0:
+            raise ValueError(f"scale must be above 0, got {scale!r}")
+        self.scale = float(scale)
+        self.register_buffer("margins", ldam_margins(class_counts, max_margin))
+
+    def margin(self, logits: Tensor) -> Tensor:
+        if self.margins.numel() != logits.shape[1]:
+            raise ValueError(f"class_counts has {self.margins.numel()} entries, logits have {logits.shape[1]} classes")
+        return self.margins.to(logits)
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale:g}, max_margin={self.margins.max().item():g}, {super().extra_repr()}"

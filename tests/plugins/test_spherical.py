@@ -1,0 +1,226 @@
+"""The spherical family against the paper's formulas, written out in plain Python, and its bound against softmax."""
+
+import math
+import pickle
+
+import pytest
+import torch
+from mpmath import coth, mp, mpf
+
+from topk_plugins.spherical import LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound, optimal_xi
+
+LOSSES = [LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound]
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def log_softmax_loss(logits: torch.Tensor) -> torch.Tensor:
+    return -logits.log_softmax(-1)
+
+
+def spherical(o: list[float], c: int, eps: float = 1.0) -> float:
+    return math.log(sum(x * x for x in o) + len(o) * eps) - math.log(o[c] ** 2 + eps)
+
+
+def taylor(o: list[float], c: int) -> float:
+    total = len(o) + sum(o) + sum(x * x for x in o) / 2
+    return math.log(total) - math.log(1 + o[c] + o[c] ** 2 / 2)
+
+
+def bouchard(o: list[float], c: int, alpha: float, xi: float) -> float:
+    """The bound as Bouchard wrote it, for any alpha and xi: the sum of D bounds on log(1 + exp(o_i - alpha))."""
+    lam = math.tanh(xi / 2) / (4 * xi)
+    terms = ((x - alpha - xi) / 2 + lam * ((x - alpha) ** 2 - xi**2) + math.log1p(math.exp(xi)) for x in o)
+    return alpha + sum(terms) - o[c]
+
+
+def best_alpha(o: list[float], xi: float) -> float:
+    lam = math.tanh(xi / 2) / (4 * xi)
+    return ((len(o) / 2 - 1) / 2 + lam * sum(o)) / (len(o) * lam)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.1, 3.0, 100.0])
+@pytest.mark.parametrize(
+    ("loss", "formula"),
+    [
+        (LogSphericalSoftmax(reduction="none"), spherical),
+        (LogSphericalSoftmax(epsilon=0.01, reduction="none"), lambda o, c: spherical(o, c, 0.01)),
+        (LogTaylorSoftmax(reduction="none"), taylor),
+    ],
+)
+def test_formula(loss, formula, scale):
+    logits = scale * randn(7, 7)
+    table, got = loss.per_class(logits), loss(logits, torch.arange(7))
+    for i, o in enumerate(logits.tolist()):
+        assert got[i].item() == pytest.approx(formula(o, i), abs=1e-13)
+        assert table[i].tolist() == pytest.approx([formula(o, c) for c in range(7)], abs=1e-13)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.1, 3.0, 100.0])
+@pytest.mark.parametrize("D", [3, 4, 30])
+def test_bound_is_bouchards_at_its_lowest(D, scale):
+    logits = scale * randn(4, D)
+    got = SphericalBound(reduction="none")(logits, torch.zeros(4, dtype=torch.long))
+    rms = logits.std(-1, unbiased=False)
+    for value, o, xi in zip(got.tolist(), logits.tolist(), optimal_xi(rms, D).tolist(), strict=True):
+        assert value == pytest.approx(bouchard(o, 0, best_alpha(o, xi), xi), rel=1e-12)
+        lowest = min(
+            bouchard(o, 0, best_alpha(o, xi * factor) + shift, xi * factor)
+            for factor in (0.5, 0.9, 0.999, 1.0, 1.001, 1.1, 2.0)
+            for shift in (-1.0, -0.01, 0.0, 0.01, 1.0)
+        )
+        assert value <= lowest + 1e-12 * abs(lowest)
+
+
+@pytest.mark.parametrize("D", [2, 3, 5, 10, 1000, 100_000])
+@pytest.mark.parametrize("scale", [0.0, 1e-6, 0.3, 3.0, 30.0, 1000.0])
+def test_bound_is_above_log_softmax(D, scale):
+    logits = scale * randn(3, D)
+    bound, exact = SphericalBound().per_class(logits), log_softmax_loss(logits)
+    assert (bound >= exact - 1e-14 * (1 + logits.abs().max())).all()
+    if scale == 0:  # at alpha = xi = log(D-1) the bound is alpha + D log(1 + 1/(D-1))
+        gap = (D - 1) * math.log(D / (D - 1))
+        torch.testing.assert_close(bound - exact, torch.full_like(exact, gap), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("D", [3, 10, 1000, 10**6])
+@pytest.mark.parametrize("rms", [0.0, 1e-9, 1e-3, 0.1, 1.0, 30.0, 1e10, 1e100])
+def test_optimal_xi_solves_its_equation(D, rms):
+    xi = optimal_xi(torch.tensor([rms], dtype=torch.float64), D).item()
+    assert xi >= math.log(D - 1) * (1 - 1e-15)
+    with mp.workdps(60):
+        rho, v = 1 - mpf(2) / D, mpf(rms) ** 2
+        # one part in 10^10 to either side of the root, the left side is on either side of v
+        left, right = (
+            x**2 * (1 - (rho * coth(x / 2)) ** 2) for x in (xi * (1 - mpf("1e-10")), xi * (1 + mpf("1e-10")))
+        )
+    assert left < v < right
+
+
+@pytest.mark.parametrize("D", [3, 1000, 10**6])
+@pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 10.0])
+def test_bound_in_fp32(D, scale):
+    wide = scale * randn(2, D)
+    logits, target = wide.float(), torch.tensor([0, D - 1])
+    loss = SphericalBound(reduction="none")
+    got, wanted = loss(logits, target), loss(logits.double(), target)
+    # below 1e-4 where the loss is of the size of log D; a few units in the last place where it is larger
+    assert (got.double() - wanted).abs().max() < max(1e-4, 4 * 2**-23 * wanted.max().item())
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
+@pytest.mark.parametrize("D", [2, 3, 9])
+@pytest.mark.parametrize("build", LOSSES)
+def test_gradcheck(build, D, scale):
+    logits, target = (scale * randn(4, D)).requires_grad_(), torch.tensor([0, 1, D - 1, 0])
+    assert torch.autograd.gradcheck(lambda o: build()(o, target), (logits,))
+    dense = randn(4, D, seed=1).softmax(-1)
+    assert torch.autograd.gradcheck(lambda o: build(label_smoothing=0.1)(o, dense), (logits,))
+
+
+def test_taylor_is_spherical_one_to_the_right():
+    logits = 5 * randn(6, 9)
+    wanted = LogSphericalSoftmax(epsilon=1.0).per_class(logits + 1)
+    torch.testing.assert_close(LogTaylorSoftmax().per_class(logits), wanted, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("build", LOSSES)
+@pytest.mark.parametrize("options", [{}, {"weight": [1.0, 2.0, 0.0, 1.0, 3.0]}, {"label_smoothing": 0.3}])
+def test_dense_targets_cost_the_mean_over_labels(build, options):
+    logits, q = randn(4, 5), randn(4, 5, seed=1).softmax(-1)
+    loss = build(reduction="none", **options)
+    one_hot = [loss(logits, torch.full((4,), c)) for c in range(5)]
+    torch.testing.assert_close(loss(logits, torch.eye(5)[[0, 1, 3, 4]]), torch.stack(one_hot)[[0, 1, 3, 4], range(4)])
+    if "weight" not in options:  # label smoothing of q is a mean of smoothed labels
+        torch.testing.assert_close(loss(logits, q), sum(q[:, c] * one_hot[c] for c in range(5)))
+
+
+@pytest.mark.parametrize("magnitude", [1e4, 1e10, 1e19])
+@pytest.mark.parametrize("build", LOSSES)
+def test_huge_logits_in_fp32(build, magnitude):
+    logits = (magnitude * randn(3, 50)).float().requires_grad_()
+    target = torch.tensor([0, 1, 2])
+    loss = build(reduction="none")(logits, target)
+    wide = logits.detach().double().requires_grad_()
+    wanted = build(reduction="none")(wide, target)
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-6, atol=1e-5)
+    (grad,), (wanted_grad,) = torch.autograd.grad(loss.sum(), logits), torch.autograd.grad(wanted.sum(), wide)
+    torch.testing.assert_close(grad.double(), wanted_grad, rtol=1e-5, atol=1e-6 * wanted_grad.abs().max().item())
+
+
+@pytest.mark.parametrize("build", LOSSES)
+def test_flat_and_zero_rows_have_finite_gradients(build):
+    logits = torch.tensor([[0.0, 0, 0, 0], [-1, -1, -1, -1], [7, 7, 7, 7]]).requires_grad_()
+    (grad,) = torch.autograd.grad(build()(logits, torch.tensor([0, 1, 2])), logits)
+    assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("build", LOSSES)
+def test_nan_row_stays_alone(build):
+    logits = randn(3, 6)
+    clean = build(reduction="none")(logits, torch.tensor([0, 1, 2]))
+    logits[1, 5] = torch.nan
+    loss = build(reduction="none")(logits, torch.tensor([0, 1, 2]))
+    assert loss.isnan().tolist() == [False, True, False]
+    assert torch.equal(loss[[0, 2]], clean[[0, 2]])
+
+
+@pytest.mark.parametrize("build", LOSSES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_costs_what_its_values_cost_in_fp32(build, dtype):
+    logits, target = (300 * randn(4, 20)).to(dtype).requires_grad_(), torch.tensor([0, 1, 2, 3])
+    loss = build()(logits, target)
+    assert torch.equal(loss, build()(logits.float(), target))
+    loss.backward()
+    assert logits.grad.isfinite().all()
+    assert build().probabilities(logits).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("loss", "weigh"),
+    [
+        (LogSphericalSoftmax(epsilon=0.5), lambda o: o * o + 0.5),
+        (LogTaylorSoftmax(), lambda o: 1 + o + o * o / 2),
+        (SphericalBound(), torch.exp),
+    ],
+)
+def test_probabilities(loss, weigh):
+    logits = 2 * randn(5, 8)
+    p = loss.probabilities(logits)
+    torch.testing.assert_close(p, weigh(logits) / weigh(logits).sum(-1, keepdim=True))
+    if not isinstance(loss, SphericalBound):
+        torch.testing.assert_close(loss.per_class(logits), -p.log())
+
+
+def test_the_most_probable_class_is_not_the_largest_logit():
+    logits = torch.tensor([[1.0, -4.0]])
+    assert LogSphericalSoftmax().probabilities(logits).argmax().item() == 1
+    assert LogTaylorSoftmax().probabilities(logits).argmax().item() == 1
+    assert SphericalBound().probabilities(logits).argmax().item() == 0
+
+
+@pytest.mark.parametrize("build", LOSSES)
+def test_compiles_to_one_graph(build):
+    loss = build()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    logits, target = randn(4, 9).requires_grad_(), torch.tensor([0, 1, 2, 3])
+    wanted, got = loss(logits, target), compiled(logits, target)
+    torch.testing.assert_close(got, wanted, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(torch.autograd.grad(got, logits), torch.autograd.grad(wanted, logits))
+    assert torch.equal(pickle.loads(pickle.dumps(loss))(logits, target), wanted)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
+def test_epsilon_must_be_positive(epsilon):
+    with pytest.raises(ValueError, match="epsilon must be finite and above 0"):
+        LogSphericalSoftmax(epsilon=epsilon)
+
+
+@pytest.mark.parametrize("build", LOSSES)
+def test_empty_batch(build):
+    logits = torch.zeros(0, 5, requires_grad=True)
+    loss = build(reduction="sum")(logits, torch.zeros(0, dtype=torch.long))
+    loss.backward()
+    assert loss.item() == 0
