@@ -126,11 +126,12 @@ class Encouraging(ClassificationLoss):
         log_not = F.logsigmoid(-odds)  # log(1 - p)
         if self.log_end == 1 and self.scheduled == "bonus":
             return log_not.clamp(min=FLOOR)
-        p = odds.sigmoid()
+        not_p = (-odds).sigmoid()
         # LE may be scheduled up to 1, where the tangent is steeper than the floor lets the logarithm be
-        end = log_end.clamp(max=1 - 1e-5)
-        tangent = torch.log1p(-end) - (p - end) / (1 - end)
-        return torch.where(p > end, tangent, log_not)
+        not_end = (1 - log_end).clamp(min=1e-5)
+        # (p - LE) / (1 - LE) in terms of 1 - p: autograd would take the slope of p from a p rounded to 1
+        tangent = not_end.log() - 1 + not_p / not_end
+        return torch.where(not_p < not_end, tangent, log_not)
 
     def extra_repr(self) -> str:
         options = f"log_end={self.log_end:g}, bonus_start={self.bonus_start:g}, rho={self.rho:g}"
