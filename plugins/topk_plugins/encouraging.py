@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topk_plugins._odds import label_log_odds, log_odds
+from topk_plugins._softmax import label_log_probabilities, log_probabilities
 from topk_registry import ClassificationLoss
 
 FLOOR = math.log(1e-5)  # the published clamp: log(1 - p) is read as log(max(1 - p, 1e-5))
@@ -108,28 +108,27 @@ class Encouraging(ClassificationLoss):
         return math.exp(self.rate * (t - 1)) if self.rate > 0 else -math.expm1(self.rate * t)
 
     def per_class(self, logits: Tensor) -> Tensor:
-        return self._loss(log_odds(logits))
+        return self._loss(*log_probabilities(logits))
 
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        return self._loss(label_log_odds(logits, label))
+        return self._loss(*label_log_probabilities(logits, label))
 
-    def _loss(self, odds: Tensor) -> Tensor:
-        bonus_share, log_end_share = self.shares.to(odds.dtype)
-        log_end = self.log_end * log_end_share
-        bonus = self._bonus(odds, log_end)
+    def _loss(self, log_p: Tensor, log_not: Tensor) -> Tensor:
+        bonus_share, log_end_share = self.shares.to(log_p.dtype)
+        not_end = 1 - self.log_end * log_end_share
+        bonus = self._bonus(log_not, not_end)
         if self.bonus_start:
-            start = odds.new_tensor(self.bonus_start).logit()
-            bonus = torch.where(odds > start, bonus - self._bonus(start, log_end), 0.0)
-        return -F.logsigmoid(odds) + self.rho * bonus_share * bonus
+            start = log_not.new_tensor(-self.bonus_start).log1p()
+            bonus = torch.where(log_not < start, bonus - self._bonus(start, not_end), 0.0)
+        return -log_p + self.rho * bonus_share * bonus
 
-    def _bonus(self, odds: Tensor, log_end: Tensor) -> Tensor:
-        log_not = F.logsigmoid(-odds)  # log(1 - p)
+    def _bonus(self, log_not: Tensor, not_end: Tensor) -> Tensor:
         if self.log_end == 1 and self.scheduled == "bonus":
             return log_not.clamp(min=FLOOR)
-        not_p = (-odds).sigmoid()
         # LE may be scheduled up to 1, where the tangent is steeper than the floor lets the logarithm be
-        not_end = (1 - log_end).clamp(min=1e-5)
+        not_end = not_end.clamp(min=1e-5)
         # (p - LE) / (1 - LE) in terms of 1 - p: autograd would take the slope of p from a p rounded to 1
+        not_p = log_not.exp()
         tangent = not_end.log() - 1 + not_p / not_end
         return torch.where(not_p < not_end, tangent, log_not)
 
@@ -143,8 +142,8 @@ class Mirror(ClassificationLoss):
 
         L(s, y) = 1/n sum_c [ y_c (1 - p_c)^a + (1 - y_c) p_c^a ] - rho/n sum_c [ y_c p_c^g + (1 - y_c) (1 - p_c)^g ]
 
-    with y one-hot; a = 2 for ``base="mse"``, 1 for ``"mae"``. The error's gradient fades as p comes near y; the
-    bonus's is largest there. With a = g = 2 and rho = 1 the sum is the absolute error, 2 |p - y| - 1 a class.
+    with y one-hot; a = 2 for ``base="mse"``, 1 for ``"mae"``. The squared error is flat in p where p = y, and its mirror
+    image steepest. With a = g = 2 and rho = 1 the sum is the absolute error, 2 |p - y| - 1 a class.
 
     Args:
         base: ``"mse"`` or ``"mae"``.
@@ -181,13 +180,27 @@ class Mirror(ClassificationLoss):
         if not 0 < gamma < math.inf:
             raise ValueError(f"gamma must be finite and above 0, got {gamma!r}")
         self.base, self.link, self.gamma, self.rho = base, link, float(gamma), float(rho)
+        self.power = BASES[base]
 
     def per_class(self, logits: Tensor) -> Tensor:
-        odds = logits if self.link == "sigmoid" else log_odds(logits)
-        log_p, log_not = F.logsigmoid(odds), F.logsigmoid(-odds)
-        hit = (BASES[self.base] * log_not).exp() - self.rho * (self.gamma * log_p).exp()  # a class's terms at y_c = 1
-        miss = (BASES[self.base] * log_p).exp() - self.rho * (self.gamma * log_not).exp()  # and at y_c = 0
+        log_p, log_not = self._log_probabilities(logits)
+        hit, miss = self._terms(log_p, log_not), self._terms(log_not, log_p)
         return (hit - miss + miss.sum(-1, keepdim=True)) / logits.shape[1]
+
+    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
+        log_p, log_not = self._log_probabilities(logits)
+        miss = self._terms(log_not, log_p)
+        own = [table.gather(1, label[:, None])[:, 0] for table in (log_p, log_not, miss)]
+        return (self._terms(*own[:2]) - own[2] + miss.sum(-1)) / logits.shape[1]
+
+    def _log_probabilities(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        if self.link == "softmax":
+            return log_probabilities(logits)
+        return -F.softplus(-logits, threshold=40.0), -F.softplus(logits, threshold=40.0)
+
+    def _terms(self, log_right: Tensor, log_wrong: Tensor) -> Tensor:
+        """wrong^a - rho right^g; of a class at y_c = 1 right is p and wrong 1 - p, at y_c = 0 the other way round."""
+        return (self.power * log_wrong).exp() - self.rho * (self.gamma * log_right).exp()
 
     def extra_repr(self) -> str:
         options = f"base={self.base!r}, gamma={self.gamma:g}, rho={self.rho:g}, link={self.link!r}"

@@ -1,7 +1,7 @@
 """Cross-entropy reshaped for imbalanced classes: by difficulty (focal) and by margins (LDAM).
 
-Both are functions of one number a class, its log-odds l_c = log p_c - log(1 - p_c): cross-entropy is softplus(-l_y),
-the focal factor is 1 - p_y = sigmoid(-l_y), and a margin on the label's score shifts l_y.
+Both are functions of p_y and 1 - p_y under softmax: a margin on the label's score shifts its log-odds
+l_y = log p_y - log(1 - p_y), of which cross-entropy is softplus(-l_y).
 """
 
 import math
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_plugins._margins import ldam_margins
-from topk_plugins._odds import label_log_odds, log_odds
+from topk_plugins._softmax import label_log_probabilities, log_probabilities
 from topk_registry import ClassificationLoss
 
 
@@ -50,14 +50,14 @@ class Focal(ClassificationLoss):
         self.gamma = float(gamma)
 
     def per_class(self, logits: Tensor) -> Tensor:
-        return self._loss(log_odds(logits))
+        return self._loss(*log_probabilities(logits))
 
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        return self._loss(label_log_odds(logits, label))
+        return self._loss(*label_log_probabilities(logits, label))
 
-    def _loss(self, odds: Tensor) -> Tensor:
+    def _loss(self, log_p: Tensor, log_not: Tensor) -> Tensor:
         # through logs: (1 - p)^gamma alone has an infinite slope at p = 1 for gamma < 1
-        return -F.logsigmoid(odds) * (self.gamma * F.logsigmoid(-odds)).exp()
+        return -log_p * (self.gamma * log_not).exp()
 
     def extra_repr(self) -> str:
         return f"gamma={self.gamma:g}, {super().extra_repr()}"
@@ -137,13 +137,14 @@ class LDAM(ClassificationLoss):
         return super().forward(logits, target)
 
     def per_class(self, logits: Tensor) -> Tensor:
-        return self._loss(log_odds(self.scale * logits), self.margin)
+        return self._loss(*log_probabilities(self.scale * logits), self.margin)
 
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        return self._loss(label_log_odds(self.scale * logits, label), self.margin[label])
+        return self._loss(*label_log_probabilities(self.scale * logits, label), self.margin[label])
 
-    def _loss(self, odds: Tensor, margin: Tensor) -> Tensor:
-        return -F.logsigmoid(odds - self.scale * margin.to(odds.dtype))
+    def _loss(self, log_p: Tensor, log_not: Tensor, margin: Tensor) -> Tensor:
+        odds = log_p - log_not
+        return F.softplus(self.scale * margin.to(odds.dtype) - odds, threshold=40.0)
 
     def extra_repr(self) -> str:
         drw = "" if self.drw_epoch is None else f"drw_epoch={self.drw_epoch}, beta={self.beta:g}, "

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from topk_plugins._odds import label_log_odds, log_odds
+from topk_plugins._softmax import label_log_probabilities, log_probabilities
 from topk_plugins.imbalance import LDAM, Focal, effective_number_weights
 
 COUNTS = [400, 81, 16, 5, 1, 1]
@@ -124,15 +124,21 @@ def test_focal_is_exact_where_p_rounds_to_one(gamma, gap):
         assert gradient.isfinite().all()
 
 
-def test_log_odds_keep_the_dominating_class():
+def test_log_probabilities_keep_the_dominating_class():
     logits = torch.tensor([[80.0, 1.0, -2.0], [0.0, 0.0, 0.0], [5000.0, 4999.0, 4990.0], [-3.0, 60.0, 60.0]])
-    wide = logits.double()
-    rest = [wide[:, [j for j in range(3) if j != c]].logsumexp(-1) for c in range(3)]
-    expected = wide - torch.stack(rest, dim=1)
-    torch.testing.assert_close(log_odds(logits).double(), expected, rtol=1e-6, atol=1e-6)
+    wide = logits.double() - logits.double().amax(-1, keepdim=True)
+    e = wide.exp()
+    rest = torch.stack([e[:, [j for j in range(3) if j != c]].sum(-1) for c in range(3)], dim=1)
+    log_p, log_not = -torch.log1p(rest / e), -torch.log1p(e / rest)
     for c in range(3):
         label = torch.full((4,), c)
-        torch.testing.assert_close(label_log_odds(logits, label).double(), expected[:, c], rtol=1e-6, atol=1e-6)
+        for table, own, expected in zip(
+            log_probabilities(logits), label_log_probabilities(logits, label), (log_p, log_not), strict=True
+        ):
+            for got in (table[:, c], own):
+                torch.testing.assert_close(
+                    got.double(), expected[:, c], rtol=1e-6, atol=torch.finfo(torch.float32).tiny
+                )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
