@@ -81,6 +81,18 @@ def test_ignored_rows_and_reset():
     assert math.isnan(metric.compute()["top1"])
 
 
+def test_batches_may_come_in_and_out_of_inference_mode():
+    logits, target = torch.randn(8, 9), torch.arange(8)
+    metrics = [TopKAccuracy((1, 3), num_classes=9), GradientSparsity(), MarginalCalibration(1)]
+    with torch.inference_mode():
+        update(metrics, logits.clone(), target.clone())
+        inside = [metric.compute() for metric in metrics]
+    update(metrics, logits, target)
+    for metric, result in zip(metrics, inside, strict=True):
+        assert metric.compute() == pytest.approx(result, nan_ok=True)
+        metric.reset()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

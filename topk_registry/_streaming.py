@@ -44,9 +44,10 @@ class StreamingMetric:
         """Move the sums to the device of a batch."""
         # Apple's devices have no float64
         narrow = batch.device.type == "mps"
-        for name, value in self.sums.items():
-            dtype = torch.float32 if narrow and value.is_floating_point() else value.dtype
-            self.sums[name] = value.to(batch.device, dtype)
+        with torch.inference_mode(False):  # a sum made in inference mode could not be added to outside
+            for name, value in self.sums.items():
+                dtype = torch.float32 if narrow and value.is_floating_point() else value.dtype
+                self.sums[name] = value.to(batch.device, dtype)
 
 
 def check_labels(logits: Tensor, target: Tensor, ignore_index: int) -> None:
