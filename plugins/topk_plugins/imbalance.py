@@ -50,7 +50,9 @@ class Focal(ClassificationLoss):
         self.gamma = float(gamma)
 
     def per_class(self, logits: Tensor) -> Tensor:
-        return self._loss(*log_probabilities(logits))
+        log_p, log_not = log_probabilities(logits)
+        # a score of -inf rules its class out; as a factor its infinite loss would make the gradient NaN
+        return self._loss(log_p.clamp(min=torch.finfo(log_p.dtype).min), log_not)
 
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
         return self._loss(*label_log_probabilities(logits, label))

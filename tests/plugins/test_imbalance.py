@@ -139,6 +139,18 @@ def test_half_precision_logits_are_widened(loss, formula, dtype):
     assert value == loss(logits.float(), target)
 
 
+@each_loss()
+def test_a_class_ruled_out_by_its_score_costs_nothing(loss, formula):
+    logits = torch.tensor([[1.0, 2.0, -math.inf, 0.0, 0.5, -1.0]], dtype=torch.float64, requires_grad=True)
+    q = torch.tensor([[0.25, 0.5, 0.0, 0.0, 0.25, 0.0]], dtype=torch.float64)
+    for target in (torch.tensor([1]), q):
+        value = loss(logits, target)
+        (gradient,) = torch.autograd.grad(value, logits)
+        assert value.isfinite()
+        assert gradient.isfinite().all()
+        assert gradient[0, 2] == 0
+
+
 def test_drw_starts_at_its_epoch_and_means_its_weights():
     logits, target = batch(N, scale=0.1)
     plain = LDAM(class_counts=COUNTS)
