@@ -1,0 +1,217 @@
+"""Rewards for well-classified examples (Zhao et al. 2022, *Well-classified Examples are Underestimated in
+Classification with Deep Neural Networks*, AAAI).
+
+Cross-entropy's gradient fades as p goes to 1, so the examples a network already gets right stop shaping it. These
+losses add a bonus that grows with p: the mirror image of the loss, log(1 - p) for cross-entropy (so that, without
+truncation, the sum is minus the log-odds, whose gradient never fades) and the reversed power for squared error.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from topk_plugins._softmax import label_log_probabilities, log_probabilities
+from topk_registry import ClassificationLoss
+
+FLOOR = math.log(1e-5)  # the published clamp: log(1 - p) is read as log(max(1 - p, 1e-5))
+SCHEDULES = ("constant", "linear", "cosine", "exponential")
+SCHEDULED = ("bonus", "log_end")
+BASES = {"mse": 2, "mae": 1}
+LINKS = ("sigmoid", "softmax")
+
+
+class Encouraging(ClassificationLoss):
+    """Cross-entropy with a bonus for likely labels.
+
+        L(s, y) = -log p_y + rho * (b(max(p_y, bonus_start)) - b(bonus_start)),    p = softmax(s),
+        b(p) = log(max(1 - p, 1e-5))                  for p <= LE,
+        b(p) = log(1 - LE) - (p - LE) / (1 - LE)      above: its tangent, whose gradient stays bounded
+
+    The paper's bonuses: *normal*, ``log_end=1``; *conservative*, ``log_end`` of 0.75 or 0.5, for optimisers that large
+    gradients upset; *aggressive*, ``log_end=1, bonus_start=0.5``, which rewards only labels above one half (its
+    experiments on long-tailed data).
+
+    Args:
+        log_end: LE, in [0, 1]. 1: no tangent.
+        bonus_start: labels below this p get no bonus, in [0, 1).
+        rho: the weight of the bonus. 0 is cross-entropy.
+        schedule: how ``scheduled`` grows with t = epoch / total_epochs: ``"constant"``; ``"linear"``, t; ``"cosine"``,
+            (1 - cos(pi t)) / 2; ``"exponential"``, exp(rate (t - 1)), or 1 - exp(rate t) for a negative rate.
+        scheduled: what the schedule multiplies, rho (``"bonus"``) or LE (``"log_end"``).
+        rate: of the exponential schedule.
+        start_epoch: the first epoch with a bonus (deferred encouraging).
+        total_epochs: the length of the training; only a schedule needs it.
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    A schedule and ``start_epoch`` need ``set_epoch`` to be called, as the trainer does; until then it is epoch 0.
+
+    Example:
+        >>> Encouraging(log_end=1.0)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))  # minus the log-odds
+        tensor(-2.)
+
+    Reference:
+        Zhao, Yang, Ren, Li, Wu, Sun. Well-classified Examples are Underestimated in Classification with Deep Neural
+        Networks. AAAI 2022. The schedules are those of the authors' published training code.
+    """
+
+    shares: Tensor
+
+    def __init__(
+        self,
+        *,
+        log_end: float = 0.75,
+        bonus_start: float = 0.0,
+        rho: float = 1.0,
+        schedule: str = "constant",
+        scheduled: str = "bonus",
+        rate: float = 5.0,
+        start_epoch: int = 0,
+        total_epochs: int | None = None,
+        weight: Tensor | Sequence[float] | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
+        _check_range("log_end", log_end, 0, 1)
+        _check_range("bonus_start", bonus_start, 0, 1 - 1e-5)
+        _check_range("rho", rho, 0, math.inf)
+        _check_choice("schedule", schedule, SCHEDULES)
+        _check_choice("scheduled", scheduled, SCHEDULED)
+        if schedule != "constant" and not total_epochs:
+            raise ValueError(f"schedule = {schedule!r} needs total_epochs, got {total_epochs!r}")
+        self.log_end, self.bonus_start, self.rho = float(log_end), float(bonus_start), float(rho)
+        self.schedule, self.scheduled, self.rate = schedule, scheduled, float(rate)
+        self.start_epoch, self.total_epochs = int(start_epoch), total_epochs
+        # a tensor, for a compiled loss to follow its epoch without being compiled anew
+        self.register_buffer("shares", torch.ones(2), persistent=False)
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the epoch, counted from 0, to the schedule."""
+        share = self._share(epoch)
+        bonus, log_end = (share, 1.0) if self.scheduled == "bonus" else (1.0, share)
+        self.shares.copy_(torch.tensor([bonus if epoch >= self.start_epoch else 0.0, log_end]))
+
+    def _share(self, epoch: int) -> float:
+        if self.schedule == "constant":
+            return 1.0
+        assert self.total_epochs
+        t = min(epoch / self.total_epochs, 1.0)
+        if self.schedule == "linear":
+            return t
+        if self.schedule == "cosine":
+            return (1 - math.cos(math.pi * t)) / 2
+        return math.exp(self.rate * (t - 1)) if self.rate > 0 else -math.expm1(self.rate * t)
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        return self._loss(*log_probabilities(logits))
+
+    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
+        return self._loss(*label_log_probabilities(logits, label))
+
+    def _loss(self, log_p: Tensor, log_not: Tensor) -> Tensor:
+        bonus_share, log_end_share = self.shares.to(log_p.dtype)
+        not_end = 1 - self.log_end * log_end_share
+        bonus = self._bonus(log_not, not_end)
+        if self.bonus_start:
+            start = log_not.new_tensor(-self.bonus_start).log1p()
+            bonus = torch.where(log_not < start, bonus - self._bonus(start, not_end), 0.0)
+        return -log_p + self.rho * bonus_share * bonus
+
+    def _bonus(self, log_not: Tensor, not_end: Tensor) -> Tensor:
+        if self.log_end == 1 and self.scheduled == "bonus":
+            return log_not.clamp(min=FLOOR)
+        # LE may be scheduled up to 1, where the tangent is steeper than the floor lets the logarithm be
+        not_end = not_end.clamp(min=1e-5)
+        # (p - LE) / (1 - LE) in terms of 1 - p: autograd would take the slope of p from a p rounded to 1
+        not_p = log_not.exp()
+        tangent = not_end.log() - 1 + not_p / not_end
+        return torch.where(not_p < not_end, tangent, log_not)
+
+    def extra_repr(self) -> str:
+        options = f"log_end={self.log_end:g}, bonus_start={self.bonus_start:g}, rho={self.rho:g}"
+        return f"{options}, schedule={self.schedule!r}, {super().extra_repr()}"
+
+
+class Mirror(ClassificationLoss):
+    """Squared (or absolute) error of class probabilities, less its mirror image.
+
+        L(s, y) = 1/n sum_c [ y_c (1 - p_c)^a + (1 - y_c) p_c^a ] - rho/n sum_c [ y_c p_c^g + (1 - y_c) (1 - p_c)^g ]
+
+    with y one-hot; a = 2 for ``base="mse"``, 1 for ``"mae"``. The squared error is flat in p where p = y, and its
+    mirror image steepest. With a = g = 2 and rho = 1 the sum is the absolute error, 2 |p - y| - 1 a class.
+
+    Args:
+        base: ``"mse"`` or ``"mae"``.
+        gamma: g, the power of the bonus; the authors' experiments take 2.
+        rho: the weight of the bonus; theirs is 1. 0 leaves the plain error.
+        link: p from the scores, ``"sigmoid"`` of each or their ``"softmax"``.
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> Mirror()(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))  # p = 1/2: error and bonus cancel
+        tensor(0.)
+
+    Reference:
+        Zhao, Yang, Ren, Li, Wu, Sun. Well-classified Examples are Underestimated in Classification with Deep Neural
+        Networks. AAAI 2022.
+    """
+
+    def __init__(
+        self,
+        *,
+        base: str = "mse",
+        gamma: float = 2.0,
+        rho: float = 1.0,
+        link: str = "sigmoid",
+        weight: Tensor | Sequence[float] | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
+        _check_choice("base", base, tuple(BASES))
+        _check_choice("link", link, LINKS)
+        _check_range("rho", rho, 0, math.inf)
+        if not 0 < gamma < math.inf:
+            raise ValueError(f"gamma must be finite and above 0, got {gamma!r}")
+        self.base, self.link, self.gamma, self.rho = base, link, float(gamma), float(rho)
+        self.power = BASES[base]
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        log_p, log_not = self._log_probabilities(logits)
+        hit, miss = self._terms(log_p, log_not), self._terms(log_not, log_p)
+        return (hit - miss + miss.sum(-1, keepdim=True)) / logits.shape[1]
+
+    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
+        log_p, log_not = self._log_probabilities(logits)
+        miss = self._terms(log_not, log_p)
+        own = [table.gather(1, label[:, None])[:, 0] for table in (log_p, log_not, miss)]
+        return (self._terms(*own[:2]) - own[2] + miss.sum(-1)) / logits.shape[1]
+
+    def _log_probabilities(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        if self.link == "softmax":
+            return log_probabilities(logits)
+        return -F.softplus(-logits, threshold=40.0), -F.softplus(logits, threshold=40.0)
+
+    def _terms(self, log_right: Tensor, log_wrong: Tensor) -> Tensor:
+        """wrong^a - rho right^g; of a class at y_c = 1 right is p and wrong 1 - p, at y_c = 0 the other way round."""
+        return (self.power * log_wrong).exp() - self.rho * (self.gamma * log_right).exp()
+
+    def extra_repr(self) -> str:
+        options = f"base={self.base!r}, gamma={self.gamma:g}, rho={self.rho:g}, link={self.link!r}"
+        return f"{options}, {super().extra_repr()}"
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high or value == math.inf:
+        raise ValueError(f"{name} must be in [{low}, {high}], got {value!r}")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -1,0 +1,182 @@
+"""Cross-entropy reshaped for imbalanced classes: by difficulty (focal) and by margins (LDAM).
+
+Both are functions of p_y and 1 - p_y under softmax: a margin on the label's score shifts its log-odds
+l_y = log p_y - log(1 - p_y), of which cross-entropy is softplus(-l_y).
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from topk_plugins._margins import ldam_margins
+from topk_plugins._softmax import label_log_probabilities, log_probabilities
+from topk_registry import ClassificationLoss
+
+
+class Focal(ClassificationLoss):
+    """Cross-entropy that fades for well-classified samples.
+
+        L(s, y) = (1 - p_y)^gamma * (-log p_y),    p = softmax(s)
+
+    The factor sees the plain p_y; class weights multiply the whole.
+
+    Args:
+        gamma: how fast it fades, at least 0. 0 is cross-entropy.
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> Focal(gamma=2.0)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        tensor(0.0018)
+
+    Reference:
+        Lin, Goyal, Girshick, He, Dollar. Focal Loss for Dense Object Detection. ICCV 2017.
+    """
+
+    def __init__(
+        self,
+        *,
+        gamma: float = 2.0,
+        weight: Tensor | Sequence[float] | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
+        if not 0 <= gamma < math.inf:
+            raise ValueError(f"gamma must be finite and at least 0, got {gamma!r}")
+        self.gamma = float(gamma)
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        log_p, log_not = log_probabilities(logits)
+        # a score of -inf rules its class out; as a factor its infinite loss would make the gradient NaN
+        return self._loss(log_p.clamp(min=torch.finfo(log_p.dtype).min), log_not)
+
+    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
+        return self._loss(*label_log_probabilities(logits, label))
+
+    def _loss(self, log_p: Tensor, log_not: Tensor) -> Tensor:
+        # through logs: (1 - p)^gamma alone has an infinite slope at p = 1 for gamma < 1
+        return -log_p * (self.gamma * log_not).exp()
+
+    def extra_repr(self) -> str:
+        return f"gamma={self.gamma:g}, {super().extra_repr()}"
+
+
+class LDAM(ClassificationLoss):
+    """Cross-entropy with a margin that grows as the label's class gets rarer, and deferred re-weighting.
+
+        L(s, y) = CE(scale * (s - m_y onehot_y), y) = softplus(scale * m_y - l_y),
+        m_c = max_margin * n_c^(-1/4) / max_j n_j^(-1/4)
+
+    where l is the log-odds of scale * s. From ``drw_epoch`` on, class c also weighs (1 - beta) / (1 - beta^n_c),
+    normalised to a mean of 1 over classes (deferred re-weighting, DRW): the features are learned first, then the
+    boundaries move towards the frequent classes. Made for cosine scores: see ``topk_registry.normalize_classifier``.
+
+    Args:
+        class_counts: how many training samples each class has [n].
+        max_margin: the margin of the rarest class.
+        scale: what multiplies the scores; 1 if the classifier has a scale of its own.
+        drw_epoch: the first epoch with re-weighting, a whole number, or a share of ``total_epochs`` between 0 and 1
+            (the paper: 160 of 200, 0.8). None: never. Needs ``set_epoch`` to be called, as the trainer does.
+        beta: the nearer to 1, the stronger the re-weighting, in [0, 1).
+        total_epochs: the length of the training, where ``drw_epoch`` is a share of it.
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> loss = LDAM(class_counts=[500, 50, 5], drw_epoch=0.8, total_epochs=200)
+        >>> loss.set_epoch(160)
+        >>> loss(torch.tensor([[0.9, 0.1, -0.3]]), torch.tensor([0]))
+        tensor(4.3349e-09)
+
+    Reference:
+        Cao, Wei, Gaidon, Arechiga, Ma. Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss.
+        NeurIPS 2019. Weights: Cui, Jia, Lin, Song, Belongie. Class-Balanced Loss Based on Effective Number of Samples.
+    """
+
+    margin: Tensor
+    phases: Tensor
+
+    def __init__(
+        self,
+        *,
+        class_counts: Tensor | Sequence[float] | None = None,
+        max_margin: float = 0.5,
+        scale: float = 30.0,
+        drw_epoch: float | None = None,
+        beta: float = 0.9999,
+        total_epochs: int | None = None,
+        weight: Tensor | Sequence[float] | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
+        if not 0 < scale < math.inf:
+            raise ValueError(f"scale must be finite and above 0, got {scale!r}")
+        self.max_margin, self.scale, self.beta = float(max_margin), float(scale), float(beta)
+        # not in the state_dict: they are options, and a checkpoint must load whatever the phase it was written in
+        self.register_buffer("margin", ldam_margins(class_counts, max_margin), persistent=False)
+        self.drw_epoch = _first_epoch(drw_epoch, total_epochs)
+        if self.drw_epoch is not None:
+            assert class_counts is not None, "ldam_margins has refused it"
+            balance = effective_number_weights(class_counts, beta)
+            before = torch.ones_like(balance) if self.weight is None else self.weight
+            self.register_buffer("phases", torch.stack((before, before * balance)), persistent=False)
+            self.register_buffer("weight", before.clone())
+            self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the epoch, counted from 0: from ``drw_epoch`` on classes are re-weighted."""
+        if self.drw_epoch is not None and self.weight is not None:
+            self.weight.copy_(self.phases[int(epoch >= self.drw_epoch)])
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        if logits.ndim == 2 and logits.shape[1] != self.margin.numel():
+            raise ValueError(f"class_counts has {self.margin.numel()} entries, logits have {logits.shape[1]} classes")
+        return super().forward(logits, target)
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        return self._loss(*log_probabilities(self.scale * logits), self.margin)
+
+    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
+        return self._loss(*label_log_probabilities(self.scale * logits, label), self.margin[label])
+
+    def _loss(self, log_p: Tensor, log_not: Tensor, margin: Tensor) -> Tensor:
+        odds = log_p - log_not
+        return F.softplus(self.scale * margin.to(odds.dtype) - odds, threshold=40.0)
+
+    def extra_repr(self) -> str:
+        drw = "" if self.drw_epoch is None else f"drw_epoch={self.drw_epoch}, beta={self.beta:g}, "
+        return f"max_margin={self.max_margin:g}, scale={self.scale:g}, {drw}{super().extra_repr()}"
+
+
+def effective_number_weights(class_counts: Tensor | Sequence[float], beta: float) -> Tensor:
+    """Class weights (1 - beta) / (1 - beta^n_c) [n], normalised to a mean of 1; a class without samples weighs as the
+    rarest one that has some.
+
+    Example:
+        >>> effective_number_weights([100, 10, 1], 0.9)
+        tensor([0.2393, 0.3674, 2.3932])
+    """
+    if not 0 <= beta < 1:
+        raise ValueError(f"beta must be in [0, 1), got {beta!r}")
+    counts = torch.as_tensor(class_counts, dtype=torch.float64).detach()
+    counts = counts.clamp(min=counts[counts > 0].min())
+    effective = -torch.expm1(counts * math.log(beta)) if beta > 0 else torch.ones_like(counts)
+    weights = 1 / effective
+    return (weights / weights.mean()).to(torch.get_default_dtype())
+
+
+def _first_epoch(drw_epoch: float | None, total_epochs: int | None) -> int | None:
+    if drw_epoch is None:
+        return None
+    if isinstance(drw_epoch, bool) or drw_epoch < 0 or (drw_epoch > 1 and drw_epoch != int(drw_epoch)):
+        raise ValueError(f"drw_epoch must be a whole number of epochs or a share of them in (0, 1), got {drw_epoch!r}")
+    if drw_epoch == int(drw_epoch):
+        return int(drw_epoch)
+    if total_epochs is None:
+        raise ValueError(f"drw_epoch = {drw_epoch!r} is a share of total_epochs, which is missing")
+    return round(drw_epoch * total_epochs)

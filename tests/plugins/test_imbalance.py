@@ -1,0 +1,231 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.plugins.rows import B, batch, mixtures, softmax
+from topk_plugins._softmax import label_log_probabilities, log_probabilities
+from topk_plugins.imbalance import LDAM, Focal, effective_number_weights
+
+COUNTS = [400, 81, 16, 5, 1, 1]
+N = len(COUNTS)
+
+
+def focal(row, y, gamma):
+    p = softmax(row)[y]
+    return -((1 - p) ** gamma) * math.log(p)
+
+
+def margin(y, max_margin):
+    rarest = max(n ** (-1 / 4) for n in COUNTS)
+    return max_margin * COUNTS[y] ** (-1 / 4) / rarest
+
+
+def ldam(row, y, max_margin, scale):
+    shifted = [scale * (s - (margin(y, max_margin) if c == y else 0.0)) for c, s in enumerate(row)]
+    return -math.log(softmax(shifted)[y])
+
+
+LOSSES = [
+    (Focal(), lambda row, y: focal(row, y, 2.0)),
+    (Focal(gamma=0.5), lambda row, y: focal(row, y, 0.5)),
+    (Focal(gamma=5), lambda row, y: focal(row, y, 5)),
+    (LDAM(class_counts=COUNTS), lambda row, y: ldam(row, y, 0.5, 30.0)),
+    (LDAM(class_counts=COUNTS, max_margin=1.5, scale=2), lambda row, y: ldam(row, y, 1.5, 2.0)),
+]
+
+
+def each_loss():
+    return pytest.mark.parametrize(("loss", "formula"), LOSSES, ids=[str(loss).split(", red")[0] for loss, _ in LOSSES])
+
+
+@each_loss()
+def test_a_loss_is_its_formula(loss, formula):
+    logits, target = batch(N, scale=0.3)
+    expected = sum(formula(row, y) for row, y in zip(logits.tolist(), target.tolist(), strict=True)) / B
+    # the margins are kept in float32
+    assert loss(logits, target).item() == pytest.approx(expected, rel=1e-6)
+
+
+@each_loss()
+def test_the_table_is_the_formula_for_every_label(loss, formula):
+    logits, _ = batch(N, scale=0.3)
+    expected = torch.tensor([[formula(row, c) for c in range(N)] for row in logits.tolist()], dtype=torch.float64)
+    torch.testing.assert_close(loss.per_class(logits), expected, rtol=1e-6, atol=1e-12)
+
+
+@each_loss()
+def test_a_mixture_of_labels_costs_the_mixture_of_losses(loss, formula):
+    logits, _ = batch(N, scale=0.3)
+    q = mixtures(N)
+    table = [[formula(row, c) for c in range(N)] for row in logits.tolist()]
+    expected = (q * torch.tensor(table, dtype=torch.float64)).sum(-1).mean()
+    assert loss(logits, q).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+@each_loss()
+def test_gradients(loss, formula):
+    logits, target = batch(N, scale=0.3)
+    assert torch.autograd.gradcheck(lambda s: loss(s, target), logits)
+    q = mixtures(N)
+    assert torch.autograd.gradcheck(lambda s: loss(s, q), logits)
+
+
+@pytest.mark.parametrize("loss", [Focal(gamma=0), LDAM(class_counts=COUNTS, max_margin=0, scale=1)], ids=type)
+@pytest.mark.parametrize(
+    "options", [{}, {"label_smoothing": 0.1}, {"weight": torch.rand(N)}, {"reduction": "sum"}], ids=str
+)
+@pytest.mark.parametrize("dense", [False, True])
+def test_the_limit_is_cross_entropy(loss, options, dense):
+    extra = {"class_counts": COUNTS, "max_margin": 0, "scale": 1} if isinstance(loss, LDAM) else {"gamma": 0}
+    logits, target = batch(N, scale=5.0)
+    if dense:
+        target = mixtures(N)
+    ours = type(loss)(**extra, **options)(logits, target)
+    theirs = F.cross_entropy(logits, target, **{k: v.double() if k == "weight" else v for k, v in options.items()})
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
+    (gradient,) = torch.autograd.grad(ours, logits)
+    (expected,) = torch.autograd.grad(theirs, logits)
+    torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_the_focal_factor_sees_the_unweighted_probability():
+    logits, target = batch(N)
+    weight = torch.tensor([0.1, 1.0, 2.0, 5.0, 0.0, 3.0])
+    loss = Focal(weight=weight, reduction="none")(logits, target)
+    expected = [weight[y].item() * focal(row, y, 2.0) for row, y in zip(logits.tolist(), target.tolist(), strict=True)]
+    torch.testing.assert_close(loss, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("gamma", [0.25, 0.5, 1.0, 2.0, 3.7])
+@pytest.mark.parametrize("gap", [0.0, 15.0, 40.0, 90.0, 1e4])
+def test_focal_is_exact_where_p_rounds_to_one(gamma, gap):
+    # With two classes 1 - p = sigmoid(-gap), and -log p = softplus(-gap), which is 1 - p to first order.
+    logits = torch.tensor([[gap, 0.0]], requires_grad=True)
+    for target in (torch.tensor([0]), torch.tensor([[1.0, 0.0]])):
+        loss = Focal(gamma=gamma)(logits, target)
+        (gradient,) = torch.autograd.grad(loss, logits)
+        lost = 1 / (1 + math.exp(gap)) if gap < 700 else 0.0
+        assert loss.item() == pytest.approx(lost**gamma * -math.log1p(-lost), rel=1e-5 * (1 + gamma * gap), abs=1e-37)
+        assert gradient.isfinite().all()
+
+
+def test_log_probabilities_keep_the_dominating_class():
+    logits = torch.tensor([[80.0, 1.0, -2.0], [0.0, 0.0, 0.0], [5000.0, 4999.0, 4990.0], [-3.0, 60.0, 60.0]])
+    wide = logits.double() - logits.double().amax(-1, keepdim=True)
+    e = wide.exp()
+    rest = torch.stack([e[:, [j for j in range(3) if j != c]].sum(-1) for c in range(3)], dim=1)
+    log_p, log_not = -torch.log1p(rest / e), -torch.log1p(e / rest)
+    rounding = 82 * 2**-23  # of exp(l) for l rounded to float32, |l| up to 82
+    for c in range(3):
+        label = torch.full((4,), c)
+        for table, own, expected in zip(
+            log_probabilities(logits), label_log_probabilities(logits, label), (log_p, log_not), strict=True
+        ):
+            for got in (table[:, c].double(), own.double()):
+                torch.testing.assert_close(got, expected[:, c], rtol=rounding, atol=torch.finfo(torch.float32).tiny)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@each_loss()
+def test_half_precision_logits_are_widened(loss, formula, dtype):
+    logits, target = batch(N, dtype=dtype, scale=9.0)
+    with torch.autocast("cpu", dtype):
+        value = loss(logits, target)
+    (gradient,) = torch.autograd.grad(value, logits)
+    assert value.dtype == torch.float32
+    assert gradient.isfinite().all()
+    assert value == loss(logits.float(), target)
+
+
+@each_loss()
+def test_a_class_ruled_out_by_its_score_costs_nothing(loss, formula):
+    logits = torch.tensor([[1.0, 2.0, -math.inf, 0.0, 0.5, -1.0]], dtype=torch.float64, requires_grad=True)
+    q = torch.tensor([[0.25, 0.5, 0.0, 0.0, 0.25, 0.0]], dtype=torch.float64)
+    for target in (torch.tensor([1]), q):
+        value = loss(logits, target)
+        (gradient,) = torch.autograd.grad(value, logits)
+        assert value.isfinite()
+        assert gradient.isfinite().all()
+        assert gradient[0, 2] == 0
+
+
+def test_drw_starts_at_its_epoch_and_means_its_weights():
+    logits, target = batch(N, scale=0.1)
+    plain = LDAM(class_counts=COUNTS)
+    drw = LDAM(class_counts=COUNTS, drw_epoch=3, beta=0.99)
+    raw = [(1 - 0.99) / (1 - 0.99**n) for n in COUNTS]
+    weight = torch.tensor([w * N / sum(raw) for w in raw])
+    late = LDAM(class_counts=COUNTS, weight=weight)
+    for epoch in (0, 1, 2, 3, 4, 7, 2):
+        drw.set_epoch(epoch)
+        expected = late if epoch >= 3 else plain
+        torch.testing.assert_close(drw(logits, target), expected(logits, target), rtol=1e-6, atol=0)
+
+
+def test_drw_multiplies_the_users_weights():
+    weight = torch.rand(N)
+    loss = LDAM(class_counts=COUNTS, drw_epoch=1, weight=weight)
+    assert torch.equal(loss.weight, weight)
+    loss.set_epoch(1)
+    torch.testing.assert_close(loss.weight, weight * effective_number_weights(COUNTS, 0.9999))
+
+
+@pytest.mark.parametrize(("drw_epoch", "total", "first"), [(0.8, 200, 160), (0.55, 100, 55), (0, None, 0), (1, 9, 1)])
+def test_drw_epoch_is_a_number_or_a_share(drw_epoch, total, first):
+    assert LDAM(class_counts=COUNTS, drw_epoch=drw_epoch, total_epochs=total).drw_epoch == first
+
+
+def test_a_checkpoint_loads_in_either_phase():
+    early, late = (LDAM(class_counts=COUNTS, drw_epoch=5) for _ in range(2))
+    late.set_epoch(9)
+    after = late.weight.clone()
+    early.load_state_dict(late.state_dict())
+    assert torch.equal(early.weight, after)
+    early.set_epoch(0)
+    late.load_state_dict(early.state_dict())
+    late.set_epoch(5)
+    assert torch.equal(late.weight, after)
+    assert torch.equal(early.weight, torch.ones(N))
+
+
+def test_effective_number_weights_keep_their_digits():
+    weight = effective_number_weights([10**6, 0, 2, 1], 0.9999)
+    raw = [1e-4 / (1 - 0.9999**n) for n in (10**6, 1, 2, 1)]
+    assert weight.tolist() == pytest.approx([w * 4 / sum(raw) for w in raw], rel=1e-6)
+    assert effective_number_weights(COUNTS, 0.0).tolist() == [1.0] * N
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "class_counts is required"),
+        ({"class_counts": COUNTS, "max_margin": -1}, "max_margin"),
+        ({"class_counts": COUNTS, "scale": 0}, "scale"),
+        ({"class_counts": COUNTS, "drw_epoch": 1.5}, "drw_epoch"),
+        ({"class_counts": COUNTS, "drw_epoch": -1}, "drw_epoch"),
+        ({"class_counts": COUNTS, "drw_epoch": 0.5}, "total_epochs"),
+        ({"class_counts": COUNTS, "drw_epoch": 1, "beta": 1.0}, "beta"),
+    ],
+)
+def test_wrong_ldam_options_are_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        LDAM(**options)
+
+
+def test_other_errors():
+    with pytest.raises(ValueError, match="gamma"):
+        Focal(gamma=-0.1)
+    with pytest.raises(ValueError, match="class_counts has 6 entries, logits have 4 classes"):
+        LDAM(class_counts=COUNTS)(torch.zeros(2, 4), torch.zeros(2).long())
+
+
+@pytest.mark.parametrize("loss", [LOSSES[0][0], LOSSES[3][0]], ids=str)
+def test_it_compiles_into_one_graph(loss):
+    torch.compiler.reset()  # every loss is compiled through the same forward, which has a limit
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    logits, target = batch(N, dtype=torch.float32)
+    (expected,) = torch.autograd.grad(loss(logits, target), logits)
+    (gradient,) = torch.autograd.grad(compiled(logits, target), logits)
+    torch.testing.assert_close(gradient, expected)

@@ -1,0 +1,245 @@
+import itertools
+import math
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import multiprocessing as mp
+
+from topk_registry.metrics import GradientSparsity, MarginalCalibration, TopKAccuracy
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def credit(scores, y, k):
+    """The chance that y is among the first k when ties are broken at random, counted over all orders of a row."""
+    hits = orders = 0
+    for order in itertools.permutations(range(len(scores))):
+        if all(scores[a] >= scores[b] for a, b in itertools.pairwise(order)):
+            orders += 1
+            hits += y in order[:k]
+    return hits / orders
+
+
+def test_accuracies_are_their_definitions():
+    n, ks = 5, (1, 2, 4)
+    counts = torch.tensor([500, 101, 100, 20, 19])
+    logits = torch.randint(0, 4, (60, n)).double()  # four values in five classes: every row has ties
+    target = torch.randint(0, n - 1, (60,))  # class 4 has no sample
+    metric = TopKAccuracy(ks, class_counts=counts)
+    for rows in torch.arange(60).split(13):
+        metric.update(logits[rows], target[rows])
+    result = metric.compute()
+    for k in ks:
+        credits = [credit(s, y, k) for s, y in zip(logits.tolist(), target.tolist(), strict=True)]
+        own = [[c for c, y in zip(credits, target.tolist(), strict=True) if y == i] for i in range(n)]
+        mean = [sum(c) / len(c) if c else math.nan for c in own]
+        assert result[f"top{k}"] == pytest.approx(sum(credits) / 60, rel=1e-12)
+        assert result[f"macro_top{k}"] == pytest.approx(sum(mean[:4]) / 4, rel=1e-12)
+        assert result[f"many_top{k}"] == pytest.approx((mean[0] + mean[1]) / 2, rel=1e-12)
+        assert result[f"medium_top{k}"] == pytest.approx((mean[2] + mean[3]) / 2, rel=1e-12)
+        assert math.isnan(result[f"few_top{k}"])
+
+
+def test_accuracy_without_ties_is_that_of_topk():
+    logits, target = torch.randn(200, 30), torch.randint(0, 30, (200,))
+    metric = TopKAccuracy(num_classes=30)
+    metric.update(logits, target)
+    hits = logits.topk(5).indices == target[:, None]
+    assert metric.compute()["top1"] == hits[:, :1].sum().item() / 200
+    assert metric.compute()["top5"] == hits.sum().item() / 200
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_constant_scores_are_at_chance_level(dtype):
+    metric = TopKAccuracy((1, 5, 30), num_classes=20)
+    metric.update(torch.zeros(40, 20, dtype=dtype), torch.arange(40) % 20)
+    assert metric.compute() == pytest.approx(
+        {"top1": 0.05, "macro_top1": 0.05, "top5": 0.25, "macro_top5": 0.25, "top30": 1.0, "macro_top30": 1.0}
+    )
+
+
+def test_nan_scores_are_not_hits():
+    nan, inf = math.nan, math.inf
+    metric = TopKAccuracy(1, num_classes=3)
+    metric.update(
+        torch.tensor([[nan, nan, nan], [nan, 1.0, 0.0], [0.0, 1.0, nan], [0.0, inf, -inf]]), torch.ones(4).long()
+    )
+    assert metric.compute()["top1"] == 0.25
+
+
+def test_ignored_rows_and_reset():
+    metric = TopKAccuracy(1, num_classes=3, ignore_index=7)
+    metric.update(torch.eye(3), torch.tensor([0, 7, 1]))
+    assert metric.compute() == {"top1": 0.5, "macro_top1": 0.5}
+    metric.reset()
+    assert all(math.isnan(value) for value in metric.compute().values())
+    metric.update(torch.empty(0, 3), torch.empty(0, dtype=torch.int64))
+    assert math.isnan(metric.compute()["top1"])
+
+
+def test_batches_may_come_in_and_out_of_inference_mode():
+    logits, target = torch.randn(8, 9), torch.arange(8)
+    metrics = [TopKAccuracy((1, 3), num_classes=9), GradientSparsity(), MarginalCalibration(1)]
+    with torch.inference_mode():
+        update(metrics, logits.clone(), target.clone())
+        inside = [metric.compute() for metric in metrics]
+    update(metrics, logits, target)
+    for metric, result in zip(metrics, inside, strict=True):
+        assert metric.compute() == pytest.approx(result, nan_ok=True)
+        metric.reset()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0, "num_classes": 3}, "k must be"),
+        ({"k": (), "num_classes": 3}, "k must be"),
+        ({"k": 1}, "expected num_classes"),
+        ({"k": 1, "num_classes": 3, "class_counts": [1, 2]}, "expected num_classes"),
+        ({"k": 1, "class_counts": [1, 2], "few": 9, "many": 5}, "few <= many"),
+    ],
+)
+def test_wrong_options_are_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        TopKAccuracy(**options)
+
+
+def test_wrong_batches_are_errors():
+    metric = TopKAccuracy(num_classes=3)
+    with pytest.raises(ValueError, match="the metric has 3 classes, logits have 4"):
+        metric.update(torch.zeros(2, 4), torch.zeros(2).long())
+    with pytest.raises(ValueError, match="class indices"):
+        metric.update(torch.zeros(2, 3), torch.zeros(2, 3))
+    with pytest.raises(ValueError, match=r"target must be in \[0, 2\]"):
+        metric.update(torch.zeros(2, 3), torch.tensor([0, 3]))
+
+
+def test_gradient_sparsity_counts_what_the_loss_sends_back():
+    metric = GradientSparsity()
+    logits = torch.randn(6, 50, requires_grad=True)
+    second, own = metric.watch(logits).topk(2).values[:, 1], logits[:, 0]
+    torch.relu(1 + second - own).sum().backward()
+    assert logits.grad is not None
+    expected = sum(value != 0 for row in logits.grad.tolist() for value in row)
+    assert 0 < expected <= 12
+    assert metric.compute() == {"nonzero": expected / 300}
+    metric.update(torch.ones(3, 100))
+    assert metric.compute() == {"nonzero": (expected + 300) / 600}
+
+
+def subsets(x, k):
+    """All k-subsets of a row of scores, and their probabilities in proportion to prod exp(x_i)."""
+    members = torch.zeros(math.comb(len(x), k), len(x))
+    for row, chosen in enumerate(itertools.combinations(range(len(x)), k)):
+        members[row, list(chosen)] = 1
+    return members, (members @ x).softmax(0)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Marginals of random scores, sets drawn from their subset distribution, and one label drawn from each set."""
+    torch.manual_seed(1)
+    k, n, rows, repeats = 3, 7, 40, 250
+    marginals, sets = [], []
+    for x in 2 * torch.randn(rows, n):
+        members, p = subsets(x, k)
+        marginals.append((p @ members).expand(repeats, n))
+        sets.append(members[torch.multinomial(p, repeats, replacement=True)])
+    members = torch.cat(sets)
+    return k, torch.cat(marginals), members, torch.multinomial(members, 1)[:, 0]
+
+
+def noise(answers):
+    """A bound on the error's expectation from drawing ``answers`` alone: each of the 15 bins deviates by at most the
+    square root of what it holds, and the sum of those is largest where all bins hold the same."""
+    return math.sqrt(15 / answers)
+
+
+def test_marginals_of_the_distribution_the_data_is_drawn_from_are_calibrated(drawn):
+    k, marginals, members, labels = drawn
+    by_set, by_label = MarginalCalibration(k), MarginalCalibration(k)
+    by_set.update(marginals, members)
+    for rows in torch.arange(len(labels)).split(999):
+        by_label.update(marginals[rows], labels[rows])
+    assert by_set.compute()["calibration_error"] < 2 * noise(k * len(labels))
+    assert by_label.compute()["calibration_error"] < 2 * noise(len(labels))
+
+
+def test_overconfident_marginals_are_not_calibrated(drawn):
+    k, marginals, members, labels = drawn
+    sharp = marginals.logit().mul(2).sigmoid()
+    sharp = (sharp * k / sharp.sum(-1, keepdim=True)).clamp(max=1)
+    for target in (members, labels):
+        metric = MarginalCalibration(k)
+        metric.update(sharp, target)
+        assert metric.compute()["calibration_error"] > 4 * noise(len(labels))
+
+
+def test_calibration_error_is_its_definition():
+    k, bins = 2, [0.0, 0.25, 0.5, 1.0]
+    marginals, target = torch.rand(30, 4), torch.randint(0, 4, (30,))
+    target[3] = -100
+    metric = MarginalCalibration(k, bins=bins)
+    metric.update(marginals, target)
+    gap, mass = [0.0, 0.0, 0.0], 0.0
+    for row, y in zip(marginals.double().tolist(), target.tolist(), strict=True):
+        for i, p in enumerate(row if y != -100 else []):
+            gap[(p > 0.25) + (p > 0.5)] += k * (i == y) - p
+            mass += p
+    assert metric.compute()["calibration_error"] == pytest.approx(sum(map(abs, gap)) / mass, rel=1e-12)
+    assert metric.reliability()["entries"] == pytest.approx([*map(float, count(marginals, target, bins))])
+
+
+def count(marginals, target, bins):
+    kept = marginals[target != -100]
+    return [((kept > low) & (kept <= high)).sum() for low, high in itertools.pairwise(bins)]
+
+
+@pytest.mark.parametrize("bins", [0, [0.0], [0.5, 0.2, 1.0], [0.2, 1.0], [0.0, 0.9]])
+def test_bins_must_cover_the_unit_interval(bins):
+    with pytest.raises(ValueError, match="bins must be"):
+        MarginalCalibration(2, bins=bins)
+
+
+def shard(rank, store, results):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    logits, target = batch()
+    metrics = [TopKAccuracy((1, 3), num_classes=9), GradientSparsity(), MarginalCalibration(1)]
+    if rank == 0:  # the other rank has 5 more batches
+        update(metrics, logits[:20], target[:20])
+    else:
+        for rows in torch.arange(20, 100).split(16):
+            update(metrics, logits[rows], target[rows])
+    together = [metric.compute() for metric in metrics]
+    results[rank] = (together, [metric.compute() for metric in metrics], metrics[0].compute(sync=False))
+    dist.destroy_process_group()
+
+
+def batch():
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(100, 9, generator=generator), torch.randint(0, 9, (100,), generator=generator)
+
+
+def update(metrics, logits, target):
+    accuracy, sparsity, calibration = metrics
+    accuracy.update(logits, target)
+    sparsity.update(logits.relu())
+    calibration.update(logits.softmax(-1), target)
+
+
+def test_two_ranks_together_are_one(tmp_path):
+    with mp.get_context("spawn").Manager() as manager:
+        results = manager.dict()
+        mp.spawn(shard, (str(tmp_path / "store"), results), nprocs=2)
+        first, second = results[0], results[1]
+    alone = [TopKAccuracy((1, 3), num_classes=9), GradientSparsity(), MarginalCalibration(1)]
+    update(alone, *batch())
+    for together, again, _ in (first, second):
+        assert together == again  # computing does not add the ranks' sums a second time
+        for result, metric in zip(together, alone, strict=True):
+            assert result == pytest.approx(metric.compute(), rel=1e-12)
+    assert first[2] != second[2]
