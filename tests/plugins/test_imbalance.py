@@ -74,7 +74,7 @@ def test_gradients(loss, formula):
 
 @pytest.mark.parametrize("loss", [Focal(gamma=0), LDAM(class_counts=COUNTS, max_margin=0, scale=1)], ids=type)
 @pytest.mark.parametrize(
-    "options", [{}, {"label_smoothing": 0.1}, {"weight": torch.rand(N)}, {"reduction": "sum"}], ids=str
+    "options", [{}, {"label_smoothing": 0.1}, {"weight": torch.linspace(0.2, 0.9, N)}, {"reduction": "sum"}], ids=str
 )
 @pytest.mark.parametrize("dense", [False, True])
 def test_the_limit_is_cross_entropy(loss, options, dense):
