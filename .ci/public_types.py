@@ -11,9 +11,11 @@ from pathlib import Path
 PACKAGES = ("topk_registry", "topk_export")
 
 
-def public_prefixes(package: str) -> tuple[str, ...]:
-    homes = getattr(importlib.import_module(package), "_HOMES", {})
-    return tuple(f"{package}.{home}.{name}" for name, home in homes.items())
+def definitions(package: str) -> tuple[str, ...]:
+    """Where each public name is defined, which pyright reports on, behind whatever re-exports it."""
+    module = importlib.import_module(package)
+    public = [getattr(module, name) for name in getattr(module, "__all__", ())]
+    return tuple(f"{value.__module__}.{value.__qualname__}" for value in public)
 
 
 def untyped(package: str) -> list[str]:
@@ -23,13 +25,13 @@ def untyped(package: str) -> list[str]:
     with tempfile.TemporaryDirectory() as elsewhere:
         result = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True)
     report = json.loads(result.stdout)["typeCompleteness"]
-    prefixes = public_prefixes(package)
-    public = [s for s in report["symbols"] if any(f"{s['name']}.".startswith(f"{p}.") for p in prefixes)]
-    if prefixes and not public:
-        raise SystemExit(f"pyright found none of {package}'s {len(prefixes)} public names\n{result.stdout}")
+    wanted = definitions(package)
+    public = [s for s in report["symbols"] if any(f"{s['name']}.".startswith(f"{name}.") for name in wanted)]
+    if unseen := set(wanted) - {s["name"] for s in public}:
+        raise SystemExit(f"pyright found nothing on {', '.join(sorted(unseen))}\n{result.stdout}")
     wrong = [s for s in public if not s["isTypeKnown"] or s["isTypeAmbiguous"]]
     print(f"{package}: {len(public)} public symbols, {len(wrong)} without a declared type")
-    return [f"{s['name']}: {d['message']}" for s in wrong for d in s["diagnostics"]]
+    return [f"{s['name']}: {d['message']}" for s in wrong for d in s["diagnostics"] or [{"message": "see its members"}]]
 
 
 if __name__ == "__main__":

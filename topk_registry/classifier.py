@@ -40,6 +40,7 @@ class CosineClassifier(nn.Module):
     Reference: Gidaris, Komodakis 2018, *Dynamic Few-Shot Visual Learning without Forgetting*.
     """
 
+    weight: nn.Parameter
     scale: Tensor
 
     def __init__(

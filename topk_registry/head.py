@@ -40,6 +40,9 @@ class TopKHead(nn.Module):
     Reference: Berrada, Zisserman, Kumar 2018, section 5.2 and appendix C.
     """
 
+    k: int
+    temperature: float
+
     def __init__(self, k: int, *, temperature: float = 1.0) -> None:
         super().__init__()
         if isinstance(k, bool) or int(k) != k or k < 1:
@@ -76,6 +79,9 @@ class TopKClassifier(nn.Module):
         >>> model(torch.randn(2, 10, 3, 64, 64)).marginals.sum(-1)
         tensor([5.0000, 5.0000])
     """
+
+    model: nn.Module
+    head: TopKHead
 
     def __init__(self, model: nn.Module, k: int, *, temperature: float = 1.0) -> None:
         super().__init__()

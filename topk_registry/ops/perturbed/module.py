@@ -23,6 +23,10 @@ class PerturbedTopK(nn.Module):
         tensor([2.])
     """
 
+    k: int
+    epsilon: float
+    num_samples: int
+
     def __init__(self, k: int, *, epsilon: float = 1.0, num_samples: int = 5, impl: str = "auto") -> None:
         super().__init__()
         check_options(k, epsilon, num_samples, impl)
