@@ -2,6 +2,6 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True)
-def _seed():
+@pytest.fixture
+def seeded():
     torch.manual_seed(0)

@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from tests.plugins.rows import B, batch, mixtures, softmax
 from topk_plugins.encouraging import Encouraging, Mirror
 
+pytestmark = pytest.mark.usefixtures("seeded")
+
 N = 5
 
 

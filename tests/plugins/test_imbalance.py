@@ -8,6 +8,8 @@ from tests.plugins.rows import B, batch, mixtures, softmax
 from topk_plugins._softmax import label_log_probabilities, log_probabilities
 from topk_plugins.imbalance import LDAM, Focal, effective_number_weights
 
+pytestmark = pytest.mark.usefixtures("seeded")
+
 COUNTS = [400, 81, 16, 5, 1, 1]
 N = len(COUNTS)
 
