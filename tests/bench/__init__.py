@@ -1,0 +1,1 @@
+"""Benchmarks, gated by the tests: ``python -m tests.bench ksubset``."""
