@@ -10,9 +10,11 @@ weight of the others relative to e_i, the rounding of the first costs eps/r and 
 meet at r = eps^(1/(p+1)); that is where one takes over from the other here.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from tests.bench.published.divide_conquer import divide_and_conquer
 
@@ -25,7 +27,7 @@ class LogSigmas(torch.autograd.Function):
     """(log sigma_{k-1}, log sigma_k) of exp(x): Divide and Conquer forwards, Algorithm 2 backwards."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, k: int, p: int) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, k: int, p: int) -> tuple[Tensor, Tensor]:
         p = min(p, x.shape[1] - k + 1)  # sigma_{k+p-1} must exist
         log_sigma = divide_and_conquer(x, k + p - 1)
         ctx.save_for_backward(x, log_sigma)
@@ -34,7 +36,7 @@ class LogSigmas(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad_below: Tensor, grad_k: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad_below: Tensor, grad_k: Tensor) -> tuple[Tensor, None, None]:
         x, log_sigma = ctx.saved_tensors
         log_sigma = log_sigma[..., None]  # [k+p, B, 1]
         below, at_k = alternating_parts(x, log_sigma, ctx.k)

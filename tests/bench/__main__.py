@@ -1,0 +1,98 @@
+"""Times and peak memory of all contestants for one operator, side by side in one run, once its tests pass."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from tests.bench.contest import Case, Operator
+from tests.bench.gate import RefusedError, require_green
+from tests.bench.measure import Row, measure
+from tests.bench.operators import OPERATORS
+from tests.bench.report import environment, record, table
+
+QUICK_SHAPES = ((8, 50, 3), (8, 200, 5))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    operator = OPERATORS[args.operator]
+    try:
+        print(f"running the tests first: {' '.join(operator.tests)}", file=sys.stderr)
+        require_green(operator.tests)
+    except RefusedError as refused:
+        print(refused, file=sys.stderr)
+        return 1
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    before = environment(args.device)
+    if before["busy"]:
+        print(f"the machine is busy ({before['busy']}): only large ratios mean anything", file=sys.stderr)
+    rows, interrupted = _run(operator, _cases(operator, args), args)
+    if args.json:
+        settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+        results = [record(row) for row in rows]
+        report = {"environment": before, "settings": settings, "interrupted": interrupted}
+        args.json.write_text(json.dumps(report | {"results": results}, indent=1) + "\n")
+    return 130 if interrupted else 0
+
+
+def _run(operator: Operator, cases: Sequence[Case], args: argparse.Namespace) -> tuple[list[Row], bool]:
+    contestants = operator.contestants(args.peer_path)
+    rows: list[Row] = []
+    total = len(cases) * len(contestants) * (1 + args.repeats)
+    with tqdm(total=total, file=sys.stderr, disable=None, leave=False, bar_format="{l_bar}{bar}| {elapsed}") as bar:
+        for case in cases:
+
+            def tick(name: str, count: int, title: str = case.title) -> None:
+                bar.set_description(f"{title} {name}", refresh=False)
+                bar.update(count)
+
+            found, interrupted = measure(case, contestants, repeats=args.repeats, limit=args.limit, tick=tick)
+            rows += found
+            bar.write(f"{table(found)}\n", file=sys.stdout)
+            if interrupted:
+                return rows, True
+    return rows, False
+
+
+def _cases(operator: Operator, args: argparse.Namespace) -> list[Case]:
+    shapes = args.shapes or (QUICK_SHAPES if args.quick else operator.shapes)
+    dtype = getattr(torch, args.dtype)
+    return [
+        Case(*shape, options=options, device=args.device, dtype=dtype)
+        for shape in shapes
+        for options in operator.options
+    ]
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    try:
+        B, n, k = map(int, text.replace("x", ",").split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected B,n,k such as 256,1000,5, got {text!r}") from None
+    return B, n, k
+
+
+def _parser() -> argparse.ArgumentParser:
+    operators = "; ".join(f"{name}: {operator.summary}" for name, operator in OPERATORS.items())
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("operator", choices=OPERATORS, help=operators)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "float64", "bfloat16", "float16"))
+    parser.add_argument("--threads", type=int, help="threads of PyTorch (default: its own choice)")
+    parser.add_argument("--shapes", type=_shape, nargs="+", metavar="B,n,k", help="instead of the operator's own")
+    parser.add_argument("--repeats", type=int, default=30, help="rounds over all contestants")
+    parser.add_argument("--limit", type=float, default=10.0, help="seconds a contestant may take at one case")
+    parser.add_argument("--peer-path", type=Path, help="checkout of the authors' smooth-topk, to run it too")
+    parser.add_argument("--json", type=Path, help="write environment, settings and results to this file")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that everything runs")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

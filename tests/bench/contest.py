@@ -1,0 +1,59 @@
+"""What is compared: an operator, the cases to run it at, and the contestants that claim to compute it.
+
+A further implementation is one more :class:`Contestant` in its operator's list; a further operator is one more file
+under ``operators`` and one more entry in its table.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # logits [B, n], labels [B] -> scalar
+
+CROSS_ENTROPY = "F.cross_entropy"
+OURS = "topk_registry"
+
+
+class UnavailableError(Exception):
+    """A contestant cannot run here; the message says why, and what would help."""
+
+
+@dataclass(frozen=True)
+class Case:
+    B: int
+    n: int
+    k: int
+    options: Mapping[str, float] = field(default_factory=dict)
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def title(self) -> str:
+        options = "".join(f", {name} = {value:g}" for name, value in self.options.items())
+        return f"(B, n, k) = ({self.B}, {self.n}, {self.k}){options}"
+
+    def inputs(self) -> tuple[Tensor, Tensor]:
+        """Standard normal logits [B, n], a leaf that wants a gradient, and labels [B]."""
+        generator = torch.Generator().manual_seed(0)
+        logits = torch.randn(self.B, self.n, generator=generator).to(self.device, self.dtype)
+        labels = torch.randint(self.n, (self.B,), generator=generator).to(self.device)
+        return logits.requires_grad_(), labels
+
+
+@dataclass(frozen=True)
+class Contestant:
+    name: str
+    build: Callable[[Case], Loss]
+
+
+@dataclass(frozen=True)
+class Operator:
+    name: str
+    summary: str
+    contestants: Callable[[Path | None], Sequence[Contestant]]  # from the path of the authors' code, if given
+    options: Sequence[Mapping[str, float]]
+    shapes: Sequence[tuple[int, int, int]]
+    tests: Sequence[str]  # these pass, or nothing is reported

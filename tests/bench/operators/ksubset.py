@@ -1,0 +1,71 @@
+"""Smooth top-k SVM: ours, the algorithms as published, the authors' code, and other top-k losses."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+from tests.bench.contest import Case, Contestant, Loss, Operator, UnavailableError
+from tests.bench.operators.shared import (
+    REFERENCE,
+    difftopk_neuralsort,
+    difftopk_smooth,
+    needs,
+    ours,
+    pytopk_balanced,
+    quiet,
+)
+from tests.bench.published import smooth_topk_svm
+
+
+def published(algorithm: str) -> Contestant:
+    def build(case: Case) -> Loss:
+        return partial(smooth_topk_svm, k=case.k, tau=case.options["tau"], algorithm=algorithm)
+
+    return Contestant(f"published: {algorithm}", build)
+
+
+def authors(path: Path) -> Contestant:
+    """The authors' SmoothTopkSVM from a checkout of their repository at ``path``."""
+
+    def build(case: Case) -> Loss:
+        if not (path / "topk" / "svm.py").is_file():
+            raise UnavailableError(f"{path} has no topk/svm.py; give the root of the authors' repository")
+        if str(path) not in sys.path:
+            sys.path.insert(0, str(path))
+        with quiet():
+            loss = needs("topk.svm", "future").SmoothTopkSVM(case.n, alpha=1.0, tau=case.options["tau"], k=case.k)
+            return loss.cuda() if case.device.startswith("cuda") else loss
+
+    return Contestant("authors' code", build)
+
+
+def contestants(peer_path: Path | None) -> list[Contestant]:
+    return [
+        REFERENCE,
+        ours("smooth_topk_svm"),
+        published("summation"),
+        published("divide and conquer"),
+        published("algorithm 2"),
+        *([authors(peer_path)] if peer_path else []),
+        Contestant("difftopk smooth top-k", difftopk_smooth),
+        Contestant("difftopk neuralsort", difftopk_neuralsort),
+        Contestant("pytopk balanced", pytopk_balanced),
+    ]
+
+
+OPERATOR = Operator(
+    name="ksubset",
+    summary="the smooth top-k SVM, over the k-subset operator",
+    contestants=contestants,
+    options=({"tau": 0.1}, {"tau": 1.0}),
+    shapes=(
+        (64, 100, 5),
+        (256, 1000, 1),
+        (256, 1000, 5),
+        (256, 1000, 20),
+        (256, 1000, 50),
+        (256, 10000, 5),
+        (32, 100000, 5),
+    ),
+    tests=("tests/test_oracles.py", "tests/ops/ksubset", "tests/bench/test_published.py"),
+)

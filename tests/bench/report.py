@@ -1,0 +1,87 @@
+"""A table to read, and JSON to keep."""
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from tests.bench.contest import CROSS_ENTROPY, OURS
+from tests.bench.measure import Row
+from tests.bench.timing import Spread
+
+PACKAGES = ("topk-registry", "torch", "timm", "triton", "numba", "pytopk", "difftopk")
+HEADER = ("contestant", "forward", "backward", "both, ms", "quartiles", "x CE", "x ours", "memory", "runs")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """All rows of one case; times in ms, ratios of medians, peak memory as a multiple of the logits."""
+    case = rows[0].case
+    medians = {row.contestant: row.both.median for row in rows if row.both}
+    logit_bytes = case.B * case.n * case.dtype.itemsize
+    lines = [HEADER, *(_cells(row, medians, logit_bytes) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
+    body = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
+    problems = [f"{row.contestant}: {row.problem}" for row in rows if row.problem]
+    return "\n".join([case.title, *body, *problems])
+
+
+def environment(device: str) -> dict[str, object]:
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "busy": _busy(),
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
+        "packages": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def record(row: Row) -> dict[str, object]:
+    """One row as JSON: seconds and bytes."""
+    case = row.case
+    shape = {"B": case.B, "n": case.n, "k": case.k, **case.options, "dtype": str(case.dtype).removeprefix("torch.")}
+    return {**shape, **{name: value for name, value in asdict(row).items() if name != "case"}}
+
+
+def _cells(row: Row, medians: dict[str, float], logit_bytes: int) -> tuple[str, ...]:
+    memory = "" if row.peak_bytes is None else f"{row.peak_bytes / logit_bytes:.1f}"
+    if not row.both:
+        return (row.contestant, "-", "-", "-", "", "", "", memory, "0")
+    ratios = [f"{row.both.median / medians[name]:.2f}" if name in medians else "" for name in (CROSS_ENTROPY, OURS)]
+    times = [_ms(spread.median) for spread in (row.forward, row.backward, row.both) if spread]
+    return (row.contestant, *times, _quartiles(row.both), *ratios, memory, str(row.repeats))
+
+
+def _quartiles(spread: Spread) -> str:
+    return f"{_ms(spread.q1)}-{_ms(spread.q3)}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3g}" if seconds < 1 else f"{seconds * 1000:.0f}"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _busy() -> str:
+    """Says so when others already keep half the processors at work; empty when they do not."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    return f"load average {load:.1f} on {cores} cores" if load > cores / 2 else ""
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

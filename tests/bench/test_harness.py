@@ -1,0 +1,207 @@
+"""The harness measures what it says it measures, and keeps silent about what is not tested."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.bench.__main__ import main
+from tests.bench.contest import Case, Contestant, Operator, UnavailableError
+from tests.bench.measure import measure
+from tests.bench.memory import peak_bytes
+from tests.bench.operators import OPERATORS
+from tests.bench.report import table
+from tests.bench.timing import OverLimitError, Spread, interleave, time_limit
+
+CASE = Case(4, 10, 2, {"tau": 1.0})
+
+
+def cross_entropy(case: Case):
+    return torch.nn.functional.cross_entropy
+
+
+def unavailable(case: Case):
+    raise UnavailableError("needs a licence; try: asking")
+
+
+def broken(logits: Tensor, target: Tensor) -> Tensor:
+    raise RuntimeError("does not converge\nat all")
+
+
+def endless(logits: Tensor, target: Tensor) -> Tensor:
+    while True:
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Operator:
+    """An operator of one contestant, whose one test passes until the file is rewritten."""
+    gate = tmp_path / "test_toy.py"
+    gate.write_text("def test_truth():\n    assert True\n")
+    operator = Operator(
+        name="toy",
+        summary="a toy",
+        contestants=lambda path: [Contestant("F.cross_entropy", cross_entropy)],
+        options=({"tau": 0.1}, {"tau": 1.0}),
+        shapes=((4, 10, 2),),
+        tests=(str(gate),),
+    )
+    monkeypatch.setitem(OPERATORS, "toy", operator)
+    return operator
+
+
+def test_a_run_prints_a_table_and_writes_json(toy: Operator, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    report = tmp_path / "report.json"
+    assert main(["toy", "--repeats", "3", "--json", str(report)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("(B, n, k) = (4, 10, 2), tau = ") == 2
+    assert printed.count("F.cross_entropy") == 2
+    written = json.loads(report.read_text())
+    assert [row["tau"] for row in written["results"]] == [0.1, 1.0]
+    assert written["environment"]["threads"] == torch.get_num_threads()
+    assert not written["interrupted"]
+    for row in written["results"]:
+        assert row["repeats"] == 3
+        assert 0 < row["both"]["minimum"] <= row["both"]["q1"] <= row["both"]["median"] <= row["both"]["q3"]
+        assert row["peak_bytes"] >= 4 * 10 * 4
+
+
+def test_no_report_when_a_test_fails(toy: Operator, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    Path(toy.tests[0]).write_text("def test_truth():\n    assert False, 'the core is wrong'\n")
+    report = tmp_path / "report.json"
+    assert main(["toy", "--json", str(report)]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "the core is wrong" in output.err
+    assert not report.exists()
+
+
+def test_no_report_when_there_is_no_test(toy: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPERATORS, "toy", replace(toy, tests=(str(tmp_path / "nothing_here"),)))
+    assert main(["toy"]) == 1
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_operator_is_gated_by_tests_and_compares_with_cross_entropy_and_ours(name: str) -> None:
+    operator = OPERATORS[name]
+    assert operator.tests
+    names = [contestant.name for contestant in operator.contestants(Path("/nowhere"))]
+    assert len(set(names)) == len(names)
+    assert {"F.cross_entropy", "topk_registry"} <= set(names)
+
+
+def test_the_ksubset_contestants_run_or_say_why_not() -> None:
+    case = Case(4, 40, 3, {"tau": 1.0})
+    rows, _ = measure(case, OPERATORS["ksubset"].contestants(Path("/nowhere")), repeats=1, limit=60)
+    problems = {row.contestant: row.problem for row in rows if row.problem}
+    assert problems == {"authors' code": "/nowhere has no topk/svm.py; give the root of the authors' repository"}
+
+
+def test_a_failing_contestant_is_reported_and_the_others_are_measured() -> None:
+    contestants = [
+        Contestant("absent", unavailable),
+        Contestant("broken", lambda case: broken),
+        Contestant("endless", lambda case: endless),
+        Contestant("F.cross_entropy", cross_entropy),
+    ]
+    ticks: list[int] = []
+    rows, interrupted = measure(CASE, contestants, repeats=2, limit=0.3, tick=lambda name, count: ticks.append(count))
+    assert not interrupted
+    assert sum(ticks) == 4 * (1 + 2)
+    assert [row.repeats for row in rows] == [0, 0, 0, 2]
+    assert [row.problem for row in rows] == [
+        "needs a licence; try: asking",
+        "RuntimeError: does not converge",
+        "over the limit of 0.3 s",
+        "",
+    ]
+    assert "absent: needs a licence; try: asking" in table(rows)
+
+
+def test_an_interrupt_keeps_what_was_measured() -> None:
+    runs = 0
+
+    def interrupted_at_the_fourth(logits: Tensor, target: Tensor) -> Tensor:
+        nonlocal runs
+        runs += 1  # two of them warm up
+        if runs == 4:
+            raise KeyboardInterrupt
+        return logits.sum()
+
+    contestants = [
+        Contestant("F.cross_entropy", cross_entropy),
+        Contestant("tired", lambda _: interrupted_at_the_fourth),
+    ]
+    rows, interrupted = measure(CASE, contestants, repeats=10, limit=10)
+    assert interrupted
+    assert [row.repeats for row in rows] == [2, 1]
+
+
+def test_the_memory_meter_counts_the_peak_of_known_allocations_exactly() -> None:
+    def run() -> None:
+        first = torch.empty(1000)
+        second = torch.empty(300, dtype=torch.uint8)
+        del first, second
+        torch.empty(500, dtype=torch.float64)
+
+    assert peak_bytes(run) == 4300
+
+
+def test_the_memory_meter_sees_what_an_operator_uses_inside() -> None:
+    x = torch.randn(64, 100)
+    assert peak_bytes(lambda: x.logsumexp(0)) >= x.nbytes  # the exponentials; the result is 64 times smaller
+
+
+def test_the_memory_meter_sees_the_backward_pass() -> None:
+    x = torch.randn(64, 100, requires_grad=True)
+    peak = peak_bytes(lambda: x.exp().sum().backward())  # exp(x) is kept, the gradient comes to it
+    assert 2 * x.nbytes <= peak < 2.1 * x.nbytes
+
+
+def test_times_order_workloads_of_a_known_ratio() -> None:
+    x = torch.randn(200, 200)
+
+    def work(count: int):
+        def run() -> tuple[float, float]:
+            start = time.perf_counter()
+            for _ in range(count):
+                x.square().sum()
+            return time.perf_counter() - start, 0.0
+
+        return run
+
+    samples = {"one": [], "ten": []}
+    interleave({"one": work(20), "ten": work(200)}, samples, repeats=15, limit=60)
+    fastest = {name: Spread.of([sum(sample) for sample in samples[name]]).minimum for name in samples}
+    assert 4 < fastest["ten"] / fastest["one"] < 25
+
+
+def test_a_slow_contestant_sits_out_the_rounds_beyond_its_limit() -> None:
+    samples = {"slow": [], "quick": []}
+    interleave({"slow": lambda: (2.0, 1.0), "quick": lambda: (0.1, 0.1)}, samples, repeats=10, limit=5.0)
+    assert len(samples["slow"]) == 2
+    assert len(samples["quick"]) == 10
+
+
+def test_the_time_limit_ends_a_block_and_leaves_no_alarm_behind() -> None:
+    with pytest.raises(OverLimitError, match=r"0\.05 s"), time_limit(0.05):
+        time.sleep(10)
+    with time_limit(0.05):
+        pass
+    time.sleep(0.1)
+
+
+def test_quartiles() -> None:
+    assert Spread.of([5.0, 1.0, 3.0, 2.0, 4.0]) == Spread(median=3.0, q1=2.0, q3=4.0, minimum=1.0)
+    assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0, 7.0)
+
+
+@pytest.mark.parametrize("shape", ["256", "a,b,c", "1,2,3,4"])
+def test_a_bad_shape_is_named(shape: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(["ksubset", "--shapes", shape])
+    assert f"expected B,n,k such as 256,1000,5, got '{shape}'" in capsys.readouterr().err
