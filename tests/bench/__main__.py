@@ -5,13 +5,14 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from tests.bench.contest import Case, Operator
 from tests.bench.gate import RefusedError, require_green
-from tests.bench.measure import Row, measure
+from tests.bench.measure import measure
 from tests.bench.operators import OPERATORS
 from tests.bench.report import environment, record, table
 
@@ -27,23 +28,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RefusedError as refused:
         print(refused, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     if args.threads:
         torch.set_num_threads(args.threads)
-    before = environment(args.device)
-    if before["busy"]:
-        print(f"the machine is busy ({before['busy']}): only large ratios mean anything", file=sys.stderr)
-    rows, interrupted = _run(operator, _cases(operator, args), args)
-    if args.json:
-        settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
-        results = [record(row) for row in rows]
-        report = {"environment": before, "settings": settings, "interrupted": interrupted}
-        args.json.write_text(json.dumps(report | {"results": results}, indent=1) + "\n")
-    return 130 if interrupted else 0
+    return _run(operator, args)
 
 
-def _run(operator: Operator, cases: Sequence[Case], args: argparse.Namespace) -> tuple[list[Row], bool]:
-    contestants = operator.contestants(args.peer_path)
-    rows: list[Row] = []
+def _run(operator: Operator, args: argparse.Namespace) -> int:
+    """Measure case by case; every case is printed and saved before the next begins."""
+    cases, contestants = _cases(operator, args), operator.contestants(args.peer_path)
+    report = _new_report(args)
     total = len(cases) * len(contestants) * (1 + args.repeats)
     with tqdm(total=total, file=sys.stderr, disable=None, leave=False, bar_format="{l_bar}{bar}| {elapsed}") as bar:
         for case in cases:
@@ -52,12 +47,23 @@ def _run(operator: Operator, cases: Sequence[Case], args: argparse.Namespace) ->
                 bar.set_description(f"{title} {name}", refresh=False)
                 bar.update(count)
 
-            found, interrupted = measure(case, contestants, repeats=args.repeats, limit=args.limit, tick=tick)
-            rows += found
-            bar.write(f"{table(found)}\n", file=sys.stdout)
+            rows, interrupted = measure(case, contestants, repeats=args.repeats, limit=args.limit, tick=tick)
+            bar.write(f"{table(rows)}\n", file=sys.stdout)
+            report["results"] += map(record, rows)
+            report["interrupted"] = interrupted
+            if args.json:
+                args.json.write_text(json.dumps(report, indent=1) + "\n")
             if interrupted:
-                return rows, True
-    return rows, False
+                return 130
+    return 0
+
+
+def _new_report(args: argparse.Namespace) -> dict[str, Any]:
+    found = environment(args.device)
+    if found["busy"]:
+        print(f"the machine is busy ({found['busy']}): only large ratios mean anything", file=sys.stderr)
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    return {"environment": found, "settings": settings, "interrupted": False, "results": []}
 
 
 def _cases(operator: Operator, args: argparse.Namespace) -> list[Case]:

@@ -1,0 +1,16 @@
+"""The loss needs memory for a few copies of the logits, whatever k is."""
+
+import pytest
+
+import topk_registry as tr
+from tests.bench.contest import Case
+from tests.bench.memory import peak_bytes
+from tests.bench.timing import step
+
+
+@pytest.mark.parametrize(("B", "n", "k"), [(256, 1000, 1), (256, 1000, 5), (256, 1000, 50), (32, 10000, 5)])
+@pytest.mark.parametrize("tau", [0.1, 1.0])
+def test_forward_and_backward_peak_at_five_times_the_logits(B: int, n: int, k: int, tau: float) -> None:
+    logits, target = Case(B, n, k).inputs()
+    run = step(tr.create_loss("smooth_topk_svm", k=k, tau=tau), logits, target)
+    assert peak_bytes(run) <= 5 * logits.nbytes
