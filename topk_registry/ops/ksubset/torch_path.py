@@ -49,7 +49,8 @@ def tail_odds(s: Tensor, a: Tensor, outside_tail: Tensor, theta: float, out: Ten
     """
     floor = 0.4 * math.log(torch.finfo(s.dtype).tiny)
     u = torch.sub(s, a[:, None], out=out).scatter_(1, outside_tail, -torch.inf).mul_(1 / theta)
-    return torch.nn.functional.threshold_(u, floor, -torch.inf).exp_()
+    # not exp(-inf): vectorised exponentials leave their fast path for arguments out of range
+    return torch.nn.functional.threshold_(u.clamp_(min=floor).exp_(), 1.01 * math.exp(floor), 0.0)
 
 
 def power_sums(w: Tensor, k: int) -> Tensor:
