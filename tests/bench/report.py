@@ -37,7 +37,7 @@ def environment(device: str) -> dict[str, object]:
         "platform": platform.platform(),
         "cpu": _cpu_name(),
         "threads": torch.get_num_threads(),
-        "busy": _busy(),
+        "busy": busy(),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
         "packages": {name: _version(name) for name in PACKAGES},
     }
@@ -74,7 +74,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _busy() -> str:
+def busy() -> str:
     """Says so when others already keep half the processors at work; empty when they do not."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     return f"load average {load:.1f} on {cores} cores" if load > cores / 2 else ""

@@ -1,42 +1,79 @@
-"""The promises of speed, as ratios within one run: absolute times belong to a machine, and to how busy it is."""
+"""The promises of speed, as ratios within one run: absolute times belong to a machine.
+
+Processor time of one thread means the same on a busy machine, wall time of two threads does not: a thread that waits
+for another makes every parallel operation last as long as the scheduler pleases.
+"""
+
+from collections.abc import Iterator, Mapping
 
 import pytest
+import torch
 
 import topk_registry as tr
 from tests.bench.contest import OURS, Case
-from tests.bench.measure import measure
 from tests.bench.operators import OPERATORS
-from tests.bench.timing import Sample, Spread, interleave, step
+from tests.bench.report import busy
+from tests.bench.timing import CPU, CPU_TIME, Clock, Sample, Spread, Step, interleave, step
 
 pytestmark = pytest.mark.slow
 
-PROMISED = {"difftopk smooth top-k": 12, "pytopk balanced": 8}
+AUTHORS = "difftopk smooth top-k"  # the paper's algorithm as its authors published it
+PYTOPK = "pytopk balanced"
 
 
-@pytest.mark.parametrize("tau", [0.1, 1.0])
-def test_ours_is_faster_than_the_authors_code_and_pytopk_by_the_promised_factors(tau: float) -> None:
-    """difftopk's smooth top-k is the paper's algorithm as its authors published it."""
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def medians(steps: Mapping[str, Step], *, repeats: int) -> dict[str, float]:
+    samples: dict[str, list[Sample]] = {name: [] for name in steps}
+    interleave(steps, {name: [] for name in steps}, repeats=3, limit=60)
+    interleave(steps, samples, repeats=repeats, limit=60)
+    return {name: Spread.of([sum(sample) for sample in samples[name]]).median for name in steps}
+
+
+def times_ours(tau: float, clock: Clock) -> dict[str, float]:
     case = Case(256, 1000, 5, {"tau": tau})
-    chosen = [one for one in OPERATORS["ksubset"].contestants(None) if one.name in {OURS, *PROMISED}]
-    rows, _ = measure(case, chosen, repeats=40, limit=120)
-    medians = {row.contestant: row.both.median for row in rows if row.both}
-    assert {
-        name: medians[name] / medians[OURS] for name in PROMISED if medians[name] < PROMISED[name] * medians[OURS]
-    } == {}
+    chosen = [one for one in OPERATORS["ksubset"].contestants(None) if one.name in {OURS, AUTHORS, PYTOPK}]
+    found = medians({one.name: step(one.build(case), *case.inputs(), clock=clock) for one in chosen}, repeats=20)
+    return {name: median / found[OURS] for name, median in found.items()}
 
 
+# difftopk inherits a deprecated way to call autograd functions
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("tau", [0.1, 1.0])
+def test_the_promised_factors_on_two_threads(tau: float) -> None:
+    if busy():
+        pytest.skip(f"wall time means nothing here: {busy()}")
+    torch.set_num_threads(2)
+    ratios = times_ours(tau, CPU)
+    assert ratios[AUTHORS] >= 12
+    assert ratios[PYTOPK] >= 8
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("tau", [0.1, 1.0])
+def test_less_processor_time_than_the_authors_code_and_pytopk(tau: float) -> None:
+    """A floor of half to two thirds of the promised factors: this must hold next to any other work."""
+    torch.set_num_threads(1)
+    ratios = times_ours(tau, CPU_TIME)
+    assert ratios[AUTHORS] >= 8
+    assert ratios[PYTOPK] >= 4
+
+
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("scale", [1.0, 10.0])
-def test_a_low_temperature_costs_no_more_than_a_high_one(scale: float) -> None:
-    """At tau = 0.1 and a scale of 10, most odds are below the smallest normal number, which halves a CPU's speed."""
+def test_a_low_temperature_costs_no_more_than_1_3_times_a_high_one(scale: float) -> None:
+    """At tau = 0.1 and a scale of 10, most odds are out of the range where floating-point units are fast."""
+    torch.set_num_threads(1)
     logits, target = Case(256, 1000, 5).inputs()
     logits = (logits.detach() * scale).requires_grad_()
-    losses = {
-        "low": tr.create_loss("smooth_topk_svm", k=5, tau=0.1),
-        "high": tr.create_loss("smooth_topk_svm", k=5, tau=1.0),
-    }
-    steps = {name: step(loss, logits, target) for name, loss in losses.items()}
-    samples: dict[str, list[Sample]] = {name: [] for name in steps}
-    interleave(steps, {name: [] for name in steps}, repeats=5, limit=60)
-    interleave(steps, samples, repeats=100, limit=60)
-    low, high = (Spread.of([sum(sample) for sample in samples[name]]) for name in ("low", "high"))
-    assert low.median <= 1.3 * high.median
+    losses = {f"{tau}": tr.create_loss("smooth_topk_svm", k=5, tau=tau) for tau in (0.1, 1.0)}
+    steps = {name: step(loss, logits, target, clock=CPU_TIME) for name, loss in losses.items()}
+    found = medians(steps, repeats=40)
+    assert found["0.1"] <= 1.3 * found["1.0"]
