@@ -28,9 +28,12 @@ class LabelMargins(torch.autograd.Function):
     def setup_context(ctx, inputs, output) -> None:
         ctx.save_for_backward(output[1])
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # no zeros of the size of the logits for the second output
 
     @staticmethod
     def backward(ctx, g: Tensor, _):
+        if g is None:
+            return None, None, None, None
         (gradient,) = ctx.saved_tensors
         return g.to(gradient.dtype)[:, None] * gradient, None, None, None
 
