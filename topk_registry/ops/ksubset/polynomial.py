@@ -8,13 +8,35 @@ coefficient is exact to a few roundings, however small it is.
 import torch
 from torch import Tensor
 
+OUTER = 128  # up to so many numbers a row, outer products are quicker than a coefficient at a time
+
 
 def multiply(a: Tensor, b: Tensor, low: int, high: int, a_low: int = 0) -> Tensor:
     """Coefficients low..high of a * b, where a holds its degrees a_low, a_low + 1, ... and b holds 0, 1, ...
 
     out_j = sum_i b_i a_{j-i}: [..., p, B], [..., q, B] -> [..., high - low + 1, B]. What a does not hold counts as 0.
     """
-    return _Multiply.apply(a, b, low, high, a_low)
+    if a.requires_grad or b.requires_grad:
+        return _Multiply.apply(a, b, low, high, a_low)
+    return _multiply(a, b, low, high, a_low)  # an autograd Function costs more than the product
+
+
+def _multiply(a: Tensor, b: Tensor, low: int, high: int, a_low: int) -> Tensor:
+    p, q = a.shape[-2], b.shape[-2]
+    if a.numel() * (p + q) <= OUTER * a.shape[-1]:
+        return _by_outer_product(a, b).narrow(-2, low - a_low, high - low + 1)
+    out = a.new_zeros(*a.shape[:-2], high - low + 1, a.shape[-1])
+    for i, held, made, length in _overlaps(p, q, low, high, a_low):
+        out.narrow(-2, made, length).addcmul_(a.narrow(-2, held, length), b.narrow(-2, i, 1))
+    return out
+
+
+def _by_outer_product(a: Tensor, b: Tensor) -> Tensor:
+    """All coefficients of a * b. The lines of the outer product, padded by p zeros and then read on in lines of one
+    less, move to the right by one from line to line: equal degrees come to lie in one column."""
+    p, q = a.shape[-2], b.shape[-2]
+    outer = torch.nn.functional.pad(a.unsqueeze(-2) * b.unsqueeze(-3), (0, 0, 0, p)).flatten(-3, -2)
+    return outer.narrow(-2, 0, p * (p + q - 1)).unflatten(-2, (p, p + q - 1)).sum(-3)
 
 
 def _overlaps(p: int, q: int, low: int, high: int, a_low: int) -> list[tuple[int, int, int, int]]:
@@ -32,10 +54,7 @@ class _Multiply(torch.autograd.Function):
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, low: int, high: int, a_low: int) -> Tensor:
-        out = a.new_zeros(*a.shape[:-2], high - low + 1, a.shape[-1])
-        for i, held, made, length in _overlaps(a.shape[-2], b.shape[-2], low, high, a_low):
-            out.narrow(-2, made, length).addcmul_(a.narrow(-2, held, length), b.narrow(-2, i, 1))
-        return out
+        return _multiply(a, b, low, high, a_low)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
