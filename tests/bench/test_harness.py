@@ -176,7 +176,7 @@ def test_times_order_workloads_of_a_known_ratio() -> None:
         return run
 
     samples = {"one": [], "ten": []}
-    interleave({"one": work(30), "ten": work(300)}, samples, repeats=15, limit=60)
+    interleave({"one": work(500), "ten": work(5000)}, samples, repeats=15, limit=60)
     fastest = {name: Spread.of([sum(sample) for sample in samples[name]]).minimum for name in samples}
     assert 4 < fastest["ten"] / fastest["one"] < 25
 
