@@ -3,6 +3,7 @@
 ``python tests/test_readme.py`` writes the table anew.
 """
 
+import inspect
 import json
 import os
 import re
@@ -15,16 +16,39 @@ from topk_registry import registry
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 TABLE = re.compile(r"(?<=<!-- losses -->\n).*?(?=<!-- /losses -->)", re.DOTALL)
+COSTS = ROOT / "docs" / "results" / "losses.json"
+COMMON = {"weight", "reduction", "label_smoothing", "ignore_index"}
+CONTEXT = {"class_counts", "num_classes", "total_epochs", "smoothing", "soft_targets"}
+
+
+def written() -> dict[str, list[str]]:
+    """The README's table: the cells of each loss's row."""
+    found = TABLE.search(README.read_text())
+    assert found
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in found[0].splitlines()[2:]]
+    return {cells[0].strip("`"): cells for cells in rows}
+
+
+def options(name: str) -> str:
+    """What a loss takes beyond the common options, with its defaults."""
+    parameters = inspect.signature(registry.get_loss_builder(name)).parameters.values()
+    own = [p for p in parameters if p.name not in COMMON | CONTEXT]
+    return " ".join(f"`{p.name}={p.default}`" for p in own)
+
+
+def costs() -> dict[str, str]:
+    """Median times of the bench report, relative to cross-entropy's, to two digits."""
+    rows = {row["contestant"]: row["both"] for row in json.loads(COSTS.read_text())["rows"]}
+    base = rows["F.cross_entropy"]["median"]
+    return {name: f"{both['median'] / base:.2g}" for name, both in rows.items()}
 
 
 def table() -> str:
-    infos = registry.losses.infos("topk-registry:*")
-    rows = [
-        f"| `{info.name}` | {info.summary.replace('``', '`')} |"
-        for info in infos
-        if info.status in ("available", "loaded")
-    ]
-    return "\n".join(["| name | what it is |", "|---|---|", *rows]) + "\n"
+    """The table with the options and costs as they are; papers and purposes as they were written."""
+    cells, cost = written(), costs()
+    names = [info.name for info in registry.losses.infos("topk-registry:*")]
+    rows = [f"| `{name}` | {' | '.join(cells[name][1:3])} | {options(name)} | {cost[name]} |" for name in names]
+    return "\n".join(["| name | paper | for | options | cost |", "|---|---|---|---|---|", *rows]) + "\n"
 
 
 def block(marker: str) -> str:
@@ -33,10 +57,11 @@ def block(marker: str) -> str:
     return found[1]
 
 
-def test_the_table_lists_the_registered_losses():
+def test_the_table_tells_of_every_loss_its_paper_purpose_options_and_cost():
     found = TABLE.search(README.read_text())
     assert found
     assert found[0] == table(), "run python tests/test_readme.py"
+    assert all(cell for cells in written().values() for cell in [*cells[:3], cells[4]])
 
 
 def test_its_plugin_has_fifteen_lines_installs_and_works(tmp_path):
