@@ -1,4 +1,6 @@
-"""Gradients of the torch path: one autograd Function a kernel, and the margins built from them."""
+"""Gradients: one autograd Function a kernel, and the margins of every class built from them."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -6,7 +8,6 @@ from torch import Tensor
 from topk_registry.ops.ksubset.torch_path import (
     balanced,
     horner,
-    label_margins,
     polynomials,
     power_sums,
     row_blocks,
@@ -18,11 +19,12 @@ from topk_registry.ops.ksubset.torch_path import (
 
 
 class LabelMargins(torch.autograd.Function):
-    """The label's margin [B]; its gradient is written by the forward pass, so the backward pass is one product."""
+    """The label's margin [B] by ``kernel(s, label, k, theta) -> margin, gradient``: the forward pass writes the
+    gradient, so the backward pass is one product."""
 
     @staticmethod
-    def forward(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tensor, Tensor]:
-        return label_margins(s, label, k, theta)
+    def forward(s: Tensor, label: Tensor, k: int, theta: float, kernel: Callable) -> tuple[Tensor, Tensor]:
+        return kernel(s, label, k, theta)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -33,9 +35,9 @@ class LabelMargins(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g: Tensor, _):
         if g is None:
-            return None, None, None, None
+            return None, None, None, None, None
         (gradient,) = ctx.saved_tensors
-        return g.to(gradient.dtype)[:, None] * gradient, None, None, None
+        return g.to(gradient.dtype)[:, None] * gradient, None, None, None, None
 
 
 class TailOdds(torch.autograd.Function):

@@ -1,24 +1,23 @@
 """The one door to the k-subset operator: checks what comes in, chooses an implementation, and keeps its promises.
 
-Every implementation provides two functions on contiguous rows s [B, n] of single or double precision with 2k <= n:
-``margins(s, k, theta) -> [B, n]``, differentiable, and ``label_margins(s, label, k, theta) -> [B]``, whose forward pass
-also writes the gradient. Everything else (other shapes and dtypes, larger k, bad input) is settled here.
+Implementations work on contiguous rows s [B, n] of single or double precision with 2k <= n: ``margins(s, k, theta)
+-> [B, n]``, differentiable, and ``label_margins(s, label, k, theta) -> ([B], [B, n])``, which writes the gradient to
+the scores along with the margin. Everything else (other shapes and dtypes, larger k, bad input) is settled here.
 """
 
-from types import SimpleNamespace
-from typing import Any
+import warnings
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from topk_registry.ops.ksubset import autograd
+from topk_registry.ops.ksubset import autograd, torch_path
 
-IMPLEMENTATIONS: dict[str, Any] = {
-    "torch": SimpleNamespace(
-        margins=autograd.margins,
-        label_margins=lambda s, label, k, theta: autograd.LabelMargins.apply(s, label, k, theta)[0],
-    ),
-}
+MARGINS = ("torch",)
+LABEL_MARGINS = ("torch", "numba")
+NUMBA_LARGEST_K = 256  # its tables of k^2 numbers a thread leave the cache beyond
 
 
 def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0, impl: str = "auto") -> Tensor:
@@ -86,6 +85,7 @@ def topk_label_margins(
         Margins [B] in double precision.
     """
     _check(logits, k, temperature)
+    _check_impl(impl, LABEL_MARGINS)
     if label.dtype != torch.int64 or label.shape != logits.shape[:1] or logits.ndim != 2:
         raise ValueError(
             f"expected logits [B, n] and int64 labels [B], got {list(logits.shape)} and {label.dtype} "
@@ -97,12 +97,14 @@ def topk_label_margins(
             wrong = int(low) if low < 0 else int(high)
             raise ValueError(f"label must be in [0, {logits.shape[1] - 1}], got {wrong}")
     s, k, theta, sign = _prepare(logits, k, temperature)
-    return sign * _implementation(impl, s).label_margins(s, label, k, theta)
+    margin, _ = autograd.LabelMargins.apply(s, label, k, theta, _label_kernel(impl, s, k))
+    return sign * margin
 
 
 def _margins(logits: Tensor, k: int, temperature: float, impl: str) -> Tensor:
+    _check_impl(impl, MARGINS)
     s, k, theta, sign = _prepare(logits, k, temperature)
-    rows = _implementation(impl, s).margins(s, k, theta)
+    rows = autograd.margins(s, k, theta)
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     return (rows if sign > 0 else -rows).to(dtype).view(logits.shape)
 
@@ -119,11 +121,35 @@ def _prepare(logits: Tensor, k: int, temperature: float) -> tuple[Tensor, int, f
     return (s if sign > 0 else -s).contiguous(), k, theta, sign
 
 
-def _implementation(impl: str, s: Tensor) -> Any:
-    name = "torch" if impl == "auto" else impl
-    if name not in IMPLEMENTATIONS:
-        raise ValueError(f"impl must be 'auto' or one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {impl!r}")
-    return IMPLEMENTATIONS[name]
+def _label_kernel(impl: str, s: Tensor, k: int) -> Callable:
+    if impl == "auto":
+        fits = s.device.type == "cpu" and k <= NUMBA_LARGEST_K and not torch.compiler.is_compiling()
+        return (_numba_kernel() if fits else None) or torch_path.label_margins
+    if impl == "torch":
+        return torch_path.label_margins
+    if s.device.type != "cpu" or k > NUMBA_LARGEST_K:
+        raise ValueError(f"impl 'numba' is for the CPU and k or n - k up to {NUMBA_LARGEST_K}: {s.device}, {k}")
+    from topk_registry.ops.ksubset import cpu
+
+    return cpu.label_margins
+
+
+@lru_cache(maxsize=1)
+def _numba_kernel() -> Callable | None:
+    """The compiled kernel where numba is installed; one that does not work is told of once, and done without."""
+    if find_spec("numba") is None:
+        return None
+    try:
+        from topk_registry.ops.ksubset import cpu
+    except Exception as error:
+        warnings.warn(f"numba is installed but cannot be used, the losses are slower: {error!r}", stacklevel=2)
+        return None
+    return cpu.label_margins
+
+
+def _check_impl(impl: str, available: tuple[str, ...]) -> None:
+    if impl not in ("auto", *available):
+        raise ValueError(f"impl must be 'auto' or one of {', '.join(map(repr, available))}, got {impl!r}")
 
 
 def _check(logits: Tensor, k: int, temperature: float) -> None:
