@@ -14,10 +14,15 @@ Labels = NDArray[np.int64]
 
 
 def labels_of(dataset: Any) -> Labels:
-    """The label of every sample [N].
+    """The label of every sample [N]; loads every sample of a data set that does not keep its labels apart."""
+    labels = kept_labels_of(dataset)
+    return _loaded_labels(dataset) if labels is None else labels
 
-    Looks where torchvision's data sets (``targets``, ``labels``), timm's image folders (``samples``) and Hugging Face
-    data sets keep them; only failing those it loads every sample.
+
+def kept_labels_of(dataset: Any) -> Labels | None:
+    """The label of every sample [N], where the data set keeps them apart from its images.
+
+    torchvision's data sets do (``targets``, ``labels``), and timm's image folders and Hugging Face readers.
     """
     for name in ("targets", "labels"):
         kept = getattr(dataset, name, None)
@@ -28,7 +33,7 @@ def labels_of(dataset: Any) -> Labels:
         return np.asarray([target for _, target in reader.samples], np.int64)
     if hasattr(reader, "iter_targets"):
         return np.asarray(list(reader.iter_targets()), np.int64)
-    return _loaded_labels(dataset)
+    return None
 
 
 def class_names_of(dataset: Any) -> list[str] | None:

@@ -28,8 +28,8 @@ BUILTIN_DEFAULTS: dict[str, Any] = {
     "workers": 0,
 }
 
-# timm's flags for modes that its own script runs and this trainer does not; they parse, and are refused if set
-ELSEWHERE = ("naflex", "kd_", "wandb", "torchscript", "fuser", "train_img_sizes", "train_batch_sizes", "train_size_")
+# timm's flags for modes that its own script runs and this trainer does not: they parse, and are refused if set
+ELSEWHERE = ("naflex_loader", "kd_model_name", "log_wandb", "torchscript", "fuser", "train_img_sizes")
 
 
 class ParseOptions(argparse.Action):
@@ -340,8 +340,8 @@ def _map_legacy_losses(args: argparse.Namespace) -> None:
 
 
 def _refuse(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    for name, value in vars(args).items():
-        if value and name.startswith(ELSEWHERE):
+    for name in ELSEWHERE:
+        if getattr(args, name):
             parser.error(
                 f"--{name.replace('_', '-')} is for timm's own training script: run it, with any loss of this registry, "
                 "by --train-script PATH"

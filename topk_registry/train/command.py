@@ -1,0 +1,20 @@
+"""``timm train``, up to the point where torch is needed."""
+
+import os
+from collections.abc import Sequence
+
+from topk_registry import registry
+from topk_registry.errors import BrokenPluginError, UnknownPluginError
+from topk_registry.train.arguments import parse_args
+
+SCRIPT = "TIMM_TRAIN_SCRIPT"
+
+
+def main(argv: Sequence[str]) -> int:
+    args = parse_args(argv)
+    info = registry.loss_info(args.loss)  # a misspelt name is an error here, before anything slow
+    if info.status == "broken":
+        raise BrokenPluginError(f"loss {args.loss!r} of {info.distribution} is broken: {info.error}")
+    from topk_registry.train.run import train
+
+    return train(args)

@@ -1,0 +1,297 @@
+"""``timm train``: from the command line to the last epoch."""
+
+import os
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import torch
+from timm import utils
+from timm.models import safe_model_name
+from timm.task import load_task_ema_checkpoint, resume_task_checkpoint
+from torch import distributed as dist
+
+from topk_registry.train.build import Run, build, distribute, set_up_device
+from topk_registry.train.datasets import name_of
+from topk_registry.train.errors import DataError, Interrupted, TrainError
+from topk_registry.train.loop import agree, mean_loss, train_epoch
+from topk_registry.train.preflight import check
+from topk_registry.train.signals import StopRequest
+from topk_registry.train.state import LAST, Checkpoints, Row, restore
+
+OUTPUT = Path("output", "train")
+
+
+def train(args: Namespace) -> int:
+    """Run what the flags say; the exit status is 0, 1 for a run that broke off, 2 for one that could not begin."""
+    written = dict(vars(args))
+    try:
+        notes = check(args)
+        device = set_up_device(args)
+        run = build(args, device)
+        _say_plan(run, notes)
+        if args.dry_run:
+            return _dry_run(run)
+        _begin(run, written)
+    except TrainError as error:
+        return _fail(error, 2)
+    try:
+        with StopRequest() as stop:
+            _epochs(run, stop)
+        run.report.finish(run.progress)
+    except Interrupted as error:
+        return _fail(error, 128 + error.signum)
+    except TrainError as error:
+        return _fail(error, 1)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return 0
+
+
+def _epochs(run: Run, stop: StopRequest) -> None:
+    progress, args = run.progress, run.args
+    if run.evaluator is not None and not args.distributed:  # alone, evaluation may stop half-way
+        run.evaluator.stop = lambda: bool(stop)
+    while progress.epoch < run.num_epochs:
+        began = time.perf_counter()
+        _set_epoch(run)
+        try:
+            finished = train_epoch(run, lambda: bool(stop))
+        except DataError as error:
+            raise _data_lost(run, error) from error
+        row = _measure(run) if finished else None
+        if row is None:
+            run.save_now()
+            raise _interrupted(run, stop)
+        _close_epoch(run, row)
+        run.report.epoch(row, time.perf_counter() - began)
+        if args.early_stop and progress.stale >= args.early_stop:
+            run.report.say(f"stopped early: no better {run.metric} in {progress.stale} evaluations")
+            return
+        if agree(run, bool(stop), False)[0] and progress.epoch < run.num_epochs:
+            raise _interrupted(run, stop)
+
+
+def _set_epoch(run: Run) -> None:
+    set_epoch = getattr(run.task.criterion, "set_epoch", None)
+    if set_epoch is not None:
+        set_epoch(run.progress.epoch)
+
+
+def _measure(run: Run) -> Row | None:
+    """The epoch's row of the summary, or None if its evaluation was stopped."""
+    args, epoch = run.args, run.progress.epoch
+    model = run.task.get_trainable_module()
+    if args.distributed and args.dist_bn in ("broadcast", "reduce"):
+        utils.distribute_bn(model, args.world_size, args.dist_bn == "reduce")
+    row: Row = {"epoch": epoch, "train_loss": mean_loss(run), "lr": run.lr}
+    due = (epoch + 1) % args.val_interval == 0 or epoch + 1 == run.num_epochs
+    if run.evaluator is None or not due:
+        return row
+    averaged = run.task.has_ema() and not args.model_ema_force_cpu
+    if averaged and args.distributed and args.dist_bn in ("broadcast", "reduce"):
+        utils.distribute_bn(run.task.get_trainable_module(ema=True), args.world_size, args.dist_bn == "reduce")
+    evaluated = run.task.get_eval_model(ema=averaged)
+    assert evaluated is not None
+    metrics = run.evaluator(evaluated, run.task.criterion)
+    if metrics is None:
+        return None
+    if run.metric.removeprefix("eval_") not in metrics:
+        raise TrainError(f"--eval-metric {args.eval_metric} is not measured here; there are {', '.join(metrics)}")
+    return row | {f"eval_{name}": value for name, value in metrics.items()}
+
+
+def _close_epoch(run: Run, row: Row) -> None:
+    progress, value = run.progress, row.get(run.metric)
+    epoch = progress.epoch
+    progress.history.append(row)
+    if value is not None:
+        progress.note(value, decreasing=run.decreasing)
+    if run.scheduler is not None:
+        run.scheduler.step(epoch + 1, value)
+    progress.next_epoch()
+    run.snapshot()
+    if run.checkpoints is not None:
+        run.checkpoints.epoch(epoch, value)
+    run.report.write(progress.history)
+
+
+def _begin(run: Run, written: dict[str, object]) -> None:
+    """Resume if asked, wrap the model, and open the run's folder."""
+    args = run.args
+    resume = _resume_path(run)
+    folder = [_folder(args, resume)]
+    if args.distributed:
+        dist.broadcast_object_list(folder, src=0)
+    run.folder = folder[0]
+    if args.model_ema:
+        run.task.setup_ema(
+            decay=args.model_ema_decay,
+            use_warmup=args.model_ema_warmup,
+            device=torch.device("cpu") if args.model_ema_force_cpu else None,
+        )
+    if utils.is_primary(args):
+        _open_folder(run, written)
+    if resume:
+        _resume(run, resume)
+    elif args.start_epoch:
+        _start_at(run, args.start_epoch)
+    distribute(run)
+
+
+def _open_folder(run: Run, written: dict[str, object]) -> None:
+    assert run.folder is not None
+    run.args.loss_record = run.loss
+    try:
+        run.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainError(f"cannot make the run's folder {run.folder}: {error}") from error
+    run.report.folder = run.folder
+    run.report.arguments({**written, "loss_record": run.loss})
+    saver = utils.CheckpointSaver(
+        model=run.task.get_trainable_module(),
+        optimizer=run.optimizer,
+        args=run.args,
+        amp_scaler=run.scaler,
+        checkpoint_dir=str(run.folder),
+        recovery_dir=str(run.folder),
+        decreasing=run.decreasing,
+        max_history=run.args.checkpoint_hist,
+        task=run.task,
+    )
+    run.checkpoints = Checkpoints(saver)
+
+
+def _resume(run: Run, path: Path) -> None:
+    args = run.args
+    keep = not args.no_resume_opt
+    try:
+        epoch = resume_task_checkpoint(
+            run.task,
+            str(path),
+            optimizer=run.optimizer if keep else None,
+            loss_scaler=run.scaler if keep else None,
+            log_info=False,
+        )
+        if args.model_ema:
+            load_task_ema_checkpoint(run.task, str(path))
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
+        raise TrainError(f"cannot resume from {path}: {error}") from error
+    if run.checkpoints is not None and path.parent == run.folder:
+        run.checkpoints.saver.load_state_dict_from_checkpoint(str(path))
+    whole = keep and args.start_epoch is None and restore(
+        run.task, run.progress, run.scheduler, rank=args.rank, world=args.world_size
+    )  # fmt: skip
+    if not whole:
+        _start_at(run, args.start_epoch if args.start_epoch is not None else epoch or 0)
+    place = f"epoch {run.progress.epoch + 1}" + (f", batch {run.progress.step + 1}" if run.progress.step else "")
+    run.report.say(f"resumed   {path} at {place}" + ("" if whole else " (weights only, as timm resumes)"))
+
+
+def _start_at(run: Run, epoch: int) -> None:
+    run.progress.epoch = epoch
+    if run.scheduler is not None and epoch:
+        if run.args.sched_on_updates:
+            run.scheduler.step_update(epoch * run.updates_per_epoch)
+        else:
+            run.scheduler.step(epoch)
+
+
+def _resume_path(run: Run) -> Path | None:
+    args = run.args
+    if args.resume != "auto":
+        if args.resume and not os.path.isfile(args.resume):
+            raise TrainError(f"--resume {args.resume}: there is no such checkpoint")
+        return Path(args.resume) if args.resume else None
+    root = Path(args.output or OUTPUT)
+    found = [root / args.experiment / LAST] if args.experiment else list(root.glob(f"*/{LAST}"))
+    found = sorted((path for path in found if path.is_file()), key=lambda path: path.stat().st_mtime)
+    if not found:
+        run.report.say(f"--resume auto: no {LAST} in {root / args.experiment}, starting anew")
+    return found[-1] if found else None
+
+
+def _folder(args: Namespace, resume: Path | None) -> Path:
+    if resume and not args.experiment and (resume.parent / "args.yaml").exists():
+        return resume.parent
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path(args.output or OUTPUT) / (args.experiment or f"{stamp}-{safe_model_name(args.model)}-{args.loss}")
+
+
+def _dry_run(run: Run) -> int:
+    """One batch forward and backward; nothing is written."""
+    distribute(run)
+    images, target = next(iter(run.loader.pass_of(0)))
+    run.task.get_trainable_module().train()
+    with run.autocast():
+        result = run.task(images.to(run.device, run.dtype), target.to(run.device))
+    result["loss"].backward()
+    kind = f"{'soft targets' if target.is_floating_point() else 'labels'} {list(target.shape)}"
+    run.report.say(f"dry run   images {list(images.shape)}, {kind}: loss {result['loss'].item():.4f}, gradients made")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return 0
+
+
+def _say_plan(run: Run, notes: Sequence[str]) -> None:
+    args, say = run.args, run.report.say
+    options = " ".join(f"{name}={value}" for name, value in run.loss["options"].items())
+    owner = f"{run.loss['distribution']} {run.loss['version']}".strip()
+    model = run.task.get_trainable_module()
+    say(f"loss      {args.loss} {options}".rstrip() + (f"  ({owner})" if owner else ""))
+    say(f"data      {name_of(args)}: {_size(run.data.train)} to train, {_size(run.data.validation)} to evaluate, "
+        f"{args.num_classes} classes")  # fmt: skip
+    for note in [*run.data.notes, *notes]:
+        say(f"          {note}")
+    say(f"model     {args.model}, {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, on {run.device}"
+        + (f", {args.world_size} processes" if args.distributed else ""))  # fmt: skip
+    batch = args.batch_size * args.world_size * args.grad_accum_steps
+    say(f"optimizer {args.opt}, lr {args.lr:g} {args.sched}, batch {batch}, {run.num_epochs} epochs of "
+        f"{run.updates_per_epoch} updates")  # fmt: skip
+
+
+def _size(dataset: object) -> str:
+    try:
+        return f"{len(dataset)}"  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        return "none" if dataset is None else "a stream"
+
+
+def _interrupted(run: Run, stop: StopRequest) -> Interrupted:
+    error = Interrupted(stop.signum or 15)
+    error.args = (f"stopped {_where(run)}. {_how_to_resume(run)}",)
+    return error
+
+
+def _data_lost(run: Run, error: DataError) -> DataError:
+    message = f"{error}"
+    root = run.args.data_dir
+    if root and not os.path.exists(root):
+        message = f"the data directory {root} has vanished ({error})"
+    if run.args.distributed:  # the other processes cannot join in saving
+        return DataError(f"{message}; resume from the last checkpoint")
+    run.progress.step -= run.progress.step % run.args.grad_accum_steps
+    run.save_now()
+    return DataError(f"{message}; stopped {_where(run)}. {_how_to_resume(run)}")
+
+
+def _where(run: Run) -> str:
+    progress = run.progress
+    if progress.step:
+        return f"in epoch {progress.epoch + 1}, after {progress.step} of {progress.steps_per_epoch} batches"
+    return f"after epoch {progress.epoch}"
+
+
+def _how_to_resume(run: Run) -> str:
+    return (
+        f"Nothing is lost: go on with\n  timm train --config {run.folder}/args.yaml --resume {run.folder}/{LAST}"
+    )
+
+
+def _fail(error: TrainError, status: int) -> int:
+    print(f"timm train: {error}", file=sys.stderr)
+    return status
