@@ -59,8 +59,7 @@ class Hierarchy:
         size = size if size is not None else 5000 if split == "train" else 2000
         if size < 1 or superclasses < 1 or fine < 1 or superclasses * fine < 2:
             raise ValueError(
-                "need at least 1 image and 2 classes, "
-                f"got size={size}, superclasses={superclasses}, fine={fine}"
+                f"need at least 1 image and 2 classes, got size={size}, superclasses={superclasses}, fine={fine}"
             )
         n = superclasses * fine
         self.transform: Any = None
@@ -96,9 +95,7 @@ def _smooth(grid: NDArray[np.float64]) -> NDArray[np.float64]:
     return grid / grid.std(axis=(-3, -2, -1), keepdims=True)
 
 
-def _render(
-    fields: NDArray[np.float64], labels: NDArray[np.int64], noise: float, key: list[int]
-) -> NDArray[np.uint8]:
+def _render(fields: NDArray[np.float64], labels: NDArray[np.int64], noise: float, key: list[int]) -> NDArray[np.uint8]:
     images = np.empty((len(labels), SIZE, SIZE, 3), np.uint8)
     for block, start in enumerate(range(0, len(labels), BLOCK)):
         rows = _render_block(fields, labels[start : start + BLOCK], noise, np.random.default_rng([*key, block]))

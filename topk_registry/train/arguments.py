@@ -23,6 +23,7 @@ BUILTIN_DEFAULTS: dict[str, Any] = {
     "lr": 2e-3,
     "weight_decay": 0.05,
     "warmup_epochs": 1,
+    "sched_on_updates": True,
     "no_aug": True,
     "smoothing": 0.0,
     "workers": 0,
@@ -82,8 +83,16 @@ def _loss(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("loss").add_argument
     add("--loss", default="", metavar="NAME", help="a registered loss (`timm losses` lists them) or one of timm's own")
     add("--loss-opt", nargs="*", default={}, action=ParseOptions, metavar="K=V", help="the loss's options; repeats add")
-    add("--normalize-classifier", "--cosine-classifier", nargs="?", type=float, const=1.0, default=None,
-        metavar="SCALE", help="swap the model's classifier for a cosine one, as LDAM and the imbalanced losses want")
+    add(
+        "--normalize-classifier",
+        "--cosine-classifier",
+        nargs="?",
+        type=float,
+        const=1.0,
+        default=None,
+        metavar="SCALE",
+        help="swap the model's classifier for a cosine one, as LDAM and the imbalanced losses want",
+    )
     add("--learn-scale", action="store_true", help="train the cosine classifier's scale")
     add("--jsd-loss", action="store_true", help="timm's name for --loss jsd; needs --aug-splits")
     add("--bce-loss", action="store_true", help="timm's name for --loss bce")
@@ -97,14 +106,28 @@ def _data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", nargs="?", metavar="DIR", help="the data's root directory (or --data-dir)")
     add = group.add_argument
     add("--data-dir", metavar="DIR", help="the data's root directory")
-    add("--dataset", default="", metavar="NAME",
+    add(
+        "--dataset",
+        default="",
+        metavar="NAME",
         help="<type>/<name> as in timm (torch/cifar100, hfds/..., wds/...), an image folder if empty, "
-        "or topk/<name> for a registered data set")
-    add("--dataset-opt", nargs="*", default={}, action=ParseOptions, metavar="K=V",
-        help="options of a registered data set, such as size=20000 noise=6")
+        "or topk/<name> for a registered data set",
+    )
+    add(
+        "--dataset-opt",
+        nargs="*",
+        default={},
+        action=ParseOptions,
+        metavar="K=V",
+        help="options of a registered data set, such as size=20000 noise=6",
+    )
     add("--train-split", default="train", metavar="NAME", help="the split to train on")
-    add("--val-split", default="validation", metavar="NAME",
-        help="the split to evaluate on; a fraction such as 0.1 holds out that much of each training class; '' for none")
+    add(
+        "--val-split",
+        default="validation",
+        metavar="NAME",
+        help="the split to evaluate on; a fraction such as 0.1 holds out that much of each training class; '' for none",
+    )
     add("--train-num-samples", type=int, metavar="N", help="length of a streamed training split")
     add("--val-num-samples", type=int, metavar="N", help="length of a streamed validation split")
     add("--dataset-download", action="store_true", help="let torch/ and tfds/ data sets download themselves")
@@ -117,10 +140,19 @@ def _data(parser: argparse.ArgumentParser) -> None:
 
 def _harder(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("harder training data").add_argument
-    add("--label-noise", type=float, default=0.0, metavar="P",
-        help="draw this share of the training labels anew, within their superclass")
-    add("--superclasses", default="", metavar="FILE",
-        help="JSON: the superclass of each class (CIFAR-100's and the built-in data's are known)")
+    add(
+        "--label-noise",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="draw this share of the training labels anew, within their superclass",
+    )
+    add(
+        "--superclasses",
+        default="",
+        metavar="FILE",
+        help="JSON: the superclass of each class (CIFAR-100's and the built-in data's are known)",
+    )
     add("--long-tail", choices=("pareto", "exp"), help="thin the classes out, from all of the first to few of the last")
     add("--imbalance-factor", type=float, default=100.0, metavar="F", help="first over last class of --long-tail")
     add("--subset", type=float, default=1.0, metavar="FRACTION", help="train on this fraction of each class")
@@ -278,11 +310,22 @@ def _run(parser: argparse.ArgumentParser) -> None:
     add("--no-prefetcher", action="store_true", help="normalise and mix on the CPU")
     add("--output", default="", metavar="DIR", help="where runs go (else ./output/train)")
     add("--experiment", default="", metavar="NAME", help="this run's folder in --output")
-    add("--eval-metric", default="top1", metavar="NAME",
-        help="what picks the best checkpoint: loss, topK or macro-topK for any K, many-topK, medium-topK, few-topK")
-    add("--early-stop", type=int, default=0, metavar="N", help="stop after N evaluations without a better --eval-metric")
-    add("--multi-crop", type=int, default=0, choices=(0, 5, 10),
-        help="evaluate on that many crops, averaging top-k probabilities")
+    add(
+        "--eval-metric",
+        default="top1",
+        metavar="NAME",
+        help="what picks the best checkpoint: loss, topK or macro-topK for any K, many-topK, medium-topK, few-topK",
+    )
+    add(
+        "--early-stop", type=int, default=0, metavar="N", help="stop after N evaluations without a better --eval-metric"
+    )
+    add(
+        "--multi-crop",
+        type=int,
+        default=0,
+        choices=(0, 5, 10),
+        help="evaluate on that many crops, averaging top-k probabilities",
+    )
     add("--marginal-temperature", type=float, metavar="T", help="temperature of those probabilities (else the loss's)")
     add("--tta", type=int, default=0, metavar="N", help="average the scores of N consecutive samples")
     add("--use-multi-epochs-loader", action="store_true", help="accepted as timm's; workers outlive the epoch anyway")
@@ -304,7 +347,9 @@ def _elsewhere(parser: argparse.ArgumentParser) -> None:
 
 def _config_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("-c", "--config", default="", metavar="FILE", help="YAML file of defaults, such as an args.yaml")
+    parser.add_argument(
+        "-c", "--config", default="", metavar="FILE", help="YAML file of defaults, such as an args.yaml"
+    )
     return parser
 
 

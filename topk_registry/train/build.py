@@ -1,8 +1,7 @@
 """Builds everything that a run is made of, from its flags."""
 
-
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,7 @@ from topk_registry.train import models  # noqa: F401  registers the built-in net
 from topk_registry.train.criterion import Context, create_criterion, loss_record, needs_class_counts, try_criterion
 from topk_registry.train.datasets import PREFIX, Data, name_of, open_data
 from topk_registry.train.errors import TrainError
-from topk_registry.train.evaluate import Crops, Evaluator, evaluator_for, metric_sizes, temperature_of
+from topk_registry.train.evaluate import Crops, Evaluator, metric_sizes, temperature_of
 from topk_registry.train.loaders import TrainLoader, create_eval_loader, create_train_loader
 from topk_registry.train.report import Report
 from topk_registry.train.state import Checkpoints, Progress, RegistryTask, snapshot
@@ -114,7 +113,7 @@ def precision(args: Namespace, device: torch.device) -> tuple[torch.dtype, Autoc
 def build(args: Namespace, device: torch.device) -> Run:
     """All but the run's folder, which a dry run does without."""
     dtype, autocast, scaler = precision(args, device)
-    channels = args.in_chans or (args.input_size[0] if args.input_size else 3)
+    channels = channels_of(args)
     data = open_data(args, channels=channels, needs_counts=needs_class_counts(args.loss))
     model = build_model(args, data, channels)
     n = args.num_classes
@@ -124,7 +123,7 @@ def build(args: Namespace, device: torch.device) -> Run:
     try_criterion(args.loss, args.loss_opt, context, splits=args.aug_splits)
     loader = create_train_loader(args, data.train, config, num_classes=n, device=device, dtype=dtype)
     criterion = create_criterion(args.loss, args.loss_opt, context)
-    task = RegistryTask(_place(args, model, device, dtype), criterion, device=device, dtype=dtype, verbose=False)
+    task = RegistryTask(place_model(args, model, device, dtype), criterion, device=device, dtype=dtype, verbose=False)
     _set_learning_rate(args)
     optimizer = create_optimizer_v2(task.get_trainable_module(), **optimizer_kwargs(cfg=args), **args.opt_kwargs)
     _train_loss_parameters(task, optimizer)
@@ -136,7 +135,9 @@ def build(args: Namespace, device: torch.device) -> Run:
     )
     evaluator = None
     if has_validation:
-        evaluator = _evaluator(args, data, config, n, task, device, dtype, autocast)
+        evaluator = create_evaluator(
+            args, data, config, criterion=criterion, device=device, dtype=dtype, autocast=autocast
+        )
     report = Report(
         None,
         title=f"{args.loss} on {name_of(args)}, {args.model}",
@@ -148,6 +149,10 @@ def build(args: Namespace, device: torch.device) -> Run:
         args, data, task, optimizer, scheduler, scaler, loader, evaluator, device, dtype, autocast,
         loss_record(args.loss, args.loss_opt), epochs, updates, Progress(steps_per_epoch=len(loader)), report,
     )  # fmt: skip
+
+
+def channels_of(args: Namespace) -> int:
+    return args.in_chans or (args.input_size[0] if args.input_size else 3)
 
 
 def build_model(args: Namespace, data: Data, channels: int) -> nn.Module:
@@ -199,7 +204,7 @@ def distribute(run: Run) -> None:
         task.prepare_distributed(device_ids=ids, broadcast_buffers=not args.no_ddp_bb)
 
 
-def _place(args: Namespace, model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def place_model(args: Namespace, model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     if args.split_bn:
         model = convert_splitbn_model(model, max(args.aug_splits, 2))
     model.to(device=device, dtype=dtype)
@@ -248,28 +253,32 @@ def _fit_counts(data: Data, n: int) -> None:
     data.counts += [0] * (n - len(data.counts))
 
 
-def _evaluator(
+def create_evaluator(
     args: Namespace,
     data: Data,
     config: dict[str, Any],
-    n: int,
-    task: RegistryTask,
+    *,
+    criterion: object,
     device: torch.device,
     dtype: torch.dtype,
     autocast: Autocast,
+    sizes: Sequence[int] = (),
 ) -> Evaluator:
+    """What measures a model on the data's evaluation split; ``sizes`` are further k of top-k."""
     crops = Crops(config, args.multi_crop) if args.multi_crop else None
     loader = create_eval_loader(args, data.validation, config, device=device, dtype=dtype, transform=crops)
-    return evaluator_for(
-        args,
+    return Evaluator(
         loader,
-        num_classes=n,
-        sizes=metric_sizes(args.eval_metric),
+        num_classes=args.num_classes,
+        sizes=sorted({*metric_sizes(args.eval_metric), *sizes}),
         counts=data.counts if _has_shots(data.counts, args.eval_metric) else None,
         device=device,
         dtype=dtype,
         autocast=autocast,
-        temperature=temperature_of(args, task.criterion),
+        channels_last=args.channels_last,
+        crops=args.multi_crop,
+        tta=args.tta,
+        temperature=temperature_of(args, criterion),
     )
 
 
@@ -279,5 +288,3 @@ def _has_shots(counts: list[int] | None, metric: str) -> bool:
         return False
     groups = {(count > 100) + (count >= 20) for count in counts}
     return len(groups) > 1 or metric.startswith(("many", "medium", "few"))
-
-

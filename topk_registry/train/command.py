@@ -1,10 +1,9 @@
 """``timm train``, up to the point where torch is needed."""
 
-import os
 from collections.abc import Sequence
 
 from topk_registry import registry
-from topk_registry.errors import BrokenPluginError, UnknownPluginError
+from topk_registry.errors import BrokenPluginError
 from topk_registry.train.arguments import parse_args
 
 SCRIPT = "TIMM_TRAIN_SCRIPT"

@@ -86,7 +86,9 @@ def try_criterion(name: str, options: dict[str, Any], context: Context, *, split
         logits = torch.randn(2 * max(1, splits), context.num_classes, requires_grad=True)
         target = torch.arange(len(logits)) % context.num_classes
         if context.soft_targets:
-            target = 0.5 * (one_hot := nn.functional.one_hot(target, context.num_classes).float()) + 0.5 * one_hot.flip(0)
+            target = 0.5 * (one_hot := nn.functional.one_hot(target, context.num_classes).float()) + 0.5 * one_hot.flip(
+                0
+            )
         try:
             value = criterion(logits, target)
             _check_value(value)

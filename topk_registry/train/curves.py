@@ -25,7 +25,8 @@ def draw(title: str, panels: Sequence[Panel]) -> str:
     """The panels side by side, as the text of an SVG file."""
     width = len(panels) * (WIDTH + GAP) + GAP
     body = "\n".join(
-        f'<g transform="translate({GAP + i * (WIDTH + GAP)},{GAP})">{_panel(panel)}</g>' for i, panel in enumerate(panels)
+        f'<g transform="translate({GAP + i * (WIDTH + GAP)},{GAP})">{_panel(panel)}</g>'
+        for i, panel in enumerate(panels)
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{HEIGHT + GAP + 14}" '

@@ -67,7 +67,9 @@ class Crops:
         self.crop = (FiveCrop if crops == 5 else TenCrop)((height, width))
 
     def __call__(self, image: Image.Image) -> tuple[np.ndarray, ...]:
-        return tuple(np.ascontiguousarray(np.asarray(crop).transpose(2, 0, 1)) for crop in self.crop(self.resize(image)))
+        return tuple(
+            np.ascontiguousarray(np.asarray(crop).transpose(2, 0, 1)) for crop in self.crop(self.resize(image))
+        )
 
 
 class Evaluator:
@@ -163,11 +165,6 @@ class Evaluator:
         for metric in accuracy:
             results |= {name: 100 * value for name, value in metric.compute().items()}
         return results
-
-
-def evaluator_for(args: Namespace, loader: Any, **settings: Any) -> Evaluator:
-    """An evaluator with what the flags say."""
-    return Evaluator(loader, channels_last=args.channels_last, crops=args.multi_crop, tta=args.tta, **settings)
 
 
 def temperature_of(args: Namespace, criterion: object) -> float:

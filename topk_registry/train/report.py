@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class Report:
     def write(self, history: list[Row]) -> None:
         """``summary.csv`` and ``curves.svg``, whole, so that a resumed run repeats no line."""
         if self.folder is not None and history:
-            write_text(self.folder / "summary.csv", _csv(history))
+            write_text(self.folder / "summary.csv", csv_text(history))
             write_text(self.folder / "curves.svg", draw(self.title, _panels(history)))
 
     def arguments(self, values: dict[str, Any]) -> None:
@@ -93,12 +93,13 @@ def write_text(path: Path, text: str) -> None:
         raise SaveError(f"could not write {path}: {error}") from error
 
 
-def _csv(history: list[Row]) -> str:
-    names = dict.fromkeys(name for row in history for name in row)
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV, under every name that any of them has."""
+    names = dict.fromkeys(name for row in rows for name in row)
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(history)
+    writer.writerows(rows)
     return text.getvalue()
 
 

@@ -287,9 +287,7 @@ def _where(run: Run) -> str:
 
 
 def _how_to_resume(run: Run) -> str:
-    return (
-        f"Nothing is lost: go on with\n  timm train --config {run.folder}/args.yaml --resume {run.folder}/{LAST}"
-    )
+    return f"Nothing is lost: go on with\n  timm train --config {run.folder}/args.yaml --resume {run.folder}/{LAST}"
 
 
 def _fail(error: TrainError, status: int) -> int:
