@@ -93,6 +93,12 @@ def _loss(parser: argparse.ArgumentParser) -> None:
         metavar="SCALE",
         help="swap the model's classifier for a cosine one, as LDAM and the imbalanced losses want",
     )
+    add(
+        "--train-script",
+        default="",
+        metavar="PATH",
+        help="run this copy of timm's train.py instead, with --loss added to its flags (or set TIMM_TRAIN_SCRIPT)",
+    )
     add("--learn-scale", action="store_true", help="train the cosine classifier's scale")
     add("--jsd-loss", action="store_true", help="timm's name for --loss jsd; needs --aug-splits")
     add("--bce-loss", action="store_true", help="timm's name for --loss bce")

@@ -17,6 +17,7 @@ from PIL import Image
 from timm.task.evaluator import evaluation_sample_limit
 from torch import Tensor, nn
 
+from topk_registry import topk_marginals
 from topk_registry.metrics import StreamingMetric, TopKAccuracy
 from topk_registry.train.errors import TrainError
 
@@ -150,15 +151,15 @@ class Evaluator:
         likelihood = probabilities(logits) if probabilities else logits.softmax(-1)
         if not self.crops:
             return likelihood, [likelihood if probabilities else logits]
-        likelihood = likelihood.unflatten(0, (self.crops, -1)).mean(0)
-        return likelihood, [likelihood if probabilities or k == 1 else self._marginals(logits, k) for k in self.sizes]
+        likelihood = self._mean_over_crops(likelihood)
+        return likelihood, [likelihood if probabilities else self._marginals(logits, k) for k in self.sizes]
 
     def _marginals(self, logits: Tensor, k: int) -> Tensor:
-        from topk_registry import topk_marginals
+        k = k if k < logits.shape[1] else 1  # with every class in the set, any ranking has the label in it
+        return self._mean_over_crops(topk_marginals(logits, k, temperature=self.temperature))
 
-        if k >= logits.shape[1]:  # every class is in the set
-            return logits.softmax(-1).unflatten(0, (self.crops, -1)).mean(0)
-        return topk_marginals(logits, k, temperature=self.temperature).unflatten(0, (self.crops, -1)).mean(0)
+    def _mean_over_crops(self, values: Tensor) -> Tensor:
+        return values.unflatten(0, (self.crops, -1)).mean(0)
 
     def _results(self, loss: MeanLoss, accuracy: list[TopKAccuracy]) -> dict[str, float]:
         results = loss.compute()
