@@ -30,7 +30,7 @@ def accepted_context(builder: Callable[..., Any], context: Mapping[str, Any]) ->
 
 
 def accepts(builder: Callable[..., Any], option: str) -> bool:
-    """Whether a factory's signature names an option; ``**kwargs`` names nothing, a partial's own options stay its own."""
+    """Whether a factory's signature names an option, and leaves it open: ``**kwargs`` names nothing."""
     return option in (_named(builder) or {}) and option not in _bound(builder)
 
 

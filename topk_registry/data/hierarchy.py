@@ -1,7 +1,7 @@
 """A procedural image data set whose classes come in families, so that top-k learning can be tried with no download.
 
 As in CIFAR-100 there are 20 superclasses of 5 fine classes, and images of 32 x 32. A superclass is a smooth random
-colour field, a fine class adds a finer field of half its amplitude, and an image of class c, in units of the coarse
+colour field, a fine class adds a finer and fainter field, and an image of class c, in units of the coarse
 field's standard deviation, is
 
     image = contrast * shift(coarse[c mod S] + fine_amplitude * fine[c]) + noise * Z,        Z ~ N(0, 1)
@@ -18,13 +18,13 @@ from PIL import Image
 SIZE = 32
 BLOCK = 1024
 SHIFT = 4
-GREY = 10.0  # grey levels per unit: an image's values stay within +-3 standard deviations of mid-grey
+SPREAD = 42.0  # standard deviation of an image in grey levels: within three of them nothing is cut off
 SPLITS = {"train": 1, "validation": 2, "test": 3}
 SYNONYMS = {"val": "validation", "valid": "validation", "eval": "validation", "training": "train"}
 
 
 class Hierarchy:
-    """Images of ``superclasses * fine`` classes, drawn from a seed; class c belongs to superclass c mod ``superclasses``.
+    """Images of ``superclasses * fine`` classes, drawn from a seed; class c is of superclass c mod ``superclasses``.
 
     Image i depends on the seed, the split and i alone: a larger data set begins with the smaller one. Classes take
     turns, so that every class has the same number of images, give or take one. The images are held in memory, 3 KiB
@@ -50,8 +50,8 @@ class Hierarchy:
         seed: int = 0,
         superclasses: int = 20,
         fine: int = 5,
-        fine_amplitude: float = 0.5,
-        noise: float = 4.0,
+        fine_amplitude: float = 0.35,
+        noise: float = 8.0,
     ) -> None:
         split = SYNONYMS.get(split, split)
         if split not in SPLITS:
@@ -114,4 +114,4 @@ def _render_block(
     columns = (np.arange(SIZE) + shift[:, 1:]) % SIZE
     image = fields[labels[:, None, None], :, rows[:, :, None], columns[:, None, :]]  # [b, 32, 32, 3]
     image = contrast[:, None, None, None] * image + noise * z.transpose(0, 2, 3, 1)
-    return np.clip(np.rint(128 + GREY * image), 0, 255).astype(np.uint8)
+    return np.clip(np.rint(128 + SPREAD / np.hypot(1.0, noise) * image), 0, 255).astype(np.uint8)

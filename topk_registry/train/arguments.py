@@ -69,7 +69,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
 def create_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="timm train",
-        description="Train an image classifier by the name of its loss. With no data named, a built-in data set is used.",
+        description="Train an image classifier by the name of its loss. No data named: on a built-in data set.",
         parents=[_config_parser()],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -394,16 +394,16 @@ def _refuse(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     for name in ELSEWHERE:
         if getattr(args, name):
             parser.error(
-                f"--{name.replace('_', '-')} is for timm's own training script: run it, with any loss of this registry, "
-                "by --train-script PATH"
+                f"--{name.replace('_', '-')} is for timm's own training script: run that, with any registered loss, by "
+                "--train-script PATH"
             )
     if args.mixup > 0 or args.cutmix > 0 or args.cutmix_minmax:
         if args.batch_size % 2:
             parser.error(f"mixup and cutmix need an even --batch-size, got {args.batch_size}")
         if args.aug_splits:
             parser.error("mixup and cutmix cannot be combined with --aug-splits")
-    if args.aug_splits == 1:
-        parser.error("--aug-splits must be 0, or at least 2")
+    if args.aug_splits == 1 or (args.aug_splits and args.no_aug):
+        parser.error("--aug-splits must be 0, or at least 2 without --no-aug")
     if args.amp and args.model_dtype not in (None, "float32"):
         parser.error(f"--amp needs a float32 model, got --model-dtype {args.model_dtype}")
 

@@ -55,7 +55,7 @@ def takes_smoothing(name: str) -> bool:
 
 
 def create_criterion(name: str, options: dict[str, Any], context: Context) -> nn.Module:
-    """The loss, given its options and what of the context it names; a loss of PyTorch's ``label_smoothing`` gets that."""
+    """The loss, given its options and what it names of the context; ``label_smoothing`` stands for ``smoothing``."""
     builder = registry.get_loss_builder(name)
     known = {key: value for key, value in vars(context).items() if value is not None}
     given = {**accepted_context(builder, known), **options}

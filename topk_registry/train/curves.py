@@ -30,7 +30,7 @@ def draw(title: str, panels: Sequence[Panel]) -> str:
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{HEIGHT + GAP + 14}" '
-        f'viewBox="0 0 {width} {HEIGHT + GAP + 14}" font-family="system-ui, sans-serif" font-size="12" fill="#37352f">\n'
+        f'viewBox="0 0 {width} {HEIGHT + GAP + 14}" font-family="sans-serif" font-size="12" fill="#37352f">\n'
         f'<rect width="100%" height="100%" fill="#ffffff"/>\n'
         f'<text x="{GAP}" y="24" font-size="15" font-weight="600">{escape(title)}</text>\n{body}\n</svg>\n'
     )

@@ -1,9 +1,9 @@
 """Batches that depend on the seed, the epoch and the step alone.
 
 timm's ``create_loader`` makes the transform, the collation and the normalisation; the order of samples and the random
-numbers are ours. Each batch is drawn under a seed of its own, hashed from (seed, rank, epoch, step), so that augmentation
-and mixup are the same with any number of workers, and a run that resumes in the middle of an epoch sees exactly the
-batches that it would have seen.
+numbers are ours. Each batch is drawn under a seed of its own, hashed from (seed, rank, epoch, step): augmentation and
+mixup are the same with any number of workers, and a run that resumes in the middle of an epoch sees exactly the batches
+that it would have seen.
 """
 
 import random
@@ -130,7 +130,7 @@ class SeededErasing:
 
 
 class TrainLoader:
-    """timm's training loader with an order that can be entered anywhere: ``for input, target in loader.pass_of(e, s)``."""
+    """timm's training loader with an order that can be entered anywhere."""
 
     def __init__(self, loader: Any, order: BatchOrder | None) -> None:
         self.loader, self.order = loader, order

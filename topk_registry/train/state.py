@@ -87,8 +87,8 @@ def restore(task: RegistryTask, progress: Progress, scheduler: Any, *, rank: int
     saved = Progress(**state["progress"])
     if saved.step and saved.steps_per_epoch != progress.steps_per_epoch:
         raise TrainError(
-            f"the checkpoint was saved after {saved.step} of {saved.steps_per_epoch} batches of an epoch, which now has "
-            f"{progress.steps_per_epoch}: resume with the same data, batch size and number of processes"
+            f"the checkpoint was saved after {saved.step} of {saved.steps_per_epoch} batches of an epoch, which has "
+            f"{progress.steps_per_epoch} now: resume with the same data, batch size and number of processes"
         )
     saved.steps_per_epoch = progress.steps_per_epoch
     progress.__dict__.update(vars(saved))
