@@ -19,6 +19,13 @@ TINY = (
 )
 
 
+def unclosed_files(test):
+    """timm's reader leaves the closing of image files to the garbage collector, which warns of each."""
+    for warning in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):
+        test = pytest.mark.filterwarnings(f"ignore::{warning}")(test)
+    return test
+
+
 @dataclass
 class Finished:
     """A run that has ended: its exit status, its folder, and what it printed."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from .conftest import TINY
+from .conftest import TINY, unclosed_files
 
 
 def test_a_run_learns_and_leaves_everything_behind(train):
@@ -90,7 +90,7 @@ def test_dry_run_writes_nothing(train):
         ["--grad-accum-steps", "4", "--clip-grad", "1.0"],
         ["--clip-grad", "0.02", "--clip-mode", "agc"],
         ["--model-ema", "--model-ema-decay", "0.5", "--model-ema-warmup"],
-        ["--channels-last", "--opt", "sgd", "--sched", "plateau", "--lr-base", "0.01"],
+        ["--channels-last", "--opt", "sgd", "--sched", "poly", "--lr-base", "0.01"],
         ["--reprob", "0.5", "--sched", "step", "--decay-epochs", "1", "--sched-on-updates"],
         ["--torchcompile", "eager", "--model-ema"],
         ["--label-noise", "0.5", "--long-tail", "exp", "--imbalance-factor", "4", "--subset", "0.75"],
@@ -109,6 +109,7 @@ def test_flags_run(train, flags):
     assert all(math.isfinite(row["train_loss"]) for row in run.summary)
 
 
+@unclosed_files
 def test_real_augmentation_on_an_image_folder(train, image_folder):
     flags = ["--model", "topk_convnet", "--num-classes", "4", "-b", "8", "-j", "0", "--epochs", "6", "--opt", "adamw"]
     flags += ["--lr", "0.003", "--device", "cpu", "--aa", "rand-m5", "--reprob", "0.2", "--warmup-epochs", "0"]

@@ -71,6 +71,13 @@ def open_data(args: Namespace, *, channels: int = 3, needs_counts: bool = False)
 
     Labels are made noisy and classes thinned out in training alone; what is held out for evaluation is taken first.
     """
+    try:
+        return _open_data(args, channels, needs_counts)
+    except ValueError as error:  # labels out of range, superclasses that are not known
+        raise DataError(f"{name_of(args)}: {error}") from error
+
+
+def _open_data(args: Namespace, channels: int, needs_counts: bool) -> Data:
     train = open_split(args, args.train_split, training=True, channels=channels)
     fraction = held_out_fraction(args)
     harder = args.label_noise or args.long_tail or args.subset != 1.0 or fraction
@@ -91,9 +98,9 @@ def open_data(args: Namespace, *, channels: int = 3, needs_counts: bool = False)
 
 def open_split(args: Namespace, split: str, *, training: bool, channels: int = 3) -> Any:
     """One split, as timm or a registered factory makes it; its transform is set later."""
-    if args.dataset.startswith(PREFIX):
-        return registry.datasets.create(args.dataset.removeprefix(PREFIX), split=split, **args.dataset_opt)
     try:
+        if args.dataset.startswith(PREFIX):
+            return registry.datasets.create(args.dataset.removeprefix(PREFIX), split=split, **args.dataset_opt)
         return create_dataset(
             args.dataset,
             root=args.data_dir,
@@ -110,7 +117,7 @@ def open_split(args: Namespace, split: str, *, training: bool, channels: int = 3
             num_samples=args.train_num_samples if training else args.val_num_samples,
             trust_remote_code=args.dataset_trust_remote_code,
         )
-    except (OSError, RuntimeError, ValueError, AssertionError, ImportError) as error:
+    except (OSError, RuntimeError, TypeError, ValueError, AssertionError, ImportError) as error:
         raise DataError(f"cannot open split {split!r} of {name_of(args)}: {error}") from error
 
 

@@ -192,12 +192,12 @@ def create_train_loader(
         num_workers=args.workers,
         distributed=args.distributed and not indexed,
         collate_fn=mixup if isinstance(mixup, FastCollateMixup) else None,
-        pin_memory=args.pin_mem,
+        pin_memory=args.pin_mem and device.type != "cpu",
         img_dtype=dtype,
         device=device,
         use_prefetcher=not args.no_prefetcher,
     )
-    return _reordered(args, loader, dataset, mixup) if indexed else TrainLoader(loader, None)
+    return _reordered(args, loader, dataset, mixup, device) if indexed else TrainLoader(loader, None)
 
 
 def create_eval_loader(
@@ -221,7 +221,7 @@ def create_eval_loader(
         num_workers=args.workers,
         distributed=args.distributed,
         crop_pct=config["crop_pct"],
-        pin_memory=args.pin_mem,
+        pin_memory=args.pin_mem and device.type != "cpu",
         img_dtype=dtype,
         device=device,
         use_prefetcher=transform is not None or not args.no_prefetcher,
@@ -249,7 +249,9 @@ def _mixup(args: Namespace, num_classes: int) -> Mixup | None:
     )
 
 
-def _reordered(args: Namespace, loader: Any, dataset: Any, mixup: Mixup | None) -> TrainLoader:
+def _reordered(
+    args: Namespace, loader: Any, dataset: Any, mixup: Mixup | None, device: torch.device
+) -> TrainLoader:
     """Put our batches in the place of the torch loader that timm made."""
     inner = getattr(loader, "loader", loader)
     order = BatchOrder(len(dataset), args.batch_size, seed=args.seed, rank=args.rank, world=args.world_size)
@@ -270,7 +272,7 @@ def _reordered(args: Namespace, loader: Any, dataset: Any, mixup: Mixup | None) 
         batch_size=None,
         sampler=order,
         num_workers=args.workers,
-        pin_memory=args.pin_mem,
+        pin_memory=args.pin_mem and device.type != "cpu",
         persistent_workers=args.workers > 0,
         generator=torch.Generator().manual_seed(args.seed),
     )

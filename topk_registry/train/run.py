@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from timm import utils
@@ -179,7 +180,7 @@ def _resume(run: Run, path: Path) -> None:
         )
         if args.model_ema:
             load_task_ema_checkpoint(run.task, str(path))
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as error:
         raise TrainError(f"cannot resume from {path}: {error}") from error
     if run.checkpoints is not None and path.parent == run.folder:
         run.checkpoints.saver.load_state_dict_from_checkpoint(str(path))
