@@ -13,8 +13,10 @@ from topk_registry.train import report
 
 from .conftest import unclosed_files
 
-FOLDER = ("--model", "topk_convnet", "--model-kwargs", "width=4", "--num-classes", "4", "-b", "8", "-j", "0", "--no-aug",
-          "--device", "cpu", "--epochs", "3", "--opt", "adamw", "--warmup-epochs", "0")  # fmt: skip
+FOLDER = (
+    *("--model", "topk_convnet", "--model-kwargs", "width=4", "--num-classes", "4", "-b", "8", "-j", "0", "--no-aug"),
+    *("--device", "cpu", "--epochs", "3", "--opt", "adamw", "--warmup-epochs", "0"),
+)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,19 @@ from .conftest import TINY
 
 EVERYTHING = (
     *(flag for flag in TINY if flag != "--no-aug"),
-    *("--mixup", "0.3", "--reprob", "0.5", "--drop", "0.2", "--model-ema", "--model-ema-decay", "0.9", "--aa", "rand-m5"),
+    *(
+        "--mixup",
+        "0.3",
+        "--reprob",
+        "0.5",
+        "--drop",
+        "0.2",
+        "--model-ema",
+        "--model-ema-decay",
+        "0.9",
+        "--aa",
+        "rand-m5",
+    ),
     *("--sched-on-updates", "--grad-accum-steps", "2", "--epochs", "3", "--lr-noise", "0", "1", "--loss", "eventful"),
 )
 

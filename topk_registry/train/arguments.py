@@ -39,7 +39,7 @@ class ParseOptions(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
     ) -> None:
-        options = dict(getattr(namespace, self.dest) or {})
+        options = dict(getattr(namespace, self.dest, None) or {})
         for pair in values:
             key, equals, value = pair.partition("=")
             if not equals or not key:

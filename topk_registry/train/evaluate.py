@@ -5,6 +5,7 @@ With several crops an image's ranking for top-k is the mean over crops of the to
 which the k = 1 case is softmax.
 """
 
+import math
 import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -164,7 +165,8 @@ class Evaluator:
     def _results(self, loss: MeanLoss, accuracy: list[TopKAccuracy]) -> dict[str, float]:
         results = loss.compute()
         for metric in accuracy:
-            results |= {name: 100 * value for name, value in metric.compute().items()}
+            # a group that no class is in has no accuracy
+            results |= {name: 100 * value for name, value in metric.compute().items() if not math.isnan(value)}
         return results
 
 

@@ -249,9 +249,7 @@ def _mixup(args: Namespace, num_classes: int) -> Mixup | None:
     )
 
 
-def _reordered(
-    args: Namespace, loader: Any, dataset: Any, mixup: Mixup | None, device: torch.device
-) -> TrainLoader:
+def _reordered(args: Namespace, loader: Any, dataset: Any, mixup: Mixup | None, device: torch.device) -> TrainLoader:
     """Put our batches in the place of the torch loader that timm made."""
     inner = getattr(loader, "loader", loader)
     order = BatchOrder(len(dataset), args.batch_size, seed=args.seed, rank=args.rank, world=args.world_size)

@@ -6,6 +6,7 @@ said again; a flag overrides it.
 
 import argparse
 import json
+import math
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -69,7 +70,7 @@ def validate(args: Namespace) -> dict[str, Any]:
         "model": settings.model,
         "checkpoint": args.checkpoint,
         "dataset": datasets.name_of(settings),
-        **{name: round(value, 4) for name, value in metrics.items()},
+        **{name: round(value, 4) if math.isfinite(value) else None for name, value in metrics.items()},
         **{f"top{k}_err": round(100 - metrics[f"top{k}"], 4) for k in (1, 5)},
         "param_count": round(sum(p.numel() for p in model.parameters()) / 1e6, 2),
         "img_size": config["input_size"][-1],
