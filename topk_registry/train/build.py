@@ -56,6 +56,13 @@ class Run:
     checkpoints: Checkpoints | None = None
 
     @property
+    def model(self) -> nn.Module:
+        """What is trained, in the wrapper that exchanges gradients if there is one."""
+        model = self.task.get_trainable_module()
+        assert model is not None
+        return model
+
+    @property
     def lr(self) -> float:
         rates = [group["lr"] for group in self.optimizer.param_groups]
         return sum(rates) / len(rates)

@@ -57,17 +57,19 @@ def _panel(panel: Panel) -> str:
         across = place((x, y_ticks[0]))[0]
         parts.append(f'<text x="{across}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{_number(x)}</text>')
     parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">epoch</text>')
+    across = LEFT
     for i, (name, line) in enumerate(lines.items()):
-        parts.append(_line(name, [place(point) for point in line], COLOURS[i % len(COLOURS)], i))
+        parts.append(_line(name, [place(point) for point in line], COLOURS[i % len(COLOURS)], across, dashed=i > 1))
+        across += 34 + 7 * len(name)
     return "".join(parts)
 
 
-def _line(name: str, places: list[tuple[float, float]], colour: str, order: int) -> str:
+def _line(name: str, places: list[tuple[float, float]], colour: str, across: int, *, dashed: bool) -> str:
     path = " ".join(f"{x},{y}" for x, y in places)
     dots = "".join(f'<circle cx="{x}" cy="{y}" r="2.2" fill="{colour}"/>' for x, y in places[-60:])
-    across = LEFT + 96 * order
+    dash = ' stroke-dasharray="5 3"' if dashed else ""  # so that a line on top of another hides nothing
     return (
-        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8" stroke-linejoin="round"/>{dots}'
+        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8" stroke-linejoin="round"{dash}/>{dots}'
         f'<rect x="{across}" y="{TOP - 13}" width="12" height="3" fill="{colour}"/>'
         f'<text x="{across + 17}" y="{TOP - 7}">{escape(name)}</text>'
     )

@@ -65,7 +65,8 @@ class Crops:
         height, width = config["input_size"][1:]
         # a full-size centre crop has no corners to look at: leave the usual margin of 7/8
         margin = min(config["crop_pct"], 0.875)
-        self.resize = Resize(round(max(height, width) / margin), str_to_interp_mode(config["interpolation"]))
+        mode: Any = str_to_interp_mode(config["interpolation"])
+        self.resize = Resize(round(max(height, width) / margin), mode)
         self.crop = (FiveCrop if crops == 5 else TenCrop)((height, width))
 
     def __call__(self, image: Image.Image) -> tuple[np.ndarray, ...]:
@@ -133,8 +134,9 @@ class Evaluator:
         return self._results(loss, accuracy)
 
     def _accuracy(self, sizes: list[int]) -> TopKAccuracy:
-        groups = {"class_counts": self.counts} if self.counts is not None else {"num_classes": self.num_classes}
-        return TopKAccuracy(sizes, device=self.device, **groups)
+        if self.counts is not None:
+            return TopKAccuracy(sizes, class_counts=self.counts, device=self.device)
+        return TopKAccuracy(sizes, num_classes=self.num_classes, device=self.device)
 
     def _forward(self, model: nn.Module, images: Tensor) -> Tensor:
         images = images.to(device=self.device, dtype=self.dtype)

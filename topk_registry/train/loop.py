@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def train_epoch(run: "Run", stopped: Callable[[], bool]) -> bool:
     """Train on what is left of ``run.progress``'s epoch; False if it was stopped, after a whole update."""
     progress, steps = run.progress, len(run.loader)
-    run.task.get_trainable_module().train()
+    run.model.train()
     run.optimizer.zero_grad()
     batches = run.loader.pass_of(progress.epoch, progress.step)
     for images, target in run.report.steps(batches, epoch=progress.epoch, first=progress.step, total=steps):
@@ -33,8 +33,9 @@ def train_epoch(run: "Run", stopped: Callable[[], bool]) -> bool:
             _after_update(run, images)
             if stop:
                 return False
-    if hasattr(run.optimizer, "sync_lookahead"):
-        run.optimizer.sync_lookahead()
+    sync_lookahead = getattr(run.optimizer, "sync_lookahead", None)
+    if sync_lookahead is not None:
+        sync_lookahead()
     return True
 
 
@@ -133,7 +134,7 @@ def _save_batch(run: "Run", images: Tensor, target: Tensor, output: Tensor, valu
             "loss_record": run.loss,
             "epoch": run.progress.epoch,
             "step": run.progress.step,
-            "state_dict": utils.get_state_dict(run.task.get_trainable_module()),
+            "state_dict": utils.get_state_dict(run.model),
         },
         path,
     )

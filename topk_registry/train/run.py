@@ -86,7 +86,7 @@ def _set_epoch(run: Run) -> None:
 def _measure(run: Run) -> Row | None:
     """The epoch's row of the summary, or None if its evaluation was stopped."""
     args, epoch = run.args, run.progress.epoch
-    model = run.task.get_trainable_module()
+    model = run.model
     if args.distributed and args.dist_bn in ("broadcast", "reduce"):
         utils.distribute_bn(model, args.world_size, args.dist_bn == "reduce")
     row: Row = {"epoch": epoch, "train_loss": mean_loss(run), "lr": run.lr}
@@ -154,7 +154,7 @@ def _open_folder(run: Run, written: dict[str, object]) -> None:
     run.report.folder = run.folder
     run.report.arguments({**written, "loss_record": run.loss})
     saver = utils.CheckpointSaver(
-        model=run.task.get_trainable_module(),
+        model=run.model,
         optimizer=run.optimizer,
         args=run.args,
         amp_scaler=run.scaler,
@@ -227,7 +227,7 @@ def _dry_run(run: Run) -> int:
     """One batch forward and backward; nothing is written."""
     distribute(run)
     images, target = next(iter(run.loader.pass_of(0)))
-    run.task.get_trainable_module().train()
+    run.model.train()
     with run.autocast():
         result = run.task(images.to(run.device, run.dtype), target.to(run.device))
     result["loss"].backward()
@@ -242,7 +242,7 @@ def _say_plan(run: Run, notes: Sequence[str]) -> None:
     args, say = run.args, run.report.say
     options = " ".join(f"{name}={value}" for name, value in run.loss["options"].items())
     owner = f"{run.loss['distribution']} {run.loss['version']}".strip()
-    model = run.task.get_trainable_module()
+    model = run.model
     say(f"loss      {args.loss} {options}".rstrip() + (f"  ({owner})" if owner else ""))
     say(f"data      {name_of(args)}: {_size(run.data.train)} to train, {_size(run.data.validation)} to evaluate, "
         f"{args.num_classes} classes")  # fmt: skip

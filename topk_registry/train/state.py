@@ -51,6 +51,7 @@ class Progress:
 class RegistryTask(ClassificationTask):
     """timm's classification task, whose checkpoints hold the loss and the run's state too."""
 
+    criterion: nn.Module
     run_state: dict[str, Any]
 
     def __init__(self, model: nn.Module, criterion: nn.Module, **settings: Any) -> None:
