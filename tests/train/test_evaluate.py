@@ -1,13 +1,12 @@
 """Evaluation against definitions written out by hand."""
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from topk_registry import topk_marginals
+from topk_registry.train.compute import Compute
 from topk_registry.train.errors import TrainError
 from topk_registry.train.evaluate import Crops, Evaluator, metric_sizes, parse_metric, temperature_of
 
@@ -22,8 +21,7 @@ class Table(torch.nn.Module):
 
 
 def evaluator(batches, **settings):
-    defaults = {"num_classes": N, "device": torch.device("cpu"), "autocast": nullcontext}
-    return Evaluator(batches, **{**defaults, **settings})
+    return Evaluator(batches, Compute(torch.device("cpu")), num_classes=N, **settings)
 
 
 def scores(rows, seed=0):

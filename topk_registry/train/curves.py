@@ -69,7 +69,7 @@ def _line(name: str, places: list[tuple[float, float]], colour: str, across: int
     dots = "".join(f'<circle cx="{x}" cy="{y}" r="2.2" fill="{colour}"/>' for x, y in places[-60:])
     dash = ' stroke-dasharray="5 3"' if dashed else ""  # so that a line on top of another hides nothing
     return (
-        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8" stroke-linejoin="round"{dash}/>{dots}'
+        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dash}/>{dots}'
         f'<rect x="{across}" y="{TOP - 13}" width="12" height="3" fill="{colour}"/>'
         f'<text x="{across + 17}" y="{TOP - 7}">{escape(name)}</text>'
     )

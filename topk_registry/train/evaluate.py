@@ -9,7 +9,6 @@ import math
 import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from topk_registry import topk_marginals
 from topk_registry.metrics import StreamingMetric, TopKAccuracy
+from topk_registry.train.compute import Compute
 from topk_registry.train.errors import TrainError
 
 METRIC = re.compile(r"(?:(macro|many|medium|few)[-_])?top(\d+)|loss")
@@ -80,6 +80,7 @@ class Evaluator:
 
     Args:
         loader: evaluation batches.
+        compute: device and precision.
         num_classes: n.
         sizes: the k of top-k.
         counts: training samples a class, for the many-, medium- and few-shot split.
@@ -92,13 +93,11 @@ class Evaluator:
     def __init__(
         self,
         loader: Any,
+        compute: Compute,
         *,
         num_classes: int,
         sizes: Sequence[int] = (1, 5),
         counts: Sequence[int] | None = None,
-        device: torch.device,
-        autocast: Callable[[], AbstractContextManager[Any]],
-        dtype: torch.dtype = torch.float32,
         channels_last: bool = False,
         crops: int = 0,
         tta: int = 0,
@@ -106,7 +105,7 @@ class Evaluator:
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.loader, self.num_classes, self.sizes, self.counts = loader, num_classes, list(sizes), counts
-        self.device, self.autocast, self.dtype, self.channels_last = device, autocast, dtype, channels_last
+        self.compute, self.channels_last = compute, channels_last
         self.crops, self.tta, self.temperature, self.stop = crops, tta, temperature, stop
 
     @torch.inference_mode()
@@ -135,14 +134,14 @@ class Evaluator:
 
     def _accuracy(self, sizes: list[int]) -> TopKAccuracy:
         if self.counts is not None:
-            return TopKAccuracy(sizes, class_counts=self.counts, device=self.device)
-        return TopKAccuracy(sizes, num_classes=self.num_classes, device=self.device)
+            return TopKAccuracy(sizes, class_counts=self.counts, device=self.compute.device)
+        return TopKAccuracy(sizes, num_classes=self.num_classes, device=self.compute.device)
 
     def _forward(self, model: nn.Module, images: Tensor) -> Tensor:
-        images = images.to(device=self.device, dtype=self.dtype)
+        images = images.to(device=self.compute.device, dtype=self.compute.dtype)
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        with self.autocast():
+        with self.compute.autocast():
             output = model(images)
         logits = output[0] if isinstance(output, (tuple, list)) else output
         return logits.float()

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from topk_registry.data.labels import is_indexed
+from topk_registry.train.compute import Compute
 from topk_registry.train.criterion import uses_soft_targets
 from topk_registry.train.errors import DataError
 
@@ -156,13 +157,11 @@ class TrainLoader:
                 yield batch
 
 
-def create_train_loader(
-    args: Namespace, dataset: Any, config: dict[str, Any], *, num_classes: int, device: torch.device, dtype: torch.dtype
-) -> TrainLoader:
+def create_train_loader(args: Namespace, dataset: Any, config: dict[str, Any], compute: Compute) -> TrainLoader:
     """The training batches: timm's augmentation, mixup and collation, in our order."""
     if args.aug_splits > 1:
         dataset = AugMixDataset(dataset, num_splits=args.aug_splits)
-    mixup = _mixup(args, num_classes)
+    mixup = _mixup(args)
     indexed = is_indexed(dataset)
     interpolation = args.train_interpolation
     loader = create_loader(
@@ -192,21 +191,20 @@ def create_train_loader(
         num_workers=args.workers,
         distributed=args.distributed and not indexed,
         collate_fn=mixup if isinstance(mixup, FastCollateMixup) else None,
-        pin_memory=args.pin_mem and device.type != "cpu",
-        img_dtype=dtype,
-        device=device,
+        pin_memory=args.pin_mem and compute.device.type != "cpu",
+        img_dtype=compute.dtype,
+        device=compute.device,
         use_prefetcher=not args.no_prefetcher,
     )
-    return _reordered(args, loader, dataset, mixup, device) if indexed else TrainLoader(loader, None)
+    return _reordered(args, loader, dataset, mixup, compute) if indexed else TrainLoader(loader, None)
 
 
 def create_eval_loader(
     args: Namespace,
     dataset: Any,
     config: dict[str, Any],
+    compute: Compute,
     *,
-    device: torch.device,
-    dtype: torch.dtype,
     transform: Callable[[Any], Any] | None = None,
 ) -> Any:
     """The evaluation batches; ``transform`` replaces timm's, and yields uint8 arrays for the prefetcher."""
@@ -221,9 +219,9 @@ def create_eval_loader(
         num_workers=args.workers,
         distributed=args.distributed,
         crop_pct=config["crop_pct"],
-        pin_memory=args.pin_mem and device.type != "cpu",
-        img_dtype=dtype,
-        device=device,
+        pin_memory=args.pin_mem and compute.device.type != "cpu",
+        img_dtype=compute.dtype,
+        device=compute.device,
         use_prefetcher=transform is not None or not args.no_prefetcher,
     )
     if transform is not None:
@@ -233,7 +231,7 @@ def create_eval_loader(
     return loader
 
 
-def _mixup(args: Namespace, num_classes: int) -> Mixup | None:
+def _mixup(args: Namespace) -> Mixup | None:
     if not uses_soft_targets(args):
         return None
     build = Mixup if args.no_prefetcher else FastCollateMixup
@@ -245,11 +243,11 @@ def _mixup(args: Namespace, num_classes: int) -> Mixup | None:
         switch_prob=args.mixup_switch_prob,
         mode=args.mixup_mode,
         label_smoothing=args.smoothing,
-        num_classes=num_classes,
+        num_classes=args.num_classes,
     )
 
 
-def _reordered(args: Namespace, loader: Any, dataset: Any, mixup: Mixup | None, device: torch.device) -> TrainLoader:
+def _reordered(args: Namespace, loader: Any, dataset: Any, mixup: Mixup | None, compute: Compute) -> TrainLoader:
     """Put our batches in the place of the torch loader that timm made."""
     inner = getattr(loader, "loader", loader)
     order = BatchOrder(len(dataset), args.batch_size, seed=args.seed, rank=args.rank, world=args.world_size)
@@ -270,7 +268,7 @@ def _reordered(args: Namespace, loader: Any, dataset: Any, mixup: Mixup | None, 
         batch_size=None,
         sampler=order,
         num_workers=args.workers,
-        pin_memory=args.pin_mem and device.type != "cpu",
+        pin_memory=args.pin_mem and compute.device.type != "cpu",
         persistent_workers=args.workers > 0,
         generator=torch.Generator().manual_seed(args.seed),
     )

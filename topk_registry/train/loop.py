@@ -43,7 +43,7 @@ def mean_loss(run: "Run") -> float:
     """The epoch's mean training loss, over all processes."""
     sums = torch.tensor([run.progress.loss_sum, run.progress.samples], dtype=torch.float64)
     if run.args.distributed:
-        sums = sums.to(run.device)
+        sums = sums.to(run.compute.device)
         dist.all_reduce(sums)
     return (sums[0] / sums[1]).item() if sums[1] else math.nan
 
@@ -53,7 +53,7 @@ def _step(
 ) -> tuple[float, bool]:
     syncs = updates or not run.args.distributed
     with torch.enable_grad() if syncs else run.task.no_sync():
-        with run.autocast():
+        with run.compute.autocast():
             result = run.task(images, target)
         loss = result["loss"]
         value = loss.item()
@@ -68,8 +68,8 @@ def _backward(run: "Run", loss: Tensor, updates: bool) -> None:
     args = run.args
     clipped = run.task.get_clip_parameters(exclude_head="agc" in args.clip_mode) if args.clip_grad else None
     second_order = getattr(run.optimizer, "is_second_order", False)
-    if run.scaler is not None:
-        run.scaler(loss, run.optimizer, args.clip_grad, args.clip_mode, clipped, second_order, updates)
+    if run.compute.scaler is not None:
+        run.compute.scaler(loss, run.optimizer, args.clip_grad, args.clip_mode, clipped, second_order, updates)
         return
     loss.backward(create_graph=second_order)
     if updates:
@@ -84,7 +84,7 @@ def _after_update(run: "Run", images: Tensor) -> None:
     update = math.ceil(progress.step / args.grad_accum_steps)
     total = progress.epoch * run.updates_per_epoch + update
     run.task.update_ema(step=total)
-    if args.synchronize_step and run.device.type == "cuda":
+    if args.synchronize_step and run.compute.device.type == "cuda":
         torch.cuda.synchronize()
     if run.scheduler is not None:
         run.scheduler.step_update(num_updates=total, metric=progress.loss_sum / progress.samples)
@@ -105,7 +105,7 @@ def _accumulated(run: "Run", step: int) -> int:
 
 
 def _to_device(run: "Run", images: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    images, target = images.to(device=run.device, dtype=run.dtype), target.to(device=run.device)
+    images, target = images.to(device=run.compute.device, dtype=run.compute.dtype), target.to(device=run.compute.device)
     return (images.contiguous(memory_format=torch.channels_last) if run.args.channels_last else images), target
 
 
@@ -113,7 +113,7 @@ def agree(run: "Run", stop: bool, bad: bool) -> tuple[bool, bool]:
     """What any process saw, all act on: gradients are exchanged, so none may leave the loop alone."""
     if not run.args.distributed:
         return stop, bad
-    flags = torch.tensor([stop, bad], dtype=torch.int32, device=run.device)
+    flags = torch.tensor([stop, bad], dtype=torch.int32, device=run.compute.device)
     dist.all_reduce(flags, op=dist.ReduceOp.MAX)
     return bool(flags[0]), bool(flags[1])
 

@@ -1,75 +1,74 @@
-"""A small network for 32 x 32 images, registered with timm under a name of ours: the built-in job's default."""
+"""The model of a run: timm's, by name, with the classifier that the flags ask for."""
 
-from itertools import pairwise
+from argparse import Namespace
 from typing import Any
 
-from timm.models import register_model
-from torch import Tensor, nn
+import torch
+from timm.layers import convert_splitbn_model, convert_sync_batchnorm
+from timm.models import create_model
+from torch import nn
 
-__all__ = ["TopKConvNet", "topk_convnet"]
-
-
-class TopKConvNet(nn.Module):
-    """Three 3 x 3 convolutions of stride 2, a 4 x 4 map, and a linear classifier, with timm's model interface.
-
-    Args:
-        num_classes: number of scores; 0 leaves the features.
-        in_chans: channels of the images.
-        width: channels of the first convolution; the next have twice and four times as many.
-        norm: whether batch norm follows each convolution.
-        drop_rate: dropout before the classifier.
-    """
-
-    def __init__(
-        self,
-        num_classes: int = 100,
-        in_chans: int = 3,
-        *,
-        width: int = 32,
-        norm: bool = False,
-        drop_rate: float = 0.0,
-        **ignored: Any,
-    ) -> None:
-        super().__init__()
-        channels = [in_chans, width, 2 * width, 4 * width]
-        self.features = nn.Sequential()
-        for i, (a, b) in enumerate(pairwise(channels)):
-            self.features.add_module(f"conv{i}", nn.Conv2d(a, b, 3, 2, 1, bias=not norm))
-            if norm:
-                self.features.add_module(f"norm{i}", nn.BatchNorm2d(b))
-            self.features.add_module(f"act{i}", nn.ReLU())
-        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Dropout(drop_rate))
-        self.num_features = self.head_hidden_size = 16 * channels[-1]
-        self.pretrained_cfg = self.default_cfg = {
-            "input_size": (in_chans, 32, 32),
-            "mean": (0.5,) * in_chans,
-            "std": (0.165,) * in_chans,
-            "crop_pct": 1.0,
-            "interpolation": "bilinear",
-            "num_classes": num_classes,
-        }
-        self.reset_classifier(num_classes)
-
-    def get_classifier(self) -> nn.Module:
-        return self.fc
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        self.num_classes = num_classes
-        self.fc = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        return self.features(x)
-
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        x = self.pool(x)
-        return x if pre_logits else self.fc(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
+from topk_registry.classifier import normalize_classifier, num_classes_of
+from topk_registry.train import convnet  # noqa: F401  registers the built-in network
+from topk_registry.train.compute import Compute
+from topk_registry.train.errors import TrainError
 
 
-@register_model
-def topk_convnet(pretrained: bool = False, **kwargs: Any) -> TopKConvNet:
-    if pretrained:
-        raise ValueError("topk_convnet has no published weights")
-    return TopKConvNet(**kwargs)
+def channels_of(args: Namespace) -> int:
+    return args.in_chans or (args.input_size[0] if args.input_size else 3)
+
+
+def build_model(args: Namespace, num_classes: int | None) -> nn.Module:
+    """The model, of ``num_classes`` or of timm's own number; settles ``args.num_classes``."""
+    model = _create(args, num_classes)
+    args.num_classes = num_classes or num_classes_of(model)
+    if args.normalize_classifier is not None:
+        normalize_classifier(model, scale=args.normalize_classifier, learn_scale=args.learn_scale)
+    _initialise_head(args, model)
+    if args.grad_checkpointing:
+        model.set_grad_checkpointing(enable=True)
+    return model
+
+
+def place_model(args: Namespace, model: nn.Module, compute: Compute) -> nn.Module:
+    """The model on its device, in its precision and layout, with the batch norm that the flags ask for."""
+    if args.split_bn:
+        model = convert_splitbn_model(model, max(args.aug_splits, 2))
+    model.to(device=compute.device, dtype=compute.dtype)
+    if args.channels_last:
+        model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    if args.distributed and args.sync_bn:
+        args.dist_bn = ""
+        model = convert_sync_batchnorm(model)
+    return model
+
+
+def _create(args: Namespace, num_classes: int | None) -> Any:
+    file = {"pretrained_cfg_overlay": {"file": args.pretrained_path, "num_classes": -1}} if args.pretrained_path else {}
+    try:
+        return create_model(
+            args.model,
+            pretrained=args.pretrained or bool(args.pretrained_path),
+            in_chans=channels_of(args),
+            num_classes=num_classes,
+            drop_rate=args.drop,
+            drop_path_rate=args.drop_path if args.drop_path is not None else args.drop_connect,
+            drop_block_rate=args.drop_block,
+            global_pool=args.gp,
+            bn_momentum=args.bn_momentum,
+            bn_eps=args.bn_eps,
+            checkpoint_path=args.initial_checkpoint,
+            **file,
+            **args.model_kwargs,
+        )
+    except (TypeError, ValueError, RuntimeError, OSError) as error:
+        raise TrainError(f"cannot create model {args.model!r}: {error}") from error
+
+
+def _initialise_head(args: Namespace, model: Any) -> None:
+    with torch.no_grad():
+        if args.head_init_scale is not None:
+            for parameter in model.get_classifier().parameters():
+                parameter.mul_(args.head_init_scale)
+        if args.head_init_bias is not None:
+            nn.init.constant_(model.get_classifier().bias, args.head_init_bias)

@@ -5,7 +5,7 @@ from argparse import Namespace
 from timm.models import get_arch_pretrained_cfgs, is_model, list_models
 from timm.optim import get_optimizer_class
 
-from topk_registry.train import models  # noqa: F401  registers the built-in network
+from topk_registry.train import convnet  # noqa: F401  registers the built-in network
 from topk_registry.train.criterion import Context, needs_class_counts, takes_smoothing, try_criterion
 from topk_registry.train.datasets import check_data_arguments
 from topk_registry.train.errors import TrainError

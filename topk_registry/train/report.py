@@ -23,8 +23,9 @@ SHOWN = ("train_loss", "eval_loss", "eval_top1", "eval_top5", "eval_macro_top5")
 class Report:
     """Prints on the first process, and writes into the run's folder."""
 
-    def __init__(self, folder: Path | None, *, title: str, metric: str, epochs: int, primary: bool) -> None:
-        self.folder, self.title, self.metric, self.epochs, self.primary = folder, title, metric, epochs, primary
+    def __init__(self, *, title: str, metric: str, epochs: int, primary: bool) -> None:
+        self.title, self.metric, self.epochs, self.primary = title, metric, epochs, primary
+        self.folder: Path | None = None  # once there is one to write into
         self.began = time.perf_counter()
         self._bar: Any = None
 

@@ -15,7 +15,8 @@ from timm.models import safe_model_name
 from timm.task import load_task_ema_checkpoint, resume_task_checkpoint
 from torch import distributed as dist
 
-from topk_registry.train.build import Run, build, distribute, set_up_device
+from topk_registry.train.build import Run, build, distribute
+from topk_registry.train.compute import Compute
 from topk_registry.train.datasets import name_of
 from topk_registry.train.errors import DataError, Interrupted, TrainError
 from topk_registry.train.loop import agree, mean_loss, train_epoch
@@ -31,8 +32,7 @@ def train(args: Namespace) -> int:
     written = dict(vars(args))
     try:
         notes = check(args)
-        device = set_up_device(args)
-        run = build(args, device)
+        run = build(args, Compute.set_up(args))
         _say_plan(run, notes)
         if args.dry_run:
             return _dry_run(run)
@@ -157,7 +157,7 @@ def _open_folder(run: Run, written: dict[str, object]) -> None:
         model=run.model,
         optimizer=run.optimizer,
         args=run.args,
-        amp_scaler=run.scaler,
+        amp_scaler=run.compute.scaler,
         checkpoint_dir=str(run.folder),
         recovery_dir=str(run.folder),
         decreasing=run.decreasing,
@@ -175,7 +175,7 @@ def _resume(run: Run, path: Path) -> None:
             run.task,
             str(path),
             optimizer=run.optimizer if keep else None,
-            loss_scaler=run.scaler if keep else None,
+            loss_scaler=run.compute.scaler if keep else None,
             log_info=False,
         )
         if args.model_ema:
@@ -228,8 +228,8 @@ def _dry_run(run: Run) -> int:
     distribute(run)
     images, target = next(iter(run.loader.pass_of(0)))
     run.model.train()
-    with run.autocast():
-        result = run.task(images.to(run.device, run.dtype), target.to(run.device))
+    with run.compute.autocast():
+        result = run.task(images.to(run.compute.device, run.compute.dtype), target.to(run.compute.device))
     result["loss"].backward()
     kind = f"{'soft targets' if target.is_floating_point() else 'labels'} {list(target.shape)}"
     run.report.say(f"dry run   images {list(images.shape)}, {kind}: loss {result['loss'].item():.4f}, gradients made")
@@ -239,20 +239,22 @@ def _dry_run(run: Run) -> int:
 
 
 def _say_plan(run: Run, notes: Sequence[str]) -> None:
-    args, say = run.args, run.report.say
-    options = " ".join(f"{name}={value}" for name, value in run.loss["options"].items())
-    owner = f"{run.loss['distribution']} {run.loss['version']}".strip()
-    model = run.model
-    say(f"loss      {args.loss} {options}".rstrip() + (f"  ({owner})" if owner else ""))
-    say(f"data      {name_of(args)}: {_size(run.data.train)} to train, {_size(run.data.validation)} to evaluate, "
-        f"{args.num_classes} classes")  # fmt: skip
-    for note in [*run.data.notes, *notes]:
-        say(f"          {note}")
-    say(f"model     {args.model}, {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, on {run.device}"
-        + (f", {args.world_size} processes" if args.distributed else ""))  # fmt: skip
+    args, data = run.args, run.data
+    options = [f"{name}={value}" for name, value in run.loss["options"].items()]
+    owner = f"({run.loss['distribution']} {run.loss['version']})" if run.loss["distribution"] else ""
+    parameters = sum(p.numel() for p in run.model.parameters()) / 1e6
+    processes = f", {args.world_size} processes" if args.distributed else ""
     batch = args.batch_size * args.world_size * args.grad_accum_steps
-    say(f"optimizer {args.opt}, lr {args.lr:g} {args.sched}, batch {batch}, {run.num_epochs} epochs of "
-        f"{run.updates_per_epoch} updates")  # fmt: skip
+    sizes = f"{_size(data.train)} to train, {_size(data.validation)} to evaluate, {args.num_classes} classes"
+    lines = [
+        " ".join(filter(None, ["loss     ", args.loss, *options, owner])),
+        f"data      {name_of(args)}: {sizes}",
+        *(f"          {note}" for note in [*data.notes, *notes]),
+        f"model     {args.model}, {parameters:.2f} M parameters, on {run.compute.device}{processes}",
+        f"optimizer {args.opt}, lr {args.lr:g} {args.sched}, batch {batch}, {run.num_epochs} epochs of "
+        f"{run.updates_per_epoch} updates",
+    ]
+    run.report.say("\n".join(lines))
 
 
 def _size(dataset: object) -> str:

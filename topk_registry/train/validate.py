@@ -45,26 +45,23 @@ def validate(args: Namespace) -> dict[str, Any]:
     from timm.data import resolve_data_config
     from timm.models import load_checkpoint
 
-    from topk_registry.train import build, datasets
+    from topk_registry.train import build, datasets, models
+    from topk_registry.train.compute import Compute
 
     settings = _settings(args)
-    device = build.set_up_device(settings)
+    compute = Compute.set_up(settings)
     datasets.check_data_arguments(settings)
-    channels = build.channels_of(settings)
-    data = _open(args, settings, channels)
-    model = build.build_model(settings, data, channels)
+    data = _open(settings, models.channels_of(settings))
+    model = models.build_model(settings, build.classes_of(settings, data))
     if args.checkpoint:
         try:
             load_checkpoint(model, args.checkpoint, use_ema=args.use_ema)
         except (OSError, RuntimeError, KeyError) as error:
             raise TrainError(f"cannot load {args.checkpoint} into {settings.model}: {error}") from error
     config = resolve_data_config(vars(settings), model=model, use_test_size=not args.use_train_size)
-    dtype, autocast, _ = build.precision(settings, device)
     criterion = _criterion(settings, data)
-    evaluator = build.create_evaluator(
-        settings, data, config, criterion=criterion, device=device, dtype=dtype, autocast=autocast, sizes=args.topk
-    )
-    metrics = evaluator(build.place_model(settings, model, device, dtype), criterion)
+    evaluator = build.create_evaluator(settings, data, config, criterion, compute, sizes=args.topk)
+    metrics = evaluator(models.place_model(settings, model, compute), criterion)
     assert metrics is not None
     return {
         "model": settings.model,
@@ -160,7 +157,7 @@ def _recorded(checkpoint: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in RECORDED and value is not None}
 
 
-def _open(args: Namespace, settings: Namespace, channels: int) -> Any:
+def _open(settings: Namespace, channels: int) -> Any:
     from topk_registry.train.datasets import Data, held_out_fraction, number_of_classes, open_data, open_split
 
     if held_out_fraction(settings) or settings.long_tail:  # the training split tells what was held out, or is rare
