@@ -5,6 +5,9 @@ import signal
 import pytest
 import torch
 
+from topk_registry import registry
+from topk_registry.data.hierarchy import Hierarchy
+
 from .conftest import TINY
 
 EVERYTHING = (
@@ -96,6 +99,45 @@ def test_a_resumed_run_is_the_uninterrupted_one(interrupted, at, workers):
     assert (whole.folder / "summary.csv").read_text() == (resumed.folder / "summary.csv").read_text()
     a, b = whole.checkpoint(), resumed.checkpoint()
     assert_same({key: a[key] for key in STATE}, {key: b[key] for key in STATE})
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """The built-in data as a stream, shuffled by the epoch it is told."""
+
+    transform = None
+
+    def __init__(self, split):
+        self.data = Hierarchy(split, size=96, superclasses=4, fine=3, noise=1.0)
+        self.classes = self.data.classes
+        self.epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return len(self.data)
+
+    def __iter__(self):
+        for i in torch.randperm(96, generator=torch.Generator().manual_seed(self.epoch)).tolist():
+            image, label = self.data[i]
+            yield self.transform(image), label
+
+
+def test_a_stream_goes_on_where_it_stopped(train, register):
+    register("eventful", Eventful)
+    registry.datasets.register("stream")(Stream)
+    try:
+        flags = [*TINY[4:], "--dataset", "topk/stream", "--loss", "eventful"]
+        flags = [flag for flag in flags if flag not in ("superclasses=4", "fine=3", "noise=1.0")]
+        Eventful.at, Eventful.calls = -1, 0
+        whole = train(name="whole", tiny=flags)
+        assert whole.status == 0, whole.err
+        Eventful.at, Eventful.calls = 8, 0
+        assert train(name="stopped", tiny=flags).status == 128 + signal.SIGTERM
+        resumed = train("--resume", "auto", name="stopped", tiny=flags)
+        assert resumed.summary == whole.summary
+    finally:
+        registry.datasets.unregister("stream")
 
 
 def test_ctrl_c_finishes_the_update(interrupted):

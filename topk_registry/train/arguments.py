@@ -30,7 +30,10 @@ BUILTIN_DEFAULTS: dict[str, Any] = {
 }
 
 # timm's flags for modes that its own script runs and this trainer does not: they parse, and are refused if set
-ELSEWHERE = ("naflex_loader", "kd_model_name", "log_wandb", "torchscript", "fuser", "train_img_sizes")
+ELSEWHERE = (
+    *("naflex_loader", "kd_model_name", "log_wandb", "torchscript", "fuser", "train_img_sizes"),
+    "train_batches_per_epoch",
+)
 
 
 class ParseOptions(argparse.Action):
@@ -338,17 +341,23 @@ def _run(parser: argparse.ArgumentParser) -> None:
 
 
 def _elsewhere(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    for flag in ("--naflex-loader", "--naflex-patchify-channels-first", "--log-wandb", "--torchscript"):
-        add(flag, action="store_true", help=argparse.SUPPRESS)
-    for flag in ("--naflex-train-seq-lens", "--naflex-patch-sizes", "--naflex-patch-size-probs", "--wandb-tags",
-                 "--train-img-sizes", "--train-batch-sizes", "--train-size-probs"):  # fmt: skip
-        add(flag, nargs="+", help=argparse.SUPPRESS)
-    for flag in ("--naflex-max-seq-len", "--naflex-loss-scale", "--wandb-project", "--wandb-resume-id", "--fuser",
-                 "--train-size-schedule", "--train-size-schedule-spread", "--train-size-random-mix",
-                 "--kd-model-name", "--kd-distill-type", "--kd-loss-type", "--kd-temperature",
-                 "--kd-student-feature-dim", "--kd-teacher-feature-dim", "--kd-token-distill-type"):  # fmt: skip
-        add(flag, help=argparse.SUPPRESS)
+    """The flags of timm's other modes, so that a command line of timm's parses; see ``ELSEWHERE``."""
+    switches = ("--naflex-loader", "--naflex-patchify-channels-first", "--log-wandb", "--torchscript")
+    lists = ("--naflex-train-seq-lens", "--naflex-patch-sizes", "--naflex-patch-size-probs", "--wandb-tags")
+    lists += ("--train-img-sizes", "--train-batch-sizes", "--train-size-probs")
+    values = ("--naflex-max-seq-len", "--naflex-loss-scale", "--wandb-project", "--wandb-resume-id", "--fuser")
+    values += ("--train-size-schedule", "--train-size-schedule-spread", "--train-size-random-mix")
+    values += ("--train-batches-per-epoch", "--variable-batch-loss-scale", "--task-loss-weight")
+    values += ("--distill-loss-weight", "--kd-model-name", "--kd-distill-type", "--kd-loss-type", "--kd-temperature")
+    values += ("--kd-student-feature-dim", "--kd-teacher-feature-dim", "--kd-token-distill-type")
+    kinds: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+        (switches, {"action": "store_true"}),
+        (lists, {"nargs": "+"}),
+        (values, {}),
+    )
+    for flags, kind in kinds:
+        for flag in flags:
+            parser.add_argument(flag, help=argparse.SUPPRESS, **kind)
 
 
 def _config_parser() -> argparse.ArgumentParser:

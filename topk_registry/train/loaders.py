@@ -196,7 +196,10 @@ def create_train_loader(args: Namespace, dataset: Any, config: dict[str, Any], c
         device=compute.device,
         use_prefetcher=not args.no_prefetcher,
     )
-    return _reordered(args, loader, dataset, mixup, compute) if indexed else TrainLoader(loader, None)
+    if indexed:
+        return _reordered(args, loader, dataset, mixup, compute)
+    _keep_out_of_the_runs_stream(args, loader)
+    return TrainLoader(loader, None)
 
 
 def create_eval_loader(
@@ -226,9 +229,13 @@ def create_eval_loader(
     )
     if transform is not None:
         dataset.transform = transform
-    # a loader draws a seed from its generator at the start of each pass: the run's own stream stays out of it
-    getattr(loader, "loader", loader).generator = torch.Generator().manual_seed(args.seed)
+    _keep_out_of_the_runs_stream(args, loader)
     return loader
+
+
+def _keep_out_of_the_runs_stream(args: Namespace, loader: Any) -> None:
+    """A torch loader draws a seed at the start of each pass, from PyTorch's random stream if it has no other."""
+    getattr(loader, "loader", loader).generator = torch.Generator().manual_seed(args.seed)
 
 
 def _mixup(args: Namespace) -> Mixup | None:
