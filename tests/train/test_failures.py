@@ -145,6 +145,23 @@ def test_a_vanished_data_directory_saves_and_says_so(train, image_folder, tmp_pa
 
 
 @unclosed_files
+def test_vanished_evaluation_data_is_waited_for(train, image_folder, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(image_folder, data)
+    for path in (data / "validation").rglob("*.png"):
+        path.write_bytes(b"this is no image")
+    run = train("--data-dir", data, *FOLDER, tiny=())
+    assert run.status == 1
+    assert "cannot read the evaluation data" in run.err
+    assert "in epoch 1, after 6 of 6 batches" in run.err
+    shutil.rmtree(data)
+    shutil.copytree(image_folder, data)
+    resumed = train("--data-dir", data, *FOLDER, "--resume", "auto", tiny=())
+    whole = train("--data-dir", data, *FOLDER, tiny=(), name="whole")
+    assert resumed.summary == whole.summary
+
+
+@unclosed_files
 def test_a_corrupt_image_is_passed_over_with_a_warning(train, image_folder, tmp_path, caplog):
     data = tmp_path / "data"
     shutil.copytree(image_folder, data)

@@ -8,7 +8,7 @@ which the k = 1 case is softmax.
 import math
 import re
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from topk_registry import topk_marginals
 from topk_registry.metrics import StreamingMetric, TopKAccuracy
 from topk_registry.train.compute import Compute
-from topk_registry.train.errors import TrainError
+from topk_registry.train.errors import DataError, TrainError
 
 METRIC = re.compile(r"(?:(macro|many|medium|few)[-_])?top(\d+)|loss")
 
@@ -38,6 +38,19 @@ def metric_sizes(name: str) -> list[int]:
     match = METRIC.fullmatch(name)
     own = [int(match[2])] if match and match[2] else []
     return sorted({1, 5, *own})
+
+
+def readable(loader: Iterable[Any]) -> Iterator[Any]:
+    """The loader's batches; what goes wrong in making one is a ``DataError``."""
+    batches = iter(loader)
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except (OSError, RuntimeError, SyntaxError, ValueError) as error:
+            raise DataError(f"cannot read the evaluation data: {error}") from error
+        yield batch
 
 
 class MeanLoss(StreamingMetric):
@@ -116,7 +129,7 @@ class Evaluator:
         accuracy = [self._accuracy([k]) for k in self.sizes] if self.crops else [self._accuracy(self.sizes)]
         model.eval()
         limit = evaluation_sample_limit(self.loader)
-        for images, target in self.loader:
+        for images, target in readable(self.loader):
             if self.stop():
                 return None
             logits = self._forward(model, images)

@@ -110,7 +110,7 @@ class Batches(Dataset[Any]):
         try:
             return self.dataset[index]
         except (OSError, RuntimeError, SyntaxError, ValueError) as error:
-            raise DataError(f"cannot read training sample {index}: {error}") from None
+            raise DataError(f"cannot read training sample {index}: {error}") from error
 
 
 class SeededErasing:

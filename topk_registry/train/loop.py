@@ -121,23 +121,26 @@ def agree(run: "Run", stop: bool, bad: bool) -> tuple[bool, bool]:
 def _save_batch(run: "Run", images: Tensor, target: Tensor, output: Tensor, value: float) -> str:
     """Save what led to the loss, before any weight has changed, and say so."""
     where = f"epoch {run.progress.epoch + 1}, batch {run.progress.step + 1} of {len(run.loader)}"
+    if math.isfinite(value):
+        return f"the loss of {where} is not finite in another process"
     message = f"the loss of {where} is {value}"
     if run.folder is None:
         return message
     path = run.folder / f"nonfinite-batch-rank{run.args.rank}.pth"
-    torch.save(
-        {
-            "images": images.cpu(),
-            "target": target.cpu(),
-            "output": output.detach().cpu(),
-            "loss": value,
-            "loss_record": run.loss,
-            "epoch": run.progress.epoch,
-            "step": run.progress.step,
-            "state_dict": utils.get_state_dict(run.model),
-        },
-        path,
-    )
+    content = {
+        "images": images.cpu(),
+        "target": target.cpu(),
+        "output": output.detach().cpu(),
+        "loss": value,
+        "loss_record": run.loss,
+        "epoch": run.progress.epoch,
+        "step": run.progress.step,
+        "state_dict": utils.get_state_dict(run.model),
+    }
+    try:
+        torch.save(content, path)
+    except (OSError, RuntimeError) as error:
+        return f"{message}; the batch could not be saved: {error}"
     return (
         f"{message}. The batch, the scores and the weights that made them are in {path} (torch.load). "
         "A lower --lr, --clip-grad, or --amp-dtype bfloat16 are the usual remedies"

@@ -6,7 +6,7 @@ from timm.models import get_arch_pretrained_cfgs, is_model, list_models
 from timm.optim import get_optimizer_class
 
 from topk_registry.train import convnet  # noqa: F401  registers the built-in network
-from topk_registry.train.criterion import Context, needs_class_counts, takes_smoothing, try_criterion
+from topk_registry.train.criterion import Context, needs_class_counts, takes_smoothing, try_criterion, uses_soft_targets
 from topk_registry.train.datasets import check_data_arguments
 from topk_registry.train.errors import TrainError
 from topk_registry.train.evaluate import parse_metric
@@ -26,7 +26,7 @@ def check(args: Namespace) -> list[str]:
 
 def _notes(args: Namespace) -> list[str]:
     notes = []
-    if args.smoothing and not takes_smoothing(args.loss) and not Context.of(args, 2).soft_targets:
+    if args.smoothing and not takes_smoothing(args.loss) and not uses_soft_targets(args):
         notes.append(f"loss {args.loss!r} takes no label smoothing: --smoothing {args.smoothing:g} has no effect on it")
     if needs_class_counts(args.loss) and args.normalize_classifier is None:
         notes.append(f"loss {args.loss!r} knows class frequencies; its paper's recipe may want --normalize-classifier")

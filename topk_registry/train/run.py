@@ -44,7 +44,7 @@ def train(args: Namespace) -> int:
             _epochs(run, stop)
         run.report.finish(run.progress)
     except Interrupted as error:
-        return _fail(error, 128 + error.signum)
+        return _fail(error, 128 + error.signum) if utils.is_primary(args) else 128 + error.signum
     except TrainError as error:
         return _fail(error, 1)
     finally:
@@ -61,10 +61,9 @@ def _epochs(run: Run, stop: StopRequest) -> None:
         began = time.perf_counter()
         _set_epoch(run)
         try:
-            finished = train_epoch(run, lambda: bool(stop))
+            row = _measure(run) if train_epoch(run, lambda: bool(stop)) else None
         except DataError as error:
             raise _data_lost(run, error) from error
-        row = _measure(run) if finished else None
         if row is None:
             run.save_now()
             raise _interrupted(run, stop)
@@ -189,6 +188,9 @@ def _resume(run: Run, path: Path) -> None:
     )  # fmt: skip
     if not whole:
         _start_at(run, args.start_epoch if args.start_epoch is not None else epoch or 0)
+    trained = (run.task.loaded_state or {}).get("loss", {}).get("name", args.loss)
+    if trained != args.loss:
+        run.report.say(f"          the checkpoint was trained with loss {trained!r}, not {args.loss!r}")
     place = f"epoch {run.progress.epoch + 1}" + (f", batch {run.progress.step + 1}" if run.progress.step else "")
     run.report.say(f"resumed   {path} at {place}" + ("" if whole else " (weights only, as timm resumes)"))
 
@@ -277,7 +279,8 @@ def _data_lost(run: Run, error: DataError) -> DataError:
         message = f"the data directory {root} has vanished ({error})"
     if run.args.distributed:  # the other processes cannot join in saving
         return DataError(f"{message}; resume from the last checkpoint")
-    run.progress.step -= run.progress.step % run.args.grad_accum_steps
+    if run.progress.step < run.progress.steps_per_epoch:  # an update that was not finished begins anew
+        run.progress.step -= run.progress.step % run.args.grad_accum_steps
     run.save_now()
     return DataError(f"{message}; stopped {_where(run)}. {_how_to_resume(run)}")
 

@@ -131,7 +131,7 @@ def _task_with(base: type, seam: Seam) -> type:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             given = signature.bind(*args, **kwargs)
             given.arguments.pop("criterion_kwargs", None)
-            model = given.arguments.get("model") or given.arguments.get("student_model")
+            model = given.arguments.get("model", given.arguments.get("student_model"))
             given.arguments["criterion"] = seam.criterion(model, given.arguments.get("device"))
             super().__init__(*given.args, **given.kwargs)
 
