@@ -101,6 +101,20 @@ def test_a_resumed_run_is_the_uninterrupted_one(interrupted, at, workers):
     assert_same({key: a[key] for key in STATE}, {key: b[key] for key in STATE})
 
 
+@pytest.mark.filterwarnings("ignore:PlateauLRScheduler is deprecated:FutureWarning")
+def test_a_plateau_goes_on_counting(train, register):
+    """With the rate this low nothing improves: it is cut again and again, over an interrupt too."""
+    register("eventful", Eventful)
+    flags = ["--sched", "plateau", "--patience-epochs", "1", "--lr", "1e-6", "--epochs", "6", "--loss", "eventful"]
+    Eventful.at = -1
+    whole = train(*flags, name="whole")
+    assert len({row["lr"] for row in whole.summary}) > 1
+    Eventful.at, Eventful.calls = 15, 0
+    assert train(*flags, name="stopped").status == 128 + signal.SIGTERM
+    resumed = train(*flags, "--resume", "auto", name="stopped")
+    assert resumed.summary == whole.summary
+
+
 class Stream(torch.utils.data.IterableDataset):
     """The built-in data as a stream, shuffled by the epoch it is told."""
 

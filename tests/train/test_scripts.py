@@ -77,17 +77,18 @@ def test_timms_script_before_tasks(image_folder, capsys):
 
 
 @unclosed_files
-def test_the_tripwire_stops_a_script_that_trains_another_loss(image_folder, capsys):
-    flags = ["--data-dir", str(image_folder), "--num-classes", "4", "--own-loss"]
+@pytest.mark.parametrize("step", [0, 2])
+def test_the_tripwire_stops_a_script_that_trains_another_loss(image_folder, capsys, step):
+    flags = ["--data-dir", str(image_folder), "--num-classes", "4", "--own-loss-from", str(step)]
     assert main(["train", "--train-script", OLD, "--loss", "seen", *flags]) == 1
     printed = capsys.readouterr()
     assert "a step that loss 'seen' had no part in" in printed.err
-    assert "step" not in printed.out  # not one
+    assert printed.out.count("step") == step  # and not one more
 
 
 @unclosed_files
 def test_without_a_loss_the_script_is_left_alone(image_folder, capsys):
-    flags = ["--data-dir", str(image_folder), "--num-classes", "4", "--own-loss"]
+    flags = ["--data-dir", str(image_folder), "--num-classes", "4", "--own-loss-from", "0"]
     assert main(["train", "--train-script", OLD, *flags]) == 0
     assert capsys.readouterr().out.count("step") == 6
 

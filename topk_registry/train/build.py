@@ -182,7 +182,10 @@ def _optimizer(args: Namespace, model: nn.Module, criterion: nn.Module) -> torch
         ratio = args.batch_size * args.world_size * args.grad_accum_steps / args.lr_base_size
         scale = args.lr_base_scale or ("sqrt" if any(o in args.opt.lower() for o in ("ada", "lamb")) else "linear")
         args.lr = args.lr_base * (ratio**0.5 if scale == "sqrt" else ratio)
-    optimizer = create_optimizer_v2(model, **optimizer_kwargs(cfg=args), **args.opt_kwargs)
+    try:
+        optimizer = create_optimizer_v2(model, **optimizer_kwargs(cfg=args), **args.opt_kwargs)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise TrainError(f"cannot create optimizer {args.opt!r}: {error}") from error
     learned = [parameter for parameter in criterion.parameters() if parameter.requires_grad]
     if learned:  # a loss that learns (a scale, centres) is trained with the model, without weight decay
         optimizer.add_param_group({"params": learned, "weight_decay": 0.0})
@@ -207,7 +210,10 @@ def _schedule(
     args: Namespace, optimizer: torch.optim.Optimizer, loader: TrainLoader, *, decreasing: bool
 ) -> tuple[Any, int]:
     settings: dict[str, Any] = scheduler_kwargs(args, decreasing_metric=decreasing)
-    return create_scheduler_v2(optimizer, **settings, updates_per_epoch=_updates(args, loader))
+    try:
+        return create_scheduler_v2(optimizer, **settings, updates_per_epoch=_updates(args, loader))
+    except (TypeError, ValueError, AssertionError) as error:
+        raise TrainError(f"cannot create schedule {args.sched!r}: {error}") from error
 
 
 def _updates(args: Namespace, loader: TrainLoader) -> int:

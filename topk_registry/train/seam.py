@@ -86,7 +86,7 @@ class Seam:
         if self.loss is None or not self.loss.trained:
             raise WrongSeamError(
                 f"the script took a step that loss {self.name!r} had no part in: it trains another loss, at a place "
-                "this adapter does not know. Nothing was trained"
+                "this adapter does not know"
             )
         self.loss.trained = False
 

@@ -75,7 +75,7 @@ def snapshot(task: RegistryTask, progress: Progress, scheduler: Any, loss: dict[
     task.run_state = {
         "loss": loss,
         "progress": asdict(progress),
-        "scheduler": _plain(scheduler.state_dict()) if scheduler is not None else {},
+        "scheduler": [_plain(vars(part)) for part in _schedulers(scheduler)],
         "random": _all_ranks(random_state()),
     }
 
@@ -93,8 +93,8 @@ def restore(task: RegistryTask, progress: Progress, scheduler: Any, *, rank: int
         )
     saved.steps_per_epoch = progress.steps_per_epoch
     progress.__dict__.update(vars(saved))
-    if scheduler is not None:
-        scheduler.load_state_dict(state["scheduler"])
+    for part, values in zip(_schedulers(scheduler), state["scheduler"], strict=True):
+        vars(part).update(values)
     if len(state["random"]) == world:  # else each process begins a stream of its own
         set_random_state(state["random"][rank])
     return True
@@ -154,6 +154,11 @@ class Checkpoints:
                     os.remove(path)
             kept = f"; the checkpoint before it is whole: {self.last}" if os.path.exists(self.last) else ""
             raise SaveError(f"could not write a checkpoint to {self.saver.checkpoint_dir}: {error}{kept}") from error
+
+
+def _schedulers(scheduler: Any) -> list[Any]:
+    """timm's scheduler, and the one of PyTorch that its plateau schedule keeps its counts in."""
+    return [part for part in (scheduler, getattr(scheduler, "lr_scheduler", None)) if part is not None]
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:
