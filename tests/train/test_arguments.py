@@ -6,7 +6,8 @@ import sys
 import pytest
 import yaml
 
-from topk_registry.train.arguments import BUILTIN_DEFAULTS, create_parser, parse_args
+from topk_registry.train.arguments import BUILTIN_DEFAULTS, parse_args
+from topk_registry.train.flags import create_parser
 
 TIMM_DEFAULTS = {
     "model": "resnet50", "train_split": "train", "val_split": "validation", "batch_size": 128, "device": "cuda",

@@ -5,16 +5,11 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
-from datetime import datetime
-from pathlib import Path
-from pickle import UnpicklingError
 
-import torch
 from timm import utils
-from timm.models import safe_model_name
-from timm.task import load_task_ema_checkpoint, resume_task_checkpoint
 from torch import distributed as dist
 
+from topk_registry.train.begin import begin
 from topk_registry.train.build import Run, build, distribute
 from topk_registry.train.compute import Compute
 from topk_registry.train.datasets import name_of
@@ -22,13 +17,19 @@ from topk_registry.train.errors import DataError, Interrupted, TrainError
 from topk_registry.train.loop import agree, mean_loss, train_epoch
 from topk_registry.train.preflight import check
 from topk_registry.train.signals import StopRequest
-from topk_registry.train.state import LAST, Checkpoints, Row, restore
-
-OUTPUT = Path("output", "train")
+from topk_registry.train.state import LAST, Row
 
 
 def train(args: Namespace) -> int:
     """Run what the flags say; the exit status is 0, 1 for a run that broke off, 2 for one that could not begin."""
+    try:
+        return _train(args)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _train(args: Namespace) -> int:
     written = dict(vars(args))
     try:
         notes = check(args)
@@ -36,20 +37,17 @@ def train(args: Namespace) -> int:
         _say_plan(run, notes)
         if args.dry_run:
             return _dry_run(run)
-        _begin(run, written)
+        begin(run, written)
     except TrainError as error:
         return _fail(error, 2)
     try:
         with StopRequest() as stop:
             _epochs(run, stop)
-        run.report.finish(run.progress)
     except Interrupted as error:
         return _fail(error, 128 + error.signum) if utils.is_primary(args) else 128 + error.signum
     except TrainError as error:
         return _fail(error, 1)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    run.report.finish(run.progress)
     return 0
 
 
@@ -120,111 +118,6 @@ def _close_epoch(run: Run, row: Row) -> None:
     run.report.write(progress.history)
 
 
-def _begin(run: Run, written: dict[str, object]) -> None:
-    """Resume if asked, wrap the model, and open the run's folder."""
-    args = run.args
-    resume = _resume_path(run)
-    folder = [_folder(args, resume)]
-    if args.distributed:
-        dist.broadcast_object_list(folder, src=0)
-    run.folder = folder[0]
-    if args.model_ema:
-        run.task.setup_ema(
-            decay=args.model_ema_decay,
-            use_warmup=args.model_ema_warmup,
-            device=torch.device("cpu") if args.model_ema_force_cpu else None,
-        )
-    if utils.is_primary(args):
-        _open_folder(run, written)
-    if resume:
-        _resume(run, resume)
-    elif args.start_epoch:
-        _start_at(run, args.start_epoch)
-    distribute(run)
-
-
-def _open_folder(run: Run, written: dict[str, object]) -> None:
-    assert run.folder is not None
-    run.args.loss_record = run.loss
-    try:
-        run.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainError(f"cannot make the run's folder {run.folder}: {error}") from error
-    run.report.folder = run.folder
-    run.report.arguments({**written, "loss_record": run.loss})
-    saver = utils.CheckpointSaver(
-        model=run.model,
-        optimizer=run.optimizer,
-        args=run.args,
-        amp_scaler=run.compute.scaler,
-        checkpoint_dir=str(run.folder),
-        recovery_dir=str(run.folder),
-        decreasing=run.decreasing,
-        max_history=run.args.checkpoint_hist,
-        task=run.task,
-    )
-    run.checkpoints = Checkpoints(saver)
-
-
-def _resume(run: Run, path: Path) -> None:
-    args = run.args
-    keep = not args.no_resume_opt
-    try:
-        epoch = resume_task_checkpoint(
-            run.task,
-            str(path),
-            optimizer=run.optimizer if keep else None,
-            loss_scaler=run.compute.scaler if keep else None,
-            log_info=False,
-        )
-        if args.model_ema:
-            load_task_ema_checkpoint(run.task, str(path))
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as error:
-        raise TrainError(f"cannot resume from {path}: {error}") from error
-    if run.checkpoints is not None and path.parent == run.folder:
-        run.checkpoints.saver.load_state_dict_from_checkpoint(str(path))
-    whole = keep and args.start_epoch is None and restore(
-        run.task, run.progress, run.scheduler, rank=args.rank, world=args.world_size
-    )  # fmt: skip
-    if not whole:
-        _start_at(run, args.start_epoch if args.start_epoch is not None else epoch or 0)
-    trained = (run.task.loaded_state or {}).get("loss", {}).get("name", args.loss)
-    if trained != args.loss:
-        run.report.say(f"          the checkpoint was trained with loss {trained!r}, not {args.loss!r}")
-    place = f"epoch {run.progress.epoch + 1}" + (f", batch {run.progress.step + 1}" if run.progress.step else "")
-    run.report.say(f"resumed   {path} at {place}" + ("" if whole else " (weights only, as timm resumes)"))
-
-
-def _start_at(run: Run, epoch: int) -> None:
-    run.progress.epoch = epoch
-    if run.scheduler is not None and epoch:
-        if run.args.sched_on_updates:
-            run.scheduler.step_update(epoch * run.updates_per_epoch)
-        else:
-            run.scheduler.step(epoch)
-
-
-def _resume_path(run: Run) -> Path | None:
-    args = run.args
-    if args.resume != "auto":
-        if args.resume and not os.path.isfile(args.resume):
-            raise TrainError(f"--resume {args.resume}: there is no such checkpoint")
-        return Path(args.resume) if args.resume else None
-    root = Path(args.output or OUTPUT)
-    found = [root / args.experiment / LAST] if args.experiment else list(root.glob(f"*/{LAST}"))
-    found = sorted((path for path in found if path.is_file()), key=lambda path: path.stat().st_mtime)
-    if not found:
-        run.report.say(f"--resume auto: no {LAST} in {root / args.experiment}, starting anew")
-    return found[-1] if found else None
-
-
-def _folder(args: Namespace, resume: Path | None) -> Path:
-    if resume and not args.experiment and (resume.parent / "args.yaml").exists():
-        return resume.parent
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path(args.output or OUTPUT) / (args.experiment or f"{stamp}-{safe_model_name(args.model)}-{args.loss}")
-
-
 def _dry_run(run: Run) -> int:
     """One batch forward and backward; nothing is written."""
     distribute(run)
@@ -235,8 +128,6 @@ def _dry_run(run: Run) -> int:
     result["loss"].backward()
     kind = f"{'soft targets' if target.is_floating_point() else 'labels'} {list(target.shape)}"
     run.report.say(f"dry run   images {list(images.shape)}, {kind}: loss {result['loss'].item():.4f}, gradients made")
-    if dist.is_initialized():
-        dist.destroy_process_group()
     return 0
 
 

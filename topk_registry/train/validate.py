@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from topk_registry.train.arguments import ParseOptions, create_parser
 from topk_registry.train.errors import TrainError
+from topk_registry.train.flags import ParseOptions, create_parser
 
 # what a training run recorded and a flag need not repeat
 RECORDED = {
