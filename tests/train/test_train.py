@@ -86,6 +86,7 @@ def test_dry_run_writes_nothing(train):
         ["--cutmix-minmax", "0.2", "0.8", "--mixup-mode", "elem", "--mixup-off-epoch", "1"],
         ["--bce-loss", "--bce-target-thresh", "0.2"],
         ["--amp", "--amp-dtype", "bfloat16"],
+        ["--amp", "--loss", "smooth_topk_svm"],
         ["--model-dtype", "bfloat16"],
         ["--grad-accum-steps", "4", "--clip-grad", "1.0"],
         ["--clip-grad", "0.02", "--clip-mode", "agc"],
@@ -116,6 +117,15 @@ def test_real_augmentation_on_an_image_folder(train, image_folder):
     run = train("--data-dir", image_folder, *flags, "--loss", "smooth_topk_svm", "--loss-opt", "k=2", tiny=())
     assert run.status == 0, run.err
     assert max(row["eval_top1"] for row in run.summary) > 50  # brightness tells the classes apart
+
+
+def test_label_smoothing_is_said_whether_it_takes_effect(train, register):
+    register("plain", lambda: torch.nn.functional.cross_entropy)
+    assert "label smoothing 0.1\n" in train("--loss", "topk_nll", "--smoothing", "0.1", "--dry-run").out
+    assert (
+        "label smoothing 0.1 has no effect: 'plain'" in train("--loss", "plain", "--smoothing", "0.1", "--dry-run").out
+    )
+    assert "label smoothing" not in train("--loss", "topk_nll", "--dry-run").out
 
 
 def test_early_stopping(train):

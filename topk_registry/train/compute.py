@@ -31,7 +31,7 @@ class Compute:
             args.device = "cpu"
         device = utils.init_distributed_device(args)
         if device.type == "cuda":
-            torch.backends.cuda.matmul.allow_tf32 = True
+            torch.set_float32_matmul_precision("high")
             torch.backends.cudnn.benchmark = True
         if args.fast_norm:
             set_fast_norm()

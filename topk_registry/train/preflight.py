@@ -26,8 +26,11 @@ def check(args: Namespace) -> list[str]:
 
 def _notes(args: Namespace) -> list[str]:
     notes = []
-    if args.smoothing and not takes_smoothing(args.loss) and not uses_soft_targets(args):
-        notes.append(f"loss {args.loss!r} takes no label smoothing: --smoothing {args.smoothing:g} has no effect on it")
+    if args.smoothing and not uses_soft_targets(args):
+        taken = takes_smoothing(args.loss)
+        notes.append(
+            f"label smoothing {args.smoothing:g}" + ("" if taken else f" has no effect: {args.loss!r} takes none")
+        )
     if needs_class_counts(args.loss) and args.normalize_classifier is None:
         notes.append(f"loss {args.loss!r} knows class frequencies; its paper's recipe may want --normalize-classifier")
     return notes
