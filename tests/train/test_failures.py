@@ -36,6 +36,7 @@ FOLDER = (
         (["--dataset", "", "--data-dir", "/no/such/place"], "'/no/such/place' does not exist"),
         (["--dataset", "wds/x", "--data-dir", "/no/such/place", "--subset", "0.5"], "is a stream"),
         (["--num-classes", "5"], "the data has label 11, expected labels in [0, 4]"),
+        (["--eval-metric", "many-top5"], "no class is many-shot"),
         (["--opt-kwargs", "no_such=1"], "cannot create optimizer 'adamw'"),
         (["--sched", "plateau", "--sched-on-updates"], "cannot create schedule 'plateau'"),
         (["--dataset-opt", "szie=3"], "did you mean 'size'"),

@@ -150,6 +150,8 @@ def test_a_stream_goes_on_where_it_stopped(train, register):
         assert train(name="stopped", tiny=flags).status == 128 + signal.SIGTERM
         resumed = train("--resume", "auto", name="stopped", tiny=flags)
         assert resumed.summary == whole.summary
+        Eventful.at = -1
+        assert "is a stream" in train("--subset", "0.5", name="subset", tiny=flags).err
     finally:
         registry.datasets.unregister("stream")
 

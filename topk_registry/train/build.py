@@ -24,6 +24,8 @@ from topk_registry.train.models import build_model, channels_of, place_model
 from topk_registry.train.report import Report
 from topk_registry.train.state import Checkpoints, Progress, RegistryTask, snapshot
 
+SHOTS = ("many", "medium", "few")
+
 
 @dataclass
 class Run:
@@ -161,6 +163,7 @@ def distribute(run: Run) -> None:
 
 def _criterion(args: Namespace, data: Data) -> nn.Module:
     _fit_counts(data, args.num_classes)
+    _check_metric(args.eval_metric, data.counts)
     context = Context.of(args, args.num_classes, data.counts)
     try_criterion(args.loss, args.loss_opt, context, splits=args.aug_splits)  # now that classes and counts are known
     return create_criterion(args.loss, args.loss_opt, context)
@@ -224,5 +227,15 @@ def _has_shots(counts: list[int] | None, metric: str) -> bool:
     """Whether classes are frequent and rare enough to be told apart, or a metric asks for it."""
     if counts is None:
         return False
-    groups = {(count > 100) + (count >= 20) for count in counts}
-    return len(groups) > 1 or metric.startswith(("many", "medium", "few"))
+    return len({_shots(count) for count in counts}) > 1 or metric.partition("_")[0] in SHOTS
+
+
+def _shots(count: int) -> str:
+    return SHOTS[0] if count > 100 else SHOTS[1] if count >= 20 else SHOTS[2]
+
+
+def _check_metric(metric: str, counts: list[int] | None) -> None:
+    group = metric.partition("_")[0]
+    if group in SHOTS and group not in map(_shots, counts or []):
+        known = "the class counts of this data are not known" if counts is None else f"no class is {group}-shot"
+        raise TrainError(f"--eval-metric {metric}: {known} (many: above 100 training images, few: below 20)")

@@ -23,6 +23,10 @@ from topk_registry.train.errors import DataError
 
 PREFIX = "topk/"
 STREAMS = ("hfids/", "tfds/", "wds/")
+_STREAM = (
+    "--dataset {} is a stream: --label-noise, --long-tail, --subset and a fractional --val-split need a data set whose "
+    "samples can be picked"
+)
 
 
 @dataclass
@@ -41,8 +45,7 @@ def check_data_arguments(args: Namespace) -> None:
     stream = args.dataset.lower().startswith(STREAMS)
     harder = args.label_noise or args.long_tail or args.subset != 1.0 or held_out_fraction(args)
     if stream and harder:
-        raise DataError(f"--dataset {args.dataset} is a stream: --label-noise, --long-tail, --subset and a fractional "
-                        "--val-split need a data set whose samples can be picked")  # fmt: skip
+        raise DataError(_STREAM.format(args.dataset))
     if not 0.0 <= args.label_noise <= 1.0:
         raise DataError(f"--label-noise must be in [0, 1], got {args.label_noise}")
     if not 0.0 < args.subset <= 1.0:
@@ -84,6 +87,8 @@ def _open_data(args: Namespace, channels: int, needs_counts: bool) -> Data:
     data = Data(train, num_classes=number_of_classes(train))
     if args.val_split and not fraction:
         data.validation = open_split(args, args.val_split, training=False, channels=channels)
+    if harder and not is_indexed(train):
+        raise DataError(_STREAM.format(args.dataset))
     if is_indexed(train):
         if len(train) == 0:
             raise DataError(f"the training split {args.train_split!r} of {name_of(args)} is empty")
