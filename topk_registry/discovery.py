@@ -89,6 +89,9 @@ def discover(group: str) -> tuple[list[Plugin], list[str]]:
             # the first on sys.path is the one that imports get; a second copy further down is shadowed
             owner = distribution(name)
             for entry in owner.entry_points.select(group=group):
+                if ":" in entry.name:
+                    problems.append(f"{name}: {entry.name!r} cannot be asked for, a colon ends a distribution's name")
+                    continue
                 found[Plugin(entry.name, entry.value, name, owner.version)] = None
         except Exception as error:
             problems.append(f"{name}: unreadable entry points: {type(error).__name__}: {error}")

@@ -45,13 +45,17 @@ def examine() -> Report:
     for name in ("topk-registry", *REQUIRED, *OPTIONAL):
         report.facts[name] = environment.installed_version(name) or "not installed"
     for look in (_onnxruntime, _imports, _gpu, _commands, _plugins):
-        look(report)
+        try:
+            look(report)
+        except Exception as error:
+            report.problems.append(f"looking at {look.__name__[1:]} failed: {type(error).__name__}: {error}")
+    report.problems = list(dict.fromkeys(report.problems))
     return report
 
 
 def _onnxruntime(report: Report) -> None:
     wheels = environment.wheels_of("onnxruntime")
-    report.facts["onnxruntime"] = ", ".join(wheels) or "not installed"
+    report.facts["onnxruntime"] = ", ".join(wheels) or report.facts["onnxruntime"]
     if len(wheels) > 1:
         report.problems.append(
             f"{' and '.join(wheels)} overwrite each other's files: uninstall all of them, then install the one you want"
