@@ -193,8 +193,8 @@ class Registry:
     def _unknown(self, name: str) -> str:
         known = self.names()
         lower = {other.lower(): other for other in known}
-        close = get_close_matches(name.rpartition(":")[2].lower(), lower, n=3, cutoff=0.5)
-        hint = f"the closest are {', '.join(lower[other] for other in close)}" if close else f"there are {', '.join(known) or 'none'}"
+        close = [lower[other] for other in get_close_matches(name.rpartition(":")[2].lower(), lower, n=3, cutoff=0.5)]
+        hint = f"the closest are {', '.join(close)}" if close else f"there are {', '.join(known) or 'none'}"
         command = "`topk-registry losses` lists all" if self.kind == "loss" else f"{self.group} is the group read"
         return f"no {self.kind} is called {name!r}; {hint}; {command}"
 
