@@ -138,7 +138,6 @@ def test_pickle_and_state(build):
     build().load_state_dict(loss.state_dict())
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch 2.6's own compiler does
 @pytest.mark.parametrize("build", [balanced, imbalanced])
 def test_compiles_to_one_graph(build):
     loss = build()
