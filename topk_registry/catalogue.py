@@ -68,6 +68,10 @@ class Registry:
         self._plugins()
         return list(self._problems)
 
+    def plugins(self) -> list[Plugin]:
+        """Every declaration that was found, disabled ones too."""
+        return [plugin for owners in self._plugins().values() for plugin in owners]
+
     def names(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
         """The sorted names that may be asked for; broken and ambiguous ones are among them, disabled ones are not."""
         return [name for name in self._every_name(filter, exclude) if not self._is_disabled(name)]

@@ -11,7 +11,7 @@ A wildcard is compared with the plug-in's name and with its distribution; ``dist
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -69,6 +69,16 @@ def denied(plugin: Plugin) -> str | None:
     if _selected(plugin, deny):
         return "TOPK_REGISTRY_DISABLE"
     return "TOPK_REGISTRY_PLUGINS" if allow and not _selected(plugin, allow) else None
+
+
+def idle_patterns(plugins: Sequence[Plugin]) -> list[str]:
+    """A line for each wildcard of the two variables that no plug-in matches, as one with a typing error."""
+    return [
+        f"{variable}: {pattern!r} matches no plug-in here"
+        for variable in ("TOPK_REGISTRY_PLUGINS", "TOPK_REGISTRY_DISABLE")
+        for pattern in _patterns(variable)
+        if not any(_selected(plugin, [pattern]) for plugin in plugins)
+    ]
 
 
 def _patterns(variable: str) -> list[str]:

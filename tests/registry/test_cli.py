@@ -158,6 +158,17 @@ def test_doctor_reports_versions_and_a_broken_plugin(fresh, capsys):
     assert [line for line in report["problems"] if "'acme' of acme-losses 2.5" in line and "disk full" in line]
 
 
+def test_doctor_tells_of_wildcards_that_match_nothing(fresh, monkeypatch):
+    monkeypatch.setenv("TOPK_REGISTRY_DISABLE", "acme-losses, acme-lossse")
+    monkeypatch.setenv("TOPK_REGISTRY_PLUGINS", "topk_*, globex:*")
+    report = doctor.Report()
+    doctor._plugins(report)
+    assert [note for note in report.notes if "matches no" in note] == [
+        "TOPK_REGISTRY_PLUGINS: 'globex:*' matches no plug-in here",
+        "TOPK_REGISTRY_DISABLE: 'acme-lossse' matches no plug-in here",
+    ]
+
+
 def test_doctor_survives_metadata_that_cannot_be_read(fresh, capsys):
     garbled = fresh.distribution("garbled", {}) / "entry_points.txt"
     garbled.write_bytes(b"[console_scripts]\n\xff\xfe = a:b\n")

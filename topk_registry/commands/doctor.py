@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from topk_registry import environment, registry
+from topk_registry.discovery import idle_patterns
 from topk_registry.errors import PluginError
 
 REQUIRED = ("torch", "timm")
@@ -120,6 +121,7 @@ def _plugins(report: Report) -> None:
                 works[names.kind] += 1
             except PluginError as error:
                 report.problems.append(str(error))
+    report.notes += idle_patterns([*registry.losses.plugins(), *registry.datasets.plugins()])
     report.facts["plug-ins"] = f"{works['loss']} losses and {works['dataset']} data sets import"
 
 
