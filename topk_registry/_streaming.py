@@ -68,7 +68,7 @@ def ratio(part: Tensor, whole: Tensor) -> float:
 
 def set_sizes(k: int | Sequence[int]) -> list[int]:
     """One set size or several, as a list."""
-    sizes = [k] if isinstance(k, Integral) else list(k) if isinstance(k, Sequence) else []
-    if not sizes or not all(isinstance(size, Integral) and not isinstance(size, bool) and size >= 1 for size in sizes):
+    sizes = list(k) if isinstance(k, Sequence) else [k]
+    if not sizes or not all(isinstance(size, Integral) and not isinstance(size, bool) and size > 0 for size in sizes):
         raise ValueError(f"k must be one or several integers of at least 1, got {k!r}")
     return [int(size) for size in sizes]

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -87,6 +88,14 @@ def test_half_precision_is_computed_in_single(dtype):
     topk_log_odds(wide, 5).square().sum().backward()
     assert s.grad.dtype == dtype
     torch.testing.assert_close(s.grad, wide.grad.to(dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("k", [2, 6])
+def test_k_may_be_any_integer(k):
+    s = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(topk_margins(s, np.int64(k)), topk_margins(s, k))
+    label = torch.tensor([0, 1, 2])
+    assert torch.equal(topk_label_margins(s, label, np.int32(k)), topk_label_margins(s, label, k))
 
 
 def test_autocast_does_not_reach_inside():

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -117,7 +118,7 @@ def _prepare(logits: Tensor, k: int, temperature: float) -> tuple[Tensor, int, f
     """Rows to work on, with 2k <= n: drawing k classes by x is leaving out n - k by -x, so the log-odds change sign."""
     n = logits.shape[-1]
     sign = 1 if 2 * k <= n else -1
-    k = k if sign > 0 else n - k
+    k = int(k if sign > 0 else n - k)
     # coefficients span e^k and margins grow with the temperature: both can be more than single precision holds
     double = logits.dtype == torch.float64 or k > 64 or temperature > 1e30
     s = logits.to(torch.float64 if double else torch.float32).reshape(-1, n)
@@ -161,7 +162,7 @@ def _check(logits: Tensor, k: int, temperature: float) -> None:
     if not logits.is_floating_point() or logits.ndim < 1:
         raise ValueError(f"logits must be floating point [..., n], got {logits.dtype} {list(logits.shape)}")
     n = logits.shape[-1]
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k < n:
+    if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k < n:
         raise ValueError(f"k must be an integer from 1 to n - 1 = {n - 1}, got {k!r}")
     if not 0.0 < temperature < float("inf"):
         raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
