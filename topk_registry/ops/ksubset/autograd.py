@@ -1,5 +1,10 @@
-"""Gradients: one autograd Function a kernel, and the margins of every class built from them."""
+"""Gradients: one autograd Function a kernel, and the margins of every class built from them.
 
+They are differentiable once. Their backward passes work in place or hand out what the forward pass has written, so
+autograd would take a second derivative from them that lacks terms; :func:`once` makes it refuse instead.
+"""
+
+import functools
 from collections.abc import Callable
 
 import torch
@@ -18,6 +23,41 @@ from topk_registry.ops.ksubset.torch_path import (
 )
 
 
+class _Once(torch.autograd.Function):
+    """A gradient that depends on ``source`` in a way that autograd cannot follow."""
+
+    @staticmethod
+    def forward(gradient: Tensor, source: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx, _):
+        raise RuntimeError(
+            "the k-subset operator is differentiable once, a second derivative was asked for: take it from "
+            "topk_registry.ops.ksubset.definition.log_odds_by_recursion"
+        )
+
+
+def once(backward: Callable) -> Callable:
+    """Let a backward pass run under ``create_graph``, but not be differentiated; saves the source of its gradients
+    first."""
+
+    @functools.wraps(backward)
+    def wrapped(ctx, *cotangents):
+        with torch.no_grad():
+            gradients = backward(ctx, *cotangents)
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return gradients
+        source = ctx.saved_tensors[0]
+        return tuple(None if g is None else _Once.apply(g, source) for g in gradients)
+
+    return wrapped
+
+
 class LabelMargins(torch.autograd.Function):
     """The label's margin [B] by ``kernel(s, label, k, theta) -> margin, gradient``: the forward pass writes the
     gradient, so the backward pass is one product."""
@@ -28,11 +68,11 @@ class LabelMargins(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(output[1])
-        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])  # differentiable to autograd, for `once` to see where it comes from
         ctx.set_materialize_grads(False)  # no zeros of the size of the logits for the second output
 
     @staticmethod
+    @once
     def backward(ctx, g: Tensor, _):
         if g is None:
             return None, None, None, None, None
@@ -55,6 +95,7 @@ class TailOdds(torch.autograd.Function):
         ctx.save_for_backward(output)
 
     @staticmethod
+    @once
     def backward(ctx, g: Tensor):
         (w,) = ctx.saved_tensors
         return g * w, None, None, None
@@ -72,6 +113,7 @@ class PowerSums(torch.autograd.Function):
         ctx.save_for_backward(inputs[0])
 
     @staticmethod
+    @once
     def backward(ctx, g: Tensor):
         (w,) = ctx.saved_tensors
         slopes = g * torch.arange(1, g.shape[0] + 1, dtype=g.dtype, device=g.device)[:, None]  # [k, B]
@@ -105,6 +147,7 @@ class LeaveTailOut(torch.autograd.Function):
         ctx.save_for_backward(*inputs[:3])
 
     @staticmethod
+    @once
     def backward(ctx, g: Tensor):
         w, c, scale = ctx.saved_tensors
         k = c.shape[0] - 1

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -39,8 +40,7 @@ def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0, impl: str 
         >>> topk_margins(torch.tensor([3.0, 2.0, 1.0]), 2, temperature=1e-6)
         tensor([ 2.0000,  1.0000, -1.0000])
     """
-    _check(logits, k, temperature)
-    return _margins(logits, k, temperature, impl)
+    return _margins(logits, k, temperature, impl).to(_dtype(logits))
 
 
 def topk_log_odds(logits: Tensor, k: int, *, impl: str = "auto") -> Tensor:
@@ -68,7 +68,7 @@ def topk_marginals(logits: Tensor, k: int, *, temperature: float = 1.0, impl: st
         >>> topk_marginals(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2).sum()
         tensor(2.0000)
     """
-    return torch.sigmoid(topk_margins(logits, k, temperature=temperature, impl=impl) / temperature)
+    return torch.sigmoid(_margins(logits, k, temperature, impl) / temperature).to(_dtype(logits))
 
 
 def topk_label_margins(
@@ -102,19 +102,25 @@ def topk_label_margins(
 
 
 def _margins(logits: Tensor, k: int, temperature: float, impl: str) -> Tensor:
+    """In the precision they are computed in: where that is double, they may be beyond the range of single."""
+    _check(logits, k, temperature)
     _check_impl(impl, MARGINS)
     s, k, theta, sign = _prepare(logits, k, temperature)
     rows = autograd.margins(s, k, theta)
-    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    return (rows if sign > 0 else -rows).to(dtype).view(logits.shape)
+    return (rows if sign > 0 else -rows).view(logits.shape)
+
+
+def _dtype(logits: Tensor) -> torch.dtype:
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
 def _prepare(logits: Tensor, k: int, temperature: float) -> tuple[Tensor, int, float, int]:
     """Rows to work on, with 2k <= n: drawing k classes by x is leaving out n - k by -x, so the log-odds change sign."""
     n = logits.shape[-1]
     sign = 1 if 2 * k <= n else -1
-    k = k if sign > 0 else n - k
-    double = logits.dtype == torch.float64 or k > 64  # coefficients span e^k: more than single precision can hold
+    k = int(k if sign > 0 else n - k)
+    # coefficients span e^k and margins grow with the temperature: both can be more than single precision holds
+    double = logits.dtype == torch.float64 or k > 64 or temperature > 1e30
     s = logits.to(torch.float64 if double else torch.float32).reshape(-1, n)
     # below this the margins no longer depend on the temperature, but its reciprocal would overflow
     theta = max(float(temperature), 4 * torch.finfo(s.dtype).tiny)
@@ -156,7 +162,7 @@ def _check(logits: Tensor, k: int, temperature: float) -> None:
     if not logits.is_floating_point() or logits.ndim < 1:
         raise ValueError(f"logits must be floating point [..., n], got {logits.dtype} {list(logits.shape)}")
     n = logits.shape[-1]
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k < n:
+    if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k < n:
         raise ValueError(f"k must be an integer from 1 to n - 1 = {n - 1}, got {k!r}")
     if not 0.0 < temperature < float("inf"):
         raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
