@@ -85,13 +85,20 @@ def _tilt(top: Tensor, rest: Tensor | None, k: int, temperature: float) -> Tenso
     It cancels from the marginals, so it need not be precise.
     """
     top = _divide(top, temperature)
+    start = top[:, :k, None]  # the largest score outside the m largest, m < k
     if rest is not None:
-        top = torch.cat((top, _divide(rest, temperature).logsumexp(-1, keepdim=True)), -1)
+        top = torch.cat((top, _log_sum_exp(_divide(rest, temperature), top[:, -1:])), -1)
     skip = torch.ones(k, top.shape[1], dtype=torch.bool, device=top.device).tril(-1)  # [m, i]: i is one of the m largest
-    outside = top.unsqueeze(1).masked_fill(skip, -torch.inf).logsumexp(-1)  # [B, k]
+    outside = (top.unsqueeze(1) - start).masked_fill(skip, -torch.inf).exp().sum(-1, keepdim=True).log()
     wanted = torch.tensor([math.log(k - m) for m in range(k)], dtype=top.dtype, device=top.device)
-    t = (outside - wanted).amin(-1, keepdim=True)
+    t = (start + outside - wanted[:, None]).amin(1)
     return t if temperature == 1.0 else t * temperature
+
+
+def _log_sum_exp(x: Tensor, bound: Tensor) -> Tensor:
+    """log sum exp x [B, 1], given a bound on x; onnxruntime's own ReduceLogSumExp returns -inf for some rows."""
+    bound = bound.clamp_min(-1e30)  # -inf - -inf is NaN
+    return bound + (x - bound).exp().sum(-1, keepdim=True).log()
 
 
 def _from_power_sums(w: Tensor, k: int) -> Tensor:

@@ -1,0 +1,198 @@
+"""The classifier of any timm or torchvision model: find it, count its classes, replace it.
+
+timm models name theirs through ``get_classifier()``. torchvision has no generic way, so its few attribute names are
+looked up. A classifier may be several layers: distilled models have a head for each teacher, Inception networks an
+auxiliary head on the way.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+HEADS = ("fc", "classifier", "head", "heads")
+AUXILIARY_HEADS = ("aux_head", "aux1", "aux2", "AuxLogits")
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+class CosineClassifier(nn.Module):
+    """A linear classifier over unit-norm features and weights, without a bias.
+
+    .. math:: s_c = \\mathrm{scale} \\cdot \\langle x / |x|, w_c / |w_c| \\rangle
+
+    Args:
+        in_features: length d of a feature vector.
+        out_features: number of classes n.
+        scale: the largest score. 1 leaves cosines, for losses with a scale of their own (``ldam``,
+            ``noised_topk_imbalanced``); cross-entropy wants 16 to 64.
+        learn_scale: train the scale, from this start.
+        channels_first: the input is [B, d, ...] and not [..., d], as for a 1 x 1 convolution.
+
+    Example:
+        >>> CosineClassifier(512, 100, scale=30.0)(torch.randn(8, 512)).shape
+        torch.Size([8, 100])
+
+    Norms are taken in float32 whatever the input, so half precision neither overflows nor rounds them.
+
+    Reference: Gidaris, Komodakis 2018, *Dynamic Few-Shot Visual Learning without Forgetting*.
+    """
+
+    scale: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        scale: float = 1.0,
+        learn_scale: bool = False,
+        channels_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not scale > 0:
+            raise ValueError(f"scale must be above 0, got {scale!r}")
+        self.in_features = in_features
+        self.out_features = out_features
+        self.channels_first = channels_first
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
+        start = torch.full((), float(scale), device=device, dtype=dtype)
+        # under one name either way: a checkpoint with a learned scale loads where the scale is fixed
+        if learn_scale:
+            self.scale = nn.Parameter(start)
+        else:
+            self.register_buffer("scale", start)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight)  # directions uniform on the sphere
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.channels_first:
+            x = x.movedim(1, -1)
+        cosine = F.linear(_unit(x), _unit(self.weight))
+        return (self.scale * cosine).movedim(-1, 1) if self.channels_first else self.scale * cosine
+
+    def extra_repr(self) -> str:
+        learned = isinstance(self.scale, nn.Parameter)
+        return f"in_features={self.in_features}, out_features={self.out_features}, learn_scale={learned}"
+
+
+def find_classifier(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The classifier layers of a timm or torchvision model, as (dotted name, module), the main one first.
+
+    Each is an ``nn.Linear``, ``nn.Conv2d`` or :class:`CosineClassifier`. Raises ``ValueError`` where there is none.
+
+    Example:
+        >>> find_classifier(timm.create_model("deit_tiny_distilled_patch16_224"))
+        [('head', Linear(...)), ('head_dist', Linear(...))]
+    """
+    names = {module: name for name, module in model.named_modules()}
+    found = [(names[layer], layer) for head in _heads(model) for layer in _outputs(head, model) if names[layer]]
+    if not found:
+        looked = "get_classifier()" if hasattr(model, "get_classifier") else ", ".join(HEADS)
+        raise ValueError(
+            f"{type(model).__name__} has no classifier: expected a Linear, Conv2d or CosineClassifier in {looked}. "
+            "Was the model built with num_classes=0?"
+        )
+    return list(dict(found).items())
+
+
+def num_classes_of(model: nn.Module) -> int:
+    """How many classes a timm or torchvision model predicts, read from its classifier layer."""
+    return _out_features(find_classifier(model)[0][1])
+
+
+def replace_classifier(model: ModelT, factory: Callable[[nn.Module], nn.Module]) -> ModelT:
+    """Put ``factory(old)`` in the place of every classifier layer of the model, and return the model.
+
+    Example:
+        >>> replace_classifier(torchvision.models.resnet18(), lambda old: nn.Linear(old.in_features, 10))
+    """
+    new = {old: factory(old) for _, old in find_classifier(model)}
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if module in new:
+            parent, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(parent), attribute, new[module])
+    return model
+
+
+def normalize_classifier(model: ModelT, *, scale: float = 1.0, learn_scale: bool = False) -> ModelT:
+    """Turn a model's classifier into a :class:`CosineClassifier` that keeps the directions of its weights.
+
+    In place; returns the model. Where the classifier is a 1 x 1 convolution (timm's dla and resnetv2, torchvision's
+    squeezenet) the cosine is over channels at each position, before whatever pooling follows.
+
+    Example:
+        >>> model = normalize_classifier(timm.create_model("resnet18", num_classes=100), scale=30.0, learn_scale=True)
+    """
+
+    def cosine(old: nn.Module) -> CosineClassifier:
+        weight = _weight_matrix(old)
+        new = CosineClassifier(
+            weight.shape[1],
+            weight.shape[0],
+            scale=scale,
+            learn_scale=learn_scale,
+            channels_first=isinstance(old, nn.Conv2d) or getattr(old, "channels_first", False),
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+        new.weight = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
+        return new.train(old.training)
+
+    return replace_classifier(model, cosine)
+
+
+def _heads(model: nn.Module) -> Iterator[nn.Module]:
+    get_classifier = getattr(model, "get_classifier", None)
+    if get_classifier is not None:
+        head = get_classifier()
+    else:
+        head = next((getattr(model, name) for name in HEADS if hasattr(model, name)), None)
+        if head is None and isinstance(model, nn.Sequential):
+            head = model
+    yield from _modules(head)
+    for name in AUXILIARY_HEADS:
+        yield from _modules(getattr(model, name, None))
+
+
+def _modules(head: Any) -> Iterator[nn.Module]:
+    if isinstance(head, (tuple, list, nn.ModuleList)):
+        for part in head:
+            yield from _modules(part)
+    elif isinstance(head, nn.Module):
+        yield head
+
+
+def _outputs(head: nn.Module, model: nn.Module) -> list[nn.Module]:
+    kinds = (nn.Linear, nn.Conv2d, CosineClassifier)
+    layers: list[nn.Module] = [module for module in head.modules() if isinstance(module, kinds)]
+    # a head with hidden layers ends in its classifier; one for each teacher (timm's repvit) is as wide as the labels
+    n = getattr(model, "num_classes", None)
+    return [layer for layer in layers[:-1] if isinstance(n, int) and _out_features(layer) == n] + layers[-1:]
+
+
+def _out_features(layer: nn.Module) -> int:
+    return int(getattr(layer, "out_channels" if isinstance(layer, nn.Conv2d) else "out_features"))
+
+
+def _weight_matrix(layer: nn.Module) -> Tensor:
+    assert isinstance(layer.weight, Tensor)
+    if not isinstance(layer, nn.Conv2d):
+        return layer.weight
+    if layer.kernel_size != (1, 1) or layer.groups != 1:
+        raise ValueError(f"of convolutional classifiers only a plain 1 x 1 can be normalised, got {layer}")
+    return layer.weight.flatten(1)
+
+
+def _unit(x: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        wide = x if x.dtype == torch.float64 else x.float()
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        # a vector of no length has no direction: it passes as it is, and its gradient is not blown up by 1 / |x|
+        return (wide / torch.where(norm < 1e-6, 1.0, norm)).to(x.dtype)
