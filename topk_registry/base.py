@@ -119,9 +119,7 @@ class TopKLoss(ClassificationLoss):
         label_smoothing: float = 0.0,
         ignore_index: int = -100,
     ) -> None:
-        super().__init__(
-            weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index
-        )
+        super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
         if isinstance(k, bool) or int(k) != k or k < 1:
             raise ValueError(f"k must be an integer of at least 1, got {k!r}")
         self.k = int(k)

@@ -13,5 +13,9 @@ class ImageError(ValueError):
     """The image cannot be read: missing, truncated, too large, or of no known format."""
 
 
+class ImageTooLargeError(ImageError):
+    """The image has more pixels than are decoded."""
+
+
 class DeviceError(RuntimeError):
     """The wanted device is not the one that the model runs on."""

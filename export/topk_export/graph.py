@@ -102,6 +102,19 @@ def keep_outputs(model: Any, names: Iterable[str]) -> None:
     _replace(graph.output, [kept[name] for name in names])
 
 
+def expose(model: Any, name: str) -> None:
+    """Make a tensor that the graph declares an output, if it is none."""
+    if name in {output.name for output in model.graph.output}:
+        return
+    model.graph.output.extend([value for value in model.graph.value_info if value.name == name])
+
+
+def forget_constants(model: Any) -> None:
+    """Drop declared shapes of constants: the quantiser transposes some, and then trips over the old shapes."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    _replace(model.graph.value_info, [v for v in model.graph.value_info if v.name not in constants])
+
+
 def set_metadata(model: Any, props: dict[str, str]) -> None:
     model.ClearField("metadata_props")
     for key, value in props.items():

@@ -85,6 +85,5 @@ def _check_schema(schema: Any, source: str) -> None:
         raise ModelFileError(f"{source} has schema {schema!r}, expected {SCHEMA}/{VERSION} or older")
     if int(version) > VERSION:
         raise ModelFileError(
-            f"{source} has schema {schema!r}, newer than this version reads ({SCHEMA}/{VERSION}): "
-            "upgrade topk-registry"
+            f"{source} has schema {schema!r}, newer than this version reads ({SCHEMA}/{VERSION}): upgrade topk-registry"
         )

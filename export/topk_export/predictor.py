@@ -1,8 +1,8 @@
 """Predictions from an exported file, without torch: numpy, onnxruntime and Pillow.
 
-    predictor = Predictor("model.onnx")
-    for prediction in predictor(["a.jpg", "b.jpg"]):
-        print(prediction.top[0].name, prediction.top[0].marginal)
+predictor = Predictor("model.onnx")
+for prediction in predictor(["a.jpg", "b.jpg"]):
+    print(prediction.top[0].name, prediction.top[0].marginal)
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from topk_export.errors import ImageError
+from topk_export.errors import ImageError, ImageTooLargeError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 MAX_PIXELS = 64_000_000
@@ -29,8 +29,6 @@ RESAMPLE = {
 }
 COLORS = {1: "L", 3: "RGB"}
 CROP_MODES = ("center", "border", "squash")
-
-ImageSource = "str | Path | bytes | Image.Image | np.ndarray"
 
 
 @dataclass(frozen=True)
@@ -137,13 +135,15 @@ def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False)
     try:
         image = source if isinstance(source, Image.Image) else _open(source)
         if image.width * image.height > max_pixels:
-            raise ImageError(f"{name} has {image.width} x {image.height} pixels, more than {max_pixels} are not decoded")
+            raise ImageTooLargeError(
+                f"{name} has {image.width} x {image.height} pixels, and more than {max_pixels} are not decoded"
+            )
         image.load()
         return ImageOps.exif_transpose(image) if exif else image
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageError(f"{name} has too many pixels, more than {max_pixels} are not decoded: {error}") from error
+        raise ImageTooLargeError(f"{name}: more than {max_pixels} pixels are not decoded: {error}") from error
     except FileNotFoundError as error:
         raise ImageError(f"{name} does not exist") from error
     except Image.UnidentifiedImageError as error:

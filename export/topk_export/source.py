@@ -156,7 +156,9 @@ def _load(path: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals([argparse.Namespace]):  # timm's train.py keeps its arguments as one
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ExportError(f"{path} is corrupt, or holds more than weights (it is read with weights_only): {error}") from error
+        raise ExportError(
+            f"{path} is corrupt, or holds more than weights (it is read with weights_only): {error}"
+        ) from error
     except Exception as error:  # zip, pickle and safetensors errors share no base class
         raise ExportError(f"{path} is corrupt or no checkpoint: {error}") from error
     if not isinstance(content, dict):
@@ -219,14 +221,15 @@ def _k_and_temperature(args: Mapping[str, Any]) -> tuple[int | None, float | Non
     return int(k), float(k) * float(tau) if tau is not None else None
 
 
-def _preprocess(
-    model: nn.Module, name: str, args: Mapping[str, Any], override: Mapping[str, Any] | None
-) -> Preprocess:
+def _preprocess(model: nn.Module, name: str, args: Mapping[str, Any], override: Mapping[str, Any] | None) -> Preprocess:
     from timm.data import resolve_data_config
 
     given = {**args, **(override or {})}
-    config = resolve_data_config(given, model=model if hasattr(model, "pretrained_cfg") else None, pretrained_cfg=None) \
-        if given or hasattr(model, "pretrained_cfg") else _torchvision_config(name)
+    config = (
+        resolve_data_config(given, model=model if hasattr(model, "pretrained_cfg") else None, pretrained_cfg=None)
+        if given or hasattr(model, "pretrained_cfg")
+        else _torchvision_config(name)
+    )
     channels = int(config["input_size"][0])
     return Preprocess(
         input_size=tuple(map(int, config["input_size"])),

@@ -8,7 +8,6 @@ import copy
 import io
 import logging
 import os
-import shutil
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
@@ -276,6 +275,7 @@ def _quantise(model: Any) -> Any:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with tempfile.TemporaryDirectory() as folder, _quiet_root():
+        graph.forget_constants(model)
         before, after = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
         onnx.save(model, str(before))
         quantize_dynamic(before, after, op_types_to_quantize=["MatMul", "Conv"], weight_type=QuantType.QUInt8)
@@ -300,13 +300,10 @@ def _verify(folder: Path, metadata: Metadata, wanted: bool, progress: Progress) 
             report = verify(folder / "model.onnx")
         except ModelFileError as error:
             raise ExportError(f"the exported file does not load: {error}") from error
-    report["metadata"] = {key: value for key, value in vars(metadata).items() if key not in ("class_names", "preprocess")}
+    report["metadata"] = {
+        key: value for key, value in vars(metadata).items() if key not in ("class_names", "preprocess")
+    }
     write_report(report, folder / "export_report.json")
     failed = [check["name"] for check in report.get("checks", ()) if check["passed"] is False]
     if failed:
         raise ExportError(f"the exported file failed its verification, so none was written: {'; '.join(failed)}")
-
-
-def copy_model(source: Path, destination: Path) -> None:
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, destination)

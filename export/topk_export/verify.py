@@ -37,21 +37,30 @@ class Check:
     note: str = ""
 
 
-def verify(path: str | Path, *, device: str = "cpu", require_gpu: bool = False, sample: str | Path | None = None) -> dict:
+def verify(
+    path: str | Path,
+    *,
+    device: str = "cpu",
+    require_gpu: bool = False,
+    threads: int | None = None,
+    sample: str | Path | None = None,
+) -> dict[str, Any]:
     """Check an exported file; the returned report has ``passed``, ``checks`` and ``not_verified``.
 
     Args:
         path: ``model.onnx``.
         device: where to run it.
         require_gpu: refuse to run on the CPU.
+        threads: CPU threads of one run.
         sample: ``sample_io.npz`` of the export; default: the one beside the model, if there.
     """
-    session = open_session(path, device=device, require_gpu=require_gpu)
+    model = load_proto(path)
+    shown = path if model is None else _with_logits(model)
+    session = open_session(shown, device=device, require_gpu=require_gpu, threads=threads)
     metadata = Metadata.from_props(session.get_modelmeta().custom_metadata_map, str(path))
     found = Path(sample) if sample is not None else Path(path).with_name("sample_io.npz")
     recorded = _load_sample(found, required=sample is not None)
     checks: list[Check] = []
-    model = _load_proto(path)
     if model is not None:
         checks += _check_graph(model, metadata, session)
     checks += _check_runs(session, metadata, recorded, layers=_layers(model))
@@ -60,7 +69,7 @@ def verify(path: str | Path, *, device: str = "cpu", require_gpu: bool = False, 
     return _report(checks, metadata, session, model is not None)
 
 
-def main_lines(report: dict) -> list[str]:
+def report_lines(report: dict) -> list[str]:
     """A report as lines of text."""
     marks = {True: "ok  ", False: "FAIL", None: "skip"}
     lines = []
@@ -230,12 +239,27 @@ def _layers(model: Any) -> int:
     return sum(node.op_type in kinds for node in model.graph.node)
 
 
-def _load_proto(path: str | Path) -> Any:
+def load_proto(path: str | Path) -> Any:
     try:
         import onnx
     except ImportError:
         return None
-    return onnx.load(str(path))
+    try:
+        return onnx.load(str(path))
+    except FileNotFoundError as error:
+        raise ModelFileError(f"{path} does not exist") from error
+    except Exception as error:  # protobuf's errors share no base class with onnx's
+        raise ModelFileError(f"{path} is not an ONNX model: {error}") from error
+
+
+def _with_logits(model: Any) -> bytes:
+    """The model with its logits among its outputs, whatever the export kept."""
+    import onnx
+
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model)
+    graph.expose(shown, graph.LOGITS)
+    return shown.SerializeToString()
 
 
 def _load_sample(path: Path, *, required: bool) -> dict | None:

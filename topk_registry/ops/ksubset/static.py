@@ -88,7 +88,9 @@ def _tilt(top: Tensor, rest: Tensor | None, k: int, temperature: float) -> Tenso
     start = top[:, :k, None]  # the largest score outside the m largest, m < k
     if rest is not None:
         top = torch.cat((top, _log_sum_exp(_divide(rest, temperature), top[:, -1:])), -1)
-    skip = torch.ones(k, top.shape[1], dtype=torch.bool, device=top.device).tril(-1)  # [m, i]: i is one of the m largest
+    skip = torch.ones(k, top.shape[1], dtype=torch.bool, device=top.device).tril(
+        -1
+    )  # [m, i]: i is one of the m largest
     outside = (top.unsqueeze(1) - start).masked_fill(skip, -torch.inf).exp().sum(-1, keepdim=True).log()
     wanted = torch.tensor([math.log(k - m) for m in range(k)], dtype=top.dtype, device=top.device)
     t = (start + outside - wanted[:, None]).amin(1)
