@@ -72,8 +72,7 @@ def head_model(model: Any) -> Any:
     if any(node.op_type != "Constant" for node in feeders):
         raise ExportError(f"the head reads tensors of the backbone beside its logits: {sorted(missing)}")
     graph = helper.make_graph([*feeders, *nodes], "head", [logits], outputs, constants)
-    head = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
-    return head
+    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
 def value_shape(graph: Any, name: str) -> list[int | str]:

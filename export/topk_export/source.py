@@ -222,7 +222,7 @@ def _k_and_temperature(args: Mapping[str, Any]) -> tuple[int | None, float | Non
 
 
 def _preprocess(model: nn.Module, name: str, args: Mapping[str, Any], override: Mapping[str, Any] | None) -> Preprocess:
-    from timm.data import resolve_data_config
+    from timm.data.config import resolve_data_config
 
     given = {**args, **(override or {})}
     config = (
@@ -268,7 +268,7 @@ def _torchvision_config(name: str) -> dict[str, Any]:
 def _published_names(model: nn.Module, name: str) -> tuple[str, ...] | None:
     """The class names of published weights, where timm or torchvision ship them."""
     import torchvision
-    from timm.data import ImageNetInfo, infer_imagenet_subset
+    from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 
     if not hasattr(model, "pretrained_cfg"):
         plain = name.removeprefix("torchvision:").removeprefix("torchvision.")
@@ -308,8 +308,11 @@ def _licence(model: nn.Module) -> str | None:
 
 
 def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 logging.getLogger("timm").setLevel(logging.WARNING)

@@ -24,8 +24,7 @@ from topk_export.metadata import SEMANTICS, Metadata
 from topk_export.preprocess import Preprocess
 from topk_export.source import K, Source, check_class_names, load_source
 from topk_export.verify import Progress, sample_input, verify, versions, write_report
-from topk_registry.classifier import find_classifier
-from topk_registry.head import TopKHead
+from topk_registry.head import TopKClassifier, TopKHead
 
 OUTPUTS = tuple(SEMANTICS)
 DTYPES = ("fp32", "fp16-backbone", "int8-dynamic")
@@ -131,6 +130,9 @@ def export_onnx(
 class Exported(nn.Module):
     """What is traced: normalisation where it is in the graph, the backbone, the head in float32."""
 
+    shift: Tensor
+    scale: Tensor
+
     def __init__(self, backbone: nn.Module, metadata: Metadata) -> None:
         super().__init__()
         recipe = metadata.preprocess
@@ -169,7 +171,7 @@ def _check_options(opset: int, batch: str | int, dtype: str, outputs: Sequence[s
 def _prepare(source: Source) -> tuple[nn.Module, int]:
     """A copy of the model in evaluation mode on the CPU, and its number of classes, read from a forward pass."""
     try:
-        find_classifier(source.model)
+        TopKClassifier(source.model, 1)
     except ValueError as error:
         raise ExportError(f"nothing to predict with: {error}") from error
     backbone = copy.deepcopy(source.model).cpu().float().eval().requires_grad_(False)

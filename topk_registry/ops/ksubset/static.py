@@ -1,10 +1,10 @@
 """Top-k marginals as a fixed graph of standard operators: the form in which the head leaves for ONNX.
 
-Scores x have odds w = exp(x - t). A few largest classes are the *top group*; the others, the *tail*, enter through their
-power sums alone, from which Newton's identities give the coefficients of prod_tail (1 + w_i X). The top group is
+Scores x have odds w = exp(x - t). A few largest classes are the *top group*; the others, the *tail*, enter through
+their power sums alone, from which Newton's identities give the coefficients of prod_tail (1 + w_i X). The top group is
 multiplied in by a balanced tree: going up, each node holds the product of its leaves' factors q_i + p_i X (p = w q,
-q = 1/(1 + w)); going down, the product of everything outside it, starting at the root with the tail. A leaf's outside is
-its leave-one-out polynomial, sum of positive terms only. A tail class is divided out of the whole product c instead,
+q = 1/(1 + w)); going down, the product of everything outside it, starting at the root with the tail. A leaf's outside
+is its leave-one-out polynomial, sum of positive terms only. A tail class is divided out of the whole product c instead,
 by Horner's rule d_j = c_j - w_i d_{j-1}, which is stable for w_i < 1.
 
 Nothing here depends on the data: the graph has no loop or branch, and its shapes follow from n and k. It holds no
@@ -88,9 +88,8 @@ def _tilt(top: Tensor, rest: Tensor | None, k: int, temperature: float) -> Tenso
     start = top[:, :k, None]  # the largest score outside the m largest, m < k
     if rest is not None:
         top = torch.cat((top, _log_sum_exp(_divide(rest, temperature), top[:, -1:])), -1)
-    skip = torch.ones(k, top.shape[1], dtype=torch.bool, device=top.device).tril(
-        -1
-    )  # [m, i]: i is one of the m largest
+    # [m, i]: class i is one of the m largest
+    skip = torch.ones(k, top.shape[1], dtype=torch.bool, device=top.device).tril(-1)
     outside = (top.unsqueeze(1) - start).masked_fill(skip, -torch.inf).exp().sum(-1, keepdim=True).log()
     wanted = torch.tensor([math.log(k - m) for m in range(k)], dtype=top.dtype, device=top.device)
     t = (start + outside - wanted[:, None]).amin(1)
@@ -104,7 +103,10 @@ def _log_sum_exp(x: Tensor, bound: Tensor) -> Tensor:
 
 
 def _from_power_sums(w: Tensor, k: int) -> Tensor:
-    """Coefficients 0..k [k+1, B, 1] of prod (1 + w_i X) by Newton's identities: j b_j = sum_i (-1)^(i-1) b_{j-i} P_i."""
+    """Coefficients 0..k [k+1, B, 1] of prod (1 + w_i X).
+
+    Newton's identities from the power sums P_i: j b_j = sum_i (-1)^(i-1) b_{j-i} P_i.
+    """
     power, sums = w, [w.sum(-1, keepdim=True)]
     for j in range(1, k):
         power = power * w
