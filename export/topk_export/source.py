@@ -1,24 +1,25 @@
 """What is exported: a module, a model's name, a checkpoint, or the folder of a training run.
 
-A checkpoint says which model it holds where timm wrote it (``arch`` and ``args`` inside, ``args.yaml`` beside it);
-otherwise the caller names the model. Checkpoints are read with ``weights_only``: no code of theirs runs.
+A checkpoint says which model it holds where timm's, torchvision's or our scripts wrote it (``arch`` and ``args``
+inside, ``args.yaml`` beside it); otherwise the caller names the model.
 """
 
-import argparse
-import hashlib
-import json
-import logging
-import pickle
-from collections.abc import Mapping, Sequence
+import contextlib
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
+from topk_export.checkpoint import Checkpoint, fill, read
 from topk_export.errors import ExportError
-from topk_export.preprocess import COLORS, Preprocess
+from topk_export.preprocess import Preprocess
+from topk_export.recipe import preprocess_of, published_names
+from topk_registry import accepted_context, create_loss, get_loss_builder, normalize_classifier
+from topk_registry.classifier import find_classifier, num_classes_of
 
 CHECKPOINTS = ("model_best.pth.tar", "last.pth.tar")
 SUFFIXES = (".pth", ".pt", ".tar", ".safetensors", ".bin", ".ckpt")
@@ -61,17 +62,18 @@ def load_source(
     """
     if isinstance(what, nn.Module):
         name = getattr(what, "pretrained_cfg", {}).get("architecture") or type(what).__name__
-        return Source(what, name, _preprocess(what, name, {}, data_config), licence=_licence(what))
+        return Source(what, name, preprocess_of(what, name, {}, data_config), licence=_licence(what))
     path = Path(what)
     if path.is_dir():
-        return _from_folder(path, model, num_classes, use_ema, data_config)
+        path = _newest(path)
     if path.is_file():
-        return _from_checkpoint(path, {}, model, num_classes, use_ema, data_config)
+        return _from_checkpoint(read(path, use_ema=use_ema), model, num_classes, data_config)
     if path.suffix in SUFFIXES:
         raise ExportError(f"{what} does not exist")
-    built = build(str(what), num_classes=num_classes, pretrained=pretrained)
-    source = Source(built, str(what), _preprocess(built, str(what), {}, data_config), licence=_licence(built))
-    source.class_names = _published_names(built, str(what)) if pretrained else None
+    name = str(what)
+    built = build(name, num_classes=num_classes, pretrained=pretrained)
+    source = Source(built, name, preprocess_of(built, name, {}, data_config), licence=_licence(built))
+    source.class_names = published_names(built, name) if pretrained else None
     return source
 
 
@@ -82,9 +84,11 @@ def build(
     import timm
     import torchvision
 
-    plain = name.removeprefix("torchvision:").removeprefix("torchvision.").removeprefix("timm:")
+    plain = name.removeprefix("torchvision:").removeprefix("timm:")
+    with contextlib.suppress(ModuleNotFoundError):  # the trainer's own models, which its runs may name
+        import_module("topk_registry.train.convnet")
     classes = {} if num_classes is None else {"num_classes": num_classes}
-    foreign = name.startswith("torchvision")
+    foreign = name.startswith("torchvision:")
     if not foreign and (timm.is_model(plain) or ":" in plain):
         return timm.create_model(plain, pretrained=pretrained, **classes, **(options or {}))
     if plain in torchvision.models.list_models(module=torchvision.models):
@@ -98,89 +102,58 @@ def build(
     )
 
 
-def _from_folder(
-    folder: Path, model: str | None, num_classes: int | None, use_ema: bool, data_config: Mapping[str, Any] | None
-) -> Source:
-    checkpoint = next((folder / name for name in CHECKPOINTS if (folder / name).is_file()), None)
-    if checkpoint is None:
-        raise ExportError(f"{folder} holds no checkpoint (expected {' or '.join(CHECKPOINTS)})")
-    return _from_checkpoint(checkpoint, _read_args(folder), model, num_classes, use_ema, data_config)
-
-
-def _read_args(folder: Path) -> dict[str, Any]:
-    import yaml
-
-    path = folder / "args.yaml"
-    if not path.is_file():
-        return {}
-    try:
-        args = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ExportError(f"{path} cannot be read: {error}") from error
-    if not isinstance(args, dict):
-        raise ExportError(f"{path} does not hold a training run's arguments")
-    return args
+def _newest(folder: Path) -> Path:
+    for name in CHECKPOINTS:
+        if (folder / name).is_file():
+            return folder / name
+    raise ExportError(f"{folder} holds no checkpoint (expected {' or '.join(CHECKPOINTS)})")
 
 
 def _from_checkpoint(
-    path: Path,
-    args: dict[str, Any],
-    model: str | None,
-    num_classes: int | None,
-    use_ema: bool,
-    data_config: Mapping[str, Any] | None,
+    checkpoint: Checkpoint, model: str | None, num_classes: int | None, data_config: Mapping[str, Any] | None
 ) -> Source:
-    content = _load(path)
-    args = args or _embedded_args(content) or _read_args(path.parent)
-    name = model or args.get("model") or (content.get("arch") if isinstance(content.get("arch"), str) else None)
+    args = checkpoint.args
+    name = model or _recorded_name(checkpoint)
     if name is None:
-        raise ExportError(f"{path} does not say which model it holds: name it (model=..., on the command line --model)")
-    classes = num_classes or args.get("num_classes") or None
-    state = _state_dict(content, use_ema)
-    built = build(name, num_classes=classes, options=_model_options(args))
-    _fill(built, state, path, name)
-    source = Source(built, name, _preprocess(built, name, args, data_config), sha256=_sha256(path))
-    source.k, source.temperature = _k_and_temperature(args)
-    source.loss = args.get("loss") if isinstance(args.get("loss"), str) else None
-    names = args.get("class_names")
-    source.class_names = tuple(map(str, names)) if isinstance(names, list | tuple) else None
+        raise ExportError(
+            f"{checkpoint.path} does not say which model it holds: name it (model=..., on the command line --model)"
+        )
+    built = _rebuild(checkpoint, name, num_classes)
+    fill(built, checkpoint, name)
+    source = Source(built, name, preprocess_of(built, name, args, data_config), sha256=checkpoint.sha256)
+    loss = args.get("loss")
+    if isinstance(loss, str):
+        source.loss = loss
+        source.k, source.temperature = _k_and_temperature(loss, args, num_classes_of(built))
     return source
 
 
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(str(path))
-        with torch.serialization.safe_globals([argparse.Namespace]):  # timm's train.py keeps its arguments as one
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ExportError(
-            f"{path} is corrupt, or holds more than weights (it is read with weights_only): {error}"
-        ) from error
-    except Exception as error:  # zip, pickle and safetensors errors share no base class
-        raise ExportError(f"{path} is corrupt or no checkpoint: {error}") from error
-    if not isinstance(content, dict):
-        raise ExportError(f"{path} holds a {type(content).__name__}, expected a dictionary of weights")
-    return content
+def _recorded_name(checkpoint: Checkpoint) -> str | None:
+    name = checkpoint.args.get("model") or checkpoint.arch
+    # torchvision's training script shares model names with timm; only its arguments have this one
+    return f"torchvision:{name}" if name and "val_crop_size" in checkpoint.args else name
 
 
-def _embedded_args(content: Mapping[str, Any]) -> dict[str, Any]:
-    args = content.get("args")
-    if isinstance(args, argparse.Namespace):
-        return vars(args)
-    return dict(args) if isinstance(args, Mapping) else {}
+def _rebuild(checkpoint: Checkpoint, name: str, num_classes: int | None) -> nn.Module:
+    """The model as it was trained; the number of classes is read from the weights where nobody says."""
+    args = checkpoint.args
+    classes = num_classes or args.get("num_classes") or None
+    built = build(name, num_classes=classes, options=_model_options(args))
+    if classes is None and (found := _classes_in(checkpoint, built)):
+        built = build(name, num_classes=found, options=_model_options(args))
+    if args.get("normalize_classifier") is not None:
+        normalize_classifier(built, scale=args["normalize_classifier"], learn_scale=bool(args.get("learn_scale")))
+    return built
 
 
-def _state_dict(content: dict[str, Any], use_ema: bool) -> dict[str, Any]:
-    from timm.models import clean_state_dict
-
-    keys = ("state_dict_ema", "model_ema") if use_ema else ()
-    for key in (*keys, "state_dict", "model"):
-        if isinstance(content.get(key), Mapping):
-            return clean_state_dict(dict(content[key]))
-    return clean_state_dict(content)
+def _classes_in(checkpoint: Checkpoint, model: nn.Module) -> int | None:
+    """How many classes the weights of the model's classifier have, where they are not as many as the model's."""
+    with contextlib.suppress(ValueError):
+        name, _ = find_classifier(model)[0]
+        weight = checkpoint.state.get(f"{name}.weight")
+        if getattr(weight, "ndim", 0) and len(weight) != num_classes_of(model):
+            return len(weight)
+    return None
 
 
 def _model_options(args: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,126 +166,21 @@ def _model_options(args: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _fill(model: nn.Module, state: Mapping[str, Any], path: Path, name: str) -> None:
+def _k_and_temperature(loss: str, args: Mapping[str, Any], n: int) -> tuple[int | None, float | None]:
+    """k and the temperature of the marginals that the loss trains: its own, else k tau for scores s / (k tau)."""
+    context = {"num_classes": n, "class_counts": [1] * n}  # a loss is built for its k alone
     try:
-        model.load_state_dict(state)
-    except (RuntimeError, TypeError, AttributeError) as error:
-        own = model.state_dict()
-        missing, extra = [key for key in own if key not in state], [key for key in state if key not in own]
-        shapes = [
-            f"{key} is {list(state[key].shape)}, expected {list(own[key].shape)}"
-            for key in own
-            if key in state and getattr(state[key], "shape", None) is not None and state[key].shape != own[key].shape
-        ]
-        details = "; ".join(
-            f"{what}: {', '.join(keys[:3])}{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}"
-            for what, keys in (("missing", missing), ("unknown", extra), ("of another shape", shapes))
-            if keys
-        )
-        raise ExportError(f"{path} is not a checkpoint of {name}: {details or error}") from error
-
-
-def _k_and_temperature(args: Mapping[str, Any]) -> tuple[int | None, float | None]:
-    """A loss with k and tau scores classes by s / (k tau): that is the temperature of its marginals."""
-    options = args.get("loss_opt") or args.get("loss_options") or {}
-    k, tau = (options.get(key, args.get(key)) for key in ("k", "tau"))
-    if k is None:
-        return None, None
-    return int(k), float(k) * float(tau) if tau is not None else None
-
-
-def _preprocess(model: nn.Module, name: str, args: Mapping[str, Any], override: Mapping[str, Any] | None) -> Preprocess:
-    from timm.data.config import resolve_data_config
-
-    given = {**args, **(override or {})}
-    config = (
-        resolve_data_config(given, model=model if hasattr(model, "pretrained_cfg") else None, pretrained_cfg=None)
-        if given or hasattr(model, "pretrained_cfg")
-        else _torchvision_config(name)
-    )
-    channels = int(config["input_size"][0])
-    return Preprocess(
-        input_size=tuple(map(int, config["input_size"])),
-        mean=tuple(map(float, config["mean"])),
-        std=tuple(map(float, config["std"])),
-        interpolation=config["interpolation"],
-        crop_pct=float(config["crop_pct"]),
-        crop_mode=config.get("crop_mode") or "center",
-        resize_size=config.get("resize_size"),
-        color=COLORS.get(channels, ""),
-    )
-
-
-def _torchvision_config(name: str) -> dict[str, Any]:
-    """The evaluation preset of torchvision's default weights, else its usual one."""
-    import torchvision
-    from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-
-    plain = name.removeprefix("torchvision:").removeprefix("torchvision.").lower()
-    crop, resize, interpolation = 224, 256, "bilinear"
-    mean, std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-    if plain in torchvision.models.list_models(module=torchvision.models):
-        preset = torchvision.models.get_model_weights(plain).DEFAULT.transforms()
-        crop, resize, interpolation = preset.crop_size[0], preset.resize_size[0], preset.interpolation.value
-        mean, std = preset.mean, preset.std
-    return {
-        "input_size": (3, crop, crop),
-        "mean": mean,
-        "std": std,
-        "interpolation": interpolation,
-        "crop_pct": crop / resize,
-        "resize_size": (resize, resize),
-    }
-
-
-def _published_names(model: nn.Module, name: str) -> tuple[str, ...] | None:
-    """The class names of published weights, where timm or torchvision ship them."""
-    import torchvision
-    from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
-
-    if not hasattr(model, "pretrained_cfg"):
-        plain = name.removeprefix("torchvision:").removeprefix("torchvision.")
-        return tuple(torchvision.models.get_model_weights(plain).DEFAULT.meta["categories"])
-    subset = infer_imagenet_subset(model)
-    if not subset:
-        return None
-    info = ImageNetInfo(subset)
-    return tuple(info.index_to_description(i) for i in range(info.num_classes()))
-
-
-def read_class_names(path: str | Path) -> tuple[str, ...]:
-    """Class names from a text file (one a line) or a JSON file (a list, or index to name)."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix != ".json":
-            return tuple(line.strip() for line in text.splitlines() if line.strip())
-        content = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise ExportError(f"class names cannot be read from {path}: {error}") from error
-    if isinstance(content, Mapping):
-        return tuple(str(content[key]) for key in sorted(content, key=int))
-    return tuple(map(str, content))
-
-
-def check_class_names(names: Sequence[str] | None, n: int) -> tuple[str, ...]:
-    if names is None:
-        return tuple(str(i) for i in range(n))
-    if len(names) != n:
-        raise ExportError(f"{len(names)} class names for a model of {n} classes")
-    return tuple(names)
+        builder = get_loss_builder(loss)
+        made = create_loss(loss, **{**accepted_context(builder, context), **(args.get("loss_opt") or {})})
+    except Exception as error:  # a plug-in that is not installed here, or no longer takes these options
+        warnings.warn(f"k and the temperature of loss {loss!r} are not known here: {error}", stacklevel=2)
+        return None, args.get("marginal_temperature")
+    k, tau = getattr(made, "k", None), getattr(made, "tau", None)
+    temperature = args.get("marginal_temperature") or getattr(made, "temperature", None)
+    if temperature is None and k is not None and tau is not None:
+        temperature = k * tau
+    return k, temperature
 
 
 def _licence(model: nn.Module) -> str | None:
     return (getattr(model, "pretrained_cfg", None) or {}).get("license")
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-logging.getLogger("timm").setLevel(logging.WARNING)

@@ -22,9 +22,11 @@ from topk_export import graph
 from topk_export.errors import ExportError, ModelFileError
 from topk_export.metadata import SEMANTICS, Metadata
 from topk_export.preprocess import Preprocess
-from topk_export.source import K, Source, check_class_names, load_source
+from topk_export.recipe import check_class_names
+from topk_export.source import K, Source, load_source
 from topk_export.verify import Progress, sample_input, verify, versions, write_report
-from topk_registry.head import TopKClassifier, TopKHead
+from topk_registry.classifier import find_classifier
+from topk_registry.head import TopKHead
 
 OUTPUTS = tuple(SEMANTICS)
 DTYPES = ("fp32", "fp16-backbone", "int8-dynamic")
@@ -171,7 +173,7 @@ def _check_options(opset: int, batch: str | int, dtype: str, outputs: Sequence[s
 def _prepare(source: Source) -> tuple[nn.Module, int]:
     """A copy of the model in evaluation mode on the CPU, and its number of classes, read from a forward pass."""
     try:
-        TopKClassifier(source.model, 1)
+        find_classifier(source.model)
     except ValueError as error:
         raise ExportError(f"nothing to predict with: {error}") from error
     backbone = copy.deepcopy(source.model).cpu().float().eval().requires_grad_(False)

@@ -12,7 +12,7 @@ _DATA = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     say("importing torch")
-    from topk_export.source import read_class_names
+    from topk_export.recipe import read_class_names
     from topk_export.to_onnx import export_onnx
 
     path = export_onnx(
