@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError
     from topk_export.predictor import Prediction, Predictor
     from topk_export.to_onnx import export_onnx
-    from topk_export.verify import verify
+    from topk_export.verification import verify
 
 _HOMES = {
     "DeviceError": "errors",
@@ -21,7 +21,7 @@ _HOMES = {
     "Prediction": "predictor",
     "Predictor": "predictor",
     "export_onnx": "to_onnx",
-    "verify": "verify",
+    "verify": "verification",
 }
 
 __all__ = [

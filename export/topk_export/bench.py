@@ -11,7 +11,7 @@ from topk_export import graph
 from topk_export.errors import ExportError
 from topk_export.metadata import Metadata
 from topk_export.runtime import PROVIDERS, BoundRunner, device_of, import_onnxruntime, open_session
-from topk_export.verify import load_proto, sample_input
+from topk_export.verification import load_proto, sample_input
 
 WARM_UP = 3
 

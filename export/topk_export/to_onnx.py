@@ -24,7 +24,7 @@ from topk_export.metadata import SEMANTICS, Metadata
 from topk_export.preprocess import Preprocess
 from topk_export.recipe import check_class_names
 from topk_export.source import K, Source, load_source
-from topk_export.verify import Progress, sample_input, verify, versions, write_report
+from topk_export.verification import Progress, sample_input, verify, versions, write_report
 from topk_registry.classifier import find_classifier
 from topk_registry.head import TopKHead
 
