@@ -25,7 +25,7 @@ def export(tmp_path_factory):
     def once(n, **options):
         key = (n, repr(options))
         if key not in made:
-            made[key] = export_onnx(tiny(n), tmp_path_factory.mktemp("export"), data_config=DATA, **options)
+            made[key] = export_onnx(tiny(n), tmp_path_factory.mktemp("export"), **{"data_config": DATA, **options})
         return made[key]
 
     return once
