@@ -65,14 +65,23 @@ def head_model(model: Any) -> Any:
         raise ExportError("the model has no output that depends on its logits")
     n = value_shape(model.graph, LOGITS)[1]
     logits = helper.make_tensor_value_info(LOGITS, onnx.TensorProto.FLOAT, ["batch", n])
-    free = {name for node in nodes for name in node.input} - inside
+    feeders, free = _constant_feeders(model.graph, nodes, inside)
     constants = [tensor for tensor in model.graph.initializer if tensor.name in free]
-    missing = free - {tensor.name for tensor in constants} - {""}
-    feeders = [node for node in model.graph.node if missing.intersection(node.output)]
-    if any(node.op_type != "Constant" for node in feeders):
-        raise ExportError(f"the head reads tensors of the backbone beside its logits: {sorted(missing)}")
     graph = helper.make_graph([*feeders, *nodes], "head", [logits], outputs, constants)
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
+def _constant_feeders(graph: Any, nodes: list[Any], inside: set[str]) -> tuple[list[Any], set[str]]:
+    """What a head needs beside its logits: nodes that compute constants, and the names of all it reads from outside."""
+    free = {name for node in nodes for name in node.input} - inside
+    feeders = []
+    for node in reversed(graph.node):
+        if free.intersection(node.output):
+            free.update(node.input)
+            feeders.append(node)
+    if foreign := free.intersection(value.name for value in graph.input):
+        raise ExportError(f"the head reads the model's {', '.join(sorted(foreign))} beside its logits")
+    return feeders[::-1], free
 
 
 def value_shape(graph: Any, name: str) -> list[int | str]:

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from topk_export.checkpoint import Checkpoint, fill, read
 from topk_export.errors import ExportError
@@ -151,7 +151,7 @@ def _classes_in(checkpoint: Checkpoint, model: nn.Module) -> int | None:
     with contextlib.suppress(ValueError):
         name, _ = find_classifier(model)[0]
         weight = checkpoint.state.get(f"{name}.weight")
-        if getattr(weight, "ndim", 0) and len(weight) != num_classes_of(model):
+        if isinstance(weight, Tensor) and weight.ndim and len(weight) != num_classes_of(model):
             return len(weight)
     return None
 

@@ -3,10 +3,7 @@
 The file is built in a temporary folder beside its destination, verified there, and only then moved into place.
 """
 
-import contextlib
 import copy
-import io
-import logging
 import os
 import tempfile
 import warnings
@@ -19,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from topk_export import graph
+from topk_export.convert import convert, quantise
 from topk_export.errors import ExportError, ModelFileError
 from topk_export.metadata import SEMANTICS, Metadata
 from topk_export.preprocess import Preprocess
@@ -208,10 +206,10 @@ def _write(backbone: nn.Module, metadata: Metadata, batch: str | int, folder: Pa
     with torch.no_grad():
         logits = _reference(backbone, metadata, torch.from_numpy(inputs))
     progress("tracing and converting")
-    model = _convert(Exported(backbone, metadata).eval(), inputs, metadata.opset, batch)
+    model = convert(Exported(backbone, metadata).eval(), inputs, metadata.opset, batch)
     if metadata.dtype == "int8-dynamic":
         progress("quantising")
-        model = _quantise(model)
+        model = quantise(model)
     graph.strip(model)
     graph.keep_outputs(model, metadata.outputs)
     graph.set_metadata(model, metadata.to_props())
@@ -233,67 +231,6 @@ def _reference(backbone: nn.Module, metadata: Metadata, x: Tensor) -> Tensor:
 def _preprocess_file(metadata: Metadata) -> dict[str, Any]:
     recipe: Preprocess = metadata.preprocess
     return {**vars(recipe), "scale_size": recipe.scale_size, "in_graph": metadata.in_graph}
-
-
-def _convert(module: nn.Module, inputs: np.ndarray, opset: int, batch: str | int) -> Any:
-    """The module as a ModelProto. Traced at batch 2 where the batch is dynamic: a batch of 1 would be specialised."""
-    dynamic = batch == "dynamic"
-    shapes = ({0: torch.export.Dim("batch")},) if dynamic else None
-    example = torch.from_numpy(inputs[:2] if dynamic else inputs)
-    try:
-        with _quiet():
-            program = torch.onnx.export(
-                module,
-                (example,),
-                dynamo=True,
-                opset_version=opset,
-                dynamic_shapes=shapes,
-                input_names=["input"],
-                output_names=list(OUTPUTS),
-                verbose=False,
-            )
-    except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ExportError(f"torch.onnx cannot convert the model: {reason[0]}") from error
-    assert program is not None
-    return program.model_proto
-
-
-@contextlib.contextmanager
-def _quiet() -> Any:
-    """The exporter prints to stdout and logs notes about packages that are not needed here."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
-def _quantise(model: Any) -> Any:
-    """onnxruntime's dynamic quantisation. The head has no matrix product, so it stays in float32."""
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    with tempfile.TemporaryDirectory() as folder, _quiet_root():
-        graph.forget_constants(model)
-        before, after = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
-        onnx.save(model, str(before))
-        quantize_dynamic(before, after, op_types_to_quantize=["MatMul", "Conv"], weight_type=QuantType.QUInt8)
-        return onnx.load(str(after))
-
-
-@contextlib.contextmanager
-def _quiet_root() -> Any:
-    level = logging.getLogger().level
-    logging.getLogger().setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.getLogger().setLevel(level)
 
 
 def _verify(folder: Path, metadata: Metadata, wanted: bool, progress: Progress) -> None:
