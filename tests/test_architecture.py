@@ -139,7 +139,7 @@ def reached(name: str) -> list[Path]:
         if path not in found:
             found.append(path)
             todo += [target for target in targets(path) if target in files and target.startswith("topk_export")]
-    return found
+    return sorted(found)
 
 
 @pytest.mark.parametrize("path", reached("topk_export.predictor"), ids=label)
