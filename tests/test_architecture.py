@@ -118,12 +118,12 @@ def test_plugins_use_public_names_only(path):
 
 
 @pytest.mark.parametrize("path", files_of("topk_export"), ids=label)
-def test_export_imports_public_names_the_head_and_where_classifiers_are(path):
+def test_export_imports_public_names_and_what_models_are_made_of(path):
     for module, name in imports(path):
         if module == "topk_registry":
             assert name in topk_registry.__all__
         elif module.split(".")[0] == "topk_registry":
-            assert module in ("topk_registry.head", "topk_registry.classifier"), module
+            assert module in ("topk_registry.head", "topk_registry.classifier", "topk_registry.train"), module
 
 
 def test_the_exporter_leaves_the_mathematics_to_the_head():

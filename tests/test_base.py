@@ -51,6 +51,19 @@ def test_every_combination_of_options_is_cross_entropys(reduction, weight, smoot
     torch.testing.assert_close(got, wanted, rtol=1e-13, atol=1e-14)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weight", [None, WEIGHT])
+def test_a_target_that_is_learned_has_cross_entropys_gradient(weight, smoothing):
+    """At classes without mass too: that is where a learned target would grow from."""
+    logits, _ = batch("dense")
+    target = torch.eye(N, dtype=torch.float64)[torch.arange(B) % N]
+    options = {"label_smoothing": smoothing, "weight": weight}
+    ours = CrossEntropy(**options)
+    theirs = nn.CrossEntropyLoss(**options).double()
+    got, wanted = (value_and_gradient(lambda q, _, f=f: f(logits, q), target, target) for f in (ours, theirs))
+    torch.testing.assert_close(got, wanted, rtol=1e-13, atol=1e-14)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["index", "dense"])
 def test_half_precision_is_computed_in_float32(dtype, kind):

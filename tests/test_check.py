@@ -62,13 +62,20 @@ def test_json_holds_every_result(capsys):
 def test_unknown_names_and_options(capsys):
     assert cli.main(["check", "scalde"]) == 1
     assert "scaled" in capsys.readouterr().err
-    assert cli.main(["check", "scaled", "--opt", "size=3"]) == 1
-    assert "TypeError: Scaled.__init__() got an unexpected keyword argument 'size'" in capsys.readouterr().out
+    assert cli.main(["check", "scaled", "--opt", "size=3"]) == 2
+    assert "loss 'scaled' takes no option 'size' (it takes scale, reduction)" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main(["check", "scaled", "--opt", "scale"])
     assert "expected key=value, got 'scale'" in capsys.readouterr().err
     assert cli.main(["check", "scaled", "--expect", "nothing"]) == 2
     assert "names no check nothing" in capsys.readouterr().err
+
+
+def test_context_need_not_be_given_and_other_options_must(capsys):
+    register_loss("counted")(lambda class_counts, *, scale: Scaled(scale=scale))
+    assert cli.main(["check", "counted"]) == 2
+    assert "loss 'counted' needs scale (it takes class_counts, scale)" in capsys.readouterr().err
+    assert cli.main(["check", "counted", "--opt", "scale=1.0"]) == 0
 
 
 def test_options_are_literals_or_text():

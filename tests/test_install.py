@@ -130,6 +130,16 @@ def test_the_template_is_listed_created_and_trained_with(template):
     assert python(template, STEP).stdout.split() == ["loaded", "gce_loss"]
 
 
+def test_the_templates_loss_trains_by_name_in_a_fresh_environment(wheel, installed_template, tmp_path):
+    environment = Environment(tmp_path / "env")
+    environment.install(wheel)
+    shutil.copytree(installed_template, environment.site, dirs_exist_ok=True)
+    small = ["--dataset-opt", "size=128", "--epochs", "1", "--model-kwargs", "width=4", "--output", tmp_path]
+    shown = environment.run("timm", "train", "--loss", "gce", "--loss-opt", "q=0.5", *small).stdout
+    assert "gce q=0.5 (gce-loss 1.0.0)" in shown
+    assert "macro top-5" in shown
+
+
 def test_the_templates_own_tests_pass(template):
     pytest.importorskip("topk_registry.testing")
     options = ["-q", "-p", "no:cacheprovider", "--rootdir", ROOT / "plugins/template"]

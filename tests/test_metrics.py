@@ -81,9 +81,23 @@ def test_ignored_rows_and_reset():
     assert math.isnan(metric.compute()["top1"])
 
 
-def test_batches_may_come_in_and_out_of_inference_mode():
+def test_bytes_are_labels_like_any_other():
+    """-100, the default ignore_index, is 156 as a byte."""
+    metric, calibration = TopKAccuracy(1, num_classes=200), MarginalCalibration(1)
+    logits = torch.eye(200)[[156]]
+    for each in (metric, calibration):
+        each.update(logits, torch.tensor([156], dtype=torch.uint8))
+    assert metric.compute()["top1"] == 1.0
+    assert sum(calibration.reliability()["entries"]) == 200
+    with pytest.raises(ValueError, match=r"target must be in \[0, 99\].*got 156"):
+        TopKAccuracy(1, num_classes=100).update(logits[:, :100], torch.tensor([156], dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("created_inside", [False, True])
+def test_batches_may_come_in_and_out_of_inference_mode(created_inside):
     logits, target = torch.randn(8, 9), torch.arange(8)
-    metrics = [TopKAccuracy((1, 3), num_classes=9), GradientSparsity(), MarginalCalibration(1)]
+    with torch.inference_mode(created_inside):
+        metrics = [TopKAccuracy((1, 3), num_classes=9), GradientSparsity(), MarginalCalibration(1)]
     with torch.inference_mode():
         update(metrics, logits.clone(), target.clone())
         inside = [metric.compute() for metric in metrics]
@@ -98,6 +112,9 @@ def test_batches_may_come_in_and_out_of_inference_mode():
     [
         ({"k": 0, "num_classes": 3}, "k must be"),
         ({"k": (), "num_classes": 3}, "k must be"),
+        ({"k": 2.5, "num_classes": 3}, "k must be"),
+        ({"k": (1, 2.5), "num_classes": 3}, "k must be"),
+        ({"k": True, "num_classes": 3}, "k must be"),
         ({"k": 1}, "expected num_classes"),
         ({"k": 1, "num_classes": 3, "class_counts": [1, 2]}, "expected num_classes"),
         ({"k": 1, "class_counts": [1, 2], "few": 9, "many": 5}, "few <= many"),

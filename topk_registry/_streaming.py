@@ -1,6 +1,8 @@
 """What metrics share: sums that are added to batch by batch, and over ranks when asked for."""
 
 import math
+from collections.abc import Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -13,7 +15,8 @@ class StreamingMetric:
     """Sums over a data set. A subclass adds to ``self.sums`` in ``update`` and divides them in ``ratios``."""
 
     def __init__(self, **sums: Tensor) -> None:
-        self.sums = sums
+        with torch.inference_mode(False):  # a sum made in inference mode could not be added to outside
+            self.sums = {name: value.clone() for name, value in sums.items()}
 
     def reset(self) -> None:
         """Forget everything."""
@@ -44,7 +47,7 @@ class StreamingMetric:
         """Move the sums to the device of a batch."""
         # Apple's devices have no float64
         narrow = batch.device.type == "mps"
-        with torch.inference_mode(False):  # a sum made in inference mode could not be added to outside
+        with torch.inference_mode(False):
             for name, value in self.sums.items():
                 dtype = torch.float32 if narrow and value.is_floating_point() else value.dtype
                 self.sums[name] = value.to(batch.device, dtype)
@@ -61,3 +64,11 @@ def check_labels(logits: Tensor, target: Tensor, ignore_index: int) -> None:
 def ratio(part: Tensor, whole: Tensor) -> float:
     """part / whole, NaN where the whole is empty."""
     return part.item() / whole.item() if whole else math.nan
+
+
+def set_sizes(k: int | Sequence[int]) -> list[int]:
+    """One set size or several, as a list."""
+    sizes = list(k) if isinstance(k, Sequence) else [k]
+    if not sizes or not all(isinstance(size, Integral) and not isinstance(size, bool) and size > 0 for size in sizes):
+        raise ValueError(f"k must be one or several integers of at least 1, got {k!r}")
+    return [int(size) for size in sizes]

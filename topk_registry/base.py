@@ -70,8 +70,9 @@ class ClassificationLoss(nn.Module):
     def per_target(self, logits: Tensor, target: Tensor) -> Tensor:
         """sum_c q_c w_c L(s, c) [B] for distributions q [B, n]; overridden where that is cheaper than the table."""
         q = target if self.weight is None else target * self.weight.to(target)
-        # 0 * inf is NaN: a class of no mass costs nothing, whatever its loss
-        return torch.where(q == 0, 0.0, q * self.per_class(logits)).sum(-1)
+        table = self.per_class(logits)
+        # 0 * inf is NaN: a class of no mass costs nothing, but what it would cost is the gradient to its mass
+        return (q * table.masked_fill((q == 0) & ~table.isfinite(), 0.0)).sum(-1)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         check_logits(logits)
@@ -168,6 +169,7 @@ def check_target(logits: Tensor, target: Tensor, *, ignore_index: int) -> None:
 
 
 def _check_range(target: Tensor, n: int, ignore_index: int) -> None:
+    target = target.long()  # an ignore_index of -100 would be compared with bytes as 156
     wrong = ((target < 0) | (target >= n)) & (target != ignore_index)
     if wrong.any():
         raise ValueError(

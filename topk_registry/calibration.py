@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from topk_registry._streaming import StreamingMetric, check_labels, ratio
+from topk_registry._streaming import StreamingMetric, check_labels, ratio, set_sizes
 
 
 class MarginalCalibration(StreamingMetric):
@@ -49,7 +49,8 @@ class MarginalCalibration(StreamingMetric):
         edges = [b / max(bins, 1) for b in range(bins + 1)] if isinstance(bins, int) else list(bins)
         if len(edges) < 2 or sorted(edges) != edges or edges[0] > 0 or edges[-1] < 1:
             raise ValueError(f"bins must be a positive number, or rising edges from 0 to 1, got {bins!r}")
-        self.k, self.ignore_index = k, ignore_index
+        (self.k,) = set_sizes([k])
+        self.ignore_index = ignore_index
         self.edges = torch.tensor(edges, dtype=torch.float64)
         zero = torch.zeros(len(edges) - 1, dtype=torch.float64, device=device)
         super().__init__(predicted=zero, observed=zero.clone(), entries=zero.clone())
@@ -67,8 +68,9 @@ class MarginalCalibration(StreamingMetric):
 
     def _members(self, marginals: Tensor, target: Tensor) -> Tensor:
         check_labels(marginals, target, self.ignore_index)
+        target = target.long()  # an ignore_index of -100 would be compared with bytes as 156
         ignored = target == self.ignore_index
-        label = torch.where(ignored, 0, target).long()
+        label = torch.where(ignored, 0, target)
         members = torch.zeros_like(marginals, dtype=torch.float32).scatter_(1, label[:, None], self.k)
         return members.masked_fill(ignored[:, None], torch.nan)
 

@@ -68,6 +68,10 @@ class Registry:
         self._plugins()
         return list(self._problems)
 
+    def plugins(self) -> list[Plugin]:
+        """Every declaration that was found, disabled ones too."""
+        return [plugin for owners in self._plugins().values() for plugin in owners]
+
     def names(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
         """The sorted names that may be asked for; broken and ambiguous ones are among them, disabled ones are not."""
         return [name for name in self._every_name(filter, exclude) if not self._is_disabled(name)]
@@ -115,11 +119,14 @@ class Registry:
         check_options(f"{self.kind} {name!r}", build, options)
         try:
             return build(**options)
-        except (TypeError, ValueError, BrokenPluginError):
+        except (TypeError, ValueError, BrokenPluginError, KeyboardInterrupt):
             raise
-        except Exception as error:
-            what = self._describe(self._pick(name))
-            raise BrokenPluginError(f"{what} failed while it built: {_reason(error)}") from error
+        except BaseException as error:  # a factory that calls sys.exit ends itself, not the training run
+            raise BrokenPluginError(f"{self.describe(name)} failed while it built: {_reason(error)}") from error
+
+    def describe(self, name: str) -> str:
+        """The kind, the name, the owner and the value, as errors speak of them."""
+        return _describe(self.kind, self._pick(name))
 
     def register(self, name: str, *, override: bool = False) -> Callable[[B], B]:
         """A decorator that registers a factory under a name in this process; see :func:`register_loss`."""
@@ -171,21 +178,26 @@ class Registry:
         return [plugin for plugin in found if not owner or normalise(plugin.distribution) == normalise(owner)]
 
     def _pick(self, name: str) -> Plugin:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a {self.kind} is a string, got {name!r}")
         found = self._candidates(name)
         allowed = self._allowed(found)
         if len(allowed) == 1:
             return allowed[0]
         if allowed:
             owners = " and ".join(f"{plugin.owner} ({plugin.value})" for plugin in allowed)
-            picks = " or ".join(sorted({repr(plugin.qualified) for plugin in allowed}))
-            raise AmbiguousPluginError(f"{self.kind} {name!r} is declared by {owners}; ask for {picks}")
+            picks = [plugin.qualified for plugin in allowed]
+            single = sorted(repr(pick) for pick in picks if picks.count(pick) == 1)
+            way_out = f"ask for {' or '.join(single)}" if single else "only its author can settle that"
+            raise AmbiguousPluginError(f"{self.kind} {name!r} is declared by {owners}; {way_out}")
         if found:
-            raise DisabledPluginError(f"{self._describe(found[0])} is disabled by {self._denied(found[0])}")
+            raise DisabledPluginError(f"{_describe(self.kind, found[0])} is disabled by {self._denied(found[0])}")
         raise UnknownPluginError(self._unknown(name))
 
     def _unknown(self, name: str) -> str:
         known = self.names()
-        close = get_close_matches(name.rpartition(":")[2].lower(), known, n=3, cutoff=0.5)
+        lower = {other.lower(): other for other in known}
+        close = [lower[other] for other in get_close_matches(name.rpartition(":")[2].lower(), lower, n=3, cutoff=0.5)]
         hint = f"the closest are {', '.join(close)}" if close else f"there are {', '.join(known) or 'none'}"
         command = "`topk-registry losses` lists all" if self.kind == "loss" else f"{self.group} is the group read"
         return f"no {self.kind} is called {name!r}; {hint}; {command}"
@@ -218,9 +230,11 @@ class Registry:
             builder = plugin.load()
             if not callable(builder):
                 raise TypeError(f"a factory is a class or a function, {plugin.value} is {type(builder).__name__}")
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit, and what compiled extensions and pytest derive from BaseException
             self._failed[plugin] = _reason(error)
-            raise BrokenPluginError(f"{self._describe(plugin)} is broken: {_reason(error)}") from error
+            raise BrokenPluginError(f"{_describe(self.kind, plugin)} is broken: {_reason(error)}") from error
         self._failed.pop(plugin, None)
         self._loaded[plugin] = builder
         return builder
@@ -243,8 +257,9 @@ class Registry:
             return source.first_line(self._registered[plugin.name].__doc__)
         return "" if status == "broken" else source.summary(*plugin.parse())
 
-    def _describe(self, plugin: Plugin) -> str:
-        return f"{self.kind} {plugin.name!r} of {plugin.owner or 'this process'} ({plugin.value})"
+
+def _describe(kind: str, plugin: Plugin) -> str:
+    return f"{kind} {plugin.name!r} of {plugin.owner or 'this process'} ({plugin.value})"
 
 
 def _visible_problem(plugin: Plugin) -> str:

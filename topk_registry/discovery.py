@@ -11,7 +11,7 @@ A wildcard is compared with the plug-in's name and with its distribution; ``dist
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -71,6 +71,16 @@ def denied(plugin: Plugin) -> str | None:
     return "TOPK_REGISTRY_PLUGINS" if allow and not _selected(plugin, allow) else None
 
 
+def idle_patterns(plugins: Sequence[Plugin]) -> list[str]:
+    """A line for each wildcard of the two variables that no plug-in matches, as one with a typing error."""
+    return [
+        f"{variable}: {pattern!r} matches no plug-in here"
+        for variable in ("TOPK_REGISTRY_PLUGINS", "TOPK_REGISTRY_DISABLE")
+        for pattern in _patterns(variable)
+        if not any(_selected(plugin, [pattern]) for plugin in plugins)
+    ]
+
+
 def _patterns(variable: str) -> list[str]:
     return os.environ.get(variable, "").replace(",", " ").split()
 
@@ -89,6 +99,9 @@ def discover(group: str) -> tuple[list[Plugin], list[str]]:
             # the first on sys.path is the one that imports get; a second copy further down is shadowed
             owner = distribution(name)
             for entry in owner.entry_points.select(group=group):
+                if ":" in entry.name:
+                    problems.append(f"{name}: {entry.name!r} cannot be asked for, a colon ends a distribution's name")
+                    continue
                 found[Plugin(entry.name, entry.value, name, owner.version)] = None
         except Exception as error:
             problems.append(f"{name}: unreadable entry points: {type(error).__name__}: {error}")

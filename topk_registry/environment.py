@@ -2,7 +2,8 @@
 
 import os
 import re
-from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
+from collections.abc import Iterable, Iterator
+from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distributions, version
 from pathlib import Path
 
 from topk_registry.discovery import normalise
@@ -16,16 +17,16 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def wheels_of(package: str, dists: list[Distribution] | None = None) -> list[str]:
+def wheels_of(package: str) -> list[str]:
     """The distributions that install files of one import package, as ``name version``.
 
     Several distributions of one package (onnxruntime and onnxruntime-gpu) overwrite each other's files.
     """
     record = re.compile(rf"^{re.escape(package)}/__init__\.py\b", re.MULTILINE)
     found = {
-        f"{normalise(dist.name)} {dist.version}"
-        for dist in (distributions() if dists is None else dists)
-        if normalise(dist.name or "").startswith(package) and record.search(dist.read_text("RECORD") or "")
+        f"{normalise(name)} {dist.version}"
+        for name, dist in _named_distributions()
+        if normalise(name).startswith(package) and record.search(dist.read_text("RECORD") or "")
     }
     return sorted(found)
 
@@ -40,10 +41,10 @@ def commands_on_path(name: str) -> list[Path]:
 def declared_commands(name: str) -> dict[str, str]:
     """Distribution by the module it runs, for each of this environment that declares a console command of this name."""
     return {
-        entry.value.partition(":")[0].strip(): dist.name
-        for dist in distributions()
-        for entry in dist.entry_points
-        if entry.group == "console_scripts" and entry.name == name
+        entry.value.partition(":")[0].strip(): owner
+        for owner, dist in _named_distributions()
+        for entry in _console_scripts(dist)
+        if entry.name == name
     }
 
 
@@ -54,3 +55,21 @@ def wrapped_module(command: Path) -> str | None:
     except OSError:
         return None
     return found[1] if found else None
+
+
+def _named_distributions() -> Iterator[tuple[str, Distribution]]:
+    """Every distribution whose metadata tells its name; one that is broken does not end the search."""
+    for dist in distributions():
+        try:
+            name = dist.metadata["Name"]
+        except Exception:
+            continue
+        if name:
+            yield name, dist
+
+
+def _console_scripts(dist: Distribution) -> Iterable[EntryPoint]:
+    try:
+        return dist.entry_points.select(group="console_scripts")
+    except Exception:  # the registry, which reads the same file, reports it
+        return ()

@@ -12,6 +12,10 @@ from topk_registry.ops.ksubset import topk_label_margins, topk_marginals
 from topk_registry.ops.ksubset.static import static_marginals
 
 
+# torch 2.6 tells compiling and exporting not apart: there both take the form that is exported
+_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+
+
 class TopKOutput(NamedTuple):
     """What the head says: scores, the probability of each class to be in the top-k set, the k most probable classes."""
 
@@ -104,7 +108,7 @@ class TopKClassifier(nn.Module):
 
 def _marginals(logits: Tensor, k: int, temperature: float) -> Tensor:
     """The operator; while a graph is exported, its form of fixed shapes and standard operations."""
-    if not torch.compiler.is_exporting():
+    if not _is_exporting():
         return topk_marginals(logits, k, temperature=temperature)
     rows = logits if logits.ndim == 2 else logits.reshape(-1, logits.shape[-1])
     return static_marginals(rows, k, temperature).view(logits.shape)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from topk_registry._streaming import StreamingMetric, check_labels, ratio
+from topk_registry._streaming import StreamingMetric, check_labels, ratio, set_sizes
 from topk_registry.calibration import MarginalCalibration
 
 __all__ = ["GradientSparsity", "MarginalCalibration", "StreamingMetric", "TopKAccuracy"]
@@ -55,9 +55,7 @@ class TopKAccuracy(StreamingMetric):
         ignore_index: int = -100,
         device: torch.device | str | None = None,
     ) -> None:
-        self.k = [k] if isinstance(k, int) else list(k)
-        if not self.k or min(self.k) < 1:
-            raise ValueError(f"k must be one or several integers of at least 1, got {k!r}")
+        self.k = set_sizes(k)
         counts = None if class_counts is None else torch.as_tensor(class_counts).cpu()
         n = num_classes if counts is None else counts.numel()
         if n is None or num_classes not in (None, n):
@@ -76,8 +74,9 @@ class TopKAccuracy(StreamingMetric):
         if logits.shape[1] != n:
             raise ValueError(f"the metric has {n} classes, logits have {logits.shape[1]}")
         self.follow(logits)
+        target = target.long()  # an ignore_index of -100 would be compared with bytes as 156
         valid = target != self.ignore_index
-        label = torch.where(valid, target, 0).long()
+        label = torch.where(valid, target, 0)
         hits, seen = self.sums["hits"], self.sums["seen"]
         hits.index_add_(1, label, valid * _credit(logits.detach(), label, self.k, hits.dtype))
         seen.index_add_(0, label, valid.to(seen.dtype))

@@ -26,9 +26,12 @@ def accepted_context(builder: Callable[..., Any], context: Mapping[str, Any]) ->
     unknown = sorted(set(context) - set(CONTEXT))
     if unknown:
         raise ValueError(f"context has the names {', '.join(CONTEXT)}, got {', '.join(unknown)}")
-    named = _named(builder) or {}
-    bound = _bound(builder)
-    return {name: value for name, value in context.items() if name in named and name not in bound}
+    return {name: value for name, value in context.items() if accepts(builder, name)}
+
+
+def accepts(builder: Callable[..., Any], option: str) -> bool:
+    """Whether a factory's signature names an option, and leaves it open: ``**kwargs`` names nothing."""
+    return option in (_named(builder) or {}) and option not in _bound(builder)
 
 
 def check_options(what: str, builder: Callable[..., Any], options: Iterable[str]) -> None:

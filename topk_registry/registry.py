@@ -80,7 +80,9 @@ def create_loss(name: str, **options: Any) -> Any:
     """
     loss = losses.create(name, **options)
     if not callable(loss):
-        raise BrokenPluginError(f"loss {name!r} built {loss!r}, which is no callable (logits, target) -> Tensor")
+        raise BrokenPluginError(
+            f"{losses.describe(name)} built {loss!r}, which is no callable (logits, target) -> Tensor"
+        )
     return loss
 
 

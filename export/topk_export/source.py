@@ -8,7 +8,6 @@ import contextlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +83,9 @@ def build(
     import timm
     import torchvision
 
+    from topk_registry.train import convnet  # noqa: F401  registers the trainer's own model, which its runs may name
+
     plain = name.removeprefix("torchvision:").removeprefix("timm:")
-    with contextlib.suppress(ModuleNotFoundError):  # the trainer's own models, which its runs may name
-        import_module("topk_registry.train.convnet")
     classes = {} if num_classes is None else {"num_classes": num_classes}
     foreign = name.startswith("torchvision:")
     if not foreign and (timm.is_model(plain) or ":" in plain):
@@ -157,12 +156,13 @@ def _classes_in(checkpoint: Checkpoint, model: nn.Module) -> int | None:
 
 
 def _model_options(args: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a training run that change the architecture."""
+    """The arguments of a training run that change what its model computes."""
     options = dict(args.get("model_kwargs") or {})
-    if args.get("in_chans"):
-        options["in_chans"] = args["in_chans"]
-    if args.get("gp"):
-        options["global_pool"] = args["gp"]
+    if channels := args.get("in_chans") or (args.get("input_size") or (None,))[0]:
+        options["in_chans"] = channels
+    for key, name in (("gp", "global_pool"), ("bn_eps", "bn_eps")):
+        if args.get(key):
+            options[name] = args[key]
     return options
 
 

@@ -20,7 +20,11 @@ def label_log_probabilities(logits: Tensor, label: Tensor) -> tuple[Tensor, Tens
         (tensor([-4.2484e-18]), tensor([-40.]))
     """
     label = label[:, None]
-    others = (logits - logits.gather(1, label)).scatter(1, label, -torch.inf).logsumexp(-1)  # -l_y
+    own = logits.gather(1, label)
+    # -inf has no distance to others; the least number in its place leaves a sum even where all others are -inf
+    origin = own.detach().masked_fill(own == -torch.inf, 0.0)
+    rest = (logits - origin).scatter(1, label, torch.finfo(logits.dtype).min).logsumexp(-1)
+    others = rest - (own - origin)[:, 0]  # -l_y
     return -_softplus(others), -_softplus(-others)
 
 

@@ -61,14 +61,19 @@ class SmoothTopKSVM(TopKLoss):
         self.tau = float(tau)
         self.register_buffer("alpha", margin)
 
+    @property
+    def temperature(self) -> float:
+        """The temperature k tau of the top-k marginals whose log-odds this loss trains."""
+        return self.k * self.tau
+
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        margin = topk_label_margins(logits, label, self.k, temperature=self.k * self.tau)
+        margin = topk_label_margins(logits, label, self.k, temperature=self.temperature)
         alpha = self._alpha(logits)
         violation = (alpha[label] if alpha.ndim else alpha) - margin / self.k
         return self._soften(violation).to(logits.dtype)
 
     def per_class(self, logits: Tensor) -> Tensor:
-        return self._soften(self._alpha(logits) - topk_margins(logits, self.k, temperature=self.k * self.tau) / self.k)
+        return self._soften(self._alpha(logits) - topk_margins(logits, self.k, temperature=self.temperature) / self.k)
 
     def _alpha(self, logits: Tensor) -> Tensor:
         if self.alpha.ndim and self.alpha.numel() != logits.shape[1]:

@@ -152,10 +152,10 @@ class TopKHingeCalibrated(TopKLoss):
     """
 
     def per_class(self, logits: Tensor) -> Tensor:
-        return (1 + logits.topk(self.k + 1, dim=1).values[:, -1:] - logits).clamp(min=0)
+        return (1 + ranked(logits, self.k)[0][:, -1:] - logits).clamp(min=0)
 
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        return (1 + logits.topk(self.k + 1, dim=1).values[:, -1] - score_of(logits, label)).clamp(min=0)
+        return (1 + ranked(logits, self.k)[0][:, -1] - score_of(logits, label)).clamp(min=0)
 
 
 def score_of(logits: Tensor, label: Tensor) -> Tensor:
@@ -163,15 +163,22 @@ def score_of(logits: Tensor, label: Tensor) -> Tensor:
     return logits.gather(1, label[:, None])[:, 0]
 
 
+def ranked(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k + 1 largest scores and their classes, both [B, k+1]; all NaN in a row with a NaN, which ``topk`` puts first
+    and the scores after it would hide."""
+    top, index = logits.topk(k + 1, dim=1)
+    return torch.where(top[:, :1].isnan(), torch.nan, top), index
+
+
 def best_rival(logits: Tensor, k: int) -> Tensor:
     """(s without c)_[k] for every class c [B, n]."""
-    top, index = logits.topk(k + 1, dim=1)  # [B, k+1]
+    top, index = ranked(logits, k)
     is_top = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, index[:, :k], True)
     return torch.where(is_top, top[:, k:], top[:, k - 1 : k])
 
 
 def best_rival_of(logits: Tensor, label: Tensor, k: int) -> Tensor:
     """(s without y)_[k] [B]."""
-    top, index = logits.topk(k + 1, dim=1)  # [B, k+1]
+    top, index = ranked(logits, k)
     is_top = (index[:, :k] == label[:, None]).any(1)
     return torch.where(is_top, top[:, k], top[:, k - 1])

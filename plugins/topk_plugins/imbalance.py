@@ -50,14 +50,14 @@ class Focal(ClassificationLoss):
         self.gamma = float(gamma)
 
     def per_class(self, logits: Tensor) -> Tensor:
-        log_p, log_not = log_probabilities(logits)
-        # a score of -inf rules its class out; as a factor its infinite loss would make the gradient NaN
-        return self._loss(log_p.clamp(min=torch.finfo(log_p.dtype).min), log_not)
+        return self._loss(*log_probabilities(logits))
 
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
         return self._loss(*label_log_probabilities(logits, label))
 
     def _loss(self, log_p: Tensor, log_not: Tensor) -> Tensor:
+        # a score of -inf rules its class out: times its infinite loss, the slope of 1 - p would be NaN instead of 0
+        log_not = log_not.masked_fill(log_p == -torch.inf, 0.0)
         # through logs: (1 - p)^gamma alone has an infinite slope at p = 1 for gamma < 1
         return -log_p * (self.gamma * log_not).exp()
 

@@ -104,7 +104,8 @@ class SphericalBound(ClassificationLoss):
 
     with m the mean of the D logits, t = tanh(xi/2), u = 1 - t and lambda(xi) = t / (4 xi). Every xi gives a bound; the
     tightest solves xi^2 (1 - (1 - 2/D)^2 / t^2) = mean_i (o_i - m)^2 and is held fixed in the gradient, where it is
-    stationary. Being a bound on cross-entropy, it predicts with softmax.
+    stationary. Being a bound on cross-entropy, it predicts with softmax. Not for ``torch.compile`` of torch 2.6, which
+    does not end on the steps that solve for xi.
 
     Args:
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.

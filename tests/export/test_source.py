@@ -97,6 +97,19 @@ def test_a_normalised_classifier_is_put_back(model, tmp_path):
     torch.testing.assert_close(source.model.eval()(x), model.eval()(x))
 
 
+def test_what_changes_a_models_arithmetic_is_put_back(tmp_path):
+    model = timm.create_model("test_resnet", num_classes=7, in_chans=1, bn_eps=0.1)
+    save(model, tmp_path, in_chans=1, bn_eps=0.1)
+    x = torch.randn(2, 1, 64, 64)
+    source = load_source(tmp_path)
+    torch.testing.assert_close(source.model.eval()(x), model.eval()(x))
+    assert source.preprocess.color == "L"
+
+
+def test_the_trainers_own_model():
+    assert list(load_source("topk_convnet").preprocess.input_size) == [3, 32, 32]
+
+
 @pytest.mark.parametrize("form", ["plain.pth", "wrapped.pth", "weights.safetensors"])
 def test_bare_weights_need_a_name_alone(model, tmp_path, form):
     path, state = tmp_path / form, model.state_dict()

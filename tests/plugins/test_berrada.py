@@ -27,6 +27,18 @@ def test_is_the_exact_loss(k, alpha, tau):
         assert (gradient - slope).abs().max() <= 2e-6 * slope.abs().max()
 
 
+@pytest.mark.parametrize("dense", [False, True])
+def test_double_precision_keeps_its_digits(dense):
+    """At every size of the violation, up to where the softplus is linear to rounding and beyond."""
+    s, y = logits_and_labels(rows=1, n=8, dtype=torch.float64)
+    for drop in range(0, 120, 5):  # in units of tau: losses of e^-20 tau to 100 tau
+        s[0, y] = s[0].max() + 2 * (20 - drop) * 0.1
+        target = F.one_hot(y, 8).double() if dense else y
+        exact, _ = oracles.mp_smooth_svm(s[0].tolist(), int(y), 2, 0.1, 0.0)
+        found = create_loss("topk_nll", k=2, tau=0.1)(s, target).item()
+        assert found == pytest.approx(exact, rel=1e-12)
+
+
 def test_equals_the_papers_difference_of_log_sums():
     """Equation 8: tau log of the sum over all sets with their margins, less that over the sets that hold the label."""
     s, y = logits_and_labels(rows=3, n=7, dtype=torch.float64)

@@ -222,3 +222,14 @@ def test_the_mirror_of_squared_error_is_absolute_error():
 def test_wrong_options_are_errors(factory, options, message):
     with pytest.raises(ValueError, match=message):
         factory(**options)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_without_a_tangent_the_bonus_ends_where_it_is_published_to(dense):
+    """log(max(1 - p, 1e-5)): 1 - p is 2e-5 at log-odds of 10.82, and 5e-6 at 12.2."""
+    loss = Encouraging(log_end=1.0, reduction="none")
+    for odds, bonus in ((10.82, math.log(1 / (1 + math.exp(10.82)))), (12.2, math.log(1e-5)), (40.0, math.log(1e-5))):
+        logits, label = torch.tensor([[odds, 0.0]], dtype=torch.float64), torch.tensor([0])
+        target = torch.eye(2, dtype=torch.float64)[label] if dense else label
+        expected = math.log1p(math.exp(-odds)) + bonus
+        assert loss(logits, target).item() == pytest.approx(expected, rel=1e-12)

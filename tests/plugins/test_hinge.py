@@ -146,6 +146,21 @@ def test_half_precision_is_float32_on_the_rounded_scores(loss, dtype):
     torch.testing.assert_close(build(loss, 5)(logits, labels), build(loss, 5)(logits.float(), labels), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_nan_row_is_nan_alone(loss, dense):
+    """Also where the NaN is neither the label's score nor the rival's: a diverged network must not look trained."""
+    logits = scores("generic", 6)
+    target = torch.eye(6, dtype=torch.float64)[torch.arange(8) % 6] if dense else torch.arange(8) % 6
+    clean = build(loss, 2, reduction="none")(logits, target)
+    for column in range(6):
+        logits = scores("generic", 6)
+        logits[3, column] = math.nan
+        found = build(loss, 2, reduction="none")(logits, target)
+        assert found.isnan().tolist() == [row == 3 for row in range(8)]
+        assert torch.equal(found[found.isfinite()], clean[found.isfinite()])
+
+
 def test_k_of_one_is_the_multiclass_hinge_of_torch():
     logits, labels = scores("generic", 6), torch.arange(8) % 6
     rival = logits.scatter(1, labels[:, None], -math.inf).amax(1)

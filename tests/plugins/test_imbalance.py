@@ -231,3 +231,9 @@ def test_it_compiles_into_one_graph(loss):
     (expected,) = torch.autograd.grad(loss(logits, target), logits)
     (gradient,) = torch.autograd.grad(compiled(logits, target), logits)
     torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize(("share", "total", "first"), [(0.8, 200, 160), (0.29, 100, 29), (0.5, 5, 2)])
+def test_a_share_of_the_epochs_is_the_nearest_epoch(share, total, first):
+    """0.29 * 100 is below 29 in floating point."""
+    assert LDAM(class_counts=[3, 1], drw_epoch=share, total_epochs=total).drw_epoch == first

@@ -204,6 +204,8 @@ def test_the_most_probable_class_is_not_the_largest_logit():
 @pytest.mark.parametrize("build", LOSSES)
 def test_compiles_to_one_graph(build):
     loss = build()
+    if isinstance(loss, SphericalBound) and torch.__version__.startswith("2.6."):
+        pytest.skip("torch 2.6's partitioner does not end on the unrolled solver")
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     logits, target = randn(4, 9).requires_grad_(), torch.tensor([0, 1, 2, 3])
     wanted, got = loss(logits, target), compiled(logits, target)

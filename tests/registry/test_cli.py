@@ -73,6 +73,14 @@ def test_why_tells_what_a_loss_needs(fresh, capsys):
     assert "loss 'acme' needs class_counts" in capsys.readouterr().out
 
 
+def test_why_prints_the_full_error_of_a_factory_that_complains(fresh, capsys):
+    fresh.module("acme_losses", "def Mine():\n    return None + 1\n")
+    assert cli.main(["losses", "--why", "acme"]) == 1
+    out, error = capsys.readouterr()
+    assert "return None + 1" in error
+    assert "acme is acme_losses:Mine of acme-losses 2.5; it imports, and does not build without options: Type" in out
+
+
 @pytest.mark.parametrize("source", ["def Mine():\n    raise OSError('disk full')\n", "raise OSError('disk full')\n"])
 def test_why_prints_the_full_error(fresh, capsys, source):
     fresh.module("acme_losses", source)
@@ -148,6 +156,38 @@ def test_doctor_reports_versions_and_a_broken_plugin(fresh, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["facts"]["torch"] == environment.installed_version("torch")
     assert [line for line in report["problems"] if "'acme' of acme-losses 2.5" in line and "disk full" in line]
+
+
+def test_doctor_tells_of_wildcards_that_match_nothing(fresh, monkeypatch):
+    monkeypatch.setenv("TOPK_REGISTRY_DISABLE", "acme-losses, acme-lossse")
+    monkeypatch.setenv("TOPK_REGISTRY_PLUGINS", "topk_*, globex:*")
+    report = doctor.Report()
+    doctor._plugins(report)
+    assert [note for note in report.notes if "matches no" in note] == [
+        "TOPK_REGISTRY_PLUGINS: 'globex:*' matches no plug-in here",
+        "TOPK_REGISTRY_DISABLE: 'acme-lossse' matches no plug-in here",
+    ]
+
+
+def test_doctor_survives_metadata_that_cannot_be_read(fresh, capsys):
+    garbled = fresh.distribution("garbled", {}) / "entry_points.txt"
+    garbled.write_bytes(b"[console_scripts]\n\xff\xfe = a:b\n")
+    (fresh.distribution("nameless", {}) / "METADATA").write_text("\n")
+    cli.main(["doctor", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert "timm command" in report["facts"]
+    assert len([line for line in report["problems"] if "garbled" in line]) == 1
+
+
+def test_doctor_goes_on_where_one_look_fails(capsys, monkeypatch):
+    def _gpu(report):
+        raise RuntimeError("the driver is gone")
+
+    monkeypatch.setattr(doctor, "_gpu", _gpu)
+    assert cli.main(["doctor", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert "looking at gpu failed: RuntimeError: the driver is gone" in report["problems"]
+    assert "plug-ins" in report["facts"]
 
 
 def test_doctor_without_problems_is_status_0(capsys, monkeypatch):

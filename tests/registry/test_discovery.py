@@ -75,6 +75,25 @@ def test_the_same_declaration_twice_is_one(site, registry):
     assert registry.info("acme").status == "available"
 
 
+def test_a_distribution_that_declares_a_name_twice_is_told_apart_by_nobody(site, registry):
+    info = site.distribution("acme-losses", {"acme": "acme_losses:Mine"})
+    with (info / "entry_points.txt").open("a") as file:
+        file.write("acme = acme_losses:Other\n")
+    for name in ("acme", "acme-losses:acme"):
+        with pytest.raises(AmbiguousPluginError, match=r"\(acme_losses:Other\); only its author can settle that$"):
+            registry.builder(name)
+    site.distribution("globex-losses", {"acme": "globex_losses:Mine"})
+    registry.refresh()
+    with pytest.raises(AmbiguousPluginError, match=r"; ask for 'globex-losses:acme'$"):
+        registry.builder("acme")
+
+
+def test_a_name_with_a_colon_is_reported(site, registry):
+    site.distribution("acme-losses", {"a:b": "acme_losses:Mine", "acme": "acme_losses:Mine"})
+    assert [name for name in registry.names() if name.startswith("a")] == ["acme"]
+    assert any("acme-losses: 'a:b' cannot be asked for" in line for line in registry.problems())
+
+
 def test_two_owners_of_a_name_are_an_error_only_when_it_is_asked_for(site, registry):
     for name in ("acme", "globex"):
         site.module(f"{name}_losses", FACTORY.replace("1.0", "2.0" if name == "globex" else "1.0"))

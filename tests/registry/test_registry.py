@@ -53,6 +53,11 @@ def test_an_unknown_name_lists_the_closest(acme, registry):
         registry.create("globex:acme")
     with pytest.raises(LookupError, match=r"there are .*acme"):
         registry.create("quite different")
+    registry.register("UPPER")(lambda: None)
+    with pytest.raises(LookupError, match="the closest are UPPER"):
+        registry.create("uper")
+    with pytest.raises(TypeError, match="the name of a loss is a string, got 3"):
+        registry.create(3)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +66,7 @@ def test_an_unknown_name_lists_the_closest(acme, registry):
         ("import no_such_module", "broken_losses:Mine", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("raise RuntimeError('bad weather')", "broken_losses:Mine", "RuntimeError: bad weather"),
         ("raise SystemExit('gone')", "broken_losses:Mine", "SystemExit: gone"),
+        ("import pytest\npytest.skip('no GPU', allow_module_level=True)", "broken_losses:Mine", "Skipped: no GPU"),
         ("def Mine(: pass", "broken_losses:Mine", "SyntaxError"),
         ("", "broken_losses:Mine", "AttributeError.*Mine"),
         ("Mine = {}", "broken_losses:Mine", "TypeError: a factory is a class or a function, .* is dict"),
@@ -106,11 +112,25 @@ def test_a_repaired_plugin_loads(acme, registry):
     assert registry.info("broken").status == "loaded"
 
 
-def test_a_factory_that_raises_is_chained(acme, registry):
-    broken(acme, "def Mine():\n    raise OSError('disk full')\n")
-    with pytest.raises(BrokenPluginError, match="failed while it built: OSError: disk full") as caught:
+@pytest.mark.parametrize("error", ["OSError: disk full", "SystemExit: 3"])
+def test_a_factory_that_raises_is_chained(acme, registry, error):
+    kind, _, message = error.partition(": ")
+    broken(acme, f"def Mine():\n    raise {kind}({message!r})\n")
+    with pytest.raises(BrokenPluginError, match=f"failed while it built: {error}") as caught:
         registry.create("broken")
-    assert "raise OSError" in "".join(traceback.format_exception(caught.value))
+    assert f"raise {kind}" in "".join(traceback.format_exception(caught.value))
+
+
+def test_an_interrupt_is_no_broken_plugin(acme, registry):
+    broken(acme, "def Mine():\n    raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        registry.create("broken")
+    acme.module("interrupted_losses", "raise KeyboardInterrupt\n")
+    acme.distribution("interrupted-losses", {"interrupted": "interrupted_losses:Mine"})
+    registry.refresh()
+    with pytest.raises(KeyboardInterrupt):
+        registry.builder("interrupted")
+    assert registry.info("interrupted").status == "available"
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError])
@@ -213,7 +233,7 @@ def test_the_public_functions_are_these(acme):
     tr.register_loss("acme", override=True)(lambda: max)
     assert tr.create_loss("acme") is max
     tr.register_loss("acme", override=True)(lambda: 3.0)
-    with pytest.raises(BrokenPluginError, match=r"loss 'acme' built 3.0, which is no callable"):
+    with pytest.raises(BrokenPluginError, match=r"loss 'acme' of this process \(.*\) built 3.0, which is no callable"):
         tr.create_loss("acme")
     tr.registry.losses.unregister("acme")
     assert callable(tr.create_loss("acme", k=2))

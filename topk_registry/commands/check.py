@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from topk_registry.options import CONTEXT, accepted_context, check_options
+from topk_registry.registry import get_loss_builder
 from topk_registry.testing import CheckResult, iter_checks, run_checks
 
 
@@ -17,8 +19,10 @@ def main(argv: Sequence[str]) -> int:
     options = dict(args.opt)
     expected = dict.fromkeys(args.expect, "expected on the command line")
     try:
+        build = get_loss_builder(args.name)
+        check_options(f"loss {args.name!r}", build, [*accepted_context(build, dict.fromkeys(CONTEXT)), *options])
         checks = iter_checks(args.name, options=options, num_classes=args.num_classes, expected_failed_checks=expected)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         print(f"topk-registry check: {error}", file=sys.stderr)
         return 2
     results = list(run_checks(checks)) if args.json else list(_printed(run_checks(checks)))

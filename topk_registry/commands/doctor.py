@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from topk_registry import environment, registry
+from topk_registry.discovery import idle_patterns
 from topk_registry.errors import PluginError
 
 REQUIRED = ("torch", "timm")
@@ -45,13 +46,17 @@ def examine() -> Report:
     for name in ("topk-registry", *REQUIRED, *OPTIONAL):
         report.facts[name] = environment.installed_version(name) or "not installed"
     for look in (_onnxruntime, _imports, _gpu, _commands, _plugins):
-        look(report)
+        try:
+            look(report)
+        except Exception as error:
+            report.problems.append(f"looking at {look.__name__[1:]} failed: {type(error).__name__}: {error}")
+    report.problems = list(dict.fromkeys(report.problems))
     return report
 
 
 def _onnxruntime(report: Report) -> None:
     wheels = environment.wheels_of("onnxruntime")
-    report.facts["onnxruntime"] = ", ".join(wheels) or "not installed"
+    report.facts["onnxruntime"] = ", ".join(wheels) or report.facts["onnxruntime"]
     if len(wheels) > 1:
         report.problems.append(
             f"{' and '.join(wheels)} overwrite each other's files: uninstall all of them, then install the one you want"
@@ -116,6 +121,7 @@ def _plugins(report: Report) -> None:
                 works[names.kind] += 1
             except PluginError as error:
                 report.problems.append(str(error))
+    report.notes += idle_patterns([*registry.losses.plugins(), *registry.datasets.plugins()])
     report.facts["plug-ins"] = f"{works['loss']} losses and {works['dataset']} data sets import"
 
 

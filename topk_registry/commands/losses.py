@@ -4,6 +4,7 @@ import argparse
 import json
 import shutil
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -36,8 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("filter", nargs="*", help="wildcards over names, as in '*hinge*', or distribution:name")
     parser.add_argument("--exclude", action="append", default=[], metavar="WILDCARD", help="names to leave out")
-    parser.add_argument("--json", action="store_true", help="everything that is known, for programs")
-    parser.add_argument("--why", metavar="NAME", help="import this loss and print the full error if it is broken")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="everything that is known, for programs")
+    output.add_argument("--why", metavar="NAME", help="import this loss and print the full error if it is broken")
     return parser
 
 
@@ -55,12 +57,17 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
 def _why(name: str) -> int:
     build = registry.losses.builder(name)  # the command line prints what is wrong, with its cause
     info = registry.loss_info(name)
+    status = 0
     try:
         check_options(f"loss {name!r}", build, ())
     except TypeError as needs:
         state = f"it imports, and is not built here: {needs}"
     else:
-        registry.create_loss(name)
-        state = "it imports and builds"
+        try:
+            registry.create_loss(name)
+            state = "it imports and builds"
+        except (TypeError, ValueError) as error:  # a factory's own complaint, which may be a fault of its own
+            traceback.print_exception(error)
+            state, status = f"it imports, and does not build without options: {type(error).__name__}: {error}", 1
     print(f"{name} is {info.value} of {info.distribution or 'this process'} {info.version}".rstrip() + f"; {state}")
-    return 0
+    return status

@@ -8,6 +8,7 @@ from tests import oracles
 from tests.ops.ksubset.scores import KINDS, scores
 from topk_registry import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
 from topk_registry.ops.ksubset import definition
+from topk_registry.ops.ksubset.dispatch import LABEL_MARGINS
 
 TAUS = (1e-4, 1e-2, 0.1, 1.0, 10.0)
 SIZES = [
@@ -50,13 +51,14 @@ def test_loss_at_a_label_and_its_gradient(kind, n, k):
         s = scores(kind, n, rows=1)
         for y in {0, n // 2, int(s.argmin())}:
             loss, gradient = oracles.mp_smooth_svm(s[0].tolist(), y, k, tau)
-            x = s.clone().requires_grad_()
-            margin = topk_label_margins(x, torch.tensor([y]), k, temperature=k * tau)
-            found = F.softplus(1.0 - margin / k, beta=1 / tau, threshold=40.0)
-            found.sum().backward()
-            assert found.item() == pytest.approx(loss, rel=1e-6, abs=1e-30), (tau, y)
             exact = torch.tensor(gradient, dtype=torch.float64)
-            assert (x.grad[0] - exact).abs().max() <= 2e-6 * exact.abs().max() + 1e-30, (tau, y)
+            for impl in LABEL_MARGINS:
+                x = s.clone().requires_grad_()
+                margin = topk_label_margins(x, torch.tensor([y]), k, temperature=k * tau, impl=impl)
+                found = F.softplus(1.0 - margin / k, beta=1 / tau, threshold=40.0)
+                found.sum().backward()
+                assert found.item() == pytest.approx(loss, rel=1e-6, abs=1e-30), (impl, tau, y)
+                assert (x.grad[0] - exact).abs().max() <= 2e-6 * exact.abs().max() + 1e-30, (impl, tau, y)
 
 
 @pytest.mark.parametrize("kind", KINDS)

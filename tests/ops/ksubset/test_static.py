@@ -74,7 +74,6 @@ def test_rows_do_not_depend_on_each_other():
     got = static_marginals(spoilt, 4)
     assert got[1].isnan().all()
     torch.testing.assert_close(got[[0, 2, 3]], static_marginals(s, 4)[[0, 2, 3]], rtol=0, atol=0)
-    assert static_marginals(s[:0], 4).shape == (0, 50)
 
 
 @pytest.mark.parametrize("shape", [(12,), (3, 12), (2, 3, 12)])

@@ -1,15 +1,13 @@
 """Time and memory beside the authors' own implementation (pytopk), in one process."""
 
-import json
 import time
-from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
 import pytest
 import torch
 from pytopk.noised_topk import NoisedTopK
 
+from tests.bench.memory import peak_bytes
 from topk_registry import PerturbedTopK
 
 K, DRAWS = 6, 5
@@ -47,23 +45,8 @@ def ratio_of_times(ours: torch.nn.Module, theirs: torch.nn.Module, scores: torch
     return seconds[1] / seconds[0]
 
 
-def test_a_quarter_of_the_memory(scores, modules, tmp_path):
-    ours, theirs = (
-        peak_bytes(lambda module=module: forward_and_backward(module, scores), tmp_path / "trace.json")
-        for module in modules
-    )
+def test_a_quarter_of_the_memory(scores, modules):
+    ours, theirs = (peak_bytes(lambda module=module: forward_and_backward(module, scores)) for module in modules)
     assert theirs > 4 * ours, f"ours {ours / 2**20:.2f} MiB, theirs {theirs / 2**20:.2f} MiB"
     # one buffer and the gradient, not five of anything
     assert ours < 2.5 * scores.numel() * 4
-
-
-def peak_bytes(call: Callable[[], None], trace: Path) -> int:
-    """The most that the call held allocated at once, temporaries inside of kernels included."""
-    call()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        call()
-    profile.export_chrome_trace(str(trace))
-    events = json.loads(trace.read_text())["traceEvents"]
-    events = [event["args"] for event in events if event["name"] == "[memory]"]
-    before = events[0]["Total Allocated"] - events[0]["Bytes"]
-    return max(event["Total Allocated"] for event in events) - before

@@ -60,6 +60,16 @@ def test_gradcheck_with_fixed_noise():
     assert torch.autograd.gradgradcheck(f, (scores,))
 
 
+def test_the_functional_gradient_is_the_same():
+    scores, noise = randn(3, 7), randn(5, 3, 7, seed=1)
+
+    def f(s):
+        return perturbed_topk(s, 3, epsilon=0.7, num_samples=5, noise=noise).exp().sum()
+
+    leaf = scores.clone().requires_grad_()
+    assert torch.equal(torch.func.grad(f)(scores), torch.autograd.grad(f(leaf), leaf)[0])
+
+
 def test_gradient_is_the_mean_indicator():
     noise = randn(8, 6, 20, seed=1)
     scores = randn(6, 20).requires_grad_()

@@ -1,4 +1,11 @@
-"""Gradients of the torch path: one autograd Function a kernel, and the margins built from them."""
+"""Gradients: one autograd Function a kernel, and the margins of every class built from them.
+
+They are differentiable once. Their backward passes work in place or hand out what the forward pass has written, so
+autograd would take a second derivative from them that lacks terms; :func:`once` makes it refuse instead.
+"""
+
+import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -6,7 +13,6 @@ from torch import Tensor
 from topk_registry.ops.ksubset.torch_path import (
     balanced,
     horner,
-    label_margins,
     polynomials,
     power_sums,
     row_blocks,
@@ -17,25 +23,61 @@ from topk_registry.ops.ksubset.torch_path import (
 )
 
 
-class LabelMargins(torch.autograd.Function):
-    """The label's margin [B]; its gradient is written by the forward pass, so the backward pass is one product."""
+class _Once(torch.autograd.Function):
+    """A gradient that depends on ``source`` in a way that autograd cannot follow."""
 
     @staticmethod
-    def forward(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tensor, Tensor]:
-        return label_margins(s, label, k, theta)
+    def forward(gradient: Tensor, source: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(output[1])
-        ctx.mark_non_differentiable(output[1])
+        pass
+
+    @staticmethod
+    def backward(ctx, _):
+        raise RuntimeError(
+            "the k-subset operator is differentiable once, a second derivative was asked for: take it from "
+            "topk_registry.ops.ksubset.definition.log_odds_by_recursion"
+        )
+
+
+def once(backward: Callable) -> Callable:
+    """Let a backward pass run under ``create_graph``, but not be differentiated; saves the source of its gradients
+    first."""
+
+    @functools.wraps(backward)
+    def wrapped(ctx, *cotangents):
+        with torch.no_grad():
+            gradients = backward(ctx, *cotangents)
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return gradients
+        source = ctx.saved_tensors[0]
+        return tuple(None if g is None else _Once.apply(g, source) for g in gradients)
+
+    return wrapped
+
+
+class LabelMargins(torch.autograd.Function):
+    """The label's margin [B] by ``kernel(s, label, k, theta) -> margin, gradient``: the forward pass writes the
+    gradient, so the backward pass is one product."""
+
+    @staticmethod
+    def forward(s: Tensor, label: Tensor, k: int, theta: float, kernel: Callable) -> tuple[Tensor, Tensor]:
+        return kernel(s, label, k, theta)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(output[1])  # differentiable to autograd, for `once` to see where it comes from
         ctx.set_materialize_grads(False)  # no zeros of the size of the logits for the second output
 
     @staticmethod
+    @once
     def backward(ctx, g: Tensor, _):
         if g is None:
-            return None, None, None, None
+            return None, None, None, None, None
         (gradient,) = ctx.saved_tensors
-        return g.to(gradient.dtype)[:, None] * gradient, None, None, None
+        return g.to(gradient.dtype)[:, None] * gradient, None, None, None, None
 
 
 class TailOdds(torch.autograd.Function):
@@ -53,6 +95,7 @@ class TailOdds(torch.autograd.Function):
         ctx.save_for_backward(output)
 
     @staticmethod
+    @once
     def backward(ctx, g: Tensor):
         (w,) = ctx.saved_tensors
         return g * w, None, None, None
@@ -70,6 +113,7 @@ class PowerSums(torch.autograd.Function):
         ctx.save_for_backward(inputs[0])
 
     @staticmethod
+    @once
     def backward(ctx, g: Tensor):
         (w,) = ctx.saved_tensors
         slopes = g * torch.arange(1, g.shape[0] + 1, dtype=g.dtype, device=g.device)[:, None]  # [k, B]
@@ -103,6 +147,7 @@ class LeaveTailOut(torch.autograd.Function):
         ctx.save_for_backward(*inputs[:3])
 
     @staticmethod
+    @once
     def backward(ctx, g: Tensor):
         w, c, scale = ctx.saved_tensors
         k = c.shape[0] - 1

@@ -35,7 +35,8 @@ def _by_outer_product(a: Tensor, b: Tensor) -> Tensor:
     """All coefficients of a * b. The lines of the outer product, padded by p zeros and then read on in lines of one
     less, move to the right by one from line to line: equal degrees come to lie in one column."""
     p, q = a.shape[-2], b.shape[-2]
-    outer = torch.nn.functional.pad(a.unsqueeze(-2) * b.unsqueeze(-3), (0, 0, 0, p)).flatten(-3, -2)
+    outer = a.unsqueeze(-2) * b.unsqueeze(-3)  # [..., p, q, B]
+    outer = torch.cat((outer, a.new_zeros(*outer.shape[:-2], p, outer.shape[-1])), -2).flatten(-3, -2)
     return outer.narrow(-2, 0, p * (p + q - 1)).unflatten(-2, (p, p + q - 1)).sum(-3)
 
 
@@ -114,4 +115,6 @@ def leave_one_out(levels: list[Tensor], outside: Tensor, k: int, depth: int) -> 
         parent_low, low = low, max(0, k - depth - (m - 1))
         window = multiply(both, siblings, low, k, parent_low).flatten(0, 1)
     below_zero = depth + 1 - window.shape[1]
-    return torch.nn.functional.pad(window, (0, 0, below_zero, 0)) if below_zero > 0 else window
+    if below_zero > 0:
+        window = torch.cat((window.new_zeros(len(window), below_zero, window.shape[2]), window), 1)
+    return window

@@ -89,7 +89,7 @@ def polynomials(x: Tensor, P: Tensor, k: int, depth: int) -> tuple[Tensor, Tenso
     [k+1, B], and k-depth..k without each class of the top group [T, depth+1, B]. A common factor a row is left open.
     """
     T = 1 << (x.shape[0] - 1).bit_length()
-    filled = torch.nn.functional.pad(x, (0, 0, 0, T - x.shape[0]), value=-torch.inf)
+    filled = torch.cat((x, x.new_full((T - x.shape[0], x.shape[1]), -torch.inf)))
     levels = product_tree(torch.stack((torch.sigmoid(-filled), torch.sigmoid(filled)), 1), k)
     b = from_power_sums(P, (-0.5 * P[0]).exp())  # scaled halfway between its first and its largest coefficient
     return multiply(b, levels[-1][0], 0, k), leave_one_out(levels, b, k, depth)[: x.shape[0]]

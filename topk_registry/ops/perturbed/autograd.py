@@ -13,22 +13,20 @@ class PerturbedKth(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        scores: Tensor,
-        k: int,
-        epsilon: float,
-        num_samples: int,
-        generator: Generator | None,
-        noise: Tensor | None,
-    ) -> Tensor:
-        value, index = perturbed_kth(scores, k, epsilon, num_samples, generator, noise)
-        ctx.n = scores.shape[1]
+        scores: Tensor, k: int, epsilon: float, num_samples: int, generator: Generator | None, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return perturbed_kth(scores, k, epsilon, num_samples, generator, noise)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        value, index = output
+        ctx.n = inputs[0].shape[1]
+        ctx.mark_non_differentiable(index)
         ctx.save_for_backward(index, value.isnan())
-        return value
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (grad,) = grad_outputs
+        grad, _ = grad_outputs
         index, invalid = ctx.saved_tensors
         share = (grad / index.shape[1]).masked_fill(invalid, torch.nan)
         grad_scores = grad.new_zeros(len(grad), ctx.n).scatter_add_(1, index, share[:, None].expand_as(index))

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from topk_registry.ops.perturbed.autograd import PerturbedKth
 
-IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {"torch": PerturbedKth.apply}
+IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {"torch": lambda *args: PerturbedKth.apply(*args)[0]}
 
 
 def perturbed_topk(

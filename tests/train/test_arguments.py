@@ -1,0 +1,100 @@
+"""timm's flags under timm's names and defaults, and what this trainer adds."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from topk_registry.train.arguments import BUILTIN_DEFAULTS, parse_args
+from topk_registry.train.flags import create_parser
+
+TIMM_DEFAULTS = {
+    "model": "resnet50", "train_split": "train", "val_split": "validation", "batch_size": 128, "device": "cuda",
+    "amp_dtype": "float16", "opt": "sgd", "momentum": 0.9, "weight_decay": 2e-5, "clip_mode": "norm", "sched": "cosine",
+    "lr_base": 0.1, "lr_base_size": 256, "lr_base_scale": "", "lr_noise_pct": 0.67, "lr_cycle_decay": 0.5,
+    "warmup_lr": 1e-5, "min_lr": 0, "epochs": 300, "decay_milestones": [90, 180, 270], "decay_epochs": 90,
+    "warmup_epochs": 5, "cooldown_epochs": 0, "patience_epochs": 10, "decay_rate": 0.1, "scale": [0.08, 1.0],
+    "ratio": [3 / 4, 4 / 3], "hflip": 0.5, "vflip": 0.0, "color_jitter": 0.4, "aug_repeats": 0, "aug_splits": 0,
+    "reprob": 0.0, "remode": "pixel", "recount": 1, "mixup": 0.0, "cutmix": 0.0, "mixup_prob": 1.0,
+    "mixup_switch_prob": 0.5, "mixup_mode": "batch", "mixup_off_epoch": 0, "smoothing": 0.1,
+    "train_interpolation": "random", "drop": 0.0, "dist_bn": "reduce", "model_ema_decay": 0.9998, "seed": 42,
+    "worker_seeding": "all", "log_interval": 50, "recovery_interval": 0, "checkpoint_hist": 10, "workers": 4,
+    "eval_metric": "top1", "tta": 0, "val_interval": 1, "grad_accum_steps": 1, "layer_decay_min_scale": 0,
+}  # fmt: skip
+
+
+def test_defaults_are_timms_where_data_is_named():
+    args = vars(parse_args(["--data-dir", "somewhere"]))
+    assert {name: args[name] for name in TIMM_DEFAULTS} == TIMM_DEFAULTS
+    assert args["loss"] == "ce"
+
+
+@pytest.mark.parametrize("named", [["somewhere"], ["--data-dir", "x"], ["--dataset", "torch/cifar100"]])
+def test_the_built_in_jobs_defaults_are_for_no_data_alone(named):
+    assert parse_args(named).model == "resnet50"
+    args = vars(parse_args([]))
+    assert {name: args[name] for name in BUILTIN_DEFAULTS} == BUILTIN_DEFAULTS
+    assert parse_args(["--epochs", "3"]).epochs == 3
+
+
+def test_a_config_file_is_between_defaults_and_flags(tmp_path):
+    path = tmp_path / "args.yaml"
+    path.write_text(yaml.safe_dump({"epochs": 7, "batch_size": 10, "naflex_train_seq_lens": [1], "no_such_flag": 1}))
+    args = parse_args(["--config", str(path), "--epochs", "9"])
+    assert (args.epochs, args.batch_size, args.model) == (9, 10, "topk_convnet")
+    path.write_text(yaml.safe_dump({"data_dir": "somewhere"}))
+    assert parse_args(["-c", str(path)]).model == "resnet50"
+
+
+def test_loss_options_are_literals_and_repeats_merge(tmp_path):
+    args = parse_args(["--loss", "x", "--loss-opt", "k=5", "tau=0.1", "--loss-opt", "kind=hard", "k=3", "w=[1, 2]"])
+    assert args.loss_opt == {"k": 3, "tau": 0.1, "kind": "hard", "w": [1, 2]}
+    path = tmp_path / "args.yaml"
+    path.write_text(yaml.safe_dump({"loss_opt": {"k": 7, "tau": 1.0}}))
+    assert parse_args(["-c", str(path), "--loss-opt", "k=3"]).loss_opt == {"k": 3, "tau": 1.0}
+    assert parse_args(["-c", str(path)]).loss_opt == {"k": 7, "tau": 1.0}
+
+
+def test_timms_older_flags_name_losses():
+    args = parse_args(["--bce-loss", "--bce-sum", "--bce-target-thresh", "0.2", "--bce-pos-weight", "2"])
+    assert (args.loss, args.loss_opt) == ("bce", {"bce_sum": True, "bce_target_thresh": 0.2, "pos_weight": 2.0})
+    args = parse_args(["x", "--jsd-loss", "--aug-splits", "3"])
+    assert (args.loss, args.loss_opt) == ("jsd", {"jsd_splits": 3})
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--loss-opt", "k"], "takes key=value"),
+        (["--mixup", "0.2", "-b", "7"], "even --batch-size"),
+        (["x", "--aug-splits", "1"], "--aug-splits must be"),
+        (["x", "--aug-splits", "2", "--cutmix", "1"], "cannot be combined"),
+        (["--amp", "--model-dtype", "bfloat16"], "--amp needs a float32 model"),
+        (["--config", "/no/such.yaml"], "--config /no/such.yaml"),
+        (["--kd-model-name", "resnet18"], "--train-script"),
+    ],
+)
+def test_wrong_combinations_say_so(argv, message, capsys):
+    with pytest.raises(SystemExit):
+        parse_args(argv)
+    assert message in capsys.readouterr().err
+
+
+def test_every_flag_has_a_line_of_help():
+    text = create_parser().format_help()
+    assert "(default: topk_convnet)" not in text
+    for flag in ("--loss", "--loss-opt", "--long-tail", "--multi-crop", "--resume", "--train-script", "--dry-run"):
+        assert f" {flag} " in text
+
+
+def test_help_and_a_misspelt_loss_need_no_torch():
+    code = (
+        "import sys\nfrom topk_registry.train.command import main\n"
+        "from topk_registry.errors import UnknownPluginError\n"
+        "try:\n    main(['--loss', 'smooth_topk_smv'])\nexcept UnknownPluginError as error:\n    print(error)\n"
+        "assert 'torch' not in sys.modules and 'timm' not in sys.modules, 'imported'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "smooth_topk_svm" in done.stdout

@@ -1,0 +1,221 @@
+"""Interrupts lose nothing: a run that was stopped and went on ends as the run that was never stopped, bit for bit."""
+
+import signal
+
+import pytest
+import torch
+
+from topk_registry import registry
+from topk_registry.data.hierarchy import Hierarchy
+
+from .conftest import TINY
+
+EVERYTHING = (
+    *(flag for flag in TINY if flag != "--no-aug"),
+    *(
+        "--mixup",
+        "0.3",
+        "--reprob",
+        "0.5",
+        "--drop",
+        "0.2",
+        "--model-ema",
+        "--model-ema-decay",
+        "0.9",
+        "--aa",
+        "rand-m5",
+    ),
+    *("--sched-on-updates", "--grad-accum-steps", "2", "--epochs", "3", "--lr-noise", "0", "1", "--loss", "eventful"),
+)
+
+
+class Eventful(torch.nn.Module):
+    """A loss with a state, that draws random numbers, and raises a signal at a chosen call."""
+
+    at = -1
+    calls = 0
+    signum = signal.SIGTERM
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.epoch = -1
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def forward(self, logits, target):
+        if torch.is_grad_enabled() and logits.requires_grad and len(logits) == 16:  # not the trial before training
+            Eventful.calls += 1
+            if Eventful.calls == Eventful.at:
+                signal.raise_signal(Eventful.signum)
+        self.seen += 1
+        noise = torch.randn_like(logits) * (0.1 + 0.01 * self.epoch) / (1 + self.seen)
+        return torch.nn.functional.cross_entropy(logits + noise, target)
+
+
+@pytest.fixture
+def interrupted(train, register):
+    """Run, raising a signal at one call of the loss."""
+    register("eventful", Eventful)
+
+    def run(at, *flags, name, signum=signal.SIGTERM):
+        Eventful.at, Eventful.calls, Eventful.signum = at, 0, signum
+        return train(*flags, name=name, tiny=EVERYTHING)
+
+    return run
+
+
+def assert_same(one, other, path=""):
+    assert type(one) is type(other), path
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), path
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        for key in one:
+            assert_same(one[key], other[key], f"{path}/{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), path
+        for i, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{path}/{i}")
+    else:
+        assert one == other, path
+
+
+STATE = ("state_dict", "state_dict_ema", "optimizer", "task_state", "epoch", "metric")
+
+
+@pytest.mark.parametrize(("at", "workers"), [(4, 0), (6, 0), (9, 1), (18, 0)])  # 6: end of an epoch, 18: of the run
+def test_a_resumed_run_is_the_uninterrupted_one(interrupted, at, workers):
+    whole = interrupted(-1, "-j", workers, name="whole")
+    assert whole.status == 0
+    stopped = interrupted(at, "-j", workers, name="stopped")
+    assert stopped.status == 128 + signal.SIGTERM
+    assert "--resume" in stopped.err
+    # the first half runs elsewhere than the second: nothing may be left in the process
+    torch.randn(7)
+    resumed = interrupted(-1, "-j", workers, "--resume", stopped.folder / "last.pth.tar", name="stopped")
+    assert resumed.status == 0, resumed.err
+    assert (whole.folder / "summary.csv").read_text() == (resumed.folder / "summary.csv").read_text()
+    a, b = whole.checkpoint(), resumed.checkpoint()
+    assert_same({key: a[key] for key in STATE}, {key: b[key] for key in STATE})
+
+
+@pytest.mark.filterwarnings("ignore:PlateauLRScheduler is deprecated:FutureWarning")
+def test_a_plateau_goes_on_counting(train, register):
+    """With the rate this low nothing improves: it is cut again and again, over an interrupt too."""
+    register("eventful", Eventful)
+    flags = ["--sched", "plateau", "--patience-epochs", "1", "--lr", "1e-6", "--epochs", "6", "--loss", "eventful"]
+    Eventful.at = -1
+    whole = train(*flags, name="whole")
+    assert len({row["lr"] for row in whole.summary}) > 1
+    Eventful.at, Eventful.calls = 15, 0
+    assert train(*flags, name="stopped").status == 128 + signal.SIGTERM
+    resumed = train(*flags, "--resume", "auto", name="stopped")
+    assert resumed.summary == whole.summary
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """The built-in data as a stream, shuffled by the epoch it is told."""
+
+    transform = None
+
+    def __init__(self, split):
+        self.data = Hierarchy(split, size=96, superclasses=4, fine=3, noise=1.0)
+        self.classes = self.data.classes
+        self.epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return len(self.data)
+
+    def __iter__(self):
+        for i in torch.randperm(96, generator=torch.Generator().manual_seed(self.epoch)).tolist():
+            image, label = self.data[i]
+            yield self.transform(image), label
+
+
+def test_a_stream_goes_on_where_it_stopped(train, register):
+    register("eventful", Eventful)
+    registry.datasets.register("stream")(Stream)
+    try:
+        flags = [*TINY[4:], "--dataset", "topk/stream", "--loss", "eventful"]
+        flags = [flag for flag in flags if flag not in ("superclasses=4", "fine=3", "noise=1.0")]
+        Eventful.at, Eventful.calls = -1, 0
+        whole = train(name="whole", tiny=flags)
+        assert whole.status == 0, whole.err
+        Eventful.at, Eventful.calls = 8, 0
+        assert train(name="stopped", tiny=flags).status == 128 + signal.SIGTERM
+        resumed = train("--resume", "auto", name="stopped", tiny=flags)
+        assert resumed.summary == whole.summary
+        Eventful.at = -1
+        assert "is a stream" in train("--subset", "0.5", name="subset", tiny=flags).err
+    finally:
+        registry.datasets.unregister("stream")
+
+
+def test_ctrl_c_finishes_the_update(interrupted):
+    stopped = interrupted(3, name="stopped", signum=signal.SIGINT)
+    assert stopped.status == 128 + signal.SIGINT
+    progress = stopped.checkpoint()["task_state"]["progress"]
+    assert (progress["epoch"], progress["step"]) == (0, 4)  # the third batch is the first half of an update
+    assert "in epoch 1, after 4 of 6 batches" in stopped.err
+    assert f"--config {stopped.folder}/args.yaml --resume {stopped.folder}/last.pth.tar" in stopped.err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_printed_command_resumes_in_place(interrupted, train):
+    whole = interrupted(-1, name="whole")
+    stopped = interrupted(5, name="stopped")
+    Eventful.at = -1
+    folder = stopped.folder
+    resumed = train("--config", folder / "args.yaml", "--resume", folder / "last.pth.tar", tiny=(), name="stopped")
+    assert resumed.status == 0, resumed.err
+    assert resumed.summary == whole.summary
+
+
+def test_resume_auto_finds_the_run_and_starts_anew_without_one(interrupted):
+    first = interrupted(4, "--resume", "auto", name="auto")
+    assert "starting anew" in first.out
+    again = interrupted(-1, "--resume", "auto", name="auto")
+    assert again.status == 0
+    assert "epoch 1, batch 5" in again.out
+    assert [row["epoch"] for row in again.summary] == [0, 1, 2]
+
+
+def test_a_finished_run_can_be_prolonged(train):
+    train("--epochs", "1", name="run")
+    longer = train("--epochs", "3", "--resume", "auto", name="run")
+    assert [row["epoch"] for row in longer.summary] == [0, 1, 2]
+
+
+def test_resuming_in_mid_epoch_needs_the_same_batches(interrupted):
+    stopped = interrupted(4, name="stopped")
+    other = interrupted(-1, "-b", "8", "--resume", stopped.folder / "last.pth.tar", name="other")
+    assert other.status == 2
+    assert "resume with the same data, batch size" in other.err
+
+
+def test_a_checkpoint_of_timms_own_script_resumes_as_timm_does(train, tmp_path):
+    first = train("--epochs", "1", name="first")
+    checkpoint = first.checkpoint()
+    plain = {key: checkpoint[key] for key in ("epoch", "arch", "state_dict", "optimizer", "version")}
+    torch.save(plain, tmp_path / "timm.pth.tar")
+    again = train("--epochs", "2", "--resume", tmp_path / "timm.pth.tar", name="again")
+    assert again.status == 0, again.err
+    assert [row["epoch"] for row in again.summary] == [1]
+    assert "as timm resumes" in again.out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "there is no such checkpoint"), (b"not a checkpoint", "cannot resume from")]
+)
+def test_a_missing_or_broken_checkpoint_is_refused(train, tmp_path, content, message):
+    path = tmp_path / "broken.pth.tar"
+    if content is not None:
+        path.write_bytes(content)
+    run = train("--resume", path)
+    assert run.status == 2
+    assert message in run.err

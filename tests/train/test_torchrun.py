@@ -1,0 +1,68 @@
+"""Two processes, started as a user starts them, see the batches and get the metrics of one."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from timm.utils.checkpoint_saver import load_checkpoint_metadata
+
+from .conftest import TINY
+
+LAUNCH = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone")
+
+
+def launch(folder, *argv, **options):
+    command = [*LAUNCH, "-m", "topk_registry", "train", *TINY, "--output", str(folder), "--experiment", "two", *argv]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options
+    )
+
+
+def rows(path: Path):
+    with open(path) as file:
+        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+
+
+@pytest.mark.slow
+def test_two_processes_get_the_metrics_of_one(train, tmp_path):
+    flags = (
+        "--loss",
+        "smooth_topk_svm",
+        "--loss-opt",
+        "k=3",
+        "--model-ema",
+        "--model-ema-decay",
+        "0.5",
+        "--epochs",
+        "3",
+    )
+    one = train(*flags)
+    # one process sees batches of 16, each of two sees 8 of the same 16
+    process = launch(tmp_path, *flags, "-b", "8", "-vb", "8")
+    out, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, out
+    two = rows(tmp_path / "two" / "summary.csv")
+    assert len(two) == len(one.summary) == 3
+    for ours, theirs in zip(one.summary, two, strict=True):
+        assert ours == pytest.approx(theirs, rel=2e-4), (ours, theirs)
+
+
+@pytest.mark.slow
+def test_sigterm_stops_both_processes_at_the_same_step(tmp_path):
+    process = launch(tmp_path, "--loss", "topk_nll", "--loss-opt", "k=3", "--epochs", "100000", "-b", "8")
+    summary = tmp_path / "two" / "summary.csv"
+    deadline = time.monotonic() + 200
+    while not summary.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=120)
+    assert "Nothing is lost" in out, out
+    state = load_checkpoint_metadata(tmp_path / "two" / "last.pth.tar")["task_state"]
+    assert len(state["progress"]["history"]) == len(rows(summary)) >= 1
+    assert len(state["random"]) == 2  # the streams of both

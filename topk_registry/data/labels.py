@@ -1,0 +1,100 @@
+"""The labels and the superclasses of any map-style data set, found without decoding its images."""
+
+import json
+from collections.abc import Sequence, Sized
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topk_registry.data.cifar100 import CLASSES, SUPERCLASSES
+
+Labels = NDArray[np.int64]
+
+
+def labels_of(dataset: Any) -> Labels:
+    """The label of every sample [N]; loads every sample of a data set that does not keep its labels apart."""
+    labels = kept_labels_of(dataset)
+    return _loaded_labels(dataset) if labels is None else labels
+
+
+def kept_labels_of(dataset: Any) -> Labels | None:
+    """The label of every sample [N], where the data set keeps them apart from its images.
+
+    torchvision's data sets do (``targets``, ``labels``), and timm's image folders and Hugging Face readers.
+    """
+    for name in ("targets", "labels"):
+        kept = getattr(dataset, name, None)
+        if kept is not None and not callable(kept):
+            return np.asarray(kept, np.int64)
+    reader = getattr(dataset, "reader", dataset)
+    if hasattr(reader, "samples"):
+        return np.asarray([target for _, target in reader.samples], np.int64)
+    if hasattr(reader, "iter_targets"):
+        return np.asarray(list(reader.iter_targets()), np.int64)
+    return None
+
+
+def class_names_of(dataset: Any) -> list[str] | None:
+    """The name of every class in order, where the data set tells."""
+    if getattr(dataset, "classes", None) is not None:
+        return [str(name) for name in dataset.classes]
+    index = getattr(getattr(dataset, "reader", dataset), "class_to_idx", None)
+    return [str(name) for name in sorted(index, key=index.__getitem__)] if index else None
+
+
+def is_indexed(dataset: object) -> bool:
+    """Whether samples can be picked by index: streams cannot."""
+    return hasattr(dataset, "__getitem__") and isinstance(dataset, Sized) and not hasattr(dataset, "__iter__")
+
+
+def class_counts(labels: Labels, num_classes: int) -> list[int]:
+    """How many samples each class has [num_classes]; a label out of range is an error that names it."""
+    if len(labels) and not (labels.min() >= 0 and labels.max() < num_classes):
+        wrong = labels.min() if labels.min() < 0 else labels.max()
+        raise ValueError(f"the data has label {wrong}, expected labels in [0, {num_classes - 1}]; see --num-classes")
+    return np.bincount(labels, minlength=num_classes).tolist()
+
+
+def superclasses_of(dataset: Any, file: str | Path | None = None) -> list[int]:
+    """The superclass of every class [n]: from a file, from the data set itself, or CIFAR-100's published ones.
+
+    A file is JSON: a list with the superclass of each class in order, or an object from class name to superclass.
+    """
+    classes = class_names_of(dataset)
+    if file:
+        return _numbered(_read(Path(file), classes))
+    if getattr(dataset, "superclasses", None) is not None:
+        return _numbered(dataset.superclasses)
+    if classes == CLASSES:
+        return SUPERCLASSES
+    raise ValueError(
+        "this data set has no known superclasses: pass --superclasses FILE, a JSON list with the superclass of each "
+        "class in order, or a JSON object from class name to superclass"
+    )
+
+
+def _read(file: Path, classes: Sequence[str] | None) -> list[object]:
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if isinstance(content, list):
+        return content
+    if not isinstance(content, dict) or classes is None:
+        raise ValueError(f"{file} must hold a list, one superclass a class (this data set does not name its classes)")
+    missing = [name for name in classes if name not in content]
+    if missing:
+        raise ValueError(f"{file} has no superclass for {len(missing)} of the classes, the first is {missing[0]!r}")
+    return [content[name] for name in classes]
+
+
+def _numbered(superclasses: Sequence[object]) -> list[int]:
+    number = {name: i for i, name in enumerate(dict.fromkeys(superclasses))}
+    return [number[name] for name in superclasses]
+
+
+def _loaded_labels(dataset: Any) -> Labels:
+    transform, dataset.transform = getattr(dataset, "transform", None), None
+    try:
+        return np.asarray([dataset[i][1] for i in range(len(dataset))], np.int64)
+    finally:
+        dataset.transform = transform

@@ -1,0 +1,113 @@
+"""Harder versions of a data set: label noise, long tails, small balanced subsets, and a held-out part.
+
+Every recipe works on the array of labels and returns indices or new labels; :class:`Selection` applies them to a data
+set without copying it. All are drawn from a seed.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topk_registry.data.labels import Labels
+
+Indices = NDArray[np.int64]
+PARETO_ALPHA = 6.0
+
+
+class Selection:
+    """Samples of a data set by index, with other labels where ``noisy`` says so.
+
+    Args:
+        dataset: a map-style data set of (image, label).
+        indices: which samples, in order [M].
+        labels: the data set's own labels [N].
+        noisy: the labels to train on [N], by default the data set's own.
+    """
+
+    def __init__(self, dataset: Any, indices: Indices, labels: Labels, noisy: Labels | None = None) -> None:
+        self.dataset = dataset
+        self.indices = indices
+        self._true = labels[indices]
+        self.targets = self._true if noisy is None else noisy[indices]
+        for name in ("classes", "superclasses"):
+            if hasattr(dataset, name):
+                setattr(self, name, getattr(dataset, name))
+
+    @property
+    def transform(self) -> Any:
+        return self.dataset.transform
+
+    @transform.setter
+    def transform(self, transform: Any) -> None:
+        self.dataset.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        image, label = self.dataset[int(self.indices[index])]
+        # timm's readers put the next sample in the place of an unreadable one: then the label is that sample's
+        return (image, int(self.targets[index])) if label == self._true[index] else (image, label)
+
+
+def noisy_labels(labels: Labels, superclasses: Sequence[int], p: float, *, seed: int) -> Labels:
+    """Labels [N] of which a share ``p`` was drawn anew, uniformly within their superclass (Berrada et al. 2018, 5.1).
+
+    At ``p = 1`` a label tells the superclass and nothing more. The label itself is among those drawn.
+    """
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"label noise must be in [0, 1], got {p!r}")
+    family = np.asarray(superclasses)
+    members = [np.flatnonzero(family == s) for s in family]
+    rng = np.random.default_rng([seed, 11])
+    redrawn = rng.random(len(labels)) < p
+    place = rng.random(len(labels))
+    drawn = [members[c][int(u * len(members[c]))] for c, u in zip(labels, place, strict=True)]
+    return np.where(redrawn, np.asarray(drawn, np.int64), labels)
+
+
+def long_tail_counts(counts: Sequence[int], profile: str, factor: float) -> list[int]:
+    """How many samples to keep of each class [n], from all of class 0 down to a ``factor``-th of it for the last class.
+
+    With u = c / (n - 1): ``exp`` keeps factor^-u (Cui et al. 2019), ``pareto`` keeps
+    (1 + u (factor^(1/alpha) - 1))^-alpha with alpha = 6 (Liu et al. 2019). Never more than there are, and at least one.
+    """
+    if not factor >= 1.0:
+        raise ValueError(f"the imbalance factor must be at least 1, got {factor!r}")
+    u = np.linspace(0.0, 1.0, len(counts))
+    if profile == "exp":
+        share = factor**-u
+    elif profile == "pareto":
+        share = (1 + u * (factor ** (1 / PARETO_ALPHA) - 1)) ** -PARETO_ALPHA
+    else:
+        raise ValueError(f"the long tail must be 'pareto' or 'exp', got {profile!r}")
+    kept = np.maximum(1, np.rint(max(counts) * share).astype(int))
+    return np.minimum(kept, counts).tolist()
+
+
+def fraction_counts(counts: Sequence[int], fraction: float) -> list[int]:
+    """The same ``fraction`` of each class [n], rounded, and at least one sample of a class that has any."""
+    if not 0.0 < fraction <= 1.0:
+        raise ValueError(f"the fraction must be in (0, 1], got {fraction!r}")
+    return [min(count, max(1, round(fraction * count))) for count in counts]
+
+
+def pick(labels: Labels, counts: Sequence[int], *, seed: int) -> Indices:
+    """``counts[c]`` random samples of each class c, as sorted indices; more samples extend fewer."""
+    rng = np.random.default_rng([seed, 13])
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]  # by class, in random order within each
+    start = np.searchsorted(labels[order], np.arange(len(counts)))
+    chosen = [order[first : first + count] for first, count in zip(start, counts, strict=True)]
+    return np.sort(np.concatenate(chosen))
+
+
+def hold_out(labels: Labels, counts: Sequence[int], fraction: float, *, seed: int) -> tuple[Indices, Indices]:
+    """Split into (rest, held out): the same ``fraction`` of each class is held out."""
+    if not 0.0 < fraction < 1.0:
+        raise ValueError(f"the held-out fraction must be in (0, 1), got {fraction!r}")
+    held = pick(labels, fraction_counts(counts, fraction), seed=seed)
+    rest = np.setdiff1d(np.arange(len(labels)), held)
+    return rest, held

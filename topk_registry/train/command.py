@@ -1,0 +1,23 @@
+"""``timm train``, up to the point where torch is needed."""
+
+import os
+from collections.abc import Sequence
+
+from topk_registry import registry
+from topk_registry.errors import BrokenPluginError
+from topk_registry.train.arguments import parse_args
+from topk_registry.train.scripts import ENVIRONMENT, run_timm, split_arguments
+
+
+def main(argv: Sequence[str]) -> int:
+    ours, theirs = split_arguments(argv, prog="timm train", flag="--train-script")
+    script = ours.script or os.environ.get(ENVIRONMENT, "")
+    if script:
+        return run_timm(script, theirs, ours)
+    args = parse_args(argv)
+    info = registry.loss_info(args.loss)  # a misspelt name is an error here, before anything slow
+    if info.status == "broken":
+        raise BrokenPluginError(f"loss {args.loss!r} of {info.distribution} is broken: {info.error}")
+    from topk_registry.train.run import train
+
+    return train(args)

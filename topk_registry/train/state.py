@@ -1,0 +1,180 @@
+"""What a run saves beside the weights, and how it goes on from there bit for bit.
+
+timm's ``CheckpointSaver`` writes the file (beside the old one, then renamed), timm's ``resume_task_checkpoint`` reads
+it; our part travels in the task's own state: the loss and its buffers, the schedule, every random stream of every
+process, the history, and the place in the epoch. It is made of plain types, so that loading executes no code.
+"""
+
+import os
+import random
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from timm.task import ClassificationTask
+from timm.utils import CheckpointSaver
+from torch import distributed as dist
+from torch import nn
+
+from topk_registry.train.errors import SaveError, TrainError
+
+LAST = "last.pth.tar"
+Row = dict[str, float]
+
+
+@dataclass
+class Progress:
+    """Where a run is: the epoch, the batches done in it, and what has been measured so far."""
+
+    epoch: int = 0
+    step: int = 0
+    steps_per_epoch: int = 0
+    loss_sum: float = 0.0
+    samples: int = 0
+    history: list[Row] = field(default_factory=list)
+    best: float | None = None
+    best_epoch: int | None = None
+    stale: int = 0
+
+    def next_epoch(self) -> None:
+        self.epoch, self.step, self.loss_sum, self.samples = self.epoch + 1, 0, 0.0, 0
+
+    def note(self, value: float, *, decreasing: bool) -> None:
+        """Keep the best value of the evaluation metric, and count the evaluations since."""
+        if self.best is None or (value < self.best if decreasing else value > self.best):
+            self.best, self.best_epoch, self.stale = value, self.epoch, 0
+        else:
+            self.stale += 1
+
+
+class RegistryTask(ClassificationTask):
+    """timm's classification task, whose checkpoints hold the loss and the run's state too."""
+
+    criterion: nn.Module
+    run_state: dict[str, Any]
+
+    def __init__(self, model: nn.Module, criterion: nn.Module, **settings: Any) -> None:
+        super().__init__(model, criterion, **settings)
+        self.run_state = {}
+        self.loaded_state: dict[str, Any] | None = None
+
+    def get_task_state(self, module: nn.Module | None = None, ema: bool = False) -> dict[str, Any]:
+        return {} if ema else {"criterion": self.criterion.state_dict(), **self.run_state}
+
+    def load_task_state(
+        self, state: dict[str, Any] | None, strict: bool = True, module: nn.Module | None = None, ema: bool = False
+    ) -> None:
+        if state and not ema:
+            self.loaded_state = state
+            self.criterion.load_state_dict(state.get("criterion", {}), strict=strict)
+
+
+def snapshot(task: RegistryTask, progress: Progress, scheduler: Any, loss: dict[str, Any]) -> None:
+    """Put the run's state into the task; every process must call it."""
+    task.run_state = {
+        "loss": loss,
+        "progress": asdict(progress),
+        "scheduler": [_plain(vars(part)) for part in _schedulers(scheduler)],
+        "random": _all_ranks(random_state()),
+    }
+
+
+def restore(task: RegistryTask, progress: Progress, scheduler: Any, *, rank: int, world: int) -> bool:
+    """Go on from the state that a checkpoint brought; False if it brought none (a checkpoint of timm's script)."""
+    state = task.loaded_state
+    if not state or "progress" not in state:
+        return False
+    saved = Progress(**state["progress"])
+    if saved.step and saved.steps_per_epoch != progress.steps_per_epoch:
+        raise TrainError(
+            f"the checkpoint was saved after {saved.step} of {saved.steps_per_epoch} batches of an epoch, which has "
+            f"{progress.steps_per_epoch} now: resume with the same data, batch size and number of processes"
+        )
+    saved.steps_per_epoch = progress.steps_per_epoch
+    progress.__dict__.update(vars(saved))
+    for part, values in zip(_schedulers(scheduler), state["scheduler"], strict=True):
+        vars(part).update(values)
+    if len(state["random"]) == world:  # else each process begins a stream of its own
+        set_random_state(state["random"][rank])
+    return True
+
+
+def random_state() -> dict[str, Any]:
+    """The random streams of Python, NumPy and PyTorch in this process, as plain types and tensors."""
+    name, keys, *rest = np.random.get_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": cuda,
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+class Checkpoints:
+    """Writes checkpoints into a run's folder; a failed write leaves the last good one in its place."""
+
+    def __init__(self, saver: CheckpointSaver) -> None:
+        self.saver = saver
+        self.last = os.path.join(saver.checkpoint_dir, LAST)
+
+    def epoch(self, epoch: int, metric: float | None) -> None:
+        """After an epoch: ``last``, one of the best, ``model_best``."""
+        self._guarded(lambda: self.saver.save_checkpoint(epoch, metric=metric))
+
+    def now(self, epoch: int, step: int) -> None:
+        """In the middle of an epoch: ``last`` alone."""
+
+        def write() -> None:
+            self.saver.save_recovery(epoch, batch_idx=step)
+            os.replace(self.saver.curr_recovery_file, self.last)
+
+        self._guarded(write)
+
+    def recovery(self, epoch: int, step: int) -> None:
+        self._guarded(lambda: self.saver.save_recovery(epoch, batch_idx=step))
+
+    def _guarded(self, write: Any) -> None:
+        try:
+            write()
+        except (OSError, RuntimeError) as error:  # PyTorch's archive writer reports a full disk as a RuntimeError
+            for half in ("tmp.pth.tar", "recovery_tmp.pth.tar"):
+                path = os.path.join(self.saver.checkpoint_dir, half)
+                if os.path.exists(path):
+                    os.remove(path)
+            kept = f"; the checkpoint before it is whole: {self.last}" if os.path.exists(self.last) else ""
+            raise SaveError(f"could not write a checkpoint to {self.saver.checkpoint_dir}: {error}{kept}") from error
+
+
+def _schedulers(scheduler: Any) -> list[Any]:
+    """timm's scheduler, and the one of PyTorch that its plateau schedule keeps its counts in."""
+    return [part for part in (scheduler, getattr(scheduler, "lr_scheduler", None)) if part is not None]
+
+
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    def is_plain(value: object) -> bool:
+        if isinstance(value, (list, tuple)):
+            return all(map(is_plain, value))
+        if isinstance(value, dict):
+            return all(map(is_plain, value.values()))
+        return value is None or isinstance(value, (bool, int, float, str, torch.Tensor))
+
+    return {name: value for name, value in state.items() if is_plain(value)}
+
+
+def _all_ranks(value: Any) -> list[Any]:
+    if not (dist.is_available() and dist.is_initialized()):
+        return [value]
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered
