@@ -11,7 +11,6 @@ from topk_registry.classifier import num_classes_of
 from topk_registry.ops.ksubset import topk_label_margins, topk_marginals
 from topk_registry.ops.ksubset.static import static_marginals
 
-
 # torch 2.6 tells compiling and exporting not apart: there both take the form that is exported
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
