@@ -25,12 +25,14 @@ def model():
     return timm.create_model("test_resnet", num_classes=7)
 
 
-def save(model, folder, ema=None, **args):
+def save(trained, folder, *, ema=None, **args):
     """A checkpoint as timm's training script leaves it; ``model_best.pth.tar`` in the folder."""
-    model.pretrained_cfg["architecture"] = "test_resnet"
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trained.pretrained_cfg["architecture"] = "test_resnet"
+    optimizer = torch.optim.SGD(trained.parameters(), 0.1)
     namespace = argparse.Namespace(**{**RUN, **args})
-    saver = CheckpointSaver(model, optimizer, args=namespace, checkpoint_dir=folder, recovery_dir=folder, model_ema=ema)
+    saver = CheckpointSaver(
+        trained, optimizer, args=namespace, checkpoint_dir=folder, recovery_dir=folder, model_ema=ema
+    )
     saver.save_checkpoint(0, metric=1.0)
 
 
