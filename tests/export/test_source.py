@@ -101,11 +101,12 @@ def test_a_normalised_classifier_is_put_back(model, tmp_path):
 
 def test_what_changes_a_models_arithmetic_is_put_back(tmp_path):
     model = timm.create_model("test_efficientnet", num_classes=7, in_chans=1, bn_eps=0.1)
-    save(model, tmp_path, model="test_efficientnet", in_chans=1, bn_eps=0.1)
+    save(model, tmp_path, model="test_efficientnet", input_size=(1, 64, 64), mean=(0.5,), std=(0.2,), bn_eps=0.1)
     x = torch.randn(2, 1, 64, 64)
     source = load_source(tmp_path)
     torch.testing.assert_close(source.model.eval()(x), model.eval()(x))
-    assert source.preprocess.color == "L"
+    assert (source.preprocess.color, list(source.preprocess.input_size)) == ("L", [1, 64, 64])
+    assert (source.preprocess.mean, source.preprocess.std) == ((0.5,), (0.2,))
 
 
 def test_the_trainers_own_model():
