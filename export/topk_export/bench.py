@@ -44,7 +44,7 @@ def measure(
     repeats: int = 200,
     tf32: bool | None = None,
 ) -> Timing | None:
-    """Time runs of one batch size with inputs and outputs bound to the device; None where the batch is fixed otherwise."""
+    """Time runs of one batch size through buffers on the device; None where the model's batch is another, fixed one."""
     session = open_session(path, device=device, require_gpu=device != "cpu", threads=threads, tf32=tf32)
     metadata = Metadata.from_props(session.get_modelmeta().custom_metadata_map, str(path))
     fixed = session.get_inputs()[0].shape[0]

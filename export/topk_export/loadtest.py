@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -23,8 +24,8 @@ from PIL import Image
 MAX_REQUESTS, MAX_CONCURRENCY, MAX_SECONDS = 10_000, 64, 120.0
 
 
-def run(url: str, body: bytes, *, requests: int, concurrency: int, seconds: float) -> dict:
-    """Send up to ``requests`` predictions from ``concurrency`` threads within ``seconds``; what came back, and how fast."""
+def run(url: str, body: bytes, *, requests: int, concurrency: int, seconds: float) -> dict[str, Any]:
+    """Send up to ``requests`` images from ``concurrency`` threads within ``seconds``; what came back, and how fast."""
     host, port = _loopback(url)
     lock, statuses, times = threading.Lock(), Counter(), []
     start = time.perf_counter()

@@ -161,4 +161,4 @@ def _from_array(array: np.ndarray) -> Image.Image:
         raise ImageError(
             f"an image array must be uint8 [height, width] or [height, width, 3], got {array.dtype} {list(array.shape)}"
         )
-    return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array)
+    return Image.fromarray(array.squeeze(2) if array.shape[2:] == (1,) else array)
