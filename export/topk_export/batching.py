@@ -1,15 +1,23 @@
 """Dynamic batching: requests that arrive together are run together."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 
 class OverloadedError(RuntimeError):
-    """The queue is full."""
+    """No room for another input, or the server is shutting down."""
+
+
+class _Waiting(NamedTuple):
+    x: np.ndarray
+    since: float
+    answer: "asyncio.Future[dict[str, np.ndarray]]"
 
 
 class Batcher:
@@ -36,82 +44,81 @@ class Batcher:
         on_batch: Callable[[int], None] = lambda size: None,
     ) -> None:
         self._run, self._max_batch, self._max_delay, self._on_batch = run, max_batch, max_delay, on_batch
-        self._queue: asyncio.Queue[tuple[np.ndarray, asyncio.Future[Any]]] = asyncio.Queue(max_queue)
+        self._queue: deque[_Waiting] = deque()
+        self._max_queue = max_queue
+        self._news = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="inference")
         self._task: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> int:
-        return self._queue.qsize()
+        return len(self._queue)
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._work())
 
     async def stop(self) -> None:
         """Stop; whoever still waits is told."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        while not self._queue.empty():
-            _settle(self._queue.get_nowait()[1], error=OverloadedError("the server is shutting down"))
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        _fail(self._queue, _closing())
+        self._queue.clear()
         self._thread.shutdown()
 
     async def __call__(self, x: np.ndarray) -> dict[str, np.ndarray]:
         """The outputs of one input [1, ...], each [1, ...]."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        try:
-            self._queue.put_nowait((x, future))
-        except asyncio.QueueFull:
-            raise OverloadedError(f"{self._queue.maxsize} requests are waiting already") from None
-        return await future
+        if self._task is None:
+            raise _closing()
+        if len(self._queue) >= self._max_queue:
+            raise OverloadedError(f"{self._max_queue} requests are waiting already")
+        loop = asyncio.get_running_loop()
+        item = _Waiting(x, loop.time(), loop.create_future())
+        self._queue.append(item)
+        self._news.set()
+        return await item.answer
 
     async def _work(self) -> None:
         while True:
-            batch = [await self._queue.get()]
-            try:
-                await self._gather(batch)
-                await self._answer([item for item in batch if not item[1].done()])
-            except asyncio.CancelledError:
-                for _, future in batch:
-                    _settle(future, error=OverloadedError("the server is shutting down"))
-                raise
+            if batch := await self._next():
+                self._on_batch(len(batch))
+                await self._answer(batch)
 
-    async def _gather(self, batch: list[Any]) -> None:
-        end = asyncio.get_running_loop().time() + self._max_delay
-        while len(batch) < self._max_batch:
-            try:
-                batch.append(self._queue.get_nowait())
-                continue
-            except asyncio.QueueEmpty:
-                left = end - asyncio.get_running_loop().time()
-            if left <= 0:
-                return
-            try:
-                batch.append(await asyncio.wait_for(self._queue.get(), left))
-            except TimeoutError:
-                return
-            except asyncio.TimeoutError:
-                return
+    async def _next(self) -> list[_Waiting]:
+        """The next batch without those whose callers have gone; inputs stay in the queue until it leaves."""
+        await self._arrived(1)
+        left = self._queue[0].since + self._max_delay - asyncio.get_running_loop().time()
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._arrived(self._max_batch), max(left, 0.0))
+        batch = [self._queue.popleft() for _ in range(min(self._max_batch, len(self._queue)))]
+        return [item for item in batch if not item.answer.done()]
 
-    async def _answer(self, batch: list[Any]) -> None:
-        if not batch:
-            return
-        self._on_batch(len(batch))
-        joined = np.concatenate([x for x, _ in batch])
+    async def _arrived(self, count: int) -> None:
+        while len(self._queue) < count:
+            self._news.clear()
+            await self._news.wait()
+
+    async def _answer(self, batch: list[_Waiting]) -> None:
+        joined = np.concatenate([item.x for item in batch])
         try:
             outputs = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, joined)
+        except asyncio.CancelledError:
+            _fail(batch, _closing())
+            raise
         except Exception as error:
-            for _, future in batch:
-                _settle(future, error=error)
+            _fail(batch, error)
             return
-        for i, (_, future) in enumerate(batch):
-            _settle(future, {name: value[i : i + 1] for name, value in outputs.items()})
+        for i, item in enumerate(batch):
+            if not item.answer.done():
+                item.answer.set_result({name: value[i : i + 1] for name, value in outputs.items()})
 
 
-def _settle(future: "asyncio.Future[Any]", value: Any = None, *, error: Exception | None = None) -> None:
-    if future.done():  # its caller has gone
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(value)
+def _closing() -> OverloadedError:
+    return OverloadedError("the server is shutting down")
+
+
+def _fail(items: Iterable[_Waiting], error: Exception) -> None:
+    for item in items:
+        if not item.answer.done():
+            item.answer.set_exception(error)

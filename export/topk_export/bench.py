@@ -82,7 +82,7 @@ def _head(path: str | Path, metadata: Metadata, batch: int, **options: Any) -> A
 
 
 def _timer(session: Any, x: np.ndarray) -> Any:
-    run = BoundRunner(session, x.shape, x.dtype)
+    run = BoundRunner(session, x.shape)
     for _ in range(WARM_UP):
         run(x)
 

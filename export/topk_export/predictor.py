@@ -5,7 +5,8 @@ for prediction in predictor(["a.jpg", "b.jpg"]):
     print(prediction.top[0].name, prediction.top[0].marginal)
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 from topk_export.errors import ModelFileError
 from topk_export.metadata import Metadata
 from topk_export.preprocess import MAX_PIXELS, read_image
-from topk_export.runtime import BoundRunner, device_of, open_session
+from topk_export.runtime import TYPES, BoundRunner, device_of, open_session
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ class Predictor:
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"tensorrt"``.
         require_gpu: raise :class:`~topk_export.DeviceError` rather than run on the CPU.
         threads: CPU threads of one run.
-        cuda_graph: on a GPU, capture the model as a CUDA graph; batches are then padded to one size.
+        bound_batch: run everything in batches of this one size, padded, through buffers that stay on the device
+            (onnxruntime's IOBinding); such a predictor serves one thread at a time.
+        cuda_graph: on a GPU, capture the model as a CUDA graph; needs ``bound_batch``.
         max_pixels: images with more pixels are refused before they are decoded.
         exif: turn images as their EXIF orientation says. timm's evaluation does not, so the default is off.
     """
@@ -62,22 +65,25 @@ class Predictor:
         device: str = "auto",
         require_gpu: bool = False,
         threads: int | None = None,
+        bound_batch: int | None = None,
         cuda_graph: bool = False,
         max_pixels: int = MAX_PIXELS,
         exif: bool = False,
     ) -> None:
+        if cuda_graph and bound_batch is None:
+            raise ValueError("cuda_graph needs bound_batch: a CUDA graph has one batch size")
         self.session = open_session(
             path, device=device, require_gpu=require_gpu, threads=threads, cuda_graph=cuda_graph
         )
         self.metadata = Metadata.from_props(self.session.get_modelmeta().custom_metadata_map, str(path))
         self.device = device_of(self.session)
+        if cuda_graph and self.device == "cpu":
+            warnings.warn("cuda_graph has no effect on the CPU", RuntimeWarning, stacklevel=2)
         self.max_pixels, self.exif = max_pixels, exif
         self._input = self.session.get_inputs()[0]
-        self._outputs = [output.name for output in self.session.get_outputs()]
-        fixed = self._input.shape[0]
-        self.fixed_batch = fixed if isinstance(fixed, int) else None
-        self._cuda_graph = cuda_graph and self.device != "cpu"
-        self._bound: BoundRunner | None = None
+        self._outputs = {output.name: output for output in self.session.get_outputs()}
+        self.batch_size = self._fixed(bound_batch)
+        self._bound = None if bound_batch is None else BoundRunner(self.session, (bound_batch, *self.input_shape))
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -100,11 +106,10 @@ class Predictor:
                 f"the model takes {np.dtype(wanted)} [batch, {', '.join(map(str, self.input_shape))}], "
                 f"got {batch.dtype} {list(batch.shape)}"
             )
-        if self.fixed_batch is None:
-            return self._run(batch)
-        parts = [self._padded(batch[i : i + self.fixed_batch]) for i in range(0, len(batch), self.fixed_batch)]
-        parts = parts or [{name: v[:0] for name, v in self._padded(batch).items()}]
-        return {name: np.concatenate([part[name] for part in parts]) for name in self._outputs}
+        size = self.batch_size or max(1, len(batch))
+        parts = [self._run(batch[start : start + size]) for start in range(0, len(batch), size)]
+        columns = zip(*parts, strict=True) if parts else ([_empty(output)] for output in self._outputs.values())
+        return {name: np.concatenate(list(column)) for name, column in zip(self._outputs, columns, strict=True)}
 
     def predict(
         self, images: Iterable[Any], *, batch_size: int = 32, coverage: float | None = None
@@ -156,29 +161,27 @@ class Predictor:
     def _ranked(self, i: Any, marginals: np.ndarray, share: np.ndarray) -> Ranked:
         return Ranked(int(i), self.metadata.class_names[i], float(marginals[i]), float(share[i]))
 
-    def _padded(self, batch: np.ndarray) -> dict[str, np.ndarray]:
-        assert self.fixed_batch is not None
-        more = self.fixed_batch - len(batch)
-        full = np.concatenate((batch, np.zeros((more, *batch.shape[1:]), batch.dtype))) if more else batch
-        return {name: value[: len(batch)] for name, value in self._run(full).items()}
+    def _fixed(self, bound_batch: int | None) -> int | None:
+        """The one size of all runs: the model's own, or the bound one; None where any will do."""
+        own = self._input.shape[0]
+        if not isinstance(own, int):
+            return bound_batch
+        if bound_batch not in (None, own):
+            raise ValueError(f"the model has a fixed batch size of {own}, bound_batch is {bound_batch}")
+        return own
 
-    def _run(self, batch: np.ndarray) -> dict[str, np.ndarray]:
-        if self._cuda_graph:
-            values: Sequence[np.ndarray] = self._run_bound(batch)
-        else:
-            values = self.session.run(self._outputs, {self._input.name: batch})
-        return dict(zip(self._outputs, values, strict=True))
+    def _run(self, part: np.ndarray) -> list[np.ndarray]:
+        """One run, the batch padded to its size where that is fixed."""
+        n = len(part)
+        if self.batch_size is not None and n < self.batch_size:
+            part = np.concatenate((part, np.zeros((self.batch_size - n, *part.shape[1:]), part.dtype)))
+        if self._bound is not None:
+            return [value[:n].copy() for value in self._bound(part)]
+        return [value[:n] for value in self.session.run(list(self._outputs), {self._input.name: part})]
 
-    def _run_bound(self, batch: np.ndarray) -> list[np.ndarray]:
-        if self._bound is None:
-            self._bound, self._bound_size = BoundRunner(self.session, batch.shape, batch.dtype), len(batch)
-        size = self._bound_size
-        results = []
-        for start in range(0, len(batch), size):
-            part = batch[start : start + size]
-            full = np.concatenate((part, np.zeros((size - len(part), *part.shape[1:]), part.dtype)))
-            results.append([value[: len(part)].copy() for value in self._bound(full)])
-        return [np.concatenate(column) for column in zip(*results, strict=True)]
+
+def _empty(output: Any) -> np.ndarray:
+    return np.zeros((0, *output.shape[1:]), TYPES[output.type])
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

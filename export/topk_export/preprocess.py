@@ -77,8 +77,7 @@ class Preprocess:
         """An image as uint8 [height, width, channels] of the input size."""
         if self.color not in COLORS.values():
             raise ImageError(f"the model takes {self.input_size[0]} channels: feed arrays, not images")
-        image = image if image.mode == self.color else image.convert(self.color)
-        resized = self._resize(image)
+        resized = self._resize(_convert(image, self.color))
         fill = tuple(round(255 * v) for v in self.mean) if self.crop_mode == "border" else (0,) * len(self.mean)
         array = np.asarray(_center(resized, self.input_size[1], self.input_size[2], fill), dtype=np.uint8)
         return array if array.ndim == 3 else array[..., None]
@@ -106,7 +105,15 @@ class Preprocess:
             short = min(h, w)
             size = (scale_h, int(scale_h * w / short)) if h == short else (int(scale_h * h / short), scale_h)
         size = max(1, size[0]), max(1, size[1])
+        if size[0] * size[1] > MAX_PIXELS:  # a strip of 1 x 60000 pixels is a small file and a large resize
+            raise ImageTooLargeError(f"{w} x {h} pixels would be resized to {size[1]} x {size[0]}: too long a strip")
         return image if size == (h, w) else image.resize((size[1], size[0]), RESAMPLE[self.interpolation])
+
+
+def _convert(image: Image.Image, color: str) -> Image.Image:
+    if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+        image = image.convert("RGBA")  # the same pixels, without Pillow's warning
+    return image if image.mode == color else image.convert(color)
 
 
 def _center(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) -> Image.Image:
@@ -114,7 +121,7 @@ def _center(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) 
     more_h, more_w = max(0, height - image.height), max(0, width - image.width)
     if more_h or more_w:
         border = more_w // 2, more_h // 2, (more_w + 1) // 2, (more_h + 1) // 2
-        image = ImageOps.expand(image, border, fill if len(fill) > 1 else fill[0])
+        image = ImageOps.expand(image, border, fill[0] if len(fill) == 1 else fill)
     top, left = round((image.height - height) / 2), round((image.width - width) / 2)
     return image.crop((left, top, left + width, top + height))
 
@@ -143,7 +150,7 @@ def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False)
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageTooLargeError(f"{name}: more than {max_pixels} pixels are not decoded: {error}") from error
+        raise ImageTooLargeError(f"{name} has too many pixels: {error}") from error
     except FileNotFoundError as error:
         raise ImageError(f"{name} does not exist") from error
     except Image.UnidentifiedImageError as error:

@@ -14,6 +14,7 @@ import numpy as np
 from topk_export.errors import DeviceError, ModelFileError
 
 DEVICES = ("auto", "cpu", "cuda", "tensorrt")
+TYPES = {"tensor(float)": np.float32, "tensor(uint8)": np.uint8, "tensor(int64)": np.int64}
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
 
 
@@ -136,15 +137,16 @@ def _be_honest(session: Any, device: str, require_gpu: bool, *, wanted: str) -> 
 class BoundRunner:
     """Runs of one fixed shape through inputs and outputs that stay on the device, as a CUDA graph needs them."""
 
-    def __init__(self, session: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    def __init__(self, session: Any, shape: tuple[int, ...]) -> None:
         ort = import_onnxruntime()
         kind = "cpu" if device_of(session) == "cpu" else "cuda"
+        (source,) = session.get_inputs()
         self._session, self._binding = session, session.io_binding()
-        self._input = ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), kind, 0)
-        self._binding.bind_ortvalue_input(session.get_inputs()[0].name, self._input)
+        self._input = ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, TYPES[source.type]), kind, 0)
+        self._binding.bind_ortvalue_input(source.name, self._input)
         for output in session.get_outputs():
-            wide = np.int64 if output.type == "tensor(int64)" else np.float32
-            value = ort.OrtValue.ortvalue_from_shape_and_type((shape[0], *output.shape[1:]), wide, kind, 0)
+            full = (shape[0], *output.shape[1:])
+            value = ort.OrtValue.ortvalue_from_shape_and_type(full, TYPES[output.type], kind, 0)
             self._binding.bind_ortvalue_output(output.name, value)
 
     def __call__(self, x: np.ndarray) -> list[np.ndarray]:

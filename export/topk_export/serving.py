@@ -20,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from pydantic import BaseModel
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
+from starlette.requests import ClientDisconnect
 
 from topk_export.batching import Batcher, OverloadedError
 from topk_export.errors import ImageError, ImageTooLargeError
@@ -109,27 +110,30 @@ def create_app(predictor: Predictor, limits: Limits = Limits()) -> FastAPI:
         on_batch=metrics.batches.observe,
     )
     metrics.waiting.set_function(lambda: batcher.waiting)
+    room = asyncio.Semaphore(limits.queue)
     decoders = ThreadPoolExecutor(limits.decoders, thread_name_prefix="decode")
-    ready = asyncio.Event()
+    warm_up = WarmUp(predictor, batcher)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         batcher.start()
-        warm_up = asyncio.create_task(_warm_up(predictor, batcher, ready))
+        warm_up.start()
         yield
-        ready.clear()
-        warm_up.cancel()
+        await warm_up.stop()
         await batcher.stop()
         decoders.shutdown()
 
     app = FastAPI(title="topk-registry", description=_describe(predictor), lifespan=lifespan)
-    app.state.metrics = metrics
 
     @app.middleware("http")
     async def count(request: Request, call_next: Any) -> Response:
-        response = await call_next(request)
-        route = getattr(request.scope.get("route"), "path", "other")
-        metrics.requests.labels(route, response.status_code).inc()
+        status = 500
+        try:
+            response = await call_next(request)
+            status = response.status_code
+        finally:
+            route = getattr(request.scope.get("route"), "path", "other")
+            metrics.requests.labels(route, status).inc()
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
 
@@ -139,12 +143,15 @@ def create_app(predictor: Predictor, limits: Limits = Limits()) -> FastAPI:
 
         With ``coverage``, also the fewest classes whose softmax shares reach it.
         """
-        if not ready.is_set():
-            raise HTTPException(503, "the model is warming up", {"Retry-After": "1"})
+        if problem := warm_up.problem():
+            raise _try_later(problem)
+        if room.locked():
+            raise _try_later(f"{limits.queue} requests are in progress already")
         start = time.perf_counter()
-        body = await _image_bytes(request, limits)
-        x = await _decode(predictor, body, decoders)
-        outputs = await _infer(batcher, x)
+        async with room:
+            body = await _image_bytes(request, limits)
+            x = await _decode(predictor, body, decoders)
+            outputs = await _infer(batcher, x)
         prediction = predictor.rank(outputs, coverage=coverage)[0]
         seconds = time.perf_counter() - start
         metrics.seconds.observe(seconds)
@@ -157,11 +164,11 @@ def create_app(predictor: Predictor, limits: Limits = Limits()) -> FastAPI:
 
     @app.get("/readyz", responses={503: {"model": Problem}})
     async def readiness() -> dict[str, str]:
-        """The model has run, and the queue has room."""
-        if not ready.is_set():
-            raise HTTPException(503, "the model is warming up")
-        if batcher.waiting >= limits.queue:
-            raise HTTPException(503, "the queue is full")
+        """The model has run, and there is room for a request."""
+        if problem := warm_up.problem():
+            raise _try_later(problem)
+        if room.locked():
+            raise _try_later("busy")
         return {"status": "ready"}
 
     @app.get("/metrics", include_in_schema=False)
@@ -186,10 +193,35 @@ def _describe(predictor: Predictor) -> str:
     return f"{meta.backbone or 'A classifier'} of {meta.num_classes} classes with exact top-{meta.k} probabilities."
 
 
-async def _warm_up(predictor: Predictor, batcher: Batcher, ready: asyncio.Event) -> None:
-    kind = np.uint8 if predictor.metadata.in_graph else np.float32
-    await batcher(np.zeros((1, *predictor.input_shape), kind))
-    ready.set()
+class WarmUp:
+    """A first run of the model, in the background: it allocates, and on a GPU may compile."""
+
+    def __init__(self, predictor: Predictor, batcher: Batcher) -> None:
+        kind = np.uint8 if predictor.metadata.in_graph else np.float32
+        self._x, self._batcher = np.zeros((1, *predictor.input_shape), kind), batcher
+        self._task: asyncio.Task[Any] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._batcher(self._x))
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def problem(self) -> str | None:
+        """Why no image can be looked at, or None."""
+        if self._task is None:
+            return "the server is shutting down"
+        if not self._task.done():
+            return "the model is warming up"
+        error = self._task.exception()
+        return None if error is None else f"the model does not run: {error}"
+
+
+def _try_later(problem: str) -> HTTPException:
+    return HTTPException(503, problem, {"Retry-After": "1"})
 
 
 async def _image_bytes(request: Request, limits: Limits) -> bytes:
@@ -203,6 +235,8 @@ async def _image_bytes(request: Request, limits: Limits) -> bytes:
     try:
         body = await asyncio.wait_for(_read(request, limits), limits.body_seconds)
         image = await _form_image(request, body) if kind == "multipart/form-data" else body
+    except ClientDisconnect as error:
+        raise HTTPException(400, "the client went away") from error
     except (TimeoutError, asyncio.TimeoutError) as error:
         raise HTTPException(408, f"the body did not come within {limits.body_seconds:g} s") from error
     if not image:
@@ -250,4 +284,4 @@ async def _infer(batcher: Batcher, x: np.ndarray) -> dict[str, np.ndarray]:
     try:
         return await batcher(x)
     except OverloadedError as error:
-        raise HTTPException(503, str(error), {"Retry-After": "1"}) from error
+        raise _try_later(str(error)) from error

@@ -24,7 +24,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     rows: list[Timing] = []
-    for device, batch in product(devices() if args.device == "all" else [args.device], args.batch_sizes):
+    wanted: list[str] = devices() if args.device == "all" else [args.device]
+    sizes: list[int] = list(args.batch_sizes)
+    for device, batch in product(wanted, sizes):
         say(f"measuring {device}, batch {batch}")
         timing = measure(
             args.model, device=device, batch=batch, threads=args.threads, seconds=args.seconds, repeats=args.repeats
