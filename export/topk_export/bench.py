@@ -10,7 +10,7 @@ import numpy as np
 from topk_export import graph
 from topk_export.errors import ExportError
 from topk_export.metadata import Metadata
-from topk_export.runtime import PROVIDERS, BoundRunner, device_of, import_onnxruntime, open_session
+from topk_export.runtime import PROVIDERS, BoundRunner, device_of, import_onnxruntime, nvidia_gpus, open_session
 from topk_export.verification import load_proto, sample_input
 
 WARM_UP = 3
@@ -29,9 +29,9 @@ class Timing:
 
 
 def devices() -> list[str]:
-    """The devices whose provider this onnxruntime has, the CPU first."""
-    available = import_onnxruntime().get_available_providers()
-    return [name for name, provider in PROVIDERS.items() if provider in available and name != "tensorrt"]
+    """The CPU, and CUDA where there is a GPU and its provider."""
+    cuda = nvidia_gpus() > 0 and PROVIDERS["cuda"] in import_onnxruntime().get_available_providers()
+    return ["cpu", "cuda"] if cuda else ["cpu"]
 
 
 def measure(

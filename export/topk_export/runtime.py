@@ -4,6 +4,9 @@ onnxruntime falls back to the CPU without a word, and the names that it lists as
 knows. Asking for a GPU and not getting it is an error under ``require_gpu`` and a warning otherwise.
 """
 
+import contextlib
+import ctypes
+import sys
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -43,7 +46,7 @@ def open_session(
 
     Args:
         model: path or serialized model.
-        device: ``"auto"`` takes CUDA where it works and else the CPU; the others are taken at their word.
+        device: ``"auto"`` takes CUDA where there is a GPU and else the CPU; the others are taken at their word.
         require_gpu: raise :class:`DeviceError` where the session is not on a GPU.
         threads: intra-op threads; None leaves onnxruntime's choice.
         cuda_graph: capture the model as a CUDA graph (fixed shapes, bound inputs and outputs).
@@ -61,10 +64,11 @@ def open_session(
     if isinstance(model, str | Path) and not Path(model).is_file():
         raise ModelFileError(f"{name} does not exist or is no file")
     try:
-        session = ort.InferenceSession(source, options, providers=providers)
+        with contextlib.redirect_stdout(sys.stderr):  # where a provider fails, onnxruntime prints it
+            session = ort.InferenceSession(source, options, providers=providers)
     except Exception as error:  # onnxruntime's errors share no base class below Exception
         raise ModelFileError(f"{name} is not a model that onnxruntime can load: {error}") from error
-    _be_honest(session, device, require_gpu, wanted=providers[0][0])
+    _be_honest(session, device, require_gpu)
     return session
 
 
@@ -88,10 +92,11 @@ def placement(session: Any) -> dict[str, int] | None:
 
 def _providers(ort: Any, device: str, *, cuda_graph: bool, tf32: bool | None) -> list[tuple[str, dict[str, Any]]]:
     cpu = (PROVIDERS["cpu"], {})
-    if device != "cpu" and hasattr(ort, "preload_dlls"):
-        ort.preload_dlls()  # CUDA and cuDNN from their wheels
-    if device == "cpu" or (device == "auto" and PROVIDERS["cuda"] not in ort.get_available_providers()):
+    if device == "cpu" or (device == "auto" and not nvidia_gpus()):
         return [cpu]
+    if hasattr(ort, "preload_dlls"):
+        with contextlib.redirect_stdout(sys.stderr):
+            ort.preload_dlls()  # CUDA and cuDNN from their wheels
     cuda: dict[str, Any] = {"enable_cuda_graph": "1"} if cuda_graph else {}
     if tf32 is not None:
         cuda["use_tf32"] = str(int(tf32))
@@ -101,6 +106,17 @@ def _providers(ort: Any, device: str, *, cuda_graph: bool, tf32: bool | None) ->
     available = set(ort.get_available_providers())
     kept = [entry for entry in chain if entry[0] in available]
     return kept if kept[0][0] == chain[0][0] else [cpu]
+
+
+def nvidia_gpus() -> int:
+    """How many GPUs the NVIDIA driver sees; onnxruntime lists its CUDA provider on machines that have none."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    works = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    return count.value if works else 0
 
 
 def _session_options(ort: Any, threads: int | None, profile: str | None, optimise: bool) -> Any:
@@ -118,16 +134,17 @@ def _session_options(ort: Any, threads: int | None, profile: str | None, optimis
     return options
 
 
-def _be_honest(session: Any, device: str, require_gpu: bool, *, wanted: str) -> None:
-    got = session.get_providers()[0]
-    fell_back = got == PROVIDERS["cpu"] and (device in ("cuda", "tensorrt") or wanted != PROVIDERS["cpu"])
-    if not fell_back and not (require_gpu and got == PROVIDERS["cpu"]):
+def _be_honest(session: Any, device: str, require_gpu: bool) -> None:
+    on_cpu = session.get_providers()[0] == PROVIDERS["cpu"]
+    fell_back = on_cpu and (device in ("cuda", "tensorrt") or (device == "auto" and nvidia_gpus() > 0))
+    if not fell_back and not (require_gpu and on_cpu):
         return
     available = ", ".join(import_onnxruntime().get_available_providers())
+    wanted = device if device in ("cuda", "tensorrt") else "a GPU"
     message = (
-        f"asked for {'a GPU' if device in ('auto', 'cpu') else device}, but onnxruntime runs on the CPU "
-        f"(providers of this installation: {available}). For a GPU install onnxruntime-gpu[cuda,cudnn], and not "
-        "onnxruntime beside it: the two wheels overwrite each other"
+        f"wanted {wanted}, but onnxruntime runs on the CPU (NVIDIA GPUs here: {nvidia_gpus()}; providers of this "
+        f"installation: {available}). For a GPU install onnxruntime-gpu[cuda,cudnn], and not onnxruntime beside it: "
+        "the two wheels overwrite each other"
     )
     if require_gpu:
         raise DeviceError(message)
