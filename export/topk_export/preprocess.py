@@ -140,13 +140,10 @@ def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False)
         return _from_array(source)
     name = "image" if isinstance(source, bytes | Image.Image) else str(source)
     try:
-        image = source if isinstance(source, Image.Image) else _open(source)
-        if image.width * image.height > max_pixels:
-            raise ImageTooLargeError(
-                f"{name} has {image.width} x {image.height} pixels, and more than {max_pixels} are not decoded"
-            )
-        image.load()
-        return ImageOps.exif_transpose(image) if exif else image
+        if isinstance(source, Image.Image):
+            return _loaded(source, name, max_pixels, exif)
+        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
+            return _loaded(Image.open(file, formats=FORMATS), name, max_pixels, exif)
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -159,8 +156,13 @@ def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False)
         raise ImageError(f"{name} cannot be decoded: {error}") from error
 
 
-def _open(source: str | Path | bytes) -> Image.Image:
-    return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
+def _loaded(image: Image.Image, name: str, max_pixels: int, exif: bool) -> Image.Image:
+    if image.width * image.height > max_pixels:
+        raise ImageTooLargeError(
+            f"{name} has {image.width} x {image.height} pixels, and more than {max_pixels} are not decoded"
+        )
+    image.load()
+    return ImageOps.exif_transpose(image) if exif else image
 
 
 def _from_array(array: np.ndarray) -> Image.Image:
