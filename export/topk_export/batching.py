@@ -65,7 +65,7 @@ class Batcher:
             await asyncio.gather(task, return_exceptions=True)
         _fail(self._queue, _closing())
         self._queue.clear()
-        self._thread.shutdown()
+        await asyncio.to_thread(self._thread.shutdown)
 
     async def __call__(self, x: np.ndarray) -> dict[str, np.ndarray]:
         """The outputs of one input [1, ...], each [1, ...]."""

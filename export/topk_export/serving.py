@@ -19,7 +19,6 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import BaseModel
 from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
 
 from topk_export.batching import Batcher, OverloadedError
@@ -261,14 +260,12 @@ async def _form_image(request: Request, body: bytes) -> bytes:
     async def replay() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
 
-    try:
-        async with Request(request.scope, replay).form(max_files=1, max_fields=8) as form:
-            field = form.get("image")
-            if not isinstance(field, UploadFile):
-                raise HTTPException(400, "the form has no file in the field 'image'")
-            return await field.read()
-    except (MultiPartException, KeyError, ValueError) as error:
-        raise HTTPException(400, f"the form is malformed: {error}") from error
+    # a malformed form is Starlette's HTTPException, with status 400
+    async with Request(request.scope, replay).form(max_files=1, max_fields=8) as form:
+        field = form.get("image")
+        if not isinstance(field, UploadFile):
+            raise HTTPException(400, "the form has no file in the field 'image'")
+        return await field.read()
 
 
 async def _decode(predictor: Predictor, body: bytes, decoders: ThreadPoolExecutor) -> np.ndarray:

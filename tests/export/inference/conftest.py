@@ -88,7 +88,7 @@ def edited(model_file: Path, tmp_path: Path) -> Callable[..., Path]:
             kept = [output for output in model.graph.output if output.name in outputs]
             del model.graph.output[:]
             model.graph.output.extend(kept)
-        path = tmp_path / "edited.onnx"
+        path = tmp_path / f"edited-{len(list(tmp_path.glob('edited-*')))}.onnx"
         onnx.save(model, str(path))
         return path
 
