@@ -38,7 +38,8 @@ def main(argv: Sequence[str]) -> int:
         body_bytes=args.max_bytes, queue=args.max_queue, batch=args.max_batch, delay_seconds=args.max_delay / 1e3
     )
     listener = _listen(args.host, args.port)
-    url = f"http://{args.host}:{listener.getsockname()[1]}/"
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    url = f"http://{host}:{listener.getsockname()[1]}/"
     say(f"{args.model} on {predictor.device}: {url} (API at {url}docs, metrics at {url}metrics)")
     config = uvicorn.Config(
         create_app(predictor, limits),
