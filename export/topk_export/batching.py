@@ -5,7 +5,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -112,6 +112,32 @@ class Batcher:
         for i, item in enumerate(batch):
             if not item.answer.done():
                 item.answer.set_result({name: value[i : i + 1] for name, value in outputs.items()})
+
+
+class WarmUp:
+    """A first run of the model, in the background: it allocates, and on a GPU may compile."""
+
+    def __init__(self, batcher: Batcher, x: np.ndarray) -> None:
+        self._batcher, self._x = batcher, x
+        self._task: asyncio.Task[Any] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._batcher(self._x))
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def problem(self) -> str | None:
+        """Why no image can be looked at, or None."""
+        if self._task is None:
+            return "the server is shutting down"
+        if not self._task.done():
+            return "the model is warming up"
+        error = self._task.exception()
+        return None if error is None else f"the model does not run: {error}"
 
 
 def _closing() -> OverloadedError:

@@ -72,17 +72,18 @@ class Predictor:
     ) -> None:
         if cuda_graph and bound_batch is None:
             raise ValueError("cuda_graph needs bound_batch: a CUDA graph has one batch size")
-        self.session = open_session(
+        self.session: Any = open_session(
             path, device=device, require_gpu=require_gpu, threads=threads, cuda_graph=cuda_graph
         )
-        self.metadata = Metadata.from_props(self.session.get_modelmeta().custom_metadata_map, str(path))
-        self.device = device_of(self.session)
+        self.metadata: Metadata = Metadata.from_props(self.session.get_modelmeta().custom_metadata_map, str(path))
+        self.device: str = device_of(self.session)
         if cuda_graph and self.device == "cpu":
             warnings.warn("cuda_graph has no effect on the CPU", RuntimeWarning, stacklevel=2)
-        self.max_pixels, self.exif = max_pixels, exif
+        self.max_pixels: int = max_pixels
+        self.exif: bool = exif
         self._input = self.session.get_inputs()[0]
         self._outputs = {output.name: output for output in self.session.get_outputs()}
-        self.batch_size = self._fixed(bound_batch)
+        self.batch_size: int | None = self._fixed(bound_batch)
         self._bound = None if bound_batch is None else BoundRunner(self.session, (bound_batch, *self.input_shape))
 
     @property
@@ -134,6 +135,8 @@ class Predictor:
             raise TypeError(f"images must be a sequence of images, got one {type(images).__name__}: put it in a list")
         if coverage is not None and not 0 < coverage <= 1:
             raise ValueError(f"coverage must be above 0 and at most 1, got {coverage!r}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size!r}")
         waiting = iter(images)
         while batch := list(islice(waiting, batch_size)):
             yield from self.rank(self.run(self.preprocess(batch)), coverage=coverage)

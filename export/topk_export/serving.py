@@ -18,12 +18,11 @@ from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import BaseModel
-from starlette.datastructures import UploadFile
-from starlette.requests import ClientDisconnect
 
-from topk_export.batching import Batcher, OverloadedError
+from topk_export.batching import Batcher, OverloadedError, WarmUp
 from topk_export.errors import ImageError, ImageTooLargeError
 from topk_export.predictor import Predictor
+from topk_export.upload import image_bytes
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src blob: data:; connect-src 'self'"
@@ -111,7 +110,7 @@ def create_app(predictor: Predictor, limits: Limits = Limits()) -> FastAPI:
     metrics.waiting.set_function(lambda: batcher.waiting)
     room = asyncio.Semaphore(limits.queue)
     decoders = ThreadPoolExecutor(limits.decoders, thread_name_prefix="decode")
-    warm_up = WarmUp(predictor, batcher)
+    warm_up = WarmUp(batcher, _blank(predictor))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -148,7 +147,7 @@ def create_app(predictor: Predictor, limits: Limits = Limits()) -> FastAPI:
             raise _try_later(f"{limits.queue} requests are in progress already")
         start = time.perf_counter()
         async with room:
-            body = await _image_bytes(request, limits)
+            body = await image_bytes(request, limits.body_bytes, limits.body_seconds)
             x = await _decode(predictor, body, decoders)
             outputs = await _infer(batcher, x)
         prediction = predictor.rank(outputs, coverage=coverage)[0]
@@ -192,80 +191,12 @@ def _describe(predictor: Predictor) -> str:
     return f"{meta.backbone or 'A classifier'} of {meta.num_classes} classes with exact top-{meta.k} probabilities."
 
 
-class WarmUp:
-    """A first run of the model, in the background: it allocates, and on a GPU may compile."""
-
-    def __init__(self, predictor: Predictor, batcher: Batcher) -> None:
-        kind = np.uint8 if predictor.metadata.in_graph else np.float32
-        self._x, self._batcher = np.zeros((1, *predictor.input_shape), kind), batcher
-        self._task: asyncio.Task[Any] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._batcher(self._x))
-
-    async def stop(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    def problem(self) -> str | None:
-        """Why no image can be looked at, or None."""
-        if self._task is None:
-            return "the server is shutting down"
-        if not self._task.done():
-            return "the model is warming up"
-        error = self._task.exception()
-        return None if error is None else f"the model does not run: {error}"
+def _blank(predictor: Predictor) -> np.ndarray:
+    return np.zeros((1, *predictor.input_shape), np.uint8 if predictor.metadata.in_graph else np.float32)
 
 
 def _try_later(problem: str) -> HTTPException:
     return HTTPException(503, problem, {"Retry-After": "1"})
-
-
-async def _image_bytes(request: Request, limits: Limits) -> bytes:
-    """The image of a request, whose body is cut off as soon as it is too long or too slow."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "multipart/form-data" and not kind.startswith("image/") and kind != "application/octet-stream":
-        raise HTTPException(415, f"send an image (image/*) or a form with the field 'image', not {kind or 'nothing'!r}")
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limits.body_bytes:
-        raise _too_long(limits)
-    try:
-        body = await asyncio.wait_for(_read(request, limits), limits.body_seconds)
-        image = await _form_image(request, body) if kind == "multipart/form-data" else body
-    except ClientDisconnect as error:
-        raise HTTPException(400, "the client went away") from error
-    except (TimeoutError, asyncio.TimeoutError) as error:
-        raise HTTPException(408, f"the body did not come within {limits.body_seconds:g} s") from error
-    if not image:
-        raise HTTPException(400, "the body is empty: expected an image")
-    return image
-
-
-async def _read(request: Request, limits: Limits) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limits.body_bytes:
-            raise _too_long(limits)
-    return bytes(body)
-
-
-def _too_long(limits: Limits) -> HTTPException:
-    return HTTPException(413, f"the body is longer than {limits.body_bytes} bytes")
-
-
-async def _form_image(request: Request, body: bytes) -> bytes:
-    async def replay() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    # a malformed form is Starlette's HTTPException, with status 400
-    async with Request(request.scope, replay).form(max_files=1, max_fields=8) as form:
-        field = form.get("image")
-        if not isinstance(field, UploadFile):
-            raise HTTPException(400, "the form has no file in the field 'image'")
-        return await field.read()
 
 
 async def _decode(predictor: Predictor, body: bytes, decoders: ThreadPoolExecutor) -> np.ndarray:

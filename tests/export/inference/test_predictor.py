@@ -132,6 +132,8 @@ def test_arguments_that_make_no_sense_are_errors(predictor, model_file, edited):
     for coverage in (0.0, 1.1, float("nan")):
         with pytest.raises(ValueError, match="coverage must be above 0 and at most 1"):
             predictor(IMAGES, coverage=coverage)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        predictor(IMAGES, batch_size=0)
     with pytest.raises(TypeError, match="put it in a list"):
         predictor("image.jpg")
     with pytest.raises(ValueError, match="device must be one of auto, cpu, cuda, tensorrt, got 'gpu'"):
