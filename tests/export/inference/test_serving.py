@@ -265,6 +265,15 @@ def test_a_taken_port_is_one_line(model_file, capsys):
     assert message.count("\n") == 1
 
 
+def test_answers_leave_at_once():
+    from topk_export.commands.serve import _listen
+
+    with _listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_a_missing_framework_is_named(model_file, capsys, monkeypatch):
     from topk_export.commands import serve
 
