@@ -118,17 +118,33 @@ def test_plugins_use_public_names_only(path):
 
 
 @pytest.mark.parametrize("path", files_of("topk_export"), ids=label)
-def test_export_imports_public_names_and_the_head(path):
+def test_export_imports_public_names_and_what_models_are_made_of(path):
     for module, name in imports(path):
         if module == "topk_registry":
             assert name in topk_registry.__all__
         elif module.split(".")[0] == "topk_registry":
-            assert module == "topk_registry.head", module
+            assert module in ("topk_registry.head", "topk_registry.classifier", "topk_registry.train"), module
 
 
-@pytest.mark.parametrize("path", files_of("topk_export.predictor"), ids=label)
-def test_the_predictor_needs_neither_torch_nor_us(path):
-    allowed = {"numpy", "onnxruntime", "PIL"} | set(sys.stdlib_module_names)
+def test_the_exporter_leaves_the_mathematics_to_the_head():
+    assert "topk_registry.head" in targets(ROOT / "export" / "topk_export" / "to_onnx.py")
+
+
+def reached(name: str) -> list[Path]:
+    """The file of a module of topk_export, and those of the modules of topk_export that importing it imports."""
+    files = {module_of(path): path for path in FILES}
+    found, todo = [], [name]
+    while todo:
+        path = files[todo.pop()]
+        if path not in found:
+            found.append(path)
+            todo += [target for target in targets(path) if target in files and target.startswith("topk_export")]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("path", reached("topk_export.predictor"), ids=label)
+def test_the_predictor_needs_neither_torch_nor_the_core(path):
+    allowed = {"numpy", "onnxruntime", "PIL", "topk_export"} | set(sys.stdlib_module_names)
     assert {target.split(".")[0] for target in targets(path)} <= allowed
 
 

@@ -19,6 +19,11 @@ COMMANDS = {
     "torchvision-train": ("topk_registry.train.torchvision", "run torchvision's training script with a loss by name"),
     "losses": ("topk_registry.commands.losses", "list the registered losses, or say why one is broken"),
     "check": ("topk_registry.commands.check", "run the conformance kit on a registered loss"),
+    "export": ("topk_export.commands.export", "a trained classifier as one ONNX file with exact top-k probabilities"),
+    "verify": ("topk_export.commands.verify", "repeat the checks of an exported file"),
+    "predict": ("topk_export.commands.predict", "top-k classes of images from an exported file"),
+    "serve": ("topk_export.commands.serve", "serve an exported file over HTTP"),
+    "bench": ("topk_export.commands.bench", "time an exported file, and its head's share"),
     "doctor": ("topk_registry.commands.doctor", "versions, GPU, commands on PATH, broken plug-ins"),
 }
 

@@ -9,6 +9,10 @@ from torch.nn import functional as F
 
 from topk_registry.classifier import num_classes_of
 from topk_registry.ops.ksubset import topk_label_margins, topk_marginals
+from topk_registry.ops.ksubset.static import static_marginals
+
+# torch 2.6 tells compiling and exporting not apart: there both take the form that is exported
+_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
 
 class TopKOutput(NamedTuple):
@@ -53,7 +57,7 @@ class TopKHead(nn.Module):
         self.temperature = float(temperature)
 
     def forward(self, logits: Tensor) -> TopKOutput:
-        marginals = topk_marginals(logits, self.k, temperature=self.temperature)
+        marginals = _marginals(logits, self.k, self.temperature)
         # by logits: marginals rise with them, but saturate at 1 and would tie there
         return TopKOutput(logits, marginals, logits.topk(self.k).indices)
 
@@ -99,6 +103,14 @@ class TopKClassifier(nn.Module):
         logits = _main_output(self.model(images.flatten(0, 1))).unflatten(0, images.shape[:2])  # [B, crops, n]
         marginals = self.head(logits).marginals.mean(1)
         return TopKOutput(logits.mean(1), marginals, marginals.topk(self.head.k).indices)
+
+
+def _marginals(logits: Tensor, k: int, temperature: float) -> Tensor:
+    """The operator; while a graph is exported, its form of fixed shapes and standard operations."""
+    if not _is_exporting():
+        return topk_marginals(logits, k, temperature=temperature)
+    rows = logits if logits.ndim == 2 else logits.reshape(-1, logits.shape[-1])
+    return static_marginals(rows, k, temperature).view(logits.shape)
 
 
 def _main_output(output: Tensor | tuple[Tensor, ...]) -> Tensor:

@@ -1,1 +1,46 @@
-"""Export of trained classifiers to ONNX, and inference on the exported files."""
+"""Export of trained classifiers to ONNX, and inference on the exported files.
+
+``export_onnx`` needs torch, timm and onnx; ``Predictor`` needs numpy, onnxruntime and Pillow. Both resolve on first
+use, so that a machine which only predicts installs only what predicting takes.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError
+    from topk_export.predictor import Prediction, Predictor
+    from topk_export.to_onnx import export_onnx
+    from topk_export.verification import verify
+
+_HOMES = {
+    "DeviceError": "errors",
+    "ExportError": "errors",
+    "ImageError": "errors",
+    "ModelFileError": "errors",
+    "Prediction": "predictor",
+    "Predictor": "predictor",
+    "export_onnx": "to_onnx",
+    "verify": "verification",
+}
+
+__all__ = [
+    "DeviceError",
+    "ExportError",
+    "ImageError",
+    "ModelFileError",
+    "Prediction",
+    "Predictor",
+    "export_onnx",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(f"topk_export.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'topk_export' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return __all__

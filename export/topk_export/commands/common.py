@@ -1,0 +1,61 @@
+"""What the commands share: flags of the runtime, and errors as one line instead of a traceback."""
+
+import argparse
+import functools
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+
+from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError
+from topk_export.runtime import DEVICES
+
+EXPECTED = (ExportError, ModelFileError, ImageError, DeviceError, ImportError, ValueError, OSError)
+
+
+def command(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
+    """Turn expected errors into ``error: ...`` on stderr and exit status 1, and warnings into one line each."""
+
+    @functools.wraps(main)
+    def wrapped(argv: Sequence[str]) -> int:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+            try:
+                return main(argv)
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return 1
+            except EXPECTED as error:
+                say(f"error: {error}")
+                return 1
+            except KeyboardInterrupt:
+                say("interrupted")
+                return 130
+
+    return wrapped
+
+
+def say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def add_runtime_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", choices=DEVICES, default="auto", help="default: CUDA where there is a GPU, else the CPU"
+    )
+    parser.add_argument("--require-gpu", action="store_true", help="fail rather than run on the CPU")
+    parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads of one run")
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def share(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {value:g}")
+    return value

@@ -1,0 +1,78 @@
+"""``topk-registry export``: a trained classifier as one self-describing ONNX file."""
+
+import argparse
+from collections.abc import Sequence
+
+from topk_export.commands.common import command, positive, say
+
+_DATA = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
+
+
+@command
+def main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    say("importing torch")
+    from topk_export.recipe import read_class_names
+    from topk_export.to_onnx import export_onnx
+
+    path = export_onnx(
+        args.source,
+        args.output,
+        k=args.k,
+        temperature=args.temperature,
+        opset=args.opset,
+        batch=args.batch,
+        dtype=args.dtype,
+        outputs=args.outputs,
+        preprocess=args.preprocess,
+        class_names=read_class_names(args.class_names) if args.class_names else None,
+        verify=not args.no_verify,
+        model=args.model,
+        num_classes=args.num_classes,
+        pretrained=args.pretrained,
+        use_ema=not args.no_ema,
+        data_config={name: value for name in _DATA if (value := getattr(args, name)) is not None},
+        triton=args.triton,
+        progress=say,
+    )
+    print(path)
+    return 0
+
+
+def _batch(text: str) -> str | int:
+    return text if text == "dynamic" else positive(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="topk-registry export",
+        description="Export a classifier with its exact top-k head to ONNX. The source is the output folder of a "
+        "training run, a checkpoint, or the name of a timm or torchvision model.",
+    )
+    parser.add_argument("source", metavar="CHECKPOINT_OR_MODEL")
+    parser.add_argument("output", nargs="?", default="model.onnx", help="file, or folder for model.onnx (default: .)")
+    parser.add_argument("-k", type=positive, help="size of the set (default: the training run's, else 5)")
+    parser.add_argument(
+        "--temperature", type=float, help="divides the logits (default: k tau of the run's loss, else 1)"
+    )
+    parser.add_argument("--opset", type=int, default=18, help="18 to 23 (default: 18)")
+    parser.add_argument("--batch", type=_batch, default="dynamic", help="'dynamic' (default) or a fixed size")
+    parser.add_argument("--dtype", choices=("fp32", "fp16-backbone", "int8-dynamic"), default="fp32")
+    parser.add_argument("--outputs", nargs="+", metavar="NAME", default=("logits", "marginals", "indices"))
+    parser.add_argument("--preprocess", choices=("metadata", "in-graph"), default="metadata")
+    parser.add_argument("--class-names", metavar="FILE", help="one name a line, or JSON")
+    parser.add_argument("--no-verify", action="store_true", help="write the file without checking it")
+    parser.add_argument("--triton", metavar="DIR", help="also write a Triton Inference Server repository there")
+    source = parser.add_argument_group("the model")
+    source.add_argument("--model", help="what a bare checkpoint holds")
+    source.add_argument("--num-classes", type=positive)
+    source.add_argument("--pretrained", action="store_true", help="load the published weights of a model name")
+    source.add_argument("--no-ema", action="store_true", help="take a checkpoint's last weights, not their average")
+    data = parser.add_argument_group("the evaluation transform, where it differs from the model's own (timm's flags)")
+    data.add_argument("--input-size", type=int, nargs=3, metavar=("C", "H", "W"))
+    data.add_argument("--mean", type=float, nargs="+")
+    data.add_argument("--std", type=float, nargs="+")
+    data.add_argument("--interpolation")
+    data.add_argument("--crop-pct", type=float)
+    data.add_argument("--crop-mode", choices=("center", "border", "squash"))
+    return parser

@@ -1,0 +1,23 @@
+"""``topk-registry verify``: repeat the checks of an export, on any machine."""
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from topk_export.commands.common import add_runtime_flags, command
+from topk_export.verification import report_lines, verify
+
+
+@command
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="topk-registry verify", description=__doc__)
+    parser.add_argument("model", metavar="model.onnx")
+    parser.add_argument("--sample", metavar="FILE", help="sample_io.npz of the export (default: beside the model)")
+    parser.add_argument("--json", action="store_true", help="the whole report")
+    add_runtime_flags(parser)
+    args = parser.parse_args(argv)
+    report = verify(
+        args.model, device=args.device, require_gpu=args.require_gpu, threads=args.threads, sample=args.sample
+    )
+    print(json.dumps(report, indent=2) if args.json else "\n".join(report_lines(report)))
+    return 0 if report["passed"] else 1

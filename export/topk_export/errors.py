@@ -1,0 +1,21 @@
+"""What can go wrong between a checkpoint, an exported file and an image."""
+
+
+class ExportError(RuntimeError):
+    """The model cannot be exported, or the exported file failed its verification."""
+
+
+class ModelFileError(ValueError):
+    """The file is no ONNX model, or not one that this version can read."""
+
+
+class ImageError(ValueError):
+    """The image cannot be read: missing, truncated, too large, or of no known format."""
+
+
+class ImageTooLargeError(ImageError):
+    """The image has more pixels than are decoded."""
+
+
+class DeviceError(RuntimeError):
+    """The wanted device is not the one that the model runs on."""

@@ -1,0 +1,135 @@
+"""Reading and cleaning exported graphs, with the onnx package alone.
+
+The *head* of a graph is every node that depends on the tensor named ``logits``; the rest is the backbone.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from topk_export.errors import ExportError
+
+LOGITS = "logits"
+FORBIDDEN_IN_HEAD = frozenset(
+    ("Loop", "Scan", "If", "Sigmoid", "MatMul", "Gemm", "Einsum", "Atan", "CumProd", "MatMulInteger", "QLinearMatMul")
+)
+
+
+def head_nodes(graph: Any) -> list[Any]:
+    """The nodes of a GraphProto that depend on ``logits``, in order."""
+    reached, head = {LOGITS}, []
+    for node in graph.node:
+        if reached.intersection(node.input):
+            reached.update(node.output)
+            head.append(node)
+    return head
+
+
+def forbidden(graph: Any) -> list[str]:
+    """Operators of the head that break CUDA graphs, precision or quantisation."""
+    return sorted({node.op_type for node in head_nodes(graph)} & FORBIDDEN_IN_HEAD)
+
+
+def domains(model: Any) -> list[str]:
+    """The operator domains that a ModelProto uses beside the default one."""
+    used = {node.domain for node in model.graph.node} | {entry.domain for entry in model.opset_import}
+    return sorted((used | {function.domain for function in model.functions}) - {"", "ai.onnx"})
+
+
+def strip(model: Any) -> None:
+    """Remove what the exporter leaves of the machine it ran on: stack traces, file names, module paths."""
+    graph = model.graph
+    named = [*graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer, *model.functions]
+    for item in named:
+        item.ClearField("doc_string")
+        if hasattr(item, "metadata_props"):
+            item.ClearField("metadata_props")
+    graph.ClearField("metadata_props")
+    graph.ClearField("doc_string")
+    model.ClearField("doc_string")
+
+
+def traces(model: Any) -> int:
+    """How many nodes still carry metadata or documentation of their origin."""
+    return sum(bool(node.doc_string or len(node.metadata_props)) for node in model.graph.node)
+
+
+def head_model(model: Any) -> Any:
+    """The head alone as a ModelProto: input ``logits`` [batch, n], the outputs that depend on it."""
+    import onnx
+    from onnx import helper
+
+    nodes = head_nodes(model.graph)
+    inside = {LOGITS}.union(*(node.output for node in nodes))
+    outputs = [output for output in model.graph.output if output.name in inside and output.name != LOGITS]
+    if not outputs:
+        raise ExportError("the model has no output that depends on its logits")
+    n = value_shape(model.graph, LOGITS)[1]
+    logits = helper.make_tensor_value_info(LOGITS, onnx.TensorProto.FLOAT, ["batch", n])
+    feeders, free = _constant_feeders(model.graph, nodes, inside)
+    constants = [tensor for tensor in model.graph.initializer if tensor.name in free]
+    graph = helper.make_graph([*feeders, *nodes], "head", [logits], outputs, constants)
+    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
+def _constant_feeders(graph: Any, nodes: list[Any], inside: set[str]) -> tuple[list[Any], set[str]]:
+    """What a head needs beside its logits: nodes that compute constants, and the names of all it reads from outside."""
+    free = {name for node in nodes for name in node.input} - inside
+    feeders = []
+    for node in reversed(graph.node):
+        if free.intersection(node.output):
+            free.update(node.input)
+            feeders.append(node)
+    if foreign := free.intersection(value.name for value in graph.input):
+        raise ExportError(f"the head reads the model's {', '.join(sorted(foreign))} beside its logits")
+    return feeders[::-1], free
+
+
+def value_shape(graph: Any, name: str) -> list[int | str]:
+    """The shape of a tensor that the graph declares, symbols as strings."""
+    for value in (*graph.output, *graph.value_info, *graph.input):
+        if value.name == name:
+            return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+    raise ExportError(f"the graph declares no tensor named {name!r}")
+
+
+def keep_outputs(model: Any, names: Iterable[str]) -> None:
+    """Drop the other outputs, and every node and constant that only they needed."""
+    graph = model.graph
+    kept = {output.name: output for output in graph.output if output.name in set(names)}
+    needed, nodes = set(kept), []
+    for node in reversed(graph.node):
+        if needed.intersection(node.output):
+            needed.update(node.input)
+            nodes.append(node)
+    for output in graph.output:
+        if output.name in needed and output.name not in kept:
+            graph.value_info.append(output)  # logits stays declared: the head begins there
+    constants = [tensor for tensor in graph.initializer if tensor.name in needed]
+    _replace(graph.node, reversed(nodes))
+    _replace(graph.initializer, constants)
+    _replace(graph.output, [kept[name] for name in names])
+
+
+def expose(model: Any, name: str) -> None:
+    """Make a tensor that the graph declares an output, if it is none."""
+    if name in {output.name for output in model.graph.output}:
+        return
+    model.graph.output.extend([value for value in model.graph.value_info if value.name == name])
+
+
+def forget_constants(model: Any) -> None:
+    """Drop declared shapes of constants: the quantiser transposes some, and then trips over the old shapes."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    _replace(model.graph.value_info, [v for v in model.graph.value_info if v.name not in constants])
+
+
+def set_metadata(model: Any, props: dict[str, str]) -> None:
+    model.ClearField("metadata_props")
+    for key, value in props.items():
+        model.metadata_props.add(key=key, value=value)
+
+
+def _replace(field: Any, items: Iterable[Any]) -> None:
+    items = list(items)
+    del field[:]
+    field.extend(items)

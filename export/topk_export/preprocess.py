@@ -1,0 +1,172 @@
+"""From an image to a model's input, as timm's evaluation transform does it, with numpy and Pillow alone.
+
+Decode and convert to RGB (or L); resize by one of three crop modes; crop; scale to [0, 1]; normalise. Two habits of
+timm are kept on purpose, because a model was trained with them: the EXIF orientation is ignored, and JPEGs are decoded
+in full (never by Pillow's ``draft``, which changes the resampled pixels).
+"""
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from topk_export.errors import ImageError, ImageTooLargeError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+MAX_PIXELS = 64_000_000
+RESAMPLE = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+COLORS = {1: "L", 3: "RGB"}
+CROP_MODES = ("center", "border", "squash")
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """One evaluation transform, in timm's terms.
+
+    Args:
+        input_size: channels, height and width of the model's input.
+        mean, std: per channel, of values in ``range``.
+        interpolation: a key of :data:`RESAMPLE`.
+        crop_pct: the crop's share of the resized image.
+        crop_mode: ``"center"``, ``"border"`` or ``"squash"``.
+        resize_size: height and width aimed at before the crop; None: the floor of ``input_size / crop_pct``.
+        color: ``"RGB"`` or ``"L"``; empty where the channels are neither, and only arrays can be fed.
+        range: what pixel values 0 and 255 become before normalisation.
+    """
+
+    input_size: Sequence[int]
+    mean: Sequence[float]
+    std: Sequence[float]
+    interpolation: str = "bicubic"
+    crop_pct: float = 0.875
+    crop_mode: str = "center"
+    resize_size: Sequence[int] | None = None
+    color: str = "RGB"
+    range: Sequence[float] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if len(self.input_size) != 3 or min(self.input_size) < 1:
+            raise ValueError(f"input_size must be (channels, height, width), got {self.input_size!r}")
+        if self.interpolation not in RESAMPLE:
+            raise ValueError(f"interpolation must be one of {', '.join(RESAMPLE)}, got {self.interpolation!r}")
+        if self.crop_mode not in CROP_MODES:
+            raise ValueError(f"crop_mode must be one of {', '.join(CROP_MODES)}, got {self.crop_mode!r}")
+        if not len(self.mean) == len(self.std) == self.input_size[0]:
+            raise ValueError(f"mean and std must have one value a channel: {self.mean!r}, {self.std!r}")
+
+    @property
+    def scale_size(self) -> tuple[int, int]:
+        """Height and width aimed at before the crop."""
+        if self.resize_size is not None:
+            return int(self.resize_size[0]), int(self.resize_size[1])
+        return math.floor(self.input_size[1] / self.crop_pct), math.floor(self.input_size[2] / self.crop_pct)
+
+    def pixels(self, image: Image.Image) -> np.ndarray:
+        """An image as uint8 [height, width, channels] of the input size."""
+        if self.color not in COLORS.values():
+            raise ImageError(f"the model takes {self.input_size[0]} channels: feed arrays, not images")
+        resized = self._resize(_convert(image, self.color))
+        fill = tuple(round(255 * v) for v in self.mean) if self.crop_mode == "border" else (0,) * len(self.mean)
+        array = np.asarray(_center(resized, self.input_size[1], self.input_size[2], fill), dtype=np.uint8)
+        return array if array.ndim == 3 else array[..., None]
+
+    def normalise(self, pixels: np.ndarray) -> np.ndarray:
+        """uint8 [batch, height, width, channels] as the model's float32 [batch, channels, height, width]."""
+        low, high = self.range
+        x = pixels.astype(np.float32) / np.float32(255)
+        if (low, high) != (0.0, 1.0):
+            x = x * np.float32(high - low) + np.float32(low)
+        x = (x - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
+        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+
+    def _resize(self, image: Image.Image) -> Image.Image:
+        h, w = image.height, image.width
+        scale_h, scale_w = self.scale_size
+        if self.crop_mode == "squash":
+            size = scale_h, scale_w
+        elif self.crop_mode == "border" or scale_h != scale_w:
+            # the longest edge fits (border), or the shortest does (center, not square)
+            pick = max if self.crop_mode == "border" else min
+            ratio = pick(h / scale_h, w / scale_w)
+            size = round(h / ratio), round(w / ratio)
+        else:
+            short = min(h, w)
+            size = (scale_h, int(scale_h * w / short)) if h == short else (int(scale_h * h / short), scale_h)
+        size = max(1, size[0]), max(1, size[1])
+        if size[0] * size[1] > MAX_PIXELS:  # a strip of 1 x 60000 pixels is a small file and a large resize
+            raise ImageTooLargeError(f"{w} x {h} pixels would be resized to {size[1]} x {size[0]}: too long a strip")
+        return image if size == (h, w) else image.resize((size[1], size[0]), RESAMPLE[self.interpolation])
+
+
+def _convert(image: Image.Image, color: str) -> Image.Image:
+    if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+        image = image.convert("RGBA")  # the same pixels, without Pillow's warning
+    return image if image.mode == color else image.convert(color)
+
+
+def _center(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) -> Image.Image:
+    """Pad to at least the size with ``fill``, then crop the middle, both rounding as torchvision does."""
+    more_h, more_w = max(0, height - image.height), max(0, width - image.width)
+    if more_h or more_w:
+        border = more_w // 2, more_h // 2, (more_w + 1) // 2, (more_h + 1) // 2
+        image = ImageOps.expand(image, border, fill[0] if len(fill) == 1 else fill)
+    top, left = round((image.height - height) / 2), round((image.width - width) / 2)
+    return image.crop((left, top, left + width, top + height))
+
+
+def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False) -> Image.Image:
+    """Decode a path, bytes, uint8 array or Pillow image, or raise :class:`ImageError` saying what is wrong with it.
+
+    The number of pixels is read from the header and checked before anything is decoded.
+
+    Args:
+        source: path, encoded bytes, uint8 [height, width(, 3)] array, or an image.
+        max_pixels: the most pixels that are decoded.
+        exif: turn the image as its EXIF orientation says; timm does not.
+    """
+    if isinstance(source, np.ndarray):
+        return _from_array(source)
+    name = "image" if isinstance(source, bytes | Image.Image) else str(source)
+    try:
+        if isinstance(source, Image.Image):
+            return _loaded(source, name, max_pixels, exif)
+        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
+            return _loaded(Image.open(file, formats=FORMATS), name, max_pixels, exif)
+    except ImageError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ImageTooLargeError(f"{name} has too many pixels: {error}") from error
+    except FileNotFoundError as error:
+        raise ImageError(f"{name} does not exist") from error
+    except Image.UnidentifiedImageError as error:
+        raise ImageError(f"{name} is not an image of a known format ({', '.join(FORMATS)})") from error
+    except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, zlib.error and more on broken files
+        raise ImageError(f"{name} cannot be decoded: {error}") from error
+
+
+def _loaded(image: Image.Image, name: str, max_pixels: int, exif: bool) -> Image.Image:
+    if image.width * image.height > max_pixels:
+        raise ImageTooLargeError(
+            f"{name} has {image.width} x {image.height} pixels, and more than {max_pixels} are not decoded"
+        )
+    image.load()
+    return ImageOps.exif_transpose(image) if exif else image
+
+
+def _from_array(array: np.ndarray) -> Image.Image:
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)):
+        raise ImageError(
+            f"an image array must be uint8 [height, width] or [height, width, 3], got {array.dtype} {list(array.shape)}"
+        )
+    return Image.fromarray(array.squeeze(2) if array.shape[2:] == (1,) else array)

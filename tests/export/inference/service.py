@@ -1,0 +1,94 @@
+"""Helpers around a served model: the command in a process of its own, and requests to it."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Service:
+    """``topk-registry serve`` on a free port of this machine, ended by SIGTERM."""
+
+    def __init__(self, model: Path, log: Path, *flags: str) -> None:
+        command = [sys.executable, "-m", "topk_registry", "serve", str(model), "--port", "0", "--threads", "1", *flags]
+        self._log, self._file = log, log.open("w")
+        environment = {**os.environ, "PYTHONWARNINGS": "error"}
+        self.process = subprocess.Popen(command, stdout=self._file, stderr=subprocess.STDOUT, env=environment)
+
+    def __enter__(self) -> "Service":
+        try:
+            self.port = int(self._wait_for(lambda: re.search(r"http://127\.0\.0\.1:(\d+)/", self.log))[1])
+            self.url = f"http://127.0.0.1:{self.port}/"
+            self._wait_for(lambda: request(self.port, "GET", "/readyz")[0] == 200)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def stop(self) -> int:
+        """Send SIGTERM, and give the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(20)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self._file.close()
+
+    def _wait_for(self, condition: Any) -> Any:
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            assert self.process.poll() is None, self.log
+            if found := _attempt(condition):
+                return found
+            time.sleep(0.05)
+        raise AssertionError(f"the service did not start:\n{self.log}")
+
+
+def _attempt(condition: Any) -> Any:
+    try:
+        return condition()
+    except ConnectionError:
+        return None
+
+
+def request(
+    port: int, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+) -> tuple[int, Any, dict[str, str]]:
+    """Status, content (parsed where it is JSON) and headers of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        content = response.read()
+        sent = {key.lower(): value for key, value in response.getheaders()}
+        is_json = sent.get("content-type", "").startswith("application/json")
+        return response.status, json.loads(content) if is_json else content.decode(), sent
+    finally:
+        connection.close()
+
+
+def predict(port: int, image: bytes, *, query: str = "", kind: str = "image/png") -> tuple[int, Any]:
+    return request(port, "POST", f"/predict{query}", image, {"Content-Type": kind})[:2]
+
+
+def form(image: bytes, field: str = "image") -> tuple[bytes, dict[str, str]]:
+    """A multipart body with one file, and its headers."""
+    head = (
+        f'--line\r\nContent-Disposition: form-data; name="{field}"; filename="a.png"\r\nContent-Type: image/png\r\n\r\n'
+    )
+    return head.encode() + image + b"\r\n--line--\r\n", {"Content-Type": "multipart/form-data; boundary=line"}

@@ -1,0 +1,156 @@
+"""The page of the service, in a headless browser: drop an image, and see marginals beside softmax."""
+
+import base64
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from .conftest import COLOURS, K
+from .service import predict
+from .test_serving import png
+
+INSTALL = "no Chromium with its driver: apt-get install chromium chromium-driver"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+DROP = """
+const [encoded, name, type] = arguments;
+const bytes = Uint8Array.from(atob(encoded), c => c.charCodeAt(0));
+const data = new DataTransfer();
+data.items.add(new File([bytes], name, { type }));
+const target = document.getElementById("drop");
+for (const kind of ["dragover", "drop"])
+  target.dispatchEvent(new DragEvent(kind, { dataTransfer: data, bubbles: true, cancelable: true }));
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    binary, driver = next(filter(None, map(shutil.which, BROWSERS)), None), shutil.which("chromedriver")
+    if binary is None or driver is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(INSTALL)
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for flag in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--disable-gpu",
+        "--window-size=1100,900",
+    ):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    running = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield running
+    running.quit()
+
+
+@pytest.fixture
+def page(browser, service):
+    browser.get(service.url)
+    wait(browser, "return document.getElementById('about').textContent.includes('classes')")
+    yield browser
+    # nothing was blocked by the page's own policy, and no script failed
+    severe = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    assert [message for message in severe if "status of 4" not in message] == []
+
+
+def wait(browser, script: str):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    return WebDriverWait(browser, 20, poll_frequency=0.05).until(lambda b: b.execute_script(script))
+
+
+def drop(browser, content: bytes, name: str = "image.png", kind: str = "image/png") -> None:
+    browser.execute_script(DROP, base64.b64encode(content).decode(), name, kind)
+
+
+def text(browser, name: str) -> str:
+    return browser.execute_script(f"return document.getElementById('{name}').textContent")
+
+
+def rows(browser) -> list[list[str]]:
+    return browser.execute_script(
+        "return [...document.querySelectorAll('#rows tr')].map(tr => [...tr.children].map(cell => cell.textContent))"
+    )
+
+
+def test_it_says_what_it_is(page):
+    assert page.title == "Top-k probabilities"
+    assert text(page, "about") == f"ColourClassifier, {len(COLOURS)} classes, on cpu."
+    assert page.execute_script("return document.querySelector('h1').textContent") == f"Top-{K} probabilities"
+    assert rows(page) == []
+
+
+def test_a_dropped_image_shows_marginals_beside_softmax(page, service):
+    drop(page, png("turquoise"), "sea.png")
+    wait(page, "return document.getElementById('status').textContent.startsWith('Done')")
+    _, answer = predict(service.port, png("turquoise"), query="?coverage=0.9")
+    shown = rows(page)
+    assert [name for name, *_ in shown] == [ranked["name"] for ranked in answer["top"]]
+    for (_, marginal, softmax), ranked in zip(shown, answer["top"], strict=True):
+        assert number(marginal) == pytest.approx(ranked["marginal"], abs=5.1e-5)
+        assert number(softmax) == pytest.approx(ranked["probability"], abs=5.1e-5)
+    bars = page.execute_script("return [...document.querySelectorAll('.marginal i')].map(bar => bar.offsetWidth)")
+    assert bars == sorted(bars, reverse=True)
+    assert bars[0] > 0
+    assert page.execute_script("return document.getElementById('preview').naturalWidth") == 60
+    assert text(page, "invite") == "sea.png"
+    names = ", ".join(ranked["name"] for ranked in answer["set"])
+    assert text(page, "set").endswith(f"with 90 % of the softmax: {names}")
+
+
+def number(cell: str) -> float:
+    return float(cell.removesuffix(" %")) / 100 if cell.endswith(" %") else float(cell)
+
+
+def test_an_image_can_be_chosen_instead(page, picture):
+    page.find_element("id", "file").send_keys(str(picture("brown")))
+    wait(page, "return document.getElementById('status').textContent.startsWith('Done')")
+    assert rows(page)[0][0] == "brown"
+
+
+def test_the_wanted_share_changes_the_set(page):
+    drop(page, png("grey"))
+    wait(page, "return document.getElementById('status').textContent.startsWith('Done')")
+    page.execute_script(
+        "const c = document.getElementById('coverage'); c.value = 99;"
+        "for (const kind of ['input', 'change']) c.dispatchEvent(new Event(kind, { bubbles: true }))"
+    )
+    wait(page, "return document.getElementById('set').textContent.includes('with 99 %')")
+    assert text(page, "wanted") == "99 %"
+
+
+def test_a_file_that_is_no_image_is_told(page):
+    drop(page, png("red"))
+    wait(page, "return document.querySelectorAll('#rows tr').length > 0")
+    drop(page, b"hello", "notes.txt", "text/plain")
+    wait(page, "return document.getElementById('status').classList.contains('wrong')")
+    assert text(page, "status").startswith("image is not an image of a known format")
+    assert rows(page) == []
+    assert text(page, "caption") == "No result yet"
+
+
+def test_names_are_text_and_never_markup(page):
+    page.execute_script(
+        "show({k: 1, top: [{name: '<b id=bad>x</b>', marginal: 1, probability: 1}], set: [{name: '<i id=bad>'}]})"
+    )
+    assert rows(page)[0][0] == "<b id=bad>x</b>"
+    assert page.execute_script("return document.getElementById('bad')") is None
+
+
+@pytest.mark.parametrize("width", [360, 1100])
+def test_nothing_is_wider_than_the_window(page, width):
+    page.set_window_size(max(width, 500), 900)  # Chromium's own windows are at least 500 wide
+    page.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    )
+    try:
+        drop(page, png("orange"))
+        wait(page, "return document.getElementById('status').textContent.startsWith('Done')")
+        assert page.execute_script("return document.documentElement.scrollWidth") <= width
+        if folder := os.environ.get("SCREENSHOTS"):
+            page.save_screenshot(f"{folder}/page-{width}.png")
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -1,0 +1,310 @@
+"""The HTTP service: answers, limits, errors, batching, metrics, shutdown."""
+
+import contextlib
+import io
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import uvicorn
+from PIL import Image
+
+from topk_export import Predictor, loadtest
+from topk_export.serving import Limits, create_app
+
+from .conftest import COLOURS, K, noise
+from .service import Service, form, predict, request
+from .test_preprocess import png_of
+
+
+def png(colour: str) -> bytes:
+    return encoded(Image.new("RGB", (60, 50), COLOURS[colour]))
+
+
+def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind)
+    return buffer.getvalue()
+
+
+@contextlib.contextmanager
+def served(predictor: Predictor, **limits: float) -> Iterator[int]:
+    """An application in this process; gives its port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(create_app(predictor, Limits(**limits)), log_level="critical"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()
+        assert not thread.is_alive()
+
+
+def wait_until(condition) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+class Held:
+    """A predictor whose runs, from the second on, wait for the gate; or fail."""
+
+    def __init__(self, predictor: Predictor, error: Exception | None = None) -> None:
+        self._inner, self.error = predictor, error
+        self.gate, self.runs, self.hold = threading.Event(), 0, False
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def run(self, x):
+        self.runs += 1
+        if self.error is not None:
+            raise self.error
+        if self.hold:
+            assert self.gate.wait(20)
+        return self._inner.run(x)
+
+
+def test_health_readiness_and_the_model(service):
+    assert request(service.port, "GET", "/healthz")[:2] == (200, {"status": "ok"})
+    assert request(service.port, "GET", "/readyz")[:2] == (200, {"status": "ready"})
+    status, model, headers = request(service.port, "GET", "/model")
+    assert status == 200
+    assert (model["k"], model["device"], model["class_names"]) == (K, "cpu", list(COLOURS))
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_it_answers_as_the_predictor_does(service, predictor):
+    image = encoded(Image.fromarray(noise(80, 90)), "JPEG")
+    status, answer = predict(service.port, image, query="?coverage=0.8", kind="image/jpeg")
+    assert status == 200
+    (expected,) = predictor([image], coverage=0.8)
+    assert answer["k"] == K
+    for ours, theirs in ((answer["top"], expected.top), (answer["set"], expected.set)):
+        assert [r["name"] for r in ours] == [r.name for r in theirs]
+        assert np.allclose([r["marginal"] for r in ours], [r.marginal for r in theirs], rtol=1e-5)
+        assert np.allclose([r["probability"] for r in ours], [r.probability for r in theirs], rtol=1e-5)
+
+
+def test_a_form_is_as_good_as_a_body(service):
+    status, answer, _ = request(service.port, "POST", "/predict", *form(png("pink")))
+    assert status == 200
+    assert answer["top"][0]["name"] == "pink"
+    assert answer["set"] is None
+
+
+def test_concurrent_requests_get_their_own_answers_and_share_batches(service):
+    colours = list(COLOURS) * 8
+    before = batches(service.port)
+    with ThreadPoolExecutor(24) as pool:
+        answers = list(pool.map(lambda colour: predict(service.port, png(colour)), colours))
+    assert [(status, answer["top"][0]["name"]) for status, answer in answers] == [(200, c) for c in colours]
+    runs, inputs = (after - earlier for after, earlier in zip(batches(service.port), before, strict=True))
+    assert inputs == len(colours)
+    assert runs < inputs
+
+
+def batches(port: int) -> tuple[float, float]:
+    """How many batches have run, and how many inputs were in them."""
+    text = request(port, "GET", "/metrics")[1]
+    count, total = (re.search(rf"^topk_batch_size_{what} (\S+)", text, re.MULTILINE) for what in ("count", "sum"))
+    assert count
+    assert total
+    return float(count[1]), float(total[1])
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "message"),
+    [
+        (b"", "image/png", 400, "the body is empty"),
+        (b"hello", "image/png", 400, "is not an image of a known format"),
+        (png("red")[:70], "image/png", 400, "cannot be decoded"),
+        (png_of(3000, 3000), "image/png", 413, "3000 x 3000 pixels, and more than 4000000 are not decoded"),
+        (png_of(50_000, 50_000), "image/png", 413, "too many pixels"),
+        (png_of(1, 3_000_000, bytes(6_000_000)), "image/png", 413, "too long a strip"),
+        (png("red"), "text/plain", 415, "send an image (image/*) or a form"),
+        (png("red"), "", 415, "not 'nothing'"),
+        (b"--line--", "multipart/form-data", 400, "Missing boundary"),
+        (b"nonsense", "multipart/form-data; boundary=line", 400, "Invalid multipart"),
+        (form(png("red"), "picture")[0], "multipart/form-data; boundary=line", 400, "no file in the field 'image'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "/" not in value else "",
+)
+def test_bad_images_are_the_clients_fault(service, body, kind, status, message):
+    headers = {"Content-Type": kind} if kind else {}
+    got, answer, _ = request(service.port, "POST", "/predict", body, headers)
+    assert got == status, answer
+    assert message in answer["detail"]
+
+
+@pytest.mark.parametrize("coverage", ["0", "1.5", "nan", "much"])
+def test_a_coverage_out_of_range_is_refused(service, coverage):
+    assert predict(service.port, png("red"), query=f"?coverage={coverage}")[0] == 422
+
+
+def test_unknown_routes_and_methods_are_refused(service):
+    assert request(service.port, "GET", "/nowhere")[0] == 404
+    assert request(service.port, "GET", "/predict")[0] == 405
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_that_is_too_long_is_cut_off(predictor, declared):
+    with served(predictor, body_bytes=1000) as port:
+        wait_until(lambda: request(port, "GET", "/readyz")[0] == 200)
+        body = bytes(1001) if declared else (bytes(500) for _ in range(3))  # an iterable is sent in chunks
+        status, answer, _ = request(port, "POST", "/predict", body, {"Content-Type": "image/png"})
+        assert (status, answer["detail"]) == (413, "the body is longer than 1000 bytes")
+        assert predict(port, png("red"))[0] == 200
+
+
+def test_a_slow_body_is_cut_off_and_a_client_that_goes_away_harms_nobody(predictor):
+    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 100\r\n\r\n"
+    with served(predictor, body_seconds=0.2) as port:
+        wait_until(lambda: request(port, "GET", "/readyz")[0] == 200)
+        with socket.create_connection(("127.0.0.1", port), 20) as slow:
+            slow.sendall(head)
+            assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
+        with socket.create_connection(("127.0.0.1", port), 20) as gone:
+            gone.sendall(head)
+        assert predict(port, png("red"))[0] == 200
+
+
+def test_too_many_requests_are_told_to_come_back(predictor):
+    held = Held(predictor)
+    with served(held, queue=2, batch=1, delay_seconds=0.0) as port, ThreadPoolExecutor(2) as pool:
+        wait_until(lambda: request(port, "GET", "/readyz")[0] == 200)
+        held.hold = True
+        first = [pool.submit(predict, port, png("blue")) for _ in range(2)]
+        wait_until(lambda: request(port, "GET", "/readyz")[0] == 503)
+        status, answer, headers = request(port, "POST", "/predict", png("red"), {"Content-Type": "image/png"})
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert answer["detail"] == "2 requests are in progress already"
+        assert request(port, "GET", "/healthz")[0] == 200
+        held.gate.set()
+        assert [future.result()[0] for future in first] == [200, 200]
+        assert predict(port, png("red"))[0] == 200
+
+
+def test_it_is_not_ready_before_the_model_has_run(predictor):
+    held = Held(predictor)
+    held.hold = True
+    with served(held) as port:
+        wait_until(lambda: held.runs == 1)
+        assert request(port, "GET", "/readyz")[:2] == (503, {"detail": "the model is warming up"})
+        assert request(port, "GET", "/healthz")[0] == 200
+        assert predict(port, png("red"))[0] == 503
+        held.gate.set()
+        wait_until(lambda: request(port, "GET", "/readyz")[0] == 200)
+
+
+def test_a_model_that_does_not_run_is_never_ready(predictor):
+    with served(Held(predictor, RuntimeError("out of memory"))) as port:
+        answer = {"detail": "the model does not run: out of memory"}
+        wait_until(lambda: request(port, "GET", "/readyz")[:2] == (503, answer))
+        assert request(port, "GET", "/healthz")[0] == 200
+
+
+def test_a_failing_run_is_the_servers_fault_and_counted(predictor):
+    held = Held(predictor)
+    with served(held) as port:
+        wait_until(lambda: request(port, "GET", "/readyz")[0] == 200)
+        held.error = RuntimeError("broken")
+        assert request(port, "POST", "/predict", png("red"), {"Content-Type": "image/png"})[0] == 500
+        held.error = None
+        assert predict(port, png("red"))[0] == 200
+        text = request(port, "GET", "/metrics")[1]
+        assert 'topk_requests_total{route="/predict",status="500"} 1.0' in text
+        assert 'topk_requests_total{route="/predict",status="200"} 1.0' in text
+        assert "topk_predict_seconds_count 1.0" in text
+        assert "topk_queue_length 0.0" in text
+
+
+def test_the_interface_is_described(service):
+    status, schema, _ = request(service.port, "GET", "/openapi.json")
+    assert status == 200
+    assert set(schema["paths"]) == {"/predict", "/healthz", "/readyz", "/model"}
+    post = schema["paths"]["/predict"]["post"]
+    assert set(post["requestBody"]["content"]) == {"image/*", "multipart/form-data"}
+    assert {"200", "400", "408", "413", "415", "422", "503"} <= set(post["responses"])
+    answer = schema["components"]["schemas"]["Answer"]["properties"]
+    assert set(answer) == {"k", "top", "set", "milliseconds"}
+    assert f"exact top-{K} probabilities" in schema["info"]["description"]
+    assert request(service.port, "GET", "/docs")[0] == 200
+
+
+def test_sigterm_lets_a_request_finish(model_file, tmp_path):
+    with Service(model_file, tmp_path / "log", "--max-delay", "1000") as running, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(predict, running.port, png("purple"))
+        wait_until(lambda: "topk_queue_length 1.0" in request(running.port, "GET", "/metrics")[1])
+        status = running.stop()
+        assert answer.result()[0] == 200
+    assert answer.result()[1]["top"][0]["name"] == "purple"
+    assert status in (0, -15)  # uvicorn ends by the signal once it has cleaned up
+    assert "Traceback" not in running.log
+    assert "Error" not in running.log
+
+
+def test_a_taken_port_is_one_line(model_file, capsys):
+    from topk_export.commands import serve
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert serve.main([str(model_file), "--device", "cpu", "--port", str(port)]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: cannot listen on 127.0.0.1:{port}: Address already in use")
+    assert message.count("\n") == 1
+
+
+def test_answers_leave_at_once():
+    from topk_export.commands.serve import _listen
+
+    with _listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_missing_framework_is_named(model_file, capsys, monkeypatch):
+    from topk_export.commands import serve
+
+    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
+    assert serve.main([str(model_file)]) == 1
+    assert "pip install 'topk-registry[serve]'" in capsys.readouterr().err
+
+
+def test_the_load_test_is_bounded_in_count(service, capsys):
+    assert loadtest.main([service.url, "--requests", "40", "--concurrency", "4", "--seconds", "60"]) == 0
+    out = capsys.readouterr().out
+    assert '"requests": 40' in out
+    assert '"200": 40' in out
+
+
+def test_the_load_test_is_bounded_in_time(service):
+    result = loadtest.run(service.url, loadtest.noise_jpeg(), requests=1_000_000, concurrency=2, seconds=0.5)
+    assert 0 < result["requests"] < 1_000_000
+    assert result["seconds"] < 5
+    assert result["p50_ms"] <= result["p95_ms"] <= result["p99_ms"]
+
+
+def test_the_load_test_tells_failures(service, tmp_path, capsys):
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"no image")
+    assert loadtest.main([service.url, "--image", str(broken), "--requests", "3"]) == 1
+    assert '"400": 3' in capsys.readouterr().out
+    assert loadtest.main([service.url, "--image", str(Path(tmp_path / "gone"))]) == 1
+
+
+@pytest.mark.parametrize("url", ["http://192.0.2.1:80", "https://127.0.0.1", "127.0.0.1:8000", "http://0.0.0.0:1"])
+def test_the_load_test_stays_on_this_machine(url, capsys):
+    assert loadtest.main([url]) == 1
+    assert "error: " in capsys.readouterr().err
