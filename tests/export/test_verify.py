@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import onnx
@@ -47,6 +49,16 @@ def test_the_command(copied, capsys):
     assert "not verified: any GPU provider" in out
     assert verify_command.main([str(copied), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["passed"] is True
+
+
+def test_the_command_needs_no_torch(copied):
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['torch', 'timm', 'torchvision']))\n"
+        f"from topk_registry.cli import main; raise SystemExit(main(['verify', {str(copied)!r}]))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "ok   marginals (head alone, flat)" in result.stdout
 
 
 def test_the_sample_of_another_export(export, copied, capsys):
