@@ -17,7 +17,9 @@ from numba import njit
 from torch import Tensor
 
 PIECE = 512  # scores to work on at a time
-ALONE = 1 << 15  # scores that one thread is done with before a second one has woken up
+# Scores that one thread does by itself, about 3 ms of work: for about as long torch's own threads go on spinning after
+# each of its operations, and a second thread would share a core with one of them.
+ALONE = 1 << 19
 
 # products may be fused with sums, and one function's long sums reordered; differences of scores never: they are exact
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
@@ -57,11 +59,12 @@ def _rows(s, label, k, theta, inverse, floor, margin, gradient, start, stop):
     top, where = np.empty(T, s.dtype), np.empty(T, np.int64)
     P, x, p, in_top = np.empty(k + 1), np.empty(T), np.empty(T), np.empty(T)
     before, after = np.empty((T + 1, k + 1)), np.empty((T + 1, k + 1))
+    maxima = np.empty(64 if T < 32 else 2 * T, s.dtype)
     piece, exponent = np.empty(PIECE, s.dtype), np.empty(PIECE, np.int32)
     c = np.empty(k + 1, s.dtype)
     for r in range(start, stop):
         row, g, y = s[r], gradient[r], label[r]
-        if not (_largest(row, y, top, where) and np.isfinite(top[k - 1])):
+        if not (_largest(row, y, top, where, maxima, exponent) and np.isfinite(top[k - 1])):
             margin[r] = np.nan
             g[:] = np.nan
             continue
@@ -91,24 +94,63 @@ def _rows(s, label, k, theta, inverse, floor, margin, gradient, start, stop):
 
 
 @_compiled
-def _largest(row, y, top, where):
+def _largest(row, y, top, where, maxima, found):
     """The T largest scores but the label's, largest first, and their classes; False if there is a NaN."""
     T, held = len(top), 0
-    for i in range(len(row)):
-        v = row[i]
-        if held == T and v <= top[T - 1]:
-            continue
-        if v != v:
-            return False
-        if i == y:
-            continue
-        j = min(held, T - 1)
-        while j > 0 and top[j - 1] < v:
-            top[j], where[j] = top[j - 1], where[j - 1]
-            j -= 1
-        top[j], where[j] = v, i
-        held = min(held + 1, T)
+    least = row.dtype.type(-np.inf)
+    if len(row) >= 4 * len(maxima):
+        least = _lower_bound(row, maxima, top)
+    for start in range(0, len(row), PIECE):
+        piece = row[start : start + PIECE]
+        candidates = 0
+        for i in range(len(piece)):  # without a branch: which scores reach the bound cannot be foretold
+            found[candidates] = i
+            candidates += not piece[i] < least
+        for i in found[:candidates]:
+            v = piece[i]
+            if v != v:
+                return False
+            if (held < T or v > top[T - 1]) and start + i != y:
+                held = min(held + 1, T)
+                where[_insert(top, held, v, where)] = start + i
     return True
+
+
+@_compiled
+def _insert(top, held, v, where):
+    """Put v in its place among the first ``held`` of the scores that fall from left to right; the last one goes."""
+    j = held - 1
+    while j > 0 and top[j - 1] < v:
+        top[j], where[j] = top[j - 1], where[j - 1]
+        j -= 1
+    top[j] = v
+    return j
+
+
+@_compiled
+def _lower_bound(row, maxima, top):
+    """A score that T + 1 others reach, to spare the search for the T largest from looking closely at most of them: of
+    the maxima over every len(maxima)-th score, the one after the T largest. The one too many may be the label.
+    """
+    G, T = len(maxima), len(top)
+    maxima[:] = -np.inf
+    for start in range(0, len(row) - G + 1, G):
+        line = row[start : start + G]
+        for j in range(G):
+            maxima[j] = line[j] if line[j] > maxima[j] else maxima[j]
+    top[:] = -np.inf
+    after = top.dtype.type(-np.inf)
+    for v in maxima:
+        if v > top[T - 1]:
+            after = top[T - 1]
+            j = T - 1
+            while j > 0 and top[j - 1] < v:
+                top[j] = top[j - 1]
+                j -= 1
+            top[j] = v
+        elif v > after:
+            after = v
+    return after
 
 
 @_compiled
