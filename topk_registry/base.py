@@ -93,6 +93,10 @@ class ClassificationLoss(nn.Module):
 
     def _index(self, logits: Tensor, target: Tensor) -> Tensor:
         ignored = target == self.ignore_index
+        on_cpu = target.device.type == "cpu" and not torch.compiler.is_compiling()
+        if on_cpu and self.weight is None and not self.label_smoothing and not bool(ignored.any()):
+            loss = self.per_label(logits, target)  # the plain case, where looking at the labels stalls nothing
+            return loss.mean() if self.reduction == "mean" else self._reduce(loss)
         label = torch.where(ignored, 0, target)
         weight = torch.ones_like(label, dtype=logits.dtype) if self.weight is None else self.weight.to(logits)[label]
         weight = weight.masked_fill(ignored, 0.0)

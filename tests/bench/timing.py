@@ -69,9 +69,11 @@ def interleave(
     """
     gc.disable()
     try:
+        order = list(steps.items())
         for _ in range(repeats):
             gc.collect()  # between rounds, lest cycles of one contestant fill the memory or stop another's clock
-            for name, run in steps.items():
+            order.append(order.pop(0))  # each goes first, with cold caches, in its turn
+            for name, run in order:
                 if sum(map(sum, samples[name])) < limit:
                     samples[name].append(run())
                 tick(name)

@@ -57,9 +57,9 @@ def _pool(process: int) -> ThreadPoolExecutor:
 def _rows(s, label, k, theta, inverse, floor, margin, gradient, start, stop):
     T = min(2 * k + 1, s.shape[1] - 1)
     top, where = np.empty(T, s.dtype), np.empty(T, np.int64)
-    P, x, p, in_top = np.empty(k + 1), np.empty(T), np.empty(T), np.empty(T)
+    P, x, q, p, in_top = np.empty(k + 1), np.empty(T), np.empty(T), np.empty(T), np.empty(T)
     before, after = np.empty((T + 1, k + 1)), np.empty((T + 1, k + 1))
-    maxima = np.empty(64 if T < 32 else 2 * T, s.dtype)
+    maxima = np.empty(32 if T < 16 else 2 * T, s.dtype)
     piece, exponent = np.empty(PIECE, s.dtype), np.empty(PIECE, np.int32)
     c = np.empty(k + 1, s.dtype)
     for r in range(start, stop):
@@ -77,15 +77,18 @@ def _rows(s, label, k, theta, inverse, floor, margin, gradient, start, stop):
         _power_sums(g, P, piece)
         t = _tilt(x, P[1], k)
         for j in range(T):
-            x[j] -= t
-            p[j] = 1 / (1 + math.exp(-x[j]))
+            e = math.exp(-abs(x[j] - t))
+            small, large = e / (1 + e), 1 / (1 + e)
+            q[j], p[j] = (small, large) if x[j] > t else (large, small)
         _tail_polynomial(P, t, before[0])
-        _products(x, p, before, after)
+        _products(q, p, before, after)
         ratio = before[T, k - 1] / before[T, k]
         _leave_out(p, before, after, in_top)
-        for j in range(k + 1):  # tilted so that coefficients k-1 and k are equal; too small ones would go denormal
-            scaled = before[T, j] / before[T, k] * ratio ** (j - k)
+        scale = 1 / before[T, k]
+        for j in range(k, -1, -1):  # tilted so that coefficients k-1 and k are equal; too small ones would go denormal
+            scaled = before[T, j] * scale
             c[j] = scaled if scaled > 2.0**-70 else 0.0
+            scale /= ratio
         _divide_out(g, c, s.dtype.type(math.exp(-t) * ratio), piece)
         for j in range(T):
             g[where[j]] = in_top[j]
@@ -239,15 +242,15 @@ def _tail_polynomial(P, t, b):
 
 
 @_compiled
-def _products(x, p, before, after):
+def _products(q, p, before, after):
     """before[i]: the tail times the first i factors q + p X; after[i]: the product of all factors from the i-th on."""
     T = len(p)
     after[T, :] = 0
     after[T, 0] = 1
     for i in range(T):
-        _times(before[i], 1 / (1 + math.exp(x[i])), p[i], before[i + 1])
+        _times(before[i], q[i], p[i], before[i + 1])
         h = T - 1 - i
-        _times(after[h + 1], 1 / (1 + math.exp(x[h])), p[h], after[h])
+        _times(after[h + 1], q[h], p[h], after[h])
 
 
 @_compiled
