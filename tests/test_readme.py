@@ -38,7 +38,7 @@ def options(name: str) -> str:
 
 def costs() -> dict[str, str]:
     """Median times of the bench report, relative to cross-entropy's, to two digits."""
-    rows = {row["contestant"]: row["both"] for row in json.loads(COSTS.read_text())["rows"]}
+    rows = {row["contestant"]: row["both"] for row in json.loads(COSTS.read_text())["results"]}
     base = rows["F.cross_entropy"]["median"]
     return {name: f"{both['median'] / base:.2g}" for name, both in rows.items()}
 

@@ -34,7 +34,7 @@ def environment(device: str) -> dict[str, object]:
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_name(),
         "threads": torch.get_num_threads(),
         "busy": busy(),
