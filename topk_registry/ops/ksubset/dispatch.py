@@ -91,13 +91,15 @@ def topk_label_margins(
             f"expected logits [B, n] and int64 labels [B], got {list(logits.shape)} and {label.dtype} "
             f"{list(label.shape)}"
         )
-    if label.numel() and label.device.type == "cpu" and not torch.compiler.is_compiling():
+    if label.numel() and _may_look(logits):
         low, high = label.aminmax()
         if low < 0 or high >= logits.shape[1]:
             wrong = int(low) if low < 0 else int(high)
             raise ValueError(f"label must be in [0, {logits.shape[1] - 1}], got {wrong}")
     s, k, theta, sign = _prepare(logits, k, temperature)
     margin, _ = autograd.LabelMargins.apply(s, label, k, theta, _label_kernel(impl, s, k))
+    if _may_look(logits) and not bool(margin.detach().isfinite().all()):  # what too few scores come to
+        _check_finite(logits.detach(), k)
     return sign * margin
 
 
@@ -105,6 +107,8 @@ def _margins(logits: Tensor, k: int, temperature: float, impl: str) -> Tensor:
     """In the precision they are computed in: where that is double, they may be beyond the range of single."""
     _check(logits, k, temperature)
     _check_impl(impl, MARGINS)
+    if _may_look(logits):
+        _check_finite(logits.detach(), k)
     s, k, theta, sign = _prepare(logits, k, temperature)
     rows = autograd.margins(s, k, theta)
     return (rows if sign > 0 else -rows).view(logits.shape)
@@ -166,12 +170,15 @@ def _check(logits: Tensor, k: int, temperature: float) -> None:
         raise ValueError(f"k must be an integer from 1 to n - 1 = {n - 1}, got {k!r}")
     if not 0.0 < temperature < float("inf"):
         raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
-    if logits.device.type == "cpu" and not torch.compiler.is_compiling():
-        _check_finite(logits.detach(), k)
+
+
+def _may_look(logits: Tensor) -> bool:
+    """Values are looked at on the CPU only: elsewhere that would stall the device, in a compiled graph break it."""
+    return logits.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _check_finite(logits: Tensor, k: int) -> None:
-    """Only on the CPU: elsewhere looking would stall the device, and such a row comes out as NaN."""
+    """A row with too few scores is an error where it is seen, and NaN elsewhere."""
     if not logits.numel() or bool(logits.amin() > -torch.inf):
         return
     scores = (logits != -torch.inf).sum(-1)
