@@ -52,6 +52,7 @@ def test_a_numba_that_does_not_work_is_told_of_once(monkeypatch):
     assert topk_margins(torch.zeros(1, 3), 1).shape == (1, 3)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck looks at it
 @pytest.mark.parametrize("impl", ["numba", "torch"])
 def test_as_operators_of_torch(impl):
     """What compilation, export, autocast and autograd ask of an operator."""

@@ -1,50 +1,14 @@
 """Gradients of the operator, whichever kernels compute it.
 
-They are differentiable once. Their backward passes work in place or hand out what the forward pass has written, so
-autograd would take a second derivative from them that lacks terms; :func:`once` makes it refuse instead.
+It is differentiable once: the kernels of the backward pass have no derivatives of their own, and instead of a second
+derivative that lacks terms there is an error.
 """
 
-import functools
 import inspect
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
-
-class _Once(torch.autograd.Function):
-    """A gradient that depends on ``source`` in a way that autograd cannot follow."""
-
-    @staticmethod
-    def forward(gradient: Tensor, source: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx, _):
-        raise RuntimeError(
-            "the k-subset operator is differentiable once, a second derivative was asked for: take it from "
-            "topk_registry.ops.ksubset.definition.log_odds_by_recursion"
-        )
-
-
-def once(backward: Callable) -> Callable:
-    """Let a backward pass run under ``create_graph``, but not be differentiated; saves the source of its gradients
-    first."""
-
-    @functools.wraps(backward)
-    def wrapped(ctx, *cotangents):
-        with torch.no_grad():
-            gradients = backward(ctx, *cotangents)
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return gradients
-        source = ctx.saved_tensors[0]
-        return tuple(None if g is None else _Once.apply(g, source) for g in gradients)
-
-    return wrapped
 
 
 class LabelMargins(torch.autograd.Function):
@@ -57,16 +21,14 @@ class LabelMargins(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(output[1])  # differentiable to autograd, for `once` to see where it comes from
+        ctx.save_for_backward(output[1])  # as an output it is known to depend on the scores
         ctx.set_materialize_grads(False)  # no zeros of the size of the logits for the second output
 
     @staticmethod
-    @once
     def backward(ctx, g: Tensor, _):
         if g is None:
             return None, None, None, None, None
-        (gradient,) = ctx.saved_tensors
-        return g.to(gradient.dtype)[:, None] * gradient, None, None, None, None
+        return _gradient(scaled, g, ctx.saved_tensors[0]), None, None, None, None
 
 
 class Margins(torch.autograd.Function):
@@ -83,11 +45,37 @@ class Margins(torch.autograd.Function):
         ctx.save_for_backward(s)
 
     @staticmethod
-    @once
     def backward(ctx, g: Tensor):
-        (s,) = ctx.saved_tensors
-        return ctx.kernel(g, s, ctx.k, ctx.theta), None, None, None, None
+        return _gradient(ctx.kernel, g, ctx.saved_tensors[0], ctx.k, ctx.theta), None, None, None, None
 
 
-for _function in (LabelMargins, Margins):  # torch asks for it at every call, and computing it takes longer than the call
+class _Gradient(torch.autograd.Function):
+    """What a backward pass computes, where someone may ask for its derivative."""
+
+    @staticmethod
+    def forward(kernel: Callable, *args) -> Tensor:
+        return kernel(*args)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx, _):
+        raise RuntimeError(
+            "the k-subset operator is differentiable once, a second derivative was asked for: take it from "
+            "topk_registry.ops.ksubset.definition.log_odds_by_recursion"
+        )
+
+
+def _gradient(kernel: Callable, *args) -> Tensor:
+    return _Gradient.apply(kernel, *args) if torch.is_grad_enabled() else kernel(*args)
+
+
+def scaled(g: Tensor, gradient: Tensor) -> Tensor:
+    """g [B] times the rows of a gradient [B, n]."""
+    return g.to(gradient.dtype)[:, None] * gradient
+
+
+for _function in (LabelMargins, Margins):  # torch asks for it at every call, and to find out takes as long as the rest
     _function.forward.__signature__ = inspect.signature(_function.forward)

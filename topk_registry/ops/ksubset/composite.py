@@ -4,7 +4,6 @@ gradient of its own, the small polynomials of the top group are left to autograd
 import torch
 from torch import Tensor
 
-from topk_registry.ops.ksubset.autograd import once
 from topk_registry.ops.ksubset.torch_path import (
     balanced,
     horner,
@@ -36,7 +35,6 @@ class TailOdds(torch.autograd.Function):
         ctx.save_for_backward(output)
 
     @staticmethod
-    @once
     def backward(ctx, g: Tensor):
         (w,) = ctx.saved_tensors
         return g * w, None, None, None
@@ -54,7 +52,6 @@ class PowerSums(torch.autograd.Function):
         ctx.save_for_backward(inputs[0])
 
     @staticmethod
-    @once
     def backward(ctx, g: Tensor):
         (w,) = ctx.saved_tensors
         slopes = g * torch.arange(1, g.shape[0] + 1, dtype=g.dtype, device=g.device)[:, None]  # [k, B]
@@ -88,7 +85,6 @@ class LeaveTailOut(torch.autograd.Function):
         ctx.save_for_backward(*inputs[:3])
 
     @staticmethod
-    @once
     def backward(ctx, g: Tensor):
         w, c, scale = ctx.saved_tensors
         k = c.shape[0] - 1

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.ksubset import backends
+from topk_registry.ops.ksubset.autograd import scaled
 
 
 @torch.library.custom_op("topk_registry::label_margins", mutates_args=())
@@ -42,8 +43,7 @@ def _save_gradient(ctx, inputs, output) -> None:
 
 
 def _scale_gradient(ctx, g: Tensor, _):
-    (gradient,) = ctx.saved_tensors
-    return g.to(gradient.dtype)[:, None] * gradient, None, None, None, None
+    return scaled(g, ctx.saved_tensors[0]), None, None, None, None
 
 
 def _save_scores(ctx, inputs, output) -> None:

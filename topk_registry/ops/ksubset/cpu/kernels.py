@@ -113,8 +113,9 @@ def margin_rows_backward(cotangent, s, k, theta, out):
         lanes.without(before, after, j, k - 1, below)
         lanes.without(before, after, j, k, last)
         for i in range(2 * B):
-            g_last[j, i] = -g_below[j, i] / last[i]
-            g_below[j, i] /= below[i]
+            if g_below[j, i] != 0:  # the other tilt may have made it 0 / 0
+                g_last[j, i] = -g_below[j, i] / last[i]
+                g_below[j, i] /= below[i]
     lanes.cotangents(q, p, before, after, g_below, g_last, g_product, g_x)
     lanes.power_sum_cotangents(P, before[0], g_product)
 

@@ -14,7 +14,7 @@ def exponentials(x):
     for j in range(len(x)):
         line = x[j]
         for i in range(len(line)):
-            line[i] = exp64(max(min(line[i], LARGEST), -LARGEST))
+            line[i] = exp64(min(line[i], LARGEST)) if line[i] > -LARGEST else 0.0
 
 
 @compiled
