@@ -28,7 +28,7 @@ signature = types.void(types.voidptr)  # what a body is compiled for
 def run(body: ctypes._CFuncPtr, fields: str, *values: float, threads: int) -> None:
     """Let ``threads`` threads run ``body`` on one job: a counter of rows taken, then ``values`` in the order of
     ``fields``, "q" for an integer or an address and "d" for a number."""
-    job = ctypes.create_string_buffer(struct.pack(f"=q{fields}", 0, *values))
+    job = ctypes.create_string_buffer(_layout(fields).pack(0, *values))
     if threads == 1:
         body(job)
     elif (parallel := _openmp()) is not None:
@@ -39,6 +39,11 @@ def run(body: ctypes._CFuncPtr, fields: str, *values: float, threads: int) -> No
         body(job)
         for other in others:
             other.result()
+
+
+@lru_cache
+def _layout(fields: str) -> struct.Struct:
+    return struct.Struct(f"=q{fields}")
 
 
 @intrinsic

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from topk_registry import topk_label_margins, topk_margins
-from topk_registry.ops.ksubset import backends
+from topk_registry.ops.ksubset import backends, library  # noqa: F401, library registers the operators
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

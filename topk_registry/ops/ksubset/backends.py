@@ -35,7 +35,6 @@ TABLE = {
 }
 
 
-@torch.compiler.assume_constant_result
 def choose(impl: str, device: torch.device, k: int, double: bool) -> str:
     """The name of the implementation to use: ``impl``, or for "auto" the first that serves and works."""
     if impl == "auto":

@@ -16,7 +16,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from topk_registry.ops.ksubset import autograd, backends, library
+from topk_registry.ops.ksubset import autograd, backends
 
 
 def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0, impl: str = "auto") -> Tensor:
@@ -90,6 +90,8 @@ def topk_label_margins(
         )
     s, k, theta, sign, backend = _prepare(logits, k, temperature, impl)
     if torch.compiler.is_compiling():
+        from topk_registry.ops.ksubset import library
+
         return sign * library.label_margins(s, label, k, theta, backend)
     on_cpu = logits.device.type == "cpu"  # values are looked at there only: elsewhere that would stall the device
     if on_cpu and not backends.TABLE[backend].checks_labels:
@@ -109,6 +111,8 @@ def _margins(logits: Tensor, k: int, temperature: float, impl: str) -> Tensor:
         _check_finite(logits.detach(), k)
     s, k, theta, sign, backend = _prepare(logits, k, temperature, impl)
     if compiling:
+        from topk_registry.ops.ksubset import library
+
         rows = library.margins(s, k, theta, backend)
     else:
         kernels = backends.load(backend)
@@ -127,13 +131,21 @@ def _prepare(logits: Tensor, k: int, temperature: float, impl: str) -> tuple[Ten
     k = int(k if sign > 0 else n - k)
     # coefficients span e^k and margins grow with the temperature: both can be more than single precision holds
     double = logits.dtype == torch.float64 or k > 64 or temperature > 1e30
-    backend = backends.choose(impl, logits.device, k, double)
+    backend = _choose(impl, logits.device, k, double)
     half = backends.TABLE[backend].takes_half and logits.dtype in (torch.float16, torch.bfloat16)
     s = logits if half else logits.to(torch.float64 if double else torch.float32)
     s = s.reshape(-1, n)
     # below this the margins no longer depend on the temperature, but its reciprocal would overflow
     theta = max(float(temperature), 4 * torch.finfo(torch.float64 if double else torch.float32).tiny)
     return (s if sign > 0 else -s).contiguous(), k, theta, sign, backend
+
+
+def _choose(impl: str, device: torch.device, k: int, double: bool) -> str:
+    if not torch.compiler.is_compiling():
+        return backends.choose(impl, device, k, double)
+    from topk_registry.ops.ksubset import library
+
+    return library.choose(impl, device, k, double)
 
 
 def _check(logits: Tensor, k: int, temperature: float) -> None:

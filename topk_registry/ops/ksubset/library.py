@@ -1,4 +1,8 @@
-"""The operator as torch.library knows it: whole in compiled and exported graphs, which keep it as one node each way."""
+"""The operator as torch.library knows it: whole in compiled and exported graphs, which keep it as one node each way.
+
+It is imported when a graph is first compiled, for that brings in the compiler. Import it by hand before loading a saved
+exported program with this operator in it.
+"""
 
 import torch
 from torch import Tensor
@@ -63,3 +67,7 @@ margins.register_autograd(_margins_gradient, setup_context=_save_scores)
 def label_margins(s: Tensor, label: Tensor, k: int, theta: float, backend: str) -> Tensor:
     """The margin [B] of each row's label by the named implementation."""
     return _label_margins(s, label, k, theta, backend)[0]
+
+
+# the graph is compiled for one implementation: how it is chosen is not part of it
+choose = torch.compiler.assume_constant_result(backends.choose)
