@@ -88,10 +88,10 @@ class ClassificationLoss(nn.Module):
         logits = logits if logits.dtype == torch.float64 else logits.float()
         if target.is_floating_point():
             return self._dense(logits, target.to(logits.dtype))
-        if labels and self.weight is None and not self.label_smoothing:
-            if not labels[0] <= self.ignore_index <= labels[1]:  # the plain case, seen where looking stalls nothing
-                loss = self.per_label(logits, target.long())
-                return loss.mean() if self.reduction == "mean" else self._reduce(loss)
+        ignored = labels is None or labels[0] <= self.ignore_index <= labels[1]  # not so, or not known without a look
+        if not ignored and self.weight is None and not self.label_smoothing:
+            loss = self.per_label(logits, target.long())  # the plain case
+            return loss.mean() if self.reduction == "mean" else self._reduce(loss)
         return self._index(logits, target.long())
 
     def _dense(self, logits: Tensor, target: Tensor) -> Tensor:

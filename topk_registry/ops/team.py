@@ -20,12 +20,12 @@ import torch
 from numba import types
 from numba.extending import intrinsic
 
-Body = Callable[[int], None]
+Body = Callable[[ctypes.Array], None]
 C_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 signature = types.void(types.voidptr)  # what a body is compiled for
 
 
-def run(body: ctypes._CFuncPtr, fields: str, *values: float, threads: int) -> None:
+def run(body: Body, fields: str, *values: float, threads: int) -> None:
     """Let ``threads`` threads run ``body`` on one job: a counter of rows taken, then ``values`` in the order of
     ``fields``, "q" for an integer or an address and "d" for a number."""
     job = ctypes.create_string_buffer(_layout(fields).pack(0, *values))

@@ -4,7 +4,7 @@ import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -46,12 +46,12 @@ def choose(impl: str, device: torch.device, k: int, double: bool) -> str:
     return impl
 
 
-@lru_cache(maxsize=None)
+@cache
 def load(name: str) -> ModuleType:
     return importlib.import_module(f"{__package__}.{TABLE[name].module}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _works(name: str) -> bool:
     """Whether it can be used here; where it could serve but does not work, that is told once."""
     needs = TABLE[name].needs

@@ -143,7 +143,7 @@ class ToScores(torch.autograd.Function):
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
     """The margins theta l [B, n] of every class: [B, n] -> [B, n]."""
     out = torch.empty_like(s)
-    for rows in row_blocks(s):
+    for rows in row_blocks(s, 2 * k * k):
         out[rows] = differentiable_margins(s[rows], k, theta)
     return out
 
@@ -155,7 +155,7 @@ def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     rows at once: it would be many times that of the scores.
     """
     out = torch.empty_like(s)
-    for rows in row_blocks(s):
+    for rows in row_blocks(s, 2 * k * k):
         with torch.enable_grad():
             block = s[rows].detach().requires_grad_()
             (out[rows],) = torch.autograd.grad(differentiable_margins(block, k, theta), block, g[rows])

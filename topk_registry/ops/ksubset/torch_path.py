@@ -33,9 +33,10 @@ def top_group_size(k: int) -> int:
     return 2 * k + 1 if k <= 1000 else sys.maxsize - 1
 
 
-def row_blocks(s: Tensor) -> Iterator[slice]:
-    """Rows to work on at a time: a cacheful on the CPU, enough to be busy with on a GPU."""
-    step = max(1, (BLOCK if s.device.type == "cpu" else BLOCK_ON_GPU) // s.shape[1])
+def row_blocks(s: Tensor, numbers: int = 0) -> Iterator[slice]:
+    """Rows to work on at a time: a cacheful on the CPU, enough to be busy with on a GPU. ``numbers``: how many of them
+    the work on a row needs, where that is more than its scores."""
+    step = max(1, (BLOCK if s.device.type == "cpu" else BLOCK_ON_GPU) // max(s.shape[1], numbers))
     for start in range(0, max(1, s.shape[0]), step):
         yield slice(start, start + step)
 

@@ -2,8 +2,9 @@
 
 Rows are shared out among threads; nothing in a row depends on another, nor on who works on it.
 """
+# pyright: reportCallIssue=false, reportArgumentType=false
+# numba's intrinsics are called without their first parameter
 
-import ctypes
 import zlib
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from topk_registry.ops.ksubset.cpu import kernels
 
 ALONE = 1 << 14  # scores to a thread at least: about 20 microseconds of work
 WIDTH = 16  # rows that a thread takes at a time, at most, for their polynomials to fill vectors
-GROUP = 1 << 16  # scores that a thread takes at a time, at most, for them to stay in its cache
+GROUP = 1 << 16  # scores that a thread takes at a time, about: they and the polynomials are to stay in its cache
 
 
 def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tensor, Tensor]:
@@ -42,16 +43,16 @@ def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     return out
 
 
-def _share(body: ctypes._CFuncPtr, s: Tensor, k: int, theta: float, *tensors: Tensor) -> None:
+def _share(body: team.Body, s: Tensor, k: int, theta: float, *tensors: Tensor) -> None:
     B, n = s.shape
     threads = max(1, min(torch.get_num_threads(), B, B * n // ALONE))
-    step = max(1, min(WIDTH, GROUP // n, -(-B // threads)))
+    step = max(1, min(WIDTH, GROUP // n, GROUP // (2 * k + 3) ** 2, -(-B // threads)))
     addresses = [tensor.data_ptr() for tensor in (s, *tensors)]
     team.run(body, "qqqqd" + "q" * len(addresses), B, n, k, step, theta, *addresses, threads=threads)
 
 
 @lru_cache(maxsize=2)
-def _label_margins(dtype: torch.dtype) -> ctypes._CFuncPtr:
+def _label_margins(dtype: torch.dtype) -> team.Body:
     real, edition = _real(dtype), _edition()
 
     @cfunc(team.signature, cache=True)
@@ -71,7 +72,7 @@ def _label_margins(dtype: torch.dtype) -> ctypes._CFuncPtr:
 
 
 @lru_cache(maxsize=2)
-def _margins(dtype: torch.dtype) -> ctypes._CFuncPtr:
+def _margins(dtype: torch.dtype) -> team.Body:
     real, edition = _real(dtype), _edition()
 
     @cfunc(team.signature, cache=True)
@@ -90,7 +91,7 @@ def _margins(dtype: torch.dtype) -> ctypes._CFuncPtr:
 
 
 @lru_cache(maxsize=2)
-def _margins_backward(dtype: torch.dtype) -> ctypes._CFuncPtr:
+def _margins_backward(dtype: torch.dtype) -> team.Body:
     real, edition = _real(dtype), _edition()
 
     @cfunc(team.signature, cache=True)

@@ -1,4 +1,6 @@
 """How the kernels are compiled, and the elementary functions that turn into vector instructions."""
+# pyright: reportCallIssue=false, reportArgumentType=false
+# numba's intrinsics are called without their first parameter
 
 import math
 

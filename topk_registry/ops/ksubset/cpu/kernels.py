@@ -34,7 +34,7 @@ def label_rows(s, label, k, theta, margin, gradient):
 
     lanes.exponentials(E)
     lanes.tilt(E, P[0], k, 0, B, u)
-    p, q, before, after = lanes.top_group(E, P, u)
+    p, _, before, after = lanes.top_group(E, P, u)
     in_top = np.empty((T, B))
     lanes.label_gradient(p, before, after, in_top)
 
@@ -55,11 +55,11 @@ def label_rows(s, label, k, theta, margin, gradient):
 
 @compiled
 def margin_rows(s, k, theta, out):
-    """The margins of every class, see autograd.margins. Lanes from B on hold the second tilt, with k + 1 for k, relative
-    to the next class after the k-th: for the k largest classes."""
-    (B, n), real = s.shape, s.dtype.type
-    top, where, fine, P, u, gap, p, q, before, after = both_tilts(s, k, theta, out)
-    T = top.shape[1]
+    """The margins of every class, see composite.differentiable_margins. Lanes from B on hold the second tilt, with
+    k + 1 for k, relative to the next class after the k-th: for the k largest classes."""
+    real = s.dtype.type
+    top, where, fine, _, u, gap, _, _, before, after = both_tilts(s, k, theta, out)
+    B, T = top.shape
     below, last = np.empty(2 * B), np.empty(2 * B)
     in_top, c, piece = np.empty((T, 2 * B)), np.empty(k + 1, s.dtype), np.empty(rows.PIECE, s.dtype)
     for j in range(T):
@@ -124,8 +124,12 @@ def margin_rows_backward(cotangent, s, k, theta, out):
             out[r] = np.nan
             continue
         first, second = gap[r] * u[r], u[B + r]
+        for j in range(k):  # from cotangents of tilted power sums to those of the odds' powers
+            P[j, r] = (j + 1) * (P[j, r] * first + P[j, B + r] * second)
+            first, second = first * gap[r] * u[r], second * u[B + r]
+        least = 1e-20 * np.abs(P[:, r]).max()  # smaller ones make no difference, but could be denormal
         for j in range(k):
-            slopes[j] = (j + 1) * (P[j, r] * first ** (j + 1) + P[j, B + r] * second ** (j + 1))
+            slopes[j] = P[j, r] if abs(P[j, r]) > least else 0.0
         rows.add_slopes(w[r], slopes, out[r], piece[0])
         for j in range(T):
             out[r, where[r, j]] += g_x[j, r] + g_x[j, B + r]

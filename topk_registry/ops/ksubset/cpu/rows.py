@@ -245,8 +245,11 @@ def tail_cotangents(w, c, scale, g, dc, piece):
     odds, and dc[j], what reaches the coefficients c_j. With d = c / (1 + v X), e = d / (1 + v X):
 
         dc_j = sum_i g_{k-1} (-v)^(k-1-j) + g_k (-v)^(k-j),   dv = -(g_{k-1} e_{k-2} + g_k e_{k-1}).
+
+    Terms too small to matter are zero: powers of v would run into denormal numbers.
     """
     k, zero = len(c) - 1, w.dtype.type(0)
+    least = w.dtype.type(1e-20) * np.abs(g).max()
     dc[:] = 0
     for start in range(0, len(w), PIECE):
         odds, out = w[start : start + PIECE], g[start : start + PIECE]
@@ -271,7 +274,8 @@ def tail_cotangents(w, c, scale, g, dc, piece):
             total = zero
             for i in range(len(v)):
                 total += e[i]
-                e[i] *= -v[i]
+                term = -v[i] * e[i]
+                e[i] = term if abs(term) > least else zero
             dc[j] += total
 
 
