@@ -17,17 +17,19 @@ from topk_registry.ops.ksubset.torch_path import (
     Coefficients,
     State,
     finish,
+    polynomials,
     power_sums,
     reference,
     row_blocks,
     summarise,
     tail_gradient,
     tail_odds,
+    tilt,
     tilted,
     top_group_size,
 )
 
-__all__ = ["Coefficients", "State", "finish", "gradient", "merge", "put", "summarise"]
+__all__ = ["Coefficients", "State", "finish", "gradient", "merge", "put", "summarise", "top_margins"]
 
 
 def merge(one: State, other: State, theta: float) -> State:
@@ -62,8 +64,10 @@ def gradient(
 
 
 def put(flat: Tensor, classes: Tensor, values: Tensor, first_class: int) -> None:
-    """Write values [B, m] at their classes into a chunk that starts with first_class: its scores, a row after the other,
-    and one number more, which takes what belongs to other chunks. So no device must tell which those are.
+    """Write values [B, m] at their classes into a chunk that starts with first_class.
+
+    ``flat`` holds the chunk's numbers, a row after the other, and one more, which takes what belongs to other chunks:
+    so a device need not be asked which those are.
     """
     B = len(classes)
     n = (len(flat) - 1) // max(B, 1)
@@ -71,3 +75,16 @@ def put(flat: Tensor, classes: Tensor, values: Tensor, first_class: int) -> None
     row = torch.arange(B, device=flat.device)[:, None]
     place = torch.where((local >= 0) & (local < n), local + n * row, n * B)
     flat.scatter_(0, place.flatten(), values.flatten())
+
+
+def top_margins(state: State, theta: float) -> Tensor:
+    """Margins [B, k] of the k largest classes, from a state made for k + 1.
+
+    Leaving out one of them moves the balance to the class after them: the tilt is that for k + 1.
+    """
+    k, P, next_one = len(state.P) - 1, state.P.double(), state.top[:, len(state.P) - 1, None].double()
+    gap = state.top.double() - next_one
+    x = gap.T / theta
+    t = tilt(x, P[0], k + 1)
+    _, e = polynomials(x - t, tilted(P[:k], -t), k, depth=1)
+    return gap[:, :k] + theta * ((e[:k, 0] / e[:k, 1]).log() - t).T

@@ -131,7 +131,7 @@ def horner(w: Tensor, c: Tensor) -> Tensor:
 class State(NamedTuple):
     """What the classes of a row have come to: their largest scores, and the power sums of all others' odds.
 
-    It holds O(k) numbers a row, whatever the number of classes; states of disjoint classes can be merged, see streaming.
+    These are O(k) numbers a row, whatever the number of classes; states of disjoint classes merge (streaming.merge).
     Odds are exp((s - a) / theta) for the reference a = :func:`reference` of the largest scores.
     """
 
@@ -211,9 +211,7 @@ def finish(state: State, theta: float) -> Coefficients:
     log_rho, balanced_c = balanced(c, k)
     shift = (c[k - 1].double() / c[k].double()).log() - t.double()
     in_top = torch.sigmoid(x) * (e[:, 0] / c[k - 1] - e[:, 1] / c[k])  # [T, B]
-    return Coefficients(
-        a, theta * shift, torch.exp(log_rho - t).to(a), balanced_c.to(a), state.classes, in_top.T.to(a)
-    )
+    return Coefficients(a, theta * shift, torch.exp(log_rho - t).to(a), balanced_c.to(a), state.classes, in_top.T.to(a))
 
 
 def tail_gradient(w: Tensor, f: Coefficients) -> Tensor:
