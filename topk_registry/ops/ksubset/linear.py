@@ -50,7 +50,7 @@ def linear_label_margins(
         raise ValueError(f"label must be int64 {list(features.shape[:1])}, got {label.dtype} {list(label.shape)}")
     dispatch.check_range(label, len(weight))
     options = int(k), float(temperature), _chunk(features, k, chunk), _product_dtype(features)
-    margin, top, _, _ = linear_ops.label_margins(features, weight, bias, label, *options)
+    margin, top, _, _ = linear_ops.LinearLabelMargins.apply(features, weight, bias, label, *options)
     if dispatch._may_look(features) and not bool(margin.detach().isfinite().all()):
         _check_scores(top.detach(), like, k, temperature)
     return margin

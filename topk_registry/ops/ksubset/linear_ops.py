@@ -97,19 +97,24 @@ def _(g, top, classes, P, features, weight, bias, label, k, temperature, chunk, 
     return [torch.empty_like(t) for t, is_wanted in zip((features, weight, bias), wanted, strict=True) if is_wanted]
 
 
-def _keep(ctx, inputs, output) -> None:
-    features, weight, bias, label, *ctx.options = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output, features, weight, bias, label)
+class LinearLabelMargins(torch.autograd.Function):
+    """:func:`label_margins` with its gradients; the other outputs are there to be kept."""
 
+    @staticmethod
+    def forward(features, weight, bias, label, k, temperature, chunk, dtype):
+        return label_margins(features, weight, bias, label, k, temperature, chunk, dtype)
 
-@once
-def _gradients(ctx, g, *_):
-    wanted = list(ctx.needs_input_grad[:3])
-    if g is None:
-        return (None,) * 8
-    found = iter(label_margins_backward(g, *ctx.saved_tensors[1:], *ctx.options, wanted))
-    return *(next(found) if is_wanted else None for is_wanted in wanted), *(None,) * 5
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        features, weight, bias, label, *ctx.options = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*output, features, weight, bias, label)
 
-
-label_margins.register_autograd(_gradients, setup_context=_keep)
+    @staticmethod
+    @once
+    def backward(ctx, g: Tensor, *_):
+        wanted = list(ctx.needs_input_grad[:3])
+        if g is None or not any(wanted):
+            return (None,) * 8
+        found = iter(label_margins_backward(g, *ctx.saved_tensors[1:], *ctx.options, wanted))
+        return *(next(found) if is_wanted else None for is_wanted in wanted), *(None,) * 5
