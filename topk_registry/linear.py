@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from topk_registry.base import REDUCTIONS, check_target, checked_weight, label_loss, soft_hinge
-from topk_registry.ops.ksubset.linear import TopClasses, linear_label_margins, linear_topk
+from topk_registry.ops.ksubset.linear import TopClasses, linear_label_margins, linear_topk, logits_like
 
 
 def linear_smooth_topk(
@@ -53,7 +53,7 @@ def linear_smooth_topk(
 
     Reference: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018.
     """
-    B, n = len(features), len(weight)
+    B, n = len(features), logits_like(features, weight, bias).shape[1]
     _check_options(n, tau, alpha, class_weight, reduction)
     if target.is_floating_point():
         raise ValueError(

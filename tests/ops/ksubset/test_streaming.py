@@ -1,4 +1,4 @@
-"""States of disjoint classes, merged in any order, are the whole row: against 60-digit arithmetic, and over processes."""
+"""States of disjoint classes, merged in any order, are the whole row: in 60-digit arithmetic, and over processes."""
 
 import itertools
 

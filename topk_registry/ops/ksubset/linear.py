@@ -44,7 +44,7 @@ def linear_label_margins(
         >>> linear_label_margins(features, weight, None, torch.arange(8), 5).shape
         torch.Size([8])
     """
-    like = _logits_like(features, weight, bias)
+    like = logits_like(features, weight, bias)
     dispatch._check(like, k, temperature)
     if label.dtype != torch.int64 or label.shape != features.shape[:1]:
         raise ValueError(f"label must be int64 {list(features.shape[:1])}, got {label.dtype} {list(label.shape)}")
@@ -82,7 +82,7 @@ def linear_topk(
         >>> linear_topk(torch.eye(3), torch.eye(3), None, 1).marginals.T
         tensor([[0.5761, 0.5761, 0.5761]])
     """
-    like = _logits_like(features, weight, bias)
+    like = logits_like(features, weight, bias)
     dispatch._check(like, k, temperature)
     k, chunk, x = int(k), _chunk(features, k, chunk), features.to(_product_dtype(features))
     like, _, theta, sign = dispatch._prepare(like, k, temperature)
@@ -101,7 +101,7 @@ def linear_topk(
     return TopClasses(state.classes[:, :k], state.top[:, :k].to(x.dtype), marginals)
 
 
-def _logits_like(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def logits_like(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """No rows [0, n] of the logits' dtype, to look up what that asks for; raises where no logits could be made."""
     given = [t for t in (features, weight, bias) if t is not None]
     shapes = [list(t.shape) for t in given]
