@@ -1,5 +1,6 @@
 """A linear classifier and the k-subset operator in one: the logits never exist as a whole."""
 
+from math import isfinite
 from numbers import Integral
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_registry.ops.ksubset import dispatch, linear_ops
-from topk_registry.ops.ksubset.streaming import State, merge, summarise, top_margins
+from topk_registry.ops.ksubset.streaming import State, merge, top_margins
 
 CPU_CHUNK = 1 << 20  # scores in a chunk: few enough to stay in the cache
 GPU_CHUNK = 1 << 24  # enough to keep the device busy
@@ -48,11 +49,15 @@ def linear_label_margins(
     dispatch._check(like, k, temperature)
     if label.dtype != torch.int64 or label.shape != features.shape[:1]:
         raise ValueError(f"label must be int64 {list(features.shape[:1])}, got {label.dtype} {list(label.shape)}")
-    dispatch.check_range(label, len(weight))
+    looked_at = (
+        features.device.type == "cpu" and not torch.compiler.is_compiling()
+    )  # elsewhere it would stall the device
+    if looked_at:
+        dispatch._check_labels(label, len(weight))
     options = int(k), float(temperature), _chunk(features, k, chunk), _product_dtype(features)
     margin, top, _, _ = linear_ops.LinearLabelMargins.apply(features, weight, bias, label, *options)
-    if dispatch._may_look(features) and not bool(margin.detach().isfinite().all()):
-        _check_scores(top.detach(), like, k, temperature)
+    if looked_at and not isfinite(margin.detach().sum()):
+        _check_scores(top.detach(), k, linear_ops.as_rows(features, weight, k, temperature))
     return margin
 
 
@@ -85,7 +90,7 @@ def linear_topk(
     like = logits_like(features, weight, bias)
     dispatch._check(like, k, temperature)
     k, chunk, x = int(k), _chunk(features, k, chunk), features.to(_product_dtype(features))
-    like, _, theta, sign = dispatch._prepare(like, k, temperature)
+    like, _, theta, sign = linear_ops.as_rows(features, weight, k, temperature)
     with torch.autocast(features.device.type, enabled=False):
         if sign < 0 or len(weight) <= max(chunk, 2 * k + 2):  # the top group would be all classes
             logits = F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
@@ -94,7 +99,7 @@ def linear_topk(
             return TopClasses(indices, top, marginals.gather(1, indices))
         state: State | None = None
         for first, _, _, s in linear_ops.score_chunks(x, weight, bias, chunk, like):
-            part = summarise(s, k + 1, theta, first, out=s)
+            part = linear_ops.kernels(like, k + 1).summarise(s, k + 1, theta, first, out=s)
             state = part if state is None else merge(state, part, theta)
     assert state is not None
     marginals = torch.sigmoid(top_margins(state, theta) / theta).to(dispatch._dtype(x))
@@ -138,7 +143,8 @@ def _chunk(features: Tensor, k: int, chunk: int | None) -> int:
     return int(chunk)
 
 
-def _check_scores(top: Tensor, like: Tensor, k: int, temperature: float) -> None:
-    _, inner_k, _, sign = dispatch._prepare(like, k, temperature)
+def _check_scores(top: Tensor, k: int, rows: tuple[Tensor, int, float, int]) -> None:
+    """A row with too few scores: the k-th best of the others is none."""
+    _, inner_k, _, sign = rows
     if bool((top[:, inner_k - 1] == -sign * torch.inf).any()):
         raise ValueError(f"every row needs at least k + 1 = {k + 1} scores above -inf, one has fewer")

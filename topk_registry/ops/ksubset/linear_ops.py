@@ -6,15 +6,30 @@ those the memory is that of a chunk, whatever the number of classes.
 """
 
 from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topk_registry.ops.ksubset import dispatch
+from topk_registry.ops.ksubset import backends, dispatch, streaming
 from topk_registry.ops.ksubset.autograd import once
-from topk_registry.ops.ksubset.streaming import State, finish, gradient, merge, put, summarise
+from topk_registry.ops.ksubset.streaming import State, finish, merge, put
 from topk_registry.ops.ksubset.torch_path import top_group_size
+
+
+def as_rows(features: Tensor, weight: Tensor, k: int, temperature: float) -> tuple[Tensor, int, float, int]:
+    """What the operator works on for the logits of a layer: no rows [0, n] of its dtype, k with 2k <= n, theta, and the
+    sign of the scores, as they are in ``dispatch``."""
+    return dispatch._prepare(features.new_empty(0, len(weight)), k, temperature, "torch")[:4]
+
+
+def kernels(like: Tensor, k: int) -> ModuleType:
+    """Which module's ``summarise`` and ``gradient`` serve here."""
+    if backends.choose("auto", like.device, k, like.dtype == torch.float64) == "numba":
+        return import_module("topk_registry.ops.ksubset.cpu.chunks")
+    return streaming
 
 
 def score_chunks(
@@ -42,7 +57,7 @@ _OPTIONS = "Tensor features, Tensor weight, Tensor? bias, Tensor label, int k, f
 )
 def label_margins(features, weight, bias, label, k, temperature, chunk, dtype):
     """The margins [B], and the state of the classes other than the label."""
-    like, k, theta, sign = dispatch._prepare(features.new_empty(0, len(weight)), k, temperature)
+    like, k, theta, sign = as_rows(features, weight, k, temperature)
     state, nothing = None, like.new_full((len(label), 1), -torch.inf)
     score = torch.full_like(nothing[:, 0], torch.nan)  # it stays where a label, unseen on a GPU, is none of the classes
     with torch.autocast(features.device.type, enabled=False):
@@ -51,7 +66,7 @@ def label_margins(features, weight, bias, label, k, temperature, chunk, dtype):
             mine = (local >= 0) & (local < s.shape[1])
             score = torch.where(mine, s.gather(1, local.clamp(0, s.shape[1] - 1)[:, None])[:, 0], score)
             put(flat, label[:, None], nothing, first)
-            part = summarise(s, k, theta, first, out=s)
+            part = kernels(like, k).summarise(s, k, theta, first, out=s)
             state = part if state is None else merge(state, part, theta)
     assert state is not None
     top, classes, P = state
@@ -61,7 +76,7 @@ def label_margins(features, weight, bias, label, k, temperature, chunk, dtype):
 
 @label_margins.register_fake
 def _(features, weight, bias, label, k, temperature, chunk, dtype):
-    like, k, _, _ = dispatch._prepare(features.new_empty(0, len(weight)), k, temperature)
+    like, k, _, _ = as_rows(features, weight, k, temperature)
     B, T = len(label), min(top_group_size(k), len(weight))
     double = features.new_empty(B, dtype=torch.float64)
     return double, like.new_empty(B, T), label.new_empty(B, T), double.new_empty(k, B)
@@ -74,7 +89,7 @@ def _(features, weight, bias, label, k, temperature, chunk, dtype):
 )
 def label_margins_backward(g, top, classes, P, features, weight, bias, label, k, temperature, chunk, dtype, wanted):
     """Those wanted of the gradients to features, weight and bias."""
-    like, k, theta, sign = dispatch._prepare(features.new_empty(0, len(weight)), k, temperature)
+    like, k, theta, sign = as_rows(features, weight, k, temperature)
     f, g = finish(State(top, classes, P), theta), g.to(like)[:, None]
     x, sums = features.to(dtype), like.new_zeros(features.shape if wanted[0] else ())
     dW = torch.empty_like(weight) if wanted[1] else None
@@ -82,7 +97,7 @@ def label_margins_backward(g, top, classes, P, features, weight, bias, label, k,
     with torch.autocast(features.device.type, enabled=False):
         for first, W, flat, s in score_chunks(x, weight, bias, chunk, like, sign):
             # the margin of -s is minus that of s: its gradient to the scores is the same
-            ds = gradient(s, label, f, theta, first, flat).mul_(g).to(dtype)
+            ds = kernels(like, k).gradient(s, label, f, theta, first, flat).mul_(g).to(dtype)
             if wanted[0]:
                 sums += ds @ W
             if dW is not None:
