@@ -43,8 +43,19 @@ def score_chunks(
         W = weight[first : first + chunk].to(x.dtype)
         b = None if bias is None else bias[first : first + chunk].to(x.dtype)
         flat = memory[: B * len(W) + 1]
-        s = flat[:-1].view(B, len(W)).copy_(F.linear(x, W, b))
+        s = flat[:-1].view(B, len(W))
+        _multiply(x, W.T, out=s, bias=b)
         yield first, W, flat, s.neg_() if sign < 0 else s
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
+    """out = a b + bias, in one pass where the product has the dtype of its place."""
+    if a.dtype != out.dtype:
+        out.copy_(F.linear(a, b.T, bias))
+    elif bias is None:
+        torch.mm(a, b, out=out)
+    else:
+        torch.addmm(bias, a, b, out=out)
 
 
 _OPTIONS = "Tensor features, Tensor weight, Tensor? bias, Tensor label, int k, float temperature, int chunk"
@@ -101,7 +112,7 @@ def label_margins_backward(g, top, classes, P, features, weight, bias, label, k,
             if wanted[0]:
                 sums += ds @ W
             if dW is not None:
-                dW[first : first + chunk] = ds.T @ x
+                _multiply(ds.T, x, out=dW[first : first + chunk])
             if db is not None:
                 db[first : first + chunk] = ds.sum(0)
     return [d for d in (sums.to(features.dtype) if wanted[0] else None, dW, db) if d is not None]
