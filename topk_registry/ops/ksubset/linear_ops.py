@@ -137,10 +137,14 @@ class LinearLabelMargins(torch.autograd.Function):
         ctx.save_for_backward(*output, features, weight, bias, label)
 
     @staticmethod
-    @once
     def backward(ctx, g: Tensor, *_):
         wanted = list(ctx.needs_input_grad[:3])
         if g is None or not any(wanted):
             return (None,) * 8
-        found = iter(label_margins_backward(g, *ctx.saved_tensors[1:], *ctx.options, wanted))
+        found = iter(once(_gradients, g, *ctx.saved_tensors, *ctx.options, wanted))
         return *(next(found) if is_wanted else None for is_wanted in wanted), *(None,) * 5
+
+
+def _gradients(g: Tensor, margin: Tensor, *args) -> tuple[Tensor, ...]:
+    """The margin, not used, is what the gradients are known to depend on, whichever tensors ask for them."""
+    return tuple(label_margins_backward(g, *args))
