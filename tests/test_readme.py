@@ -97,6 +97,13 @@ def test_its_python_example_runs():
     assert callable(scope["head"])
 
 
+def test_its_example_of_very_many_classes_runs():
+    scope = {}
+    exec(block("very many classes"), scope)
+    assert [part.shape for part in scope["best"]] == [(4, 5)] * 3
+    assert scope["head"].weight.grad.any()
+
+
 def test_the_folders_it_names_exist():
     named = re.findall(r"^\| `([\w/]+/)` \|", README.read_text(), re.MULTILINE)
     assert named

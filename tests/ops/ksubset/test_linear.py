@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from topk_registry import topk_label_margins, topk_marginals
+from topk_registry.ops.ksubset import linear_ops
 from topk_registry.ops.ksubset.linear import linear_label_margins, linear_topk
 
 INF = float("inf")
@@ -31,6 +32,17 @@ def test_margins_and_gradients_are_those_of_the_logits(k, temperature, chunk):
     g = torch.arange(1.0, 7.0, dtype=torch.float64)
     for a, b in zip(torch.autograd.grad(found, tensors, g), torch.autograd.grad(expected, tensors, g), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+def test_as_operators_of_torch():
+    features, weight, bias, label = layer(30, B=3)
+    arguments = (features.detach(), weight.detach(), bias.detach(), label, 3, 1.0, 11, torch.float32)
+    margin, *state = linear_ops.label_margins(*arguments)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(linear_ops.label_margins, arguments, test_utils=checks)
+    for wanted in ([True, True, True], [False, True, False]):
+        g = torch.ones_like(margin)
+        torch.library.opcheck(linear_ops.label_margins_backward, (g, *state, *arguments, wanted), test_utils=checks)
 
 
 @pytest.mark.parametrize("with_bias", [True, False])

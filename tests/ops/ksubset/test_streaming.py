@@ -11,7 +11,7 @@ from tests import oracles
 from tests.ops.ksubset.scores import KINDS, scores
 from tests.ops.ksubset.test_accuracy import TAUS
 from topk_registry import topk_label_margins, topk_margins
-from topk_registry.ops.ksubset import torch_path
+from topk_registry.ops.ksubset import streaming, torch_path
 from topk_registry.ops.ksubset.streaming import finish, gradient, merge, summarise, top_margins
 
 INF = float("inf")
@@ -37,13 +37,24 @@ def in_pairs(states, theta):
     return states[0]
 
 
-def streamed(s, label, k, theta, size, order=in_a_row):
+@pytest.fixture(params=["torch", "numba"])
+def kernels(request):
+    if request.param == "torch":
+        return streaming
+    pytest.importorskip("numba")
+    from topk_registry.ops.ksubset.cpu import chunks
+
+    return chunks
+
+
+def streamed(kernels, s, label, k, theta, size, order=in_a_row):
     """The label's margins and their gradient, as torch_path.label_margins gives them."""
-    others = s.scatter(1, label[:, None], -INF)
-    state = order([summarise(others[:, c], k, theta, c.start) for c in chunks(s.shape[1], size)], theta)
-    f = finish(state, theta)
+    others, spans = s.scatter(1, label[:, None], -INF), chunks(s.shape[1], size)
+    states = [kernels.summarise(others[:, c].contiguous(), k, theta, c.start) for c in spans]
+    f = finish(order(states, theta), theta)
     margin = s.gather(1, label[:, None])[:, 0].double() - f.a.double() + f.shift
-    return margin, torch.cat([gradient(s[:, c], label, f, theta, c.start) for c in chunks(s.shape[1], size)], 1)
+    gradients = [kernels.gradient(s[:, c].contiguous(), label, f, theta, c.start) for c in spans]
+    return margin, torch.cat(gradients, 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -59,14 +70,14 @@ def streamed(s, label, k, theta, size, order=in_a_row):
         (1000, 5, (60, 333)),
     ],
 )
-def test_any_chunks_in_any_order_are_the_row(kind, n, k, sizes):
+def test_any_chunks_in_any_order_are_the_row(kernels, kind, n, k, sizes):
     s = scores(kind, n, rows=1)
     label = torch.tensor([0, n // 2, int(s.argmin())])
     for tau in TAUS:
         exact = [oracles.mp_smooth_svm(s[0].tolist(), y, k, tau) for y in label.tolist()]
         loss, slopes = (torch.tensor(part, dtype=torch.float64) for part in zip(*exact, strict=True))
         for size, order in itertools.product(sizes, (in_a_row, in_pairs)):
-            margin, g = streamed(s.expand(3, n).contiguous(), label, k, k * tau, size, order)
+            margin, g = streamed(kernels, s.expand(3, n).contiguous(), label, k, k * tau, size, order)
             violation = 1.0 - margin / k
             found = F.softplus(violation, beta=1 / tau, threshold=40.0)
             torch.testing.assert_close(found, loss, rtol=1e-6, atol=1e-30)
@@ -76,11 +87,11 @@ def test_any_chunks_in_any_order_are_the_row(kind, n, k, sizes):
 
 @pytest.mark.parametrize("theta", [1e-36, 1e-45])
 @pytest.mark.parametrize("kind", KINDS)
-def test_temperature_to_zero_is_the_hard_margin(kind, theta):
+def test_temperature_to_zero_is_the_hard_margin(kernels, kind, theta):
     s, label, theta = scores(kind, 60), torch.tensor([0, 30]), max(theta, 4 * torch.finfo(torch.float32).tiny)
     kth = s.scatter(1, label[:, None], -INF).topk(5).values[:, -1]
     for size in (1, 7, 40):
-        margin, g = streamed(s, label, 5, theta, size)
+        margin, g = streamed(kernels, s, label, 5, theta, size)
         torch.testing.assert_close(margin.float(), s.gather(1, label[:, None])[:, 0] - kth, rtol=1e-6, atol=1e-30)
         # one is pulled up, and those that tie for the k-th place pushed down
         at_kth = (s == kth[:, None]).scatter(1, label[:, None], False)
@@ -92,14 +103,14 @@ def test_temperature_to_zero_is_the_hard_margin(kind, theta):
 def test_large_k(n, k):
     s = scores("gaussian", n).double()
     label = torch.tensor([0, n - 1])
-    found = streamed(s, label, k, 3.0 * k, 150)
+    found = streamed(streaming, s, label, k, 3.0 * k, 150)
     for value, expected in zip(found, torch_path.label_margins(s, label, k, 3.0 * k), strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_hundreds_of_chunks_lose_no_digits():
+def test_hundreds_of_chunks_lose_no_digits(kernels):
     s = scores("gaussian", 40_000, rows=4)
-    state = in_a_row([summarise(s[:, c], 5, 1.0, c.start) for c in chunks(40_000, 80)], 1.0)
+    state = in_a_row([kernels.summarise(s[:, c].contiguous(), 5, 1.0, c.start) for c in chunks(40_000, 80)], 1.0)
     a, outside = torch_path.reference(state.top, 5), state.classes
     w = torch.exp(s.double() - a[:, None].double()).scatter_(1, outside, 0.0)
     exact = torch.stack([w.pow(j).sum(1) for j in range(1, 6)])
@@ -108,16 +119,16 @@ def test_hundreds_of_chunks_lose_no_digits():
 
 
 @pytest.mark.parametrize("order", [in_a_row, in_pairs])
-def test_a_label_in_any_chunk_and_ties_across_them(order):
+def test_a_label_in_any_chunk_and_ties_across_them(kernels, order):
     s = torch.tensor([[2.0, 1, 1, 0, 1, 1, 2, 0, 1, 2, 1, 0]]).expand(12, 12).contiguous()
     label = torch.arange(12)
-    margin, g = streamed(s, label, 3, 0.7, 5, order)
+    margin, g = streamed(kernels, s, label, 3, 0.7, 5, order)
     expected = torch_path.label_margins(s.double(), label, 3, 0.7)
     torch.testing.assert_close(margin, expected[0], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(g.double(), expected[1], rtol=0, atol=1e-6)
 
 
-def test_chunks_of_excluded_classes_and_of_others_far_below():
+def test_chunks_of_excluded_classes_and_of_others_far_below(kernels):
     s = torch.full((2, 60), -INF)
     s[:, 20:24] = torch.tensor([3.0, 1.0, -2.0, 0.5])
     s[:, 40:] = scores("gaussian", 20) - 1e4  # their odds, relative to the k-th best of all, are nothing
@@ -125,17 +136,17 @@ def test_chunks_of_excluded_classes_and_of_others_far_below():
     label = torch.tensor([20, 41])
     expected = torch_path.label_margins(s.double(), label, 3, 0.5)
     for size in (1, 10, 20, 25):
-        margin, g = streamed(s, label, 3, 0.5, size)
+        margin, g = streamed(kernels, s, label, 3, 0.5, size)
         torch.testing.assert_close(margin, expected[0], rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(g.double(), expected[1], rtol=0, atol=1e-6)
 
 
-def test_a_nan_row_is_nan_alone():
+def test_a_nan_row_is_nan_alone(kernels):
     s = scores("gaussian", 100, rows=3)
     label = torch.tensor([1, 50, 99])
-    clean = streamed(s, label, 4, 1.0, 30)[0]
+    clean = streamed(kernels, s, label, 4, 1.0, 30)[0]
     s[1, 10] = torch.nan
-    margin, g = streamed(s, label, 4, 1.0, 30)
+    margin, g = streamed(kernels, s, label, 4, 1.0, 30)
     assert margin[1].isnan()
     assert torch.equal(margin[[0, 2]], clean[[0, 2]])
     assert g[[0, 2]].isfinite().all()
