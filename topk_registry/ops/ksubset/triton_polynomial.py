@@ -1,0 +1,91 @@
+"""What the Triton kernels share: odds, tilts, and truncated polynomials as tuples of their coefficients.
+
+A coefficient is a number or a vector of *lanes*, one for each class of a row's top group. Lane i multiplies the factors
+of all classes but the i-th into the polynomial of the tail, so that leaving a class out needs neither a division nor a
+table of products: T steps on k vectors, each a sum of positive terms. The lane after the last class leaves out nothing.
+"""
+
+import triton
+import triton.language as tl
+
+CAP = tl.constexpr(60.0)  # exp of it is finite, and odds so large are as good as certain
+
+
+@triton.jit
+def chances(x, least):
+    """q = 1/(1+w) and p = w/(1+w) of odds w = exp(x) / least, without overflow."""
+    near = tl.exp(-tl.abs(x))
+    small = tl.where(x > 0, near * least, near / least)  # the odds or their reciprocal: at most `least` above 1
+    large = 1.0 / (1.0 + small)
+    return tl.where(x > 0, small * large, large), tl.where(x > 0, large, small * large)
+
+
+@triton.jit
+def least_rest(x, mass, lane, k: tl.constexpr):
+    """exp(t) of the tilt t = min over m < k of log(R_m / (k - m)), R_m the sum of exp(x) outside the m largest.
+
+    x: the top group, largest first, as lanes; mass: the sum over the tail.
+    """
+    R = mass + tl.cumsum(tl.exp(tl.minimum(x, CAP)), 0, reverse=True)
+    return tl.min(tl.where(lane < k, R / (k - lane), float("inf")), 0)
+
+
+@triton.jit
+def tail_polynomial(P, k: tl.constexpr):
+    """b_0..b_k of prod (1 + w_i X) from the power sums P_1..P_k, by Newton's identities: j b_j = sum_i (-1)^(i-1)
+    b_{j-i} P_i; scaled by exp(-P_1 / 2) to stay in range."""
+    b = (tl.exp(-0.5 * P[0]),)
+    for j in tl.static_range(1, k + 1):
+        total = b[j - 1] * P[0]
+        for i in tl.static_range(2, j + 1):
+            if i % 2 == 0:
+                total -= b[j - i] * P[i - 1]
+            else:
+                total += b[j - i] * P[i - 1]
+        b = b + (total * (1.0 / j),)
+    return b
+
+
+@triton.jit
+def times(c, q, p, degree: tl.constexpr):
+    """Coefficients 0..degree of c (q + p X)."""
+    out = (q * c[0],)
+    for j in tl.static_range(1, degree + 1):
+        out = out + (q * c[j] + p * c[j - 1],)
+    return out
+
+
+@triton.jit
+def lane_of(values, lane, i):
+    """The number that a vector holds in lane i."""
+    return tl.sum(tl.where(lane == i, values, 0.0), 0)
+
+
+@triton.jit
+def powers(base, sums_ptr, k: tl.constexpr):
+    """P_j base^j, j = 1..k, of the power sums that lie at ``sums_ptr``."""
+    P = ()
+    factor = base
+    for j in tl.static_range(k):
+        P = P + (tl.load(sums_ptr + j) * factor,)
+        factor = factor * base
+    return P
+
+
+@triton.jit
+def lower(r, a, inverse):
+    """exp((r - a) / theta) for a reference r below a; 0 where there is no tail and r is -inf."""
+    return tl.where(r > float("-inf"), tl.exp((r - a) * inverse), 0.0)
+
+
+@triton.jit
+def is_finite(x):
+    return tl.abs(x) < float("inf")
+
+
+@triton.jit
+def store_margin(margin_ptr, s_y, a, ratio, least, theta, theta_low, broken):
+    """(s_y - a) + theta (log(c_{k-1} / c_k) - t) in double precision; theta comes as two numbers in single."""
+    log = tl.log(ratio.to(tl.float64) / least.to(tl.float64))
+    margin = (s_y.to(tl.float64) - a.to(tl.float64)) + (log * theta + log * theta_low)
+    tl.store(margin_ptr, tl.where(broken, float("nan"), margin))
