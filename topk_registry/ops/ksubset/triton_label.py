@@ -15,6 +15,7 @@ from topk_registry.ops.ksubset.triton_polynomial import (
     tail_polynomial,
     times,
 )
+from topk_registry.ops.ksubset.triton_select import from_keys, keys, largest, largest_below
 
 
 @triton.jit
@@ -45,15 +46,27 @@ def label_rows(
     broken = (tl.max((s != s).to(tl.int32), 0) > 0) | (s_y != s_y)
 
     s = tl.where((col == y) | (s != s), float("-inf"), s)
+    dtype: tl.constexpr = s_ptr.dtype.element_ty
+    if dtype != tl.float32:
+        key = keys(s.to(dtype), col)
+        found = largest_below(key, 2147483647)
     top = ()
     where = tl.full((TP,), -1, tl.int32)
     for f in tl.static_range(T):
-        v, i = tl.max(s, 0, return_indices=True, return_indices_tie_break_left=False)
-        s = tl.where(col == i, float("-inf"), s)
+        if dtype == tl.float32:
+            v, i, s = largest(s, col)
+        else:
+            v, i = from_keys(found, dtype)
+            v = tl.where(found > -2147483648, v, float("-inf"))
+            if f < T - 1:
+                found = largest_below(key, found)
         where = tl.where(lane == f, tl.where(v > float("-inf"), i, -1), where)
         top = top + (v,)
     a = top[k - 1]
     broken = broken | (is_finite(a) == 0)
+    if dtype != tl.float32:
+        s, _ = from_keys(key, dtype)
+        s = tl.where(key < found, s, float("-inf"))
     w = tl.exp((s - a) * inverse)
 
     mass = tl.sum(w, 0)

@@ -19,21 +19,21 @@ import triton.language as tl
 
 from topk_registry.ops.ksubset.triton_passes import in_top_group, load_scores, scatter_top
 from topk_registry.ops.ksubset.triton_polynomial import (
+    broadcast,
     chances,
+    convolve,
     is_finite,
     lane_of,
     least_rest,
-    lower,
-    powers,
-    tail_polynomial,
+    newton,
     times,
 )
 
 
 @triton.jit
 def solve_margins(
-    top_ptr, where_ptr, sums_ptr, g_ptr, state_ptr, in_top_ptr, marks_ptr, n, theta, inverse,
-    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, MARKS: tl.constexpr,
+    top_ptr, where_ptr, sums_ptr, b_ptr, g_ptr, state_ptr, in_top_ptr, marks_ptr, n, theta, inverse,
+    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr, MARKS: tl.constexpr,
 ):  # fmt: skip
     """The margins of the top group, or for the backward pass its marks; and the state."""
     row = tl.program_id(0).to(tl.int64)
@@ -42,17 +42,20 @@ def solve_margins(
     sums_ptr += row * k
     kth = tl.load(top_ptr + row * T + k - 1)
     after = tl.load(top_ptr + row * T + k)
-    r = tl.load(top_ptr + row * T + T - 1)
     mass = tl.load(sums_ptr)
     broken = (is_finite(kth) == 0) | (is_finite(after) == 0) | (mass != mass)
 
-    to_kth = lower(r, kth, inverse)
-    to_after = lower(r, after, inverse)
+    to_kth = tl.exp((after - kth) * inverse)  # the tail's odds are relative to the score after the k-th
     least_kth = least_rest((top - kth) * inverse, mass * to_kth, lane, k)
-    least_after = least_rest((top - after) * inverse, mass * to_after, lane, k + 1)
+    least_after = least_rest((top - after) * inverse, mass, lane, k + 1)
     second = lane < k
     least = tl.where(second, least_after, least_kth)
-    e = tail_polynomial(powers(tl.where(second, to_after, to_kth) / least, sums_ptr, k), k)
+    b_ptr += row * 4 * KP
+    newton(sums_ptr, to_kth / least_kth, b_ptr + 2 * KP, b_ptr, k, KP)
+    newton(sums_ptr, 1.0 / least_after, b_ptr + 3 * KP, b_ptr + KP, k, KP)
+    e = ()
+    for j in tl.static_range(k + 1):
+        e = e + (tl.where(second, tl.load(b_ptr + KP + j), tl.load(b_ptr + j)),)
     reference = tl.where(second, after, kth)
     for f in range(T):
         q, p = chances((tl.load(top_ptr + row * T + f) - reference) * inverse, least)
@@ -129,73 +132,55 @@ def sum_marks(
 
 
 @triton.jit
-def marked(
-    top_ptr, sums_ptr, W_ptr, marks_ptr, state_ptr, reference, to_reference, least, lane, inverse,
-    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, SECOND: tl.constexpr,
-):  # fmt: skip
-    """F of one family in every lane, as a tuple of coefficients 0..k-1."""
-    zero = tl.zeros((TP,), tl.float32)
-    b = tail_polynomial(powers(to_reference / least, sums_ptr, k), k)
-    W = ()
-    for r in tl.static_range(k):
-        W = W + (tl.load(W_ptr + r) / tl.load(state_ptr + k + 3),)
-    e = ()
-    F = ()
-    for j in tl.static_range(k):
-        e = e + (zero + b[j],)
-        total = zero
-        if not SECOND:
-            for r in tl.static_range(j + 1):
-                total += b[j - r] * W[r]
-        F = F + (total,)
-    for f in range(T):
-        q, p = chances((tl.load(top_ptr + f) - reference) * inverse, least)
-        here = (f < k) == SECOND
-        alpha = tl.where(here, tl.load(marks_ptr + f), 0.0)
-        beta = tl.where(here, tl.load(marks_ptr + T + f), 0.0)
-        q = tl.where(lane == f, 1.0, q)
-        p = tl.where(lane == f, 0.0, p)
-        F = add(times(F, q, p, k - 1), times(e, tl.where(lane == f, 0.0, beta), tl.where(lane == f, 0.0, alpha), k - 1), k)
-        e = times(e, q, p, k - 1)
-    return F
-
-
-@triton.jit
-def add(a, b, count: tl.constexpr):
-    out = ()
-    for j in tl.static_range(count):
-        out = out + (a[j] + b[j],)
+def with_marks(F, e, q, p, alpha, beta, degree: tl.constexpr):
+    """Coefficients 0..degree of (q + p X) F + (alpha X + beta) e."""
+    out = (q * F[0] + beta * e[0],)
+    for j in tl.static_range(1, degree + 1):
+        out = out + (q * F[j] + p * F[j - 1] + (beta * e[j] + alpha * e[j - 1]),)
     return out
 
 
 @triton.jit
 def solve_marks(
-    top_ptr, where_ptr, sums_ptr, W_ptr, marks_ptr, g_ptr, state_ptr, H_ptr, in_top_ptr, n, inverse,
-    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr,
+    top_ptr, where_ptr, b_ptr, W_ptr, marks_ptr, g_ptr, state_ptr, H_ptr, in_top_ptr, n, inverse,
+    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
-    """The product at the top group, and F of either family where nothing is left out."""
+    """A family's share of the product at the top group, and its F where nothing is left out; a program a family."""
     row = tl.program_id(0).to(tl.int64)
+    family = tl.program_id(1)  # 1: the k largest
     lane = tl.arange(0, TP)
-    at = tl.load(where_ptr + row * T + lane, mask=lane < T, other=0)
     top_ptr += row * T
     marks_ptr += row * 2 * T
     state_ptr += row * (k + 4)
+    H_ptr += (row * 2 + family) * k
+    b_ptr += (row * 4 + family) * KP
+    reference = tl.load(top_ptr + k - 1 + family)
+    least = tl.load(state_ptr + k + 1 + family)
     top = tl.load(top_ptr + lane, mask=lane < T, other=float("-inf"))
-    r = tl.load(top_ptr + T - 1)
-    product = tl.load(g_ptr + row * n + at, mask=(lane < T) & (top > float("-inf")), other=0.0).to(tl.float32)
-    broken = tl.load(state_ptr)
-    for family in tl.static_range(2):
-        reference = tl.load(top_ptr + k - 1 + family)
-        least = tl.load(state_ptr + k + 1 + family)
-        F = marked(
-            top_ptr, sums_ptr + row * k, W_ptr + row * k, marks_ptr, state_ptr, reference,
-            lower(r, reference, inverse), least, lane, inverse, k, T, TP, family == 1,
-        )  # fmt: skip
-        _, p = chances((top - reference) * inverse, least)
-        product += p * F[k - 1]
-        for j in tl.static_range(k):
-            tl.store(H_ptr + (row * 2 + family) * k + j + lane * 0, F[j], mask=lane == T)
-    tl.store(in_top_ptr + row * T + lane, tl.where(broken == broken, product, float("nan")), mask=lane < T)
+    tail = tl.where(family == 0, 1.0 / tl.load(state_ptr + k + 3), 0.0)  # all of the tail is in the first family
+    convolve(W_ptr + row * k, b_ptr, tail, H_ptr, k, KP)
+
+    zero = tl.zeros((TP,), tl.float32)
+    e = broadcast(b_ptr, zero, k)
+    F = broadcast(H_ptr, zero, k)
+    for f in range(T):
+        q, p = chances((tl.load(top_ptr + f) - reference) * inverse, least)
+        here = tl.where((f < k) == (family == 1), 1.0, 0.0)
+        alpha = tl.where(lane == f, 0.0, tl.load(marks_ptr + f) * here)
+        beta = tl.where(lane == f, 0.0, tl.load(marks_ptr + T + f) * here)
+        q = tl.where(lane == f, 1.0, q)
+        p = tl.where(lane == f, 0.0, p)
+        F = with_marks(F, e, q, p, alpha, beta, k - 1)
+        e = times(e, q, p, k - 1)
+
+    _, p = chances((top - reference) * inverse, least)
+    at = tl.load(where_ptr + row * T + lane, mask=lane < T, other=0)
+    own = (lane < T) & (top > float("-inf")) & ((lane < k) == (family == 1))
+    product = p * F[k - 1] + tl.load(g_ptr + row * n + at, mask=own, other=0.0).to(tl.float32)
+    tl.store(in_top_ptr + (row * 2 + family) * T + lane, product, mask=lane < T)
+    tl.debug_barrier()  # every thread has read where F started
+    for j in tl.static_range(k):
+        tl.store(H_ptr + j + lane * 0, F[j], mask=lane == T)
 
 
 @triton.jit

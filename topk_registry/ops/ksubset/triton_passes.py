@@ -1,11 +1,10 @@
-"""Triton kernels in passes, for every k and any row length: rows are cut into segments, one program each.
+"""Triton kernels in passes, for every k and any row length.
 
-``summarise`` leaves of each segment its largest scores and the power sums of the odds of the rest, relative to the
-smallest of those (the summaries of a row's segments merge into one). A ``solve`` kernel, one program a row, makes from
-that the few numbers that a ``finish`` kernel needs to write its segment by Horner's rule. Logits are read twice.
+``select`` finds the largest scores of a row, or of each segment of a longer one; ``sum_tail`` the power sums of the odds
+of the others. A *solve* kernel, one program a row, makes from that the few numbers that a *finish* kernel needs to write
+its part of the row by Horner's rule. Logits are read three times: no pass is longer than its arithmetic.
 
-A class belongs to the top group if its score is above the smallest one there, or equal to it and not behind it: ties
-are taken in the order of classes.
+A class belongs to the top group if its score is above the smallest one there, or equal to it and not behind it.
 
 What a solve kernel leaves for a row (``state``): coefficients 0..k of the row's polynomial, then the factors that turn
 exp((s - a) / theta), a the reference of a tilt, into odds.
@@ -15,16 +14,16 @@ import triton
 import triton.language as tl
 
 from topk_registry.ops.ksubset.triton_polynomial import (
+    broadcast,
     chances,
     is_finite,
     lane_of,
     least_rest,
-    lower,
-    powers,
+    newton,
     store_margin,
-    tail_polynomial,
     times,
 )
+from topk_registry.ops.ksubset.triton_select import from_keys, keys, largest, largest_below
 
 
 @triton.jit
@@ -33,33 +32,53 @@ def load_scores(s_ptr, row, n, col):
 
 
 @triton.jit
-def summarise(
-    s_ptr, label_ptr, top_ptr, where_ptr, sums_ptr, n, inverse,
-    k: tl.constexpr, T: tl.constexpr, N: tl.constexpr, WITHOUT_LABEL: tl.constexpr,
+def select(
+    s_ptr, label_ptr, top_ptr, where_ptr, n,
+    T: tl.constexpr, N: tl.constexpr, WITHOUT_LABEL: tl.constexpr,
 ):  # fmt: skip
-    """The T largest scores of a segment, their classes, and power sums P_1..P_k of the others' odds."""
+    """The T largest scores of a segment and their classes, largest first."""
     row = tl.program_id(0).to(tl.int64)
-    segment = tl.program_id(1)
-    out = row * tl.num_programs(1) + segment
+    first = tl.program_id(1) * N
+    out = (row * tl.num_programs(1) + tl.program_id(1)) * T
+    dtype: tl.constexpr = s_ptr.dtype.element_ty
     place = tl.arange(0, N)
-    col = segment * N + place
-    s = load_scores(s_ptr, row, n, col)
-    broken = tl.max((s != s).to(tl.int32), 0) > 0
-    s = tl.where(s != s, float("-inf"), s)
+    s = tl.load(s_ptr + row * n + first + place, mask=first + place < n, other=float("-inf"))
+    s = tl.where(s == s, s, float("-inf"))  # sum_tail reports NaN
     if WITHOUT_LABEL:
-        s = tl.where(col == tl.load(label_ptr + row), float("-inf"), s)
-    r = tl.max(s, 0)
-    for f in range(T):
-        v, i = tl.max(s, 0, return_indices=True)
-        s = tl.where(place == i, float("-inf"), s)
-        tl.store(top_ptr + out * T + f, v)
-        tl.store(where_ptr + out * T + f, segment * N + i)
-        r = v
-    w = tl.where(s > float("-inf"), tl.exp((s - r) * inverse), 0.0)
+        s = tl.where(first + place == tl.load(label_ptr + row), float("-inf"), s)
+    if dtype == tl.float32:
+        for f in range(T):
+            v, i, s = largest(s, place)
+            tl.store(top_ptr + out + f, v)
+            tl.store(where_ptr + out + f, first + i)
+    else:
+        key = keys(s.to(dtype), place)
+        found = largest_below(key, 2147483647)
+        for f in range(T):
+            v, i = from_keys(found, dtype)
+            tl.store(top_ptr + out + f, tl.where(found > -2147483648, v, float("-inf")))
+            tl.store(where_ptr + out + f, first + i)
+            found = largest_below(key, found)
+
+
+@triton.jit
+def sum_tail(
+    s_ptr, label_ptr, top_ptr, where_ptr, sums_ptr, n, inverse,
+    k: tl.constexpr, T: tl.constexpr, N: tl.constexpr, REFERENCE: tl.constexpr, WITHOUT_LABEL: tl.constexpr,
+):  # fmt: skip
+    """Of a part of the row, P_1..P_k of the odds exp((s - a) / theta) of the tail, a of the given rank; NaN for a NaN."""
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * N + tl.arange(0, N)
+    s = load_scores(s_ptr, row, n, col)
+    outside = in_top_group(s, col, top_ptr, where_ptr, row, T)
+    if WITHOUT_LABEL:
+        outside = outside | (col == tl.load(label_ptr + row))
+    a = tl.load(top_ptr + row * T + REFERENCE)
+    w = tl.where(outside, 0.0, tl.exp((s - a) * inverse))
     power = w
+    sums_ptr += (row * tl.num_programs(1) + tl.program_id(1)) * k
     for j in range(k):
-        total = tl.sum(power, 0)
-        tl.store(sums_ptr + out * k + j, tl.where(broken, float("nan"), total))
+        tl.store(sums_ptr + j, tl.sum(power, 0))
         power = power * w
 
 
@@ -84,8 +103,8 @@ def scatter_top(out_ptr, values_ptr, top_ptr, where_ptr, row, n, first, T: tl.co
 
 @triton.jit
 def solve_label(
-    s_ptr, label_ptr, top_ptr, sums_ptr, margin_ptr, state_ptr, in_top_ptr, n, theta, theta_low, inverse,
-    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr,
+    s_ptr, label_ptr, top_ptr, sums_ptr, b_ptr, margin_ptr, state_ptr, in_top_ptr, n, theta, theta_low, inverse,
+    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
     """The margin, the gradient at the top group, and the coefficients, tilted so that c_{k-1} = c_k = 1."""
     row = tl.program_id(0).to(tl.int64)
@@ -95,15 +114,13 @@ def solve_label(
     y = tl.load(label_ptr + row)
     s_y = tl.load(s_ptr + row * n + y, mask=(y >= 0) & (y < n), other=float("nan")).to(tl.float32)
     a = tl.load(top_ptr + k - 1)
-    to_a = lower(tl.load(top_ptr + T - 1), a, inverse)
-    first_sum = tl.load(sums_ptr + row * k)
-    broken = (is_finite(a) == 0) | (s_y != s_y) | (first_sum != first_sum)
+    mass = tl.load(sums_ptr + row * k)
+    broken = (is_finite(a) == 0) | (s_y != s_y) | (mass != mass)
 
-    least = least_rest((top - a) * inverse, first_sum * to_a, lane, k)
-    b = tail_polynomial(powers(to_a / least, sums_ptr + row * k, k), k)
-    c = ()
-    for j in tl.static_range(k + 1):
-        c = c + (tl.zeros((TP,), tl.float32) + b[j],)
+    least = least_rest((top - a) * inverse, mass, lane, k)
+    b_ptr += row * 2 * KP
+    newton(sums_ptr + row * k, 1.0 / least, b_ptr + KP, b_ptr, k, KP)
+    c = broadcast(b_ptr, tl.zeros((TP,), tl.float32), k + 1)
     for f in range(T):
         q, p = chances((tl.load(top_ptr + f) - a) * inverse, least)
         c = times(c, tl.where(lane == f, 1.0, q), tl.where(lane == f, 0.0, p), k)

@@ -62,20 +62,49 @@ def lane_of(values, lane, i):
 
 
 @triton.jit
-def powers(base, sums_ptr, k: tl.constexpr):
-    """P_j base^j, j = 1..k, of the power sums that lie at ``sums_ptr``."""
-    P = ()
+def newton(sums_ptr, base, P_ptr, b_ptr, k: tl.constexpr, KP: tl.constexpr):
+    """:func:`tail_polynomial` for large k, from the power sums of odds at ``sums_ptr`` that are to be multiplied by base.
+
+    Not unrolled: b_j, as soon as it is known, is carried into all later sums. What it makes lies in memory, P_1..P_k
+    from ``P_ptr`` + 1 and b_0..b_k from ``b_ptr``.
+    """
     factor = base
-    for j in tl.static_range(k):
-        P = P + (tl.load(sums_ptr + j) * factor,)
+    for j in range(1, k + 1):
+        tl.store(P_ptr + j, tl.load(sums_ptr + j - 1) * factor)
         factor = factor * base
-    return P
+    tl.debug_barrier()
+    m = tl.arange(0, KP)
+    total = tl.zeros((KP,), tl.float32)  # j b_j, as far as it is known
+    b_j = tl.exp(-0.5 * tl.load(P_ptr + 1))
+    tl.store(b_ptr, b_j)
+    for j in range(1, k + 1):
+        i = m - j + 1
+        P = tl.load(P_ptr + i, mask=(i > 0) & (m <= k), other=0.0)
+        total += tl.where(i % 2 == 0, -b_j, b_j) * P
+        b_j = lane_of(total, m, j) / j
+        tl.store(b_ptr + j, b_j)
+    tl.debug_barrier()
 
 
 @triton.jit
-def lower(r, a, inverse):
-    """exp((r - a) / theta) for a reference r below a; 0 where there is no tail and r is -inf."""
-    return tl.where(r > float("-inf"), tl.exp((r - a) * inverse), 0.0)
+def convolve(a_ptr, b_ptr, scale, out_ptr, k: tl.constexpr, KP: tl.constexpr):
+    """Coefficients 0..k-1 of scale * a * b, all of them in memory."""
+    m = tl.arange(0, KP)
+    total = tl.zeros((KP,), tl.float32)
+    for j in range(k):
+        i = m - j
+        total += tl.load(a_ptr + j) * scale * tl.load(b_ptr + i, mask=(i >= 0) & (m < k), other=0.0)
+    tl.store(out_ptr + m, total, mask=m < k)
+    tl.debug_barrier()
+
+
+@triton.jit
+def broadcast(b_ptr, zero, count: tl.constexpr):
+    """Numbers in memory as a tuple of vectors like ``zero``."""
+    out = ()
+    for j in tl.static_range(count):
+        out = out + (zero + tl.load(b_ptr + j),)
+    return out
 
 
 @triton.jit
