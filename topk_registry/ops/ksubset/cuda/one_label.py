@@ -7,7 +7,7 @@ so that all that depends on it alone (tilt, factors, coefficients) is computed i
 import triton
 import triton.language as tl
 
-from topk_registry.ops.ksubset.triton_polynomial import (
+from topk_registry.ops.ksubset.cuda.polynomial import (
     CAP,
     chances,
     is_finite,
@@ -15,7 +15,7 @@ from topk_registry.ops.ksubset.triton_polynomial import (
     tail_polynomial,
     times,
 )
-from topk_registry.ops.ksubset.triton_select import from_keys, keys, largest, largest_below
+from topk_registry.ops.ksubset.cuda.select import from_keys, keys, largest, largest_below
 
 
 @triton.jit
@@ -123,4 +123,3 @@ def label_rows(
     in_top = tl.where(broken, float("nan"), in_top * p_lane)
     tl.store(gradient_ptr + where, in_top, mask=where >= 0)
     store_margin(margin_ptr + row, s_y, a, ratio, least, theta, theta_low, broken)
-

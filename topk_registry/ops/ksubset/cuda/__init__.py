@@ -16,19 +16,11 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-LARGEST_K = 64
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-OLDEST = (8, 0)  # compute capability
+from topk_registry.ops.ksubset.cuda import all_classes, one_label, passes
+
 FUSED_LARGEST_K = 10
-SEGMENT = 16384  # scores that one program selects the largest from
+SEGMENT = 16384  # scores that one program selects the largest from, twice as many in half precision
 TILE = 4096  # scores that one program writes
-
-
-def supports(s: Tensor, k: int) -> bool:
-    """Whether these kernels do what is asked for; the torch path does in any case."""
-    if not s.is_cuda or s.dtype not in DTYPES or k > LARGEST_K or torch.version.hip is not None:
-        return False
-    return torch.cuda.get_device_capability(s.device) >= OLDEST
 
 
 def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tensor, Tensor]:
@@ -50,17 +42,29 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
     out = torch.empty_like(s, dtype=torch.float32)
     if not s.numel():
         return out
-    from topk_registry.ops.ksubset import triton_margins as kernels
-
     (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k + 1), _power_of_two(k + 1)
     with _device(s):
         top, where, sums = _top_and_sums(s, None, theta, k, k, group["T"])
         b, state, in_top = top.new_empty(B, 4, KP), top.new_empty(B, k + 4), torch.empty_like(top)
-        kernels.solve_margins[(B,)](
-            top, where, sums, b, s, state, in_top, in_top, n, theta, inverse, KP=KP, MARKS=False, **group, **_lanes(group)
+        all_classes.solve_margins[(B,)](
+            top,
+            where,
+            sums,
+            b,
+            s,
+            state,
+            in_top,
+            in_top,
+            n,
+            theta,
+            inverse,
+            KP=KP,
+            MARKS=False,
+            **group,
+            **_lanes(group),
         )
         grid, tile = _tiles(s)
-        kernels.finish_margins[grid](s, top, where, state, in_top, out, n, theta, inverse, **group, **tile)
+        all_classes.finish_margins[grid](s, top, where, state, in_top, out, n, theta, inverse, **group, **tile)
     return out
 
 
@@ -69,47 +73,41 @@ def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     out = torch.empty_like(s)
     if not s.numel():
         return out
-    from topk_registry.ops.ksubset import triton_margins as kernels
-
     (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k + 1), _power_of_two(k + 1)
     with _device(s):
         top, where, sums = _top_and_sums(s, None, theta, k, k, group["T"])
         b, state, in_top = top.new_empty(B, 4, KP), top.new_empty(B, k + 4), torch.empty_like(top)
         marks, products, H = top.new_empty(B, 2, group["T"]), top.new_empty(B, 2, group["T"]), top.new_empty(B, 2, k)
-        kernels.solve_margins[(B,)](
+        all_classes.solve_margins[(B,)](
             top, where, sums, b, g, state, in_top, marks, n, theta, inverse, KP=KP, MARKS=True, **group, **_lanes(group)
         )
         grid, tile = _tiles(s)
         W = top.new_empty(*grid, k)
-        kernels.sum_marks[grid](s, g, top, where, state, W, n, inverse, k=k, T=group["T"], **tile)
-        kernels.solve_marks[(B, 2)](
+        all_classes.sum_marks[grid](s, g, top, where, state, W, n, inverse, k=k, T=group["T"], **tile)
+        all_classes.solve_marks[(B, 2)](
             top, where, b, W.sum(1), marks, g, state, H, products, n, inverse, KP=KP, **group, **_lanes(group)
         )
-        kernels.finish_marks[grid](s, g, top, where, state, H, products.sum(1), out, n, inverse, **group, **tile)
+        all_classes.finish_marks[grid](s, g, top, where, state, H, products.sum(1), out, n, inverse, **group, **tile)
     return out
 
 
 def _fused_label(s: Tensor, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Tensor) -> None:
-    from topk_registry.ops.ksubset import triton_label as kernels
-
     (B, n), N = s.shape, _power_of_two(s.shape[1])
     theta, low = _two_singles(theta)
-    kernels.label_rows[(B,)](
+    one_label.label_rows[(B,)](
         s, label, margin, gradient, n, theta, low, 1 / (theta + low), N=N, **_group(k, k), **_options(N // 1024)
     )
 
 
 def _label_in_passes(s: Tensor, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Tensor) -> None:
-    from topk_registry.ops.ksubset import triton_passes as kernels
-
     (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k), _power_of_two(k + 1)
     top, where, sums = _top_and_sums(s, label, theta, k, k - 1, group["T"])
     b, state, in_top = top.new_empty(B, 2, KP), top.new_empty(B, k + 2), torch.empty_like(top)
-    kernels.solve_label[(B,)](
+    passes.solve_label[(B,)](
         s, label, top, sums, b, margin, state, in_top, n, *_two_singles(theta), inverse, KP=KP, **group, **_lanes(group)
     )
     grid, tile = _tiles(s)
-    kernels.finish_label[grid](s, label, top, where, state, in_top, gradient, n, inverse, **group, **tile)
+    passes.finish_label[grid](s, label, top, where, state, in_top, gradient, n, inverse, **group, **tile)
 
 
 def _top_and_sums(s: Tensor, label: Tensor | None, theta: float, k: int, rank: int, T: int) -> tuple[Tensor, ...]:
@@ -117,22 +115,18 @@ def _top_and_sums(s: Tensor, label: Tensor | None, theta: float, k: int, rank: i
 
     The odds are relative to the largest score but ``rank``. Without the label, where there is one.
     """
-    from topk_registry.ops.ksubset import triton_passes as kernels
-
     (B, n), N = s.shape, min(_longest(s), _power_of_two(s.shape[1]))
     segments = -(-n // N)
     top = s.new_empty(B, segments, T, dtype=torch.float32)
     where = torch.empty_like(top, dtype=torch.int32)
     without_label, label = label is not None, where if label is None else label
-    kernels.select[(B, segments)](
-        s, label, top, where, n, T=T, N=N, WITHOUT_LABEL=without_label, **_options(N // 1024)
-    )
+    passes.select[(B, segments)](s, label, top, where, n, T=T, N=N, WITHOUT_LABEL=without_label, **_options(N // 1024))
     if segments > 1:  # stable: ties stay in the order of classes
         top, order = (x[:, :T].contiguous() for x in top.flatten(1).sort(stable=True, dim=1, descending=True))
         where = where.flatten(1).gather(1, order)
     grid, tile = _tiles(s)
     sums = top.new_empty(*grid, k)
-    kernels.sum_tail[grid](
+    passes.sum_tail[grid](
         s, label, top, where, sums, n, 1 / theta, k=k, T=T, REFERENCE=rank, WITHOUT_LABEL=without_label, **tile
     )
     return top, where, sums.sum(1)

@@ -13,7 +13,7 @@ exp((s - a) / theta), a the reference of a tilt, into odds.
 import triton
 import triton.language as tl
 
-from topk_registry.ops.ksubset.triton_polynomial import (
+from topk_registry.ops.ksubset.cuda.polynomial import (
     broadcast,
     chances,
     is_finite,
@@ -23,7 +23,7 @@ from topk_registry.ops.ksubset.triton_polynomial import (
     store_margin,
     times,
 )
-from topk_registry.ops.ksubset.triton_select import from_keys, keys, largest, largest_below
+from topk_registry.ops.ksubset.cuda.select import from_keys, keys, largest, largest_below
 
 
 @triton.jit
@@ -90,7 +90,9 @@ def in_top_group(s, col, top_ptr, where_ptr, row, T: tl.constexpr):
 
 
 @triton.jit
-def scatter_top(out_ptr, values_ptr, top_ptr, where_ptr, row, n, first, T: tl.constexpr, TP: tl.constexpr, N: tl.constexpr):
+def scatter_top(
+    out_ptr, values_ptr, top_ptr, where_ptr, row, n, first, T: tl.constexpr, TP: tl.constexpr, N: tl.constexpr
+):
     """Write the top group's values over what other threads of this program have written to its segment."""
     tl.debug_barrier()
     lane = tl.arange(0, TP)

@@ -17,8 +17,8 @@ group carries along E and F, the sum over the marks so far: with a factor q + p 
 import triton
 import triton.language as tl
 
-from topk_registry.ops.ksubset.triton_passes import in_top_group, load_scores, scatter_top
-from topk_registry.ops.ksubset.triton_polynomial import (
+from topk_registry.ops.ksubset.cuda.passes import in_top_group, load_scores, scatter_top
+from topk_registry.ops.ksubset.cuda.polynomial import (
     broadcast,
     chances,
     convolve,
