@@ -60,9 +60,7 @@ def _compile(kernel, args, options, capability: int, directory: Path) -> Compile
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    given = dict(zip(kernel.arg_names, args, strict=False)) | {
-        n: v for n, v in options.items() if n in kernel.arg_names
-    }
+    given = dict(zip(kernel.arg_names, args, strict=False)) | options
     constants = {p.name: given[p.name] for p in kernel.params if p.is_constexpr}
     signature = {name: "constexpr" if name in constants else _type(given[name]) for name in kernel.arg_names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, type in enumerate(signature.values()) if type.startswith("*")}

@@ -4,6 +4,8 @@ One program a row and draw. Its noise is a function of the seed, the row's place
 2, ... of the generator, four normal numbers each. The k-th largest is found one maximum at a time, counted from the
 nearer end. Nothing waits for the device.
 """
+# launches take options that kernels do not name, and the language of kernels is not Python's
+# pyright: reportCallIssue=false, reportOperatorIssue=false
 
 from contextlib import nullcontext
 

@@ -2,14 +2,19 @@
 
 One label a row, k up to 10 and rows up to 16,384 scores: one kernel, which holds the row in registers, reads the logits
 once and writes the gradient once. Above that, and for the margins of all classes, a few passes over the logits, and
-between them a small kernel that works on a few numbers a row. The split is by registers and compile time: the row's odds
-and their powers must fit beside all that depends on the top group, which in the one kernel is unrolled, k (2k+1) steps
-in every thread.
+between them a small kernel that works on a few numbers a row. The split is by registers and compile time: the odds and
+their powers must fit beside all that depends on the top group, which in the one kernel is unrolled, k (2k+1) steps in
+every thread.
+
+The kernels are held against the definition under Triton's interpreter, and compiled for GPUs where there is none; the
+sizes below follow from the registers that the compiler reports, not from a stopwatch.
 
 Half-precision scores are read as they are and computed with in single precision. A row's results depend on nothing but
 that row. Rows with a NaN, with fewer than k + 1 finite scores, or with a label that is no class, come out as NaN.
 Nothing waits for the device.
 """
+# launches take options that kernels do not name
+# pyright: reportCallIssue=false
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -46,23 +51,8 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
     with _device(s):
         top, where, sums = _top_and_sums(s, None, theta, k, k, group["T"])
         b, state, in_top = top.new_empty(B, 4, KP), top.new_empty(B, k + 4), torch.empty_like(top)
-        all_classes.solve_margins[(B,)](
-            top,
-            where,
-            sums,
-            b,
-            s,
-            state,
-            in_top,
-            in_top,
-            n,
-            theta,
-            inverse,
-            KP=KP,
-            MARKS=False,
-            **group,
-            **_lanes(group),
-        )
+        solving = {"KP": KP, "MARKS": False, **group, **_lanes(group)}
+        all_classes.solve_margins[(B,)](top, where, sums, b, s, state, in_top, in_top, n, theta, inverse, **solving)
         grid, tile = _tiles(s)
         all_classes.finish_margins[grid](s, top, where, state, in_top, out, n, theta, inverse, **group, **tile)
     return out
@@ -78,9 +68,8 @@ def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
         top, where, sums = _top_and_sums(s, None, theta, k, k, group["T"])
         b, state, in_top = top.new_empty(B, 4, KP), top.new_empty(B, k + 4), torch.empty_like(top)
         marks, products, H = top.new_empty(B, 2, group["T"]), top.new_empty(B, 2, group["T"]), top.new_empty(B, 2, k)
-        all_classes.solve_margins[(B,)](
-            top, where, sums, b, g, state, in_top, marks, n, theta, inverse, KP=KP, MARKS=True, **group, **_lanes(group)
-        )
+        solving = {"KP": KP, "MARKS": True, **group, **_lanes(group)}
+        all_classes.solve_margins[(B,)](top, where, sums, b, g, state, in_top, marks, n, theta, inverse, **solving)
         grid, tile = _tiles(s)
         W = top.new_empty(*grid, k)
         all_classes.sum_marks[grid](s, g, top, where, state, W, n, inverse, k=k, T=group["T"], **tile)

@@ -1,3 +1,4 @@
+# type: ignore
 """Triton kernels for the margins of every class, and for their vector-Jacobian product.
 
 Leaving out one of the k largest classes needs the tilt for k + 1 (torch_path): there are two *families*, the k largest

@@ -1,3 +1,4 @@
+# type: ignore
 """The margin of each row's label and its gradient in one Triton kernel, for rows that fit into a program's registers.
 
 The logits are read once and the gradient is written once. The top group is a tuple of numbers that every thread holds,

@@ -1,8 +1,9 @@
+# type: ignore
 """Triton kernels in passes, for every k and any row length.
 
-``select`` finds the largest scores of a row, or of each segment of a longer one; ``sum_tail`` the power sums of the odds
-of the others. A *solve* kernel, one program a row, makes from that the few numbers that a *finish* kernel needs to write
-its part of the row by Horner's rule. Logits are read three times: no pass is longer than its arithmetic.
+``select`` finds the largest scores of a row, or of each segment of a longer one; ``sum_tail`` the power sums of the
+others' odds. A *solve* kernel, one program a row, makes from that the few numbers that a *finish* kernel needs to write
+its part of the row by Horner's rule. Logits are read three times.
 
 A class belongs to the top group if its score is above the smallest one there, or equal to it and not behind it.
 
@@ -66,7 +67,7 @@ def sum_tail(
     s_ptr, label_ptr, top_ptr, where_ptr, sums_ptr, n, inverse,
     k: tl.constexpr, T: tl.constexpr, N: tl.constexpr, REFERENCE: tl.constexpr, WITHOUT_LABEL: tl.constexpr,
 ):  # fmt: skip
-    """Of a part of the row, P_1..P_k of the odds exp((s - a) / theta) of the tail, a of the given rank; NaN for a NaN."""
+    """P_1..P_k of the tail's odds exp((s - a) / theta) in a part of the row, a of the given rank; NaN for a NaN."""
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * N + tl.arange(0, N)
     s = load_scores(s_ptr, row, n, col)

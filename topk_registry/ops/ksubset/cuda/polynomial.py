@@ -1,3 +1,4 @@
+# type: ignore
 """What the Triton kernels share: odds, tilts, and truncated polynomials as tuples of their coefficients.
 
 A coefficient is a number or a vector of *lanes*, one for each class of a row's top group. Lane i multiplies the factors
@@ -63,7 +64,7 @@ def lane_of(values, lane, i):
 
 @triton.jit
 def newton(sums_ptr, base, P_ptr, b_ptr, k: tl.constexpr, KP: tl.constexpr):
-    """:func:`tail_polynomial` for large k, from the power sums of odds at ``sums_ptr`` that are to be multiplied by base.
+    """:func:`tail_polynomial` for large k, from the power sums at ``sums_ptr`` of odds that base is to multiply.
 
     Not unrolled: b_j, as soon as it is known, is carried into all later sums. What it makes lies in memory, P_1..P_k
     from ``P_ptr`` + 1 and b_0..b_k from ``b_ptr``.

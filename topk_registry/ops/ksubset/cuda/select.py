@@ -1,7 +1,8 @@
+# type: ignore
 """Selecting the largest scores of a block, one maximum at a time.
 
-Half-precision scores are selected by a key of 32 bits, the score's in an order of integers above those of the class: one
-comparison finds what is left, and a maximum needs no index beside it. Ties are taken in the order of classes.
+Half-precision scores are selected by a key of 32 bits, the score's in the order of integers above those of the place:
+one comparison finds what is left, and a maximum needs no index beside it. Ties are taken in the order of places.
 """
 
 import triton
