@@ -14,7 +14,7 @@ that row. Rows with a NaN, with fewer than k + 1 finite scores, or with a label 
 Nothing waits for the device.
 """
 # launches take options that kernels do not name
-# pyright: reportCallIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false
 
 from contextlib import AbstractContextManager, nullcontext
 
