@@ -83,7 +83,9 @@ def test_label_margins_in_one_kernel(n, k, theta):
 
 @runs_kernels
 @pytest.mark.usefixtures("in_passes")
-@pytest.mark.parametrize(("n", "k", "theta"), [(2, 1, 1e-3), (7, 3, 0.5), (40, 20, 0.5), *((*x, 0.5) for x in LARGE_K)])
+@pytest.mark.parametrize(
+    ("n", "k", "theta"), [(2, 1, 1e-3), (40, 5, 0.5), (60, 20, 0.5), *((*x, 0.5) for x in LARGE_K)]
+)
 def test_label_margins_in_passes(n, k, theta):
     check_label_margins(n, k, theta)
 
@@ -247,6 +249,12 @@ def test_rows_do_not_depend_on_each_other():
 
     for whole, alone in zip(results(spoilt, label), results(s[4:], label[4:]), strict=True):
         assert torch.equal(whole[4:], alone)
+
+
+@runs_kernels
+def test_cotangents_of_any_strides():
+    s, g = randn(2, 9), randn(9, 2)
+    assert torch.equal(cuda.margins_backward(g.T, s, 2, 1.0), cuda.margins_backward(g.T.contiguous(), s, 2, 1.0))
 
 
 @runs_kernels

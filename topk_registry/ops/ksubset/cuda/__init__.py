@@ -60,7 +60,7 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
 
 def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     """The product of g with the derivatives of :func:`margins`: [B, n], [B, n] -> [B, n] in the dtype of the scores."""
-    out = torch.empty_like(s)
+    g, out = g.contiguous(), torch.empty_like(s)
     if not s.numel():
         return out
     (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k + 1), _power_of_two(k + 1)
