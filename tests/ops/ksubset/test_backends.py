@@ -28,6 +28,26 @@ def test_auto_takes_the_first_that_serves():
     assert backends.choose("torch", CPU, 5, False) == "torch"
 
 
+def test_on_gpus_that_are_not_too_old_auto_takes_the_kernels(monkeypatch):
+    gpu, capability = torch.device("cuda"), (8, 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", None)
+    backends._recent.cache_clear()
+    assert [backends.choose("auto", gpu, k, False) for k in (1, 64, 65)] == ["triton", "triton", "torch"]
+    assert backends.choose("auto", gpu, 5, True) == "torch"
+    with pytest.raises(
+        ValueError, match=r"impl 'triton' is for GPUs of compute capability 8\.0 and up, half or single"
+    ):
+        backends.choose("triton", CPU, 5, False)
+
+    capability = (7, 5)
+    backends._recent.cache_clear()
+    with pytest.warns(UserWarning, match="need compute capability 8.0, cuda has 7.5: the top-k losses are slower"):
+        assert backends.choose("auto", gpu, 5, False) == "torch"
+    assert backends.choose("auto", gpu, 5, False) == "torch"
+    backends._recent.cache_clear()
+
+
 @pytest.mark.parametrize("f", [topk_margins, lambda s, k, impl: topk_label_margins(s, torch.tensor([0]), k, impl=impl)])
 def test_a_backend_that_does_not_serve_says_where_it_does(f):
     with pytest.raises(ValueError, match="impl 'numba' is for the CPU and k or n - k up to 256: cpu, 300"):

@@ -23,12 +23,43 @@ class Backend:
     checks_labels: bool = False  # gives NaN for one out of range, or has it checked before
 
 
+OLDEST_GPU = (8, 0)  # compute capability
+
+
+def _on_gpu(device: torch.device, k: int, double: bool) -> bool:
+    return device.type == "cuda" and not double and k <= 64 and _recent(device)
+
+
+@cache
+def _recent(device: torch.device) -> bool:
+    """Whether Triton's kernels run on this GPU; an older one is told of once."""
+    if torch.version.hip is not None:
+        return False
+    found = torch.cuda.get_device_capability(device)
+    if found < OLDEST_GPU:
+        wanted = ".".join(map(str, OLDEST_GPU))
+        warnings.warn(
+            f"the GPU kernels need compute capability {wanted}, {device} has {found[0]}.{found[1]}: "
+            "the top-k losses are slower",
+            stacklevel=2,
+        )
+    return found >= OLDEST_GPU
+
+
 TABLE = {
     "numba": Backend(
         "cpu",
         "numba",
         lambda device, k, double: device.type == "cpu" and k <= 256,  # tables of k^2 numbers leave the cache beyond
         "the CPU and k or n - k up to 256",
+        checks_labels=True,
+    ),
+    "triton": Backend(
+        "cuda",
+        "triton",
+        _on_gpu,
+        "GPUs of compute capability 8.0 and up, half or single precision, and k or n - k up to 64",
+        takes_half=True,
         checks_labels=True,
     ),
     "torch": Backend("composite", None, lambda device, k, double: True, "everything"),
