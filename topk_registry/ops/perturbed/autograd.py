@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from topk_registry.ops.perturbed import torch_path
+from topk_registry.ops.perturbed.kernels import load
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -28,16 +29,16 @@ def _spread(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
     return grad_scores, *[None] * (ctx.inputs - 1)
 
 
-@torch.library.custom_op("topk_registry::perturbed_kth", mutates_args=(), device_types="cpu")
-def seeded_kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op("topk_registry::perturbed_kth", mutates_args=())
+def seeded_kth(
+    scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, kernel: str
+) -> tuple[Tensor, Tensor]:
     """Mean k-th largest [rows] of scores [rows, n] and the classes it was in [rows, num_samples], by a kernel."""
-    from topk_registry.ops.perturbed import cpu
-
-    return cpu.perturbed_kth(scores, seed, k, epsilon, num_samples)
+    return load(kernel).perturbed_kth(scores, seed, k, epsilon, num_samples)
 
 
 @seeded_kth.register_fake
-def _(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) -> tuple[Tensor, Tensor]:
+def _(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, kernel: str) -> tuple[Tensor, Tensor]:
     return scores.new_empty(scores.shape[0]), scores.new_empty((scores.shape[0], num_samples), dtype=torch.int64)
 
 
@@ -45,7 +46,7 @@ seeded_kth.register_autograd(_spread, setup_context=_keep)  # for exported graph
 
 
 class PerturbedKth(torch.autograd.Function):
-    """Scores [rows, n] -> mean k-th largest [rows] and the classes it was in, from a seed or else by the torch path.
+    """Scores [rows, n] -> mean k-th largest [rows] and the classes it was in, by a kernel or the torch path.
 
     A Function around the operator, because functorch cannot differentiate operators of the library.
     """
@@ -58,10 +59,11 @@ class PerturbedKth(torch.autograd.Function):
         num_samples: int,
         generator: Generator | None,
         noise: Tensor | None,
+        kernel: str | None,
         seed: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        if seed is not None:
-            return seeded_kth(scores, seed, k, epsilon, num_samples)
+        if kernel is not None and seed is not None:
+            return seeded_kth(scores, seed, k, epsilon, num_samples, kernel)
         return torch_path.perturbed_kth(scores, k, epsilon, num_samples, generator, noise)
 
     setup_context = staticmethod(_keep)

@@ -41,6 +41,7 @@ BYTES = np.float32(256.1)  # the tenth is for rounding
 
 STEPS, DEGREE = 8, 5  # pieces of Q^-1 an octave, and the degree of their polynomials: right to 1e-9
 MANTISSA = np.int64((1 << 52) // STEPS - 1)
+LARGEST = np.int64((1 << 63) - 1)
 
 
 def perturbed_kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) -> tuple[Tensor, Tensor]:
@@ -95,7 +96,7 @@ def _rows(s, k, epsilon, key, table, value, index, start, stop):
                     calls[d * held + a] = (draw + d) * blocks + active[a]
             _philox_of(calls[: stride * held], r, FIRST_BYTES, key, words)
             _passing(calls, words, limit[: 16 * held], stride, passed, some, place, first, starts)
-            _normal_of(place[: starts[stride]], first, r, key, table, words, z)
+            _normals_of(place[: starts[stride]], first, r, key, table, words, z)
             for d in range(stride):
                 low, high = starts[d], starts[d + 1]
                 m = _above(row, height, epsilon, place[low:high], 16 * blocks * draw, z[low:high])
@@ -245,24 +246,30 @@ def _passing(calls, words, limit, stride, passed, some, place, first, starts):
 
 
 @_compiled
-def _normal_of(place, first, row, key, table, words, z):
-    bits = z.view(np.int64)
+def _normals_of(place, first, row, key, table, words, z):
+    """The normals of these places, from their first bytes and a call of the generator for each."""
     for start in range(0, len(place), GROUP):
         here = place[start : start + GROUP]
         _philox_of(here, row, OTHER_BYTES, key, words)
-        for i in range(len(here)):
-            rest = (np.int64(words[4 * i]) << 24) | (np.int64(words[4 * i + 1]) >> 8)
-            u = (np.int64(first[start + i] & 127) << 56) | rest
-            m = np.int64(0x7FFFFFFFFFFFFFFF) - u if first[start + i] > 127 else u
-            z[start + i] = np.float64(m) + 0.5
-        for i in range(start, start + len(here)):
-            c = table[(bits[i] >> 49) - (np.int64(1022) << 3)]
-            bits[i] = ((bits[i] & MANTISSA) << 3) | (np.int64(1023) << 52)
-            t = z[i] - 1
-            v = c[0]
-            for j in range(1, DEGREE + 1):
-                v = v * t + c[j]
-            z[i] = -v if first[i] > 127 else v
+        _normal_of(first[start : start + len(here)], words, table, z[start : start + len(here)])
+
+
+@_compiled
+def _normal_of(first, words, table, z):
+    """Q^-1 of the uniforms with these first bytes, and other bytes from two of four words each."""
+    bits = z.view(np.int64)
+    for i in range(len(first)):
+        rest = (np.int64(words[4 * i]) << 24) | (np.int64(words[4 * i + 1]) >> 8)
+        u = (np.int64(first[i] & 127) << 56) | rest
+        z[i] = np.float64(LARGEST - u if first[i] > 127 else u) + 0.5
+    for i in range(len(first)):
+        c = table[(bits[i] >> 49) - (1022 << 3)]
+        bits[i] = ((bits[i] & MANTISSA) << 3) | (1023 << 52)
+        t = z[i] - 1
+        v = c[0]
+        for j in range(1, DEGREE + 1):
+            v = v * t + c[j]
+        z[i] = -v if first[i] > 127 else v
 
 
 @_compiled

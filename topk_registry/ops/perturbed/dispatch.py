@@ -1,23 +1,19 @@
 """The one door to the operator: checks what comes in, chooses an implementation, and keeps its promises.
 
 Implementations work on rows [rows, n] of single or double precision. The torch path takes any noise, or makes it by a
-generator. The others, one a type of device, make theirs from a seed: they are kernels of the operator ``seeded_kth``.
+generator. The others make theirs from a seed, see kernels.py.
 """
 
 import math
-import warnings
-from functools import lru_cache
-from importlib.util import find_spec
 
 import torch
 from torch import Generator, Tensor
 
 from topk_registry.ops.perturbed.autograd import PerturbedKth
+from topk_registry.ops.perturbed.kernels import KERNELS, choose, fits
 
-KERNELS = {"numba": "cpu"}  # and the type of device each is for
 IMPLEMENTATIONS = ("torch", *KERNELS)
 SEEDS = 2**63 - 1
-EPSILONS = 1e-30, 1e30  # within these a kernel may divide by epsilon in single precision
 
 
 def perturbed_topk(
@@ -70,36 +66,10 @@ def perturbed_topk(
     rows = wide.reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
     if noise is not None:
         noise = noise.detach().to(rows).reshape(num_samples, *rows.shape)
-    seed = None
-    if _kernel_serves(impl, rows.device, epsilon, noise):
-        seed = torch.randint(SEEDS, (), generator=generator, device=rows.device)
-    value, _ = PerturbedKth.apply(rows, k, float(epsilon), num_samples, generator, noise, seed)
+    kernel = choose(impl, rows.device) if fits(epsilon, noise) else None
+    seed = None if kernel is None else torch.randint(SEEDS, (), generator=generator, device=rows.device)
+    value, _ = PerturbedKth.apply(rows, k, float(epsilon), num_samples, generator, noise, kernel, seed)
     return value.reshape(scores.shape[:-1])
-
-
-def _kernel_serves(impl: str, device: torch.device, epsilon: float, noise: Tensor | None) -> bool:
-    if impl in KERNELS and KERNELS[impl] != device.type:
-        raise ValueError(f"impl {impl!r} is for scores on {KERNELS[impl]}, these are on {device}")
-    fits = noise is None and EPSILONS[0] <= epsilon <= EPSILONS[1] and device.type in KERNELS.values()
-    return fits and (impl in KERNELS or (impl == "auto" and _works(device.type)))
-
-
-@torch.compiler.assume_constant_result  # a graph holds the answer, and not the question
-def _works(device: str) -> bool:
-    return _loads(device)
-
-
-@lru_cache
-def _loads(device: str) -> bool:
-    """Whether the device's kernel can be imported; one that is installed and does not work is told of once."""
-    if find_spec("numba") is None:
-        return False
-    try:
-        from topk_registry.ops.perturbed import cpu as cpu
-    except Exception as error:
-        warnings.warn(f"numba is installed but cannot be used, the perturbed top-k is slower: {error!r}", stacklevel=2)
-        return False
-    return True
 
 
 def check_options(k: int, epsilon: float, num_samples: int, impl: str) -> None:
