@@ -10,7 +10,7 @@ import torch
 from tests.ops.perturbed.noise import noise
 from tests.ops.perturbed.quadrature import expected_kth
 from topk_registry import PerturbedTopK, perturbed_topk
-from topk_registry.ops.perturbed import cpu, kernels
+from topk_registry.ops.perturbed import backends, cpu, library
 from topk_registry.ops.perturbed.definition import perturbed_topk_definition
 
 INF, NAN = float("inf"), float("nan")
@@ -78,7 +78,7 @@ def test_is_the_definition_on_its_noise(n, k, name, epsilon, dtype):
 
 @pytest.mark.parametrize(("rows", "n", "k", "draws"), [(3, 9000, 6, 2), (2, 17, 2, 700), (1, 20_000, 200, 3)])
 def test_is_the_definition_in_more_calls_than_a_group_has(rows, n, k, draws):
-    assert draws * n > 16 * cpu.GROUP
+    assert draws * n > 16 * cpu.noise.GROUP
     check(randn(rows, n, dtype=torch.float32), k, 1.0, draws)
 
 
@@ -251,24 +251,25 @@ def test_exported_and_compiled_it_is_one_node_with_the_same_draws():
 def test_it_obeys_torch_s_contract_for_operators():
     scores = randn(5, 40).requires_grad_()
     operator = torch.ops.topk_registry.perturbed_kth.default
+    assert library.perturbed_kth._opoverload is operator
     torch.library.opcheck(operator, (scores, torch.tensor(3), 4, 0.5, 3, "numba"))
 
 
 @pytest.fixture
 def forgotten():
-    kernels._works.cache_clear()
-    kernels.load.cache_clear()
+    backends._works.cache_clear()
+    backends.load.cache_clear()
     yield
-    kernels._works.cache_clear()
-    kernels.load.cache_clear()
+    backends._works.cache_clear()
+    backends.load.cache_clear()
 
 
 @pytest.mark.usefixtures("forgotten")
 def test_without_numba_the_torch_path_serves_and_that_is_told_once(monkeypatch):
-    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
     with pytest.warns(UserWarning, match="numba is not installed, the noised losses are slower: pip install numba"):
-        assert kernels.choose("auto", torch.device("cpu")) is None
-    assert kernels.choose("auto", torch.device("cpu")) is None
+        assert backends.choose("auto", torch.device("cpu")) is None
+    assert backends.choose("auto", torch.device("cpu")) is None
 
 
 @pytest.mark.usefixtures("forgotten")
@@ -286,8 +287,8 @@ def test_a_numba_that_does_not_work_is_told_of_once(monkeypatch):
 
 
 def test_which_implementation_serves():
-    assert kernels.choose("auto", torch.device("cpu")) == "numba"
-    assert kernels.choose("auto", torch.device("meta")) is None
-    assert kernels.choose("torch", torch.device("cpu")) is None
+    assert backends.choose("auto", torch.device("cpu")) == "numba"
+    assert backends.choose("auto", torch.device("meta")) is None
+    assert backends.choose("torch", torch.device("cpu")) is None
     with pytest.raises(ValueError, match="impl 'numba' is for scores on cpu, these are on meta"):
         perturbed_topk(torch.zeros(2, 4, device="meta"), 2, impl="numba")

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.ops.perturbed.noise import normals, philox, uniforms
-from topk_registry.ops.perturbed import cpu
+from topk_registry.ops.perturbed.cpu import height as heights
+from topk_registry.ops.perturbed.cpu import noise
 
 # from tests/kat_vectors of Random123: counter, key, words after ten rounds
 KNOWN = [
@@ -29,7 +30,7 @@ def test_known_answers_of_philox(counter, key, expected):
     place = (counter[1].astype(np.int64) << 32) | counter[0]
     row = (counter[3].astype(np.int64) >> 1 << 32) | counter[2]
     found = np.zeros(4 * 37, np.uint32)  # enough of them for vector instructions and a remainder
-    cpu._philox_of(np.full(37, place), row, counter[3] & 1, key, found)
+    noise.philox_of(np.full(37, place), row, counter[3] & 1, key, found)
     assert found.reshape(37, 4).tolist() == [expected.tolist()] * 37
 
 
@@ -50,17 +51,17 @@ def table_normals(u: np.ndarray) -> np.ndarray:
     words = np.zeros((len(u), 4), np.uint32)
     words[:, 0], words[:, 1] = rest >> np.uint64(24), (rest & np.uint64(0xFFFFFF)) << np.uint64(8)
     z = np.empty(len(u))
-    cpu._normal_of(first, words.reshape(-1), cpu.normals(), z)
+    noise.normal_of(first, words.reshape(-1), noise.table().numpy(), z)
     return z
 
 
 def test_the_bound_on_the_tail_is_one():
     x = np.concatenate([np.linspace(0, 9.6, 5000), np.logspace(-8, 0, 100)]).astype(np.float32)
-    bound = np.array([cpu._tail_bits(v) for v in x], np.int32).view(np.float32).astype(np.float64)
+    bound = np.array([heights.tail_bits(v) for v in x], np.int32).view(np.float32).astype(np.float64)
     tail = np.array([math.erfc(v / math.sqrt(2)) / 2 for v in x.astype(np.float64)])
-    assert (float(cpu.BYTES) / 256 * bound > tail).all()
+    assert (float(heights.BYTES) / 256 * bound > tail).all()
     assert (bound[x < 3.3] < 1.11 * tail[x < 3.3]).all()  # what is too high costs time
-    assert cpu._tail_bits(np.float32(np.inf)) < cpu.HOPELESS
+    assert heights.tail_bits(np.float32(np.inf)) < heights.HOPELESS
 
 
 DRAWS, ROWS, N = 40, 50, 1000

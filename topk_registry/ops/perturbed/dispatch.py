@@ -1,18 +1,19 @@
 """The one door to the operator: checks what comes in, chooses an implementation, and keeps its promises.
 
 Implementations work on rows [rows, n] of single or double precision. The torch path takes any noise, or makes it by a
-generator. The others make theirs from a seed, see kernels.py.
+generator. The others make theirs from a seed, see backends.py.
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import Generator, Tensor
 
+from topk_registry.ops.perturbed import backends, torch_path
 from topk_registry.ops.perturbed.autograd import PerturbedKth
-from topk_registry.ops.perturbed.kernels import KERNELS, choose, fits
 
-IMPLEMENTATIONS = ("torch", *KERNELS)
+IMPLEMENTATIONS = ("torch", *backends.TABLE)
 SEEDS = 2**63 - 1
 
 
@@ -66,10 +67,38 @@ def perturbed_topk(
     rows = wide.reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
     if noise is not None:
         noise = noise.detach().to(rows).reshape(num_samples, *rows.shape)
-    kernel = choose(impl, rows.device) if fits(epsilon, noise) else None
-    seed = None if kernel is None else torch.randint(SEEDS, (), generator=generator, device=rows.device)
-    value, _ = PerturbedKth.apply(rows, k, float(epsilon), num_samples, generator, noise, kernel, seed)
+    value = _mean_kth(rows, k, float(epsilon), num_samples, generator, noise, impl)
     return value.reshape(scores.shape[:-1])
+
+
+def _mean_kth(
+    rows: Tensor,
+    k: int,
+    epsilon: float,
+    num_samples: int,
+    generator: Generator | None,
+    noise: Tensor | None,
+    impl: str,
+) -> Tensor:
+    backend = _choose(impl, rows.device) if backends.fits(epsilon, noise) else None
+    if backend is None:
+        options = {"k": k, "epsilon": epsilon, "num_samples": num_samples, "generator": generator, "noise": noise}
+        return PerturbedKth.apply(rows, partial(torch_path.perturbed_kth, **options))[0]
+    seed = torch.randint(SEEDS, (), generator=generator, device=rows.device)
+    if torch.compiler.is_compiling():
+        from topk_registry.ops.perturbed import library
+
+        return library.perturbed_kth(rows, seed, k, epsilon, num_samples, backend)[0]
+    options = {"seed": seed, "k": k, "epsilon": epsilon, "num_samples": num_samples}
+    return PerturbedKth.apply(rows, partial(backends.load(backend).perturbed_kth, **options))[0]
+
+
+def _choose(impl: str, device: torch.device) -> str | None:
+    if not torch.compiler.is_compiling():
+        return backends.choose(impl, device)
+    from topk_registry.ops.perturbed import library
+
+    return library.choose(impl, device)
 
 
 def check_options(k: int, epsilon: float, num_samples: int, impl: str) -> None:
