@@ -47,14 +47,14 @@ def perturbed_kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samp
 @lru_cache(maxsize=2)
 def _body(dtype: torch.dtype) -> team.Body:
     real, edition = np.float64 if dtype == torch.float64 else np.float32, team.edition(Path(__file__).parent)
-    table_shape = tuple(noise.table().shape)
+    shape = tuple(noise.table().shape)
 
     @cfunc(team.signature, cache=True)
     def body(job):
         assert edition  # part of the cache's key: numba does not see that other files have changed
         _, B, n, k, draws, step, _ = carray(job, 7, np.int64)
         epsilon, address = carray(job, 8, np.float64)[7], carray(job, 12, np.int64)[8:]
-        s, table = carray(team.pointer(address[0]), (B, n), real), carray(team.pointer(address[1]), table_shape, np.float64)
+        s, table = carray(team.pointer(address[0]), (B, n), real), carray(team.pointer(address[1]), shape, np.float64)
         value, index = carray(team.pointer(address[2]), B, real), carray(team.pointer(address[3]), (B, draws), np.int64)
         key = carray(job, 14, np.uint32)[12:]
         kernel.rows(job, step, s, k, epsilon, key, table, value, index)
