@@ -16,6 +16,10 @@ Progress = Callable[[float, str], None]  # (share done in [0, 1], a few words)
 BUDGETS = ("small", "paper")
 
 
+class ConfigurationError(Exception):
+    """A run cannot be done as it is asked for; its message is for the user, without a traceback."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What the command line says of a study.
@@ -134,12 +138,13 @@ class Study(Protocol):
     RUNS: str
     VERSION: int
     ALONE: bool
+    __name__: str
 
     def configurations(self, options: Options, known: Sequence[Record]) -> list[Configuration]:
         """The runs that are wanted, one plain dict each.
 
-        Asked again, with the finished runs among those wanted so far in ``known``, until nothing new is wanted: a study
-        may choose the next runs by the results of the first.
+        Asked again, with the records of those wanted so far in ``known`` (failed ones too), until nothing new is
+        wanted: a study may choose the next runs by the results of the first.
         """
         ...
 
