@@ -1,7 +1,7 @@
 """Means over runs with their confidence, and whether one loss beats another."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
 from topk_registry.studies.study import Estimate, Note
@@ -22,19 +22,19 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     return Estimate(fmean(values), t * stdev(values) / math.sqrt(n), n)
 
 
-def compare(claim: str, better: dict[int, float], worse: dict[int, float], *, names: tuple[str, str]) -> Note:
-    """What runs say of a paper's claim that the first beats the second; values by seed, paired where seeds agree.
+def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Estimate | None:
+    """The first less the second, values by seed, paired; None where no seed has both."""
+    return estimate([first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())])
 
-    It agrees, or differs, where the 95 % confidence interval of the difference excludes 0, and is open elsewhere.
+
+def judge(claim: str, gap: Estimate | None, of: str) -> Note:
+    """What runs say of a paper's claim that a difference is above 0.
+
+    They agree, or differ, where the 95 % confidence interval of the difference excludes 0, and leave it open elsewhere.
     """
-    seeds = sorted(better.keys() & worse.keys())
-    gap = estimate([better[seed] - worse[seed] for seed in seeds])
     if gap is None:
-        return Note(claim, "open", f"no seed has both {names[0]} and {names[1]}")
+        return Note(claim, "open", f"{of}: not measured")
     verdict = "agrees" if gap.low > 0 else "differs" if gap.high < 0 else "open"
-    runs = f"{gap.count} seed{'s' if gap.count > 1 else ''}"
-    return Note(claim, verdict, f"{names[0]} less {names[1]}: {gap.mean:+.2f}{_interval(gap)} points ({runs})")
-
-
-def _interval(gap: Estimate) -> str:
-    return "" if math.isnan(gap.half_width) else f" ± {gap.half_width:.2f}"
+    interval = "" if math.isnan(gap.half_width) else f" ± {gap.half_width:.2f}"
+    seeds = f"{gap.count} seed{'s' if gap.count > 1 else ''}"
+    return Note(claim, verdict, f"{of}: {gap.mean:+.2f}{interval} points ({seeds})")

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from topk_registry.metrics import GradientSparsity
+from topk_registry.metrics import GradientSparsity, TopKAccuracy
 from topk_registry.studies.study import Configuration, ConfigurationError, Options, Progress
 from topk_registry.train.arguments import parse_args
 from topk_registry.train.begin import begin
@@ -31,14 +30,15 @@ from topk_registry.train.state import Row
 RUNS = "train"
 VERSION = 1
 RUN = "run"
+NEUTRAL = {"label_noise": 0.0, "subset": 1.0}  # left out, so that studies of noise and of little data share what is neither
 
 
-def configure(options: Options, base: Mapping[str, Any], **flags: Any) -> Configuration:
+def configure(options: Options, base: Mapping[str, Any], test_split: str = "test", **flags: Any) -> Configuration:
     """The configuration of one run: the study's flags, over those of its budget, under those of the command line."""
     merged = {**base, **flags, **options.flags}
     merged["loss_opt"] = {**flags.get("loss_opt", {}), **options.flags.get("loss_opt", {})}
-    merged = {name: value for name, value in merged.items() if value not in (None, {}, "")}
-    return {"flags": merged, "test_split": options.test_split or "test", "device": options.device}
+    merged = {name: value for name, value in merged.items() if value not in (None, {}, "") and NEUTRAL.get(name) != value}
+    return {"flags": merged, "test_split": test_split, "device": options.device}
 
 
 def arguments(configuration: Configuration) -> list[str]:
@@ -114,15 +114,20 @@ def trained_config(trained: Run) -> dict[str, Any]:
 class BothSplits(Evaluator):
     """Measures the validation split, and the test split under names that begin with ``test_``.
 
-    It also tells which share of the loss's gradient, with respect to the logits, was not zero since it last measured.
+    Of the training batches since it last measured it tells the accuracy (``train_top5``), as the weights then were, and
+    the share of the loss's gradient, with respect to the logits, that was not zero (``nonzero``).
     """
 
     def __init__(self, trained: Run, split: str) -> None:
         assert trained.evaluator is not None
         vars(self).update(vars(trained.evaluator))
         self._test = test_evaluator(trained, split)
-        self._sparsity = GradientSparsity()
+        self._begin()
         trained.task.criterion.register_forward_pre_hook(self._watch)
+
+    def _begin(self) -> None:
+        self._sparsity = GradientSparsity()
+        self._accuracy = TopKAccuracy(self.sizes, num_classes=self.num_classes, device=self.compute.device)
 
     def __call__(self, model: nn.Module, criterion: object = None) -> dict[str, float] | None:
         validation = super().__call__(model, criterion)
@@ -130,13 +135,18 @@ class BothSplits(Evaluator):
         test = None if validation is None else self._test(model, criterion)
         if validation is None or test is None:
             return None
-        sparsity = self._sparsity.compute()
-        self._sparsity = GradientSparsity()
-        return validation | {f"test_{name}": value for name, value in test.items()} | sparsity
+        training = self._sparsity.compute() | {
+            f"train_{name}": 100 * value for name, value in self._accuracy.compute().items() if "macro" not in name
+        }
+        self._begin()
+        return validation | {f"test_{name}": value for name, value in test.items()} | training
 
-    def _watch(self, criterion: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        logits, *rest = inputs
-        return (self._sparsity.watch(logits), *rest) if torch.is_tensor(logits) and logits.requires_grad else None
+    def _watch(self, criterion: nn.Module, inputs: tuple[Any, ...]) -> None:
+        logits, target = inputs
+        if logits.requires_grad:  # not those of an evaluation
+            self._sparsity.watch(logits)
+            if target.ndim == 1:
+                self._accuracy.update(logits.float(), target)
 
 
 class _Silent(Report):

@@ -1,0 +1,101 @@
+"""Accuracy under label noise: Berrada et al. 2018, Table 1; Garcin et al. 2022, Table 4."""
+
+from collections.abc import Sequence
+
+from topk_registry.studies import training
+from topk_registry.studies.display import (
+    accuracy_table,
+    differences_table,
+    judge_losses,
+    lines_figure,
+    protocol,
+    trials_table,
+)
+from topk_registry.studies.statistics import difference, judge
+from topk_registry.studies.study import Configuration, Findings, Note, Options, Record
+from topk_registry.studies.tuning import Choice, choices, tuned_runs
+
+TITLE = "Label noise"
+QUESTION = "Does a loss keep its accuracy where a share of the training labels is drawn anew within their superclass?"
+REFERENCE = "Berrada et al. 2018, Table 1; Garcin et al. 2022, Table 4"
+RUNS, VERSION, ALONE = training.RUNS, training.VERSION, False
+
+LOSSES = ("ce", "smooth_topk_svm", "noised_topk")
+LEVELS = {"small": (0.0, 0.4, 0.8, 1.0), "paper": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)}
+SEEDS = (0, 1, 2)
+
+run = training.run
+
+
+def configurations(options: Options, known: Sequence[Record]) -> list[Configuration]:
+    return [
+        configuration
+        for level in LEVELS[options.budget]
+        for loss in options.losses or LOSSES
+        for configuration in tuned_runs(options, known, loss, options.seeds or SEEDS, label_noise=level)
+    ]
+
+
+def report(records: Sequence[Record]) -> Findings:
+    found = choices(records)
+    return Findings(
+        tables=(
+            accuracy_table("Accuracy by label noise", "noise", _level, found, ("top1", "top5"), REFERENCE),
+            differences_table(found, "noise", _level, ("top1", "top5")),
+            trials_table(found, "noise", _level, "top5"),
+        ),
+        figures=(
+            lines_figure("Top-5 accuracy against label noise", "label noise", _level, found, "top5"),
+            lines_figure("Top-1 accuracy against label noise", "label noise", _level, found, "top1"),
+        ),
+        notes=tuple(_notes(found)),
+        protocol=protocol(found),
+    )
+
+
+def _level(choice: Choice) -> float:
+    return choice.flags.get("label_noise", 0.0)
+
+
+def _notes(found: Sequence[Choice]) -> list[Note]:
+    notes: list[Note] = []
+    for level in dict.fromkeys(map(_level, found)):
+        here = [choice for choice in found if _level(choice) == level]
+        if level == 0.0:
+            claim = "On clean labels cross-entropy is no worse than the smooth top-5 SVM (Berrada, Table 1)"
+            notes += _pair(claim, here, "ce", "smooth_topk_svm", "top5", level)
+            continue
+        for metric in ("top5", "top1"):
+            claim = "With noisy labels the smooth top-5 SVM beats cross-entropy, in top-5 and in top-1 (Berrada, Table 1)"
+            notes += _pair(claim, here, "smooth_topk_svm", "ce", metric, level)
+        claim = "The balanced noised loss does very well on balanced data: it beats cross-entropy in top-5 (Garcin, Table 4)"
+        notes += _pair(claim, here, "noised_topk", "ce", "top5", level)
+    return notes + _growth(found)
+
+
+def _pair(claim: str, here: Sequence[Choice], better: str, worse: str, metric: str, level: float) -> tuple[Note, ...]:
+    return judge_losses(
+        claim,
+        here,
+        lambda choice: choice.loss == better,
+        lambda choice: choice.loss == worse,
+        metric,
+        f"noise {level:g}, {better} less {worse}",
+    )
+
+
+def _growth(found: Sequence[Choice]) -> list[Note]:
+    """Whether the gain over cross-entropy is larger under the most noise than under none."""
+    place = {(choice.loss, _level(choice)): choice.scores("top5") for choice in found}
+    levels = sorted({level for _, level in place})
+    gains = [_gain(place, level) for level in (levels[0], levels[-1])] if levels else []
+    if len(gains) < 2 or not all(gains):
+        return []
+    claim = "The gain over cross-entropy grows with the noise (Berrada, Table 1)"
+    words = f"top-5 gain of smooth_topk_svm, noise {levels[-1]:g} less noise {levels[0]:g}"
+    return [judge(claim, difference(gains[1], gains[0]), words)]
+
+
+def _gain(place: dict[tuple[str, float], dict[int, float]], level: float) -> dict[int, float]:
+    ours, base = place.get(("smooth_topk_svm", level), {}), place.get(("ce", level), {})
+    return {seed: ours[seed] - base[seed] for seed in ours.keys() & base.keys()}
