@@ -204,12 +204,14 @@ def _unit(dtype: str) -> float:
 
 def _notes(found: Found) -> tuple[Note, ...]:
     single, double = found.get("float32", {}), found.get("float64", {})
-    if not single or not double:
+    if not {LINEAR_SUMMATION, ALGORITHM_2, OURS, PLAIN} <= single.keys() & double.keys():
         return ()
     lost = [tau for tau in PAPER_TAUS if not single[LINEAR_SUMMATION][tau].get("finite_loss")]
     kept = all(rows[ALGORITHM_2][tau].get("finite_loss") for rows in (single, double) for tau in PAPER_TAUS)
     errors = {name: _known(single[name].values()) for name in (ALGORITHM_2, AUTHORS) if name in single}
-    mine = {dtype: [one for name in (OURS, PLAIN) for one in rows[name].values()] for dtype, rows in found.items()}
+    mine = {
+        dtype: [one for name in (OURS, PLAIN) for one in rows.get(name, {}).values()] for dtype, rows in found.items()
+    }
     exact = {dtype: max(_known(ones), default=float("nan")) for dtype, ones in mine.items()}
     finite = all(_state(one) == "yes" for ones in mine.values() for one in ones)
     return (
