@@ -78,28 +78,52 @@ class Estimate:
         return f"{self.mean:.2f}" + ("" if math.isnan(self.half_width) else f" ± {self.half_width:.2f}")
 
 
-Value = str | int | float | Estimate | None
+@dataclass(frozen=True)
+class Median:
+    """The median of ``count`` measurements between their quartiles."""
+
+    middle: float
+    low: float
+    high: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.middle:.3g}" + ("" if self.count < 2 else f" ({self.low:.3g} to {self.high:.3g})")
+
+
+Value = str | int | float | Estimate | Median | None
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns. ``paper`` names the columns whose numbers are a paper's; None is an empty cell."""
+    """Rows under columns. ``paper`` names the columns whose numbers are a paper's; None is an empty cell.
+
+    The numbers of the columns ``compared`` compete, within each column or (``along="row"``) within each row; the page
+    marks the ``best`` of them (``"max"`` or ``"min"``) where its interval is apart from all others.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
     note: str = ""
     paper: tuple[str, ...] = ()
+    compared: tuple[str, ...] = ()
+    best: str = "max"
+    along: str = "column"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture: ``draw`` gets an empty ``matplotlib.figure.Figure`` of ``size`` inches and fills it."""
+    """A picture: ``draw`` gets an empty ``matplotlib.figure.Figure`` of ``size`` inches and fills it.
+
+    ``alt`` is what it shows, in words, for those who do not see it; without it, title and caption have to do.
+    """
 
     title: str
     caption: str
     draw: Callable[[Any], None]
     size: tuple[float, float] = (9.0, 4.0)
+    alt: str = ""
 
 
 @dataclass(frozen=True)

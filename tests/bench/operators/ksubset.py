@@ -4,8 +4,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from tests.bench.contest import Case, Contestant, Loss, Operator, UnavailableError
-from tests.bench.operators.shared import (
+from topk_registry.studies.published import smooth_topk_svm
+from topk_registry.studies.timing.contest import Case, Contestant, Loss, Operator, UnavailableError
+from topk_registry.studies.timing.peers import (
     REFERENCE,
     difftopk_neuralsort,
     difftopk_smooth,
@@ -14,7 +15,6 @@ from tests.bench.operators.shared import (
     pytopk_balanced,
     quiet,
 )
-from tests.bench.published import smooth_topk_svm
 
 
 def published(algorithm: str) -> Contestant:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tests.bench.contest import Contestant, Operator
-from tests.bench.operators.shared import REFERENCE, difftopk_neuralsort, ours, pytopk_balanced
+from topk_registry.studies.timing.contest import Contestant, Operator
+from topk_registry.studies.timing.peers import REFERENCE, difftopk_neuralsort, ours, pytopk_balanced
 
 
 def contestants(peer_path: Path | None) -> list[Contestant]:

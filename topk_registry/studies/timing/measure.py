@@ -4,9 +4,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tests.bench.contest import Case, Contestant, UnavailableError
-from tests.bench.memory import peak_bytes
-from tests.bench.timing import OverLimitError, Sample, Spread, Step, interleave, step, time_limit
+from topk_registry.studies.timing.contest import Case, Contestant, UnavailableError
+from topk_registry.studies.timing.memory import peak_bytes
+from topk_registry.studies.timing.rounds import OverLimitError, Sample, Spread, Step, interleave, step, time_limit
 
 
 @dataclass(frozen=True)
