@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from topk_registry.studies import training
 from topk_registry.studies.display import (
-    accuracy_table,
     differences_table,
-    judge_losses,
+    grid_table,
+    judge_pair,
     lines_figure,
     protocol,
     trials_table,
@@ -40,59 +40,49 @@ def report(records: Sequence[Record]) -> Findings:
     found = choices(records)
     return Findings(
         tables=(
-            accuracy_table("Accuracy by label noise", "noise", _level, found, ("top1", "top5"), REFERENCE),
-            differences_table(found, "noise", _level, ("top1", "top5")),
-            trials_table(found, "noise", _level, "top5"),
+            grid_table("Accuracy by label noise", "noise", level_of, found, "top5", REFERENCE),
+            grid_table("Accuracy by label noise", "noise", level_of, found, "top1", REFERENCE),
+            differences_table(found, "noise", level_of, ("top5", "top1")),
+            trials_table(found, "noise", level_of, "top5"),
         ),
         figures=(
-            lines_figure("Top-5 accuracy against label noise", "label noise", _level, found, "top5"),
-            lines_figure("Top-1 accuracy against label noise", "label noise", _level, found, "top1"),
+            lines_figure("Top-5 accuracy against label noise", "label noise", level_of, found, "top5"),
+            lines_figure("Top-1 accuracy against label noise", "label noise", level_of, found, "top1"),
         ),
         notes=tuple(_notes(found)),
         protocol=protocol(found),
     )
 
 
-def _level(choice: Choice) -> float:
+def level_of(choice: Choice) -> float:
     return choice.flags.get("label_noise", 0.0)
 
 
 def _notes(found: Sequence[Choice]) -> list[Note]:
     notes: list[Note] = []
-    for level in dict.fromkeys(map(_level, found)):
-        here = [choice for choice in found if _level(choice) == level]
+    for level in dict.fromkeys(map(level_of, found)):
+        here, where = [choice for choice in found if level_of(choice) == level], f"noise {level:g}"
         if level == 0.0:
-            claim = "On clean labels cross-entropy is no worse than the smooth top-5 SVM (Berrada, Table 1)"
-            notes += _pair(claim, here, "ce", "smooth_topk_svm", "top5", level)
+            claim = "On clean labels cross-entropy is no worse than the smooth top-5 SVM (Berrada, Table 1)."
+            notes += judge_pair(claim, here, "ce", "smooth_topk_svm", "top5", where=where)
             continue
+        claim = "With noisy labels the smooth top-5 SVM beats cross-entropy, in top-5 and in top-1 (Berrada, Table 1)."
         for metric in ("top5", "top1"):
-            claim = "With noisy labels the smooth top-5 SVM beats cross-entropy, in top-5 and in top-1 (Berrada, Table 1)"
-            notes += _pair(claim, here, "smooth_topk_svm", "ce", metric, level)
-        claim = "The balanced noised loss does very well on balanced data: it beats cross-entropy in top-5 (Garcin, Table 4)"
-        notes += _pair(claim, here, "noised_topk", "ce", "top5", level)
+            notes += judge_pair(claim, here, "smooth_topk_svm", "ce", metric, where=where)
+        claim = "The balanced noised loss beats cross-entropy in top-5 under label noise (Garcin, Table 4)."
+        notes += judge_pair(claim, here, "noised_topk", "ce", "top5", where=where)
     return notes + _growth(found)
-
-
-def _pair(claim: str, here: Sequence[Choice], better: str, worse: str, metric: str, level: float) -> tuple[Note, ...]:
-    return judge_losses(
-        claim,
-        here,
-        lambda choice: choice.loss == better,
-        lambda choice: choice.loss == worse,
-        metric,
-        f"noise {level:g}, {better} less {worse}",
-    )
 
 
 def _growth(found: Sequence[Choice]) -> list[Note]:
     """Whether the gain over cross-entropy is larger under the most noise than under none."""
-    place = {(choice.loss, _level(choice)): choice.scores("top5") for choice in found}
+    place = {(choice.loss, level_of(choice)): choice.scores("top5") for choice in found}
     levels = sorted({level for _, level in place})
     gains = [_gain(place, level) for level in (levels[0], levels[-1])] if levels else []
-    if len(gains) < 2 or not all(gains):
+    if not gains or not all(gains):
         return []
-    claim = "The gain over cross-entropy grows with the noise (Berrada, Table 1)"
-    words = f"top-5 gain of smooth_topk_svm, noise {levels[-1]:g} less noise {levels[0]:g}"
+    claim = "The gain over cross-entropy grows with the noise (Berrada, Table 1)."
+    words = f"top-5 gain of smooth_topk_svm under noise {levels[-1]:g} less that under {levels[0]:g}"
     return [judge(claim, difference(gains[1], gains[0]), words)]
 
 

@@ -8,9 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 from topk_registry.studies.catalogue import STUDIES, load_study
+from topk_registry.studies.report.cells import text
 from topk_registry.studies.report.html import write_html
 from topk_registry.studies.store import Store, key_of, write_file, write_json
-from topk_registry.studies.study import Estimate, Record, Section, Table, Value
+from topk_registry.studies.study import Estimate, Median, Record, Section, Table
 
 
 def write_reports(store: Store) -> list[Section]:
@@ -68,27 +69,21 @@ def print_section(section: Section) -> None:
         print(f"\n{table.title}\n{table_text(table)}")
     for note in section.findings.notes:
         print(f"\n[{note.verdict}] {note.claim}\n  {note.evidence}")
-    for record in section.failed:
-        print(f"\nfailed: {record.configuration}\n  {record.error.strip().splitlines()[-1]}")
+    if section.failed:
+        first = section.failed[0]
+        print(f"\n{len(section.failed)} runs failed, the first is {json.dumps(first.configuration)}\n{first.error}")
 
 
 def table_text(table: Table) -> str:
     """A table in aligned columns; those that are empty throughout are left out."""
     used = [i for i in range(len(table.columns)) if any(row[i] is not None for row in table.rows)]
-    cells = [[table.columns[i] for i in used], *([shown(row[i]) for i in used] for row in table.rows)]
+    cells = [[table.columns[i] for i in used], *([text(row[i]) for i in used] for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
 
 
-def shown(value: Value) -> str:
-    """A cell as it is read."""
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
 def _plain_table(table: Table) -> dict[str, Any]:
-    rows = [[asdict(value) if isinstance(value, Estimate) else value for value in row] for row in table.rows]
+    rows = [[asdict(value) if isinstance(value, (Estimate, Median)) else value for value in row] for row in table.rows]
     return {"title": table.title, "columns": table.columns, "paper": table.paper, "rows": rows, "note": table.note}
 
 
@@ -116,11 +111,11 @@ def _csv(runs: Sequence[tuple[list[str], Record]]) -> str:
         }
         for names, record in runs
     ]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row), restval="", lineterminator="\n")
+    file = io.StringIO()
+    writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row), restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return text.getvalue()
+    return file.getvalue()
 
 
 def _flat(prefix: str, content: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -63,9 +63,11 @@ class Pool:
         self.study, self.store = study, store
         self.jobs = max(1, jobs)
         self.workers: list[Worker] = []
+        self.words = Words(())
         self.stopping = threading.Event()
 
     def run(self, configurations: Sequence[Configuration], say: Callable[[str], None]) -> list[Record]:
+        self.words = Words(configurations)
         todo: queue.SimpleQueue[Configuration] = queue.SimpleQueue()
         for configuration in configurations:
             todo.put(configuration)
@@ -100,7 +102,7 @@ class Pool:
                 self.store.put(content)
                 bar.update()
                 with bar.external_write_mode():
-                    say(f"[{len(records):{len(str(count))}}/{count}] {_line(content)}")
+                    say(f"[{len(records):{len(str(count))}}/{count}] {_line(content, self.words.of(content.configuration))}")
         return records
 
     def _serve(self, todo: "queue.SimpleQueue[Configuration]", done: "queue.SimpleQueue[tuple[str, Any]]") -> None:
@@ -129,7 +131,7 @@ class Pool:
         began = time.perf_counter()
         answer = worker.ask(
             {"module": study.__name__, "configuration": configuration, "work": str(work)},
-            lambda share, words: done.put(("progress", f"{share:.0%} of {describe(configuration)} {words}")),
+            lambda share, words: done.put(("progress", f"{share:.0%} of {self.words.of(configuration)}, {words}")),
         )
         if "result" in answer:
             shutil.rmtree(work, ignore_errors=True)
@@ -200,18 +202,29 @@ class Worker:
                 pipe.close()
 
 
-def describe(configuration: Configuration) -> str:
-    """A configuration in a few words: its entries, the nested ones too."""
-    words = []
+class Words:
+    """Configurations in a few words: the entries that not all of them share."""
+
+    def __init__(self, configurations: Sequence[Configuration]) -> None:
+        flat = [dict(_entries(configuration)) for configuration in configurations]
+        names = dict.fromkeys(name for entries in flat for name in entries)
+        self.told = [name for name in names if len({repr(entries.get(name)) for entries in flat}) > 1]
+
+    def of(self, configuration: Configuration) -> str:
+        entries = dict(_entries(configuration))
+        told = [name for name in self.told if entries.get(name) is not None] or entries
+        return " ".join(f"{name}={entries[name]}" for name in told)
+
+
+def _entries(configuration: Configuration) -> Iterator[tuple[str, Any]]:
     for name, value in configuration.items():
         if isinstance(value, dict):
-            words.append(describe(value))
-        elif value not in (None, "", False):
-            words.append(str(value) if name in ("loss", "model") else f"{name}={value}")
-    return " ".join(filter(None, words))
+            yield from _entries(value)
+        else:
+            yield name, value
 
 
-def _line(record: Record) -> str:
+def _line(record: Record, words: str) -> str:
     if record.error:
-        return f"FAILED {describe(record.configuration)}: {record.error.strip().splitlines()[-1]}"
-    return f"{record.seconds:6.1f} s  {describe(record.configuration)}"
+        return f"FAILED {words}: {record.error.strip().splitlines()[-1]}"
+    return f"{record.seconds:6.1f} s  {words}"

@@ -78,19 +78,35 @@ IMAGENET: dict[str, Any] = {
 
 Trial = Mapping[str, Any]  # flags of one point of a grid, "loss_opt" among them
 
-RATES = (5e-4, 1e-3, 2e-3, 4e-3)
+# As many trials for every loss: four rates, or two rates for each of two values of the loss's own option.
+RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)
+MIDDLE = (5e-4, 1e-3)
 
-# As many trials for every loss: a rate alone, or two values of the loss's own option at two rates.
+
+def _grid(option: str, *values: float, **flags: Any) -> tuple[Trial, ...]:
+    return tuple({"lr": lr, "loss_opt": {option: value}, **flags} for value in values for lr in MIDDLE)
+
+
+# cosine scores need a classifier of their own
+COSINE = {"normalize_classifier": 1.0}
 TRIALS: dict[str, tuple[Trial, ...]] = {
-    "smooth_topk_svm": tuple({"lr": lr, "loss_opt": {"tau": tau}} for tau in (0.1, 1.0) for lr in (1e-3, 4e-3)),
-    "topk_nll": tuple({"lr": lr, "loss_opt": {"tau": tau}} for tau in (0.1, 1.0) for lr in (1e-3, 4e-3)),
-    "noised_topk": tuple({"lr": lr, "loss_opt": {"epsilon": eps}} for eps in (0.3, 1.0) for lr in (1e-3, 4e-3)),
+    "smooth_topk_svm": _grid("tau", 0.1, 0.3),
+    "topk_nll": _grid("tau", 0.1, 0.3),
+    "noised_topk": _grid("epsilon", 0.3, 3.0),
+    "focal": _grid("gamma", 1.0, 2.0),
+    "ldam": _grid("max_margin", 0.2, 0.5, **COSINE),
+    "noised_topk_imbalanced": _grid("max_margin", 0.2, 0.4, **COSINE),
+    "log_spherical_softmax": _grid("epsilon", 0.1, 1.0),
 }
 
 # What the papers' scripts set, where they depart from a rate of 0.1 and the loss's defaults.
 PUBLISHED: dict[str, Trial] = {
     "smooth_topk_svm": {"lr": 0.1, "loss_opt": {"tau": 1.0}},
+    "topk_nll": {"lr": 0.1, "loss_opt": {"tau": 1.0}},
     "noised_topk": {"lr": 0.1, "loss_opt": {"epsilon": 0.2, "num_samples": 10}},
+    "focal": {"lr": 0.1, "loss_opt": {"gamma": 2.0}},
+    "ldam": {"lr": 0.1, "loss_opt": {"max_margin": 0.2, "scale": 40.0}, **COSINE},
+    "noised_topk_imbalanced": {"lr": 0.1, "loss_opt": {"max_margin": 0.2, "scale": 60.0}, **COSINE},
 }
 PUBLISHED_IMAGENET: dict[str, Trial] = {
     "smooth_topk_svm": {"lr": 1.0, "weight_decay": 2.5e-5, "loss_opt": {"tau": 0.1}},

@@ -99,12 +99,12 @@ def test_evaluator(trained: Run, split: str, **changes: Any) -> Evaluator:
     """An evaluator of a run's model on the test split; ``changes`` are flags of the evaluation."""
     args = type(trained.args)(**{**vars(trained.args), **changes})
     test = open_split(args, split, training=False)
-    config = trained_config(trained)
+    config = data_config(trained)
     data = Data(None, test, counts=trained.data.counts)
     return create_evaluator(args, data, config, trained.task.criterion, trained.compute)
 
 
-def trained_config(trained: Run) -> dict[str, Any]:
+def data_config(trained: Run) -> dict[str, Any]:
     """timm's data configuration of a run."""
     from timm.data import resolve_data_config
 
@@ -127,7 +127,7 @@ class BothSplits(Evaluator):
 
     def _begin(self) -> None:
         self._sparsity = GradientSparsity()
-        self._accuracy = TopKAccuracy(self.sizes, num_classes=self.num_classes, device=self.compute.device)
+        self._seen = TopKAccuracy(self.sizes, num_classes=self.num_classes, device=self.compute.device)
 
     def __call__(self, model: nn.Module, criterion: object = None) -> dict[str, float] | None:
         validation = super().__call__(model, criterion)
@@ -136,7 +136,7 @@ class BothSplits(Evaluator):
         if validation is None or test is None:
             return None
         training = self._sparsity.compute() | {
-            f"train_{name}": 100 * value for name, value in self._accuracy.compute().items() if "macro" not in name
+            f"train_{name}": 100 * value for name, value in self._seen.compute().items() if "macro" not in name
         }
         self._begin()
         return validation | {f"test_{name}": value for name, value in test.items()} | training
@@ -146,7 +146,7 @@ class BothSplits(Evaluator):
         if logits.requires_grad:  # not those of an evaluation
             self._sparsity.watch(logits)
             if target.ndim == 1:
-                self._accuracy.update(logits.float(), target)
+                self._seen.update(logits.float(), target)
 
 
 class _Silent(Report):

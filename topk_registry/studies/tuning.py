@@ -15,7 +15,7 @@ from topk_registry.studies.store import canonical
 from topk_registry.studies.study import Configuration, Estimate, Options, Record
 from topk_registry.studies.training import configure
 
-TUNED = ("lr", "weight_decay", "loss_opt")
+TUNED = ("lr", "weight_decay", "loss_opt", "normalize_classifier")
 
 
 def run_of(options: Options, **flags: Any) -> Configuration:
