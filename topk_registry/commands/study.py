@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -33,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
     for loss in args.losses or ():
         registry.get_loss_builder(loss)  # a name that nobody has is an error here, with those that there are
     store = Store(args.output)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: both stop the runs before this ends
     try:
         status = 0 if args.report_only else _run(names, args, store)
     except KeyboardInterrupt:
@@ -108,7 +110,12 @@ def _parser() -> argparse.ArgumentParser:
     data("--dataset-opt", nargs="*", default={}, action=ParseOptions, metavar="K=V", help="of a registered data set")
     data("--dataset-download", action="store_true", help="let the data set download itself")
     data("--num-classes", type=int, metavar="N", help="number of classes")
-    data("--val-split", default="", metavar="NAME", help="what chooses epochs and trials: a split, or a held-out fraction")
+    data(
+        "--val-split",
+        default="",
+        metavar="NAME",
+        help="what chooses epochs and trials: a split, or a held-out fraction",
+    )
     data("--test-split", metavar="NAME", help="what is reported")
     data("--superclasses", default="", metavar="FILE", help="the superclass of each class, for label noise")
     data(

@@ -12,7 +12,9 @@ Key = Callable[[Choice], Any]
 Name = Callable[[Choice], str]
 Paper = Mapping[tuple[Any, str], float]  # (the row's key, the column's name) -> a paper's number
 
-UNCHECKED = "The paper's own numbers, of other data and networks, are in {}: none is repeated here that was not checked."
+UNCHECKED = (
+    "The paper's own numbers, of other data and networks, are in {}: none is repeated here that was not checked."
+)
 
 
 def loss_name(choice: Choice) -> str:
@@ -122,7 +124,14 @@ def differences_table(
 
 
 def judge_pair(
-    claim: str, found: Sequence[Choice], better: str, worse: str, metric: str, *, name: Name = loss_name, where: str = ""
+    claim: str,
+    found: Sequence[Choice],
+    better: str,
+    worse: str,
+    metric: str,
+    *,
+    name: Name = loss_name,
+    where: str = "",
 ) -> list[Note]:
     """A note on one choice against another, by name; none where either is missing."""
     place = {name(choice): choice for choice in found}
@@ -134,7 +143,14 @@ def judge_pair(
 
 
 def lines_figure(
-    title: str, key_name: str, key: Key, found: Sequence[Choice], metric: str, *, log: bool = False, name: Name = loss_name
+    title: str,
+    key_name: str,
+    key: Key,
+    found: Sequence[Choice],
+    metric: str,
+    *,
+    log: bool = False,
+    name: Name = loss_name,
 ) -> Figure:
     """A metric against a number, one line a loss."""
     series: dict[str, list[tuple[float, Value]]] = {}
@@ -193,7 +209,7 @@ def protocol(found: Sequence[Choice], metric: str = "top5") -> str:
     flags = record.configuration["flags"]
     trials = sorted({len(choice.trials) for choice in found})
     seeds = sorted({seed for choice in found for seed in choice.runs})
-    epochs = sorted({choice.flags.get("epochs") for choice in found})
+    epochs = sorted({int(choice.flags.get("epochs", 0)) for choice in found})
     grid = (
         f"Each loss has {_span(trials)} trials on the first seed; the trial with the best validation "
         f"{metric_name(metric)} runs on all seeds."
@@ -236,7 +252,9 @@ def _note(*sentences: str) -> str:
 
 def _alt(title: str, series: Mapping[str, Sequence[tuple[float, Value]]]) -> str:
     ends = [
-        f"{name} from {_mean(points[0][1])} to {_mean(points[-1][1])}" for name, points in series.items() if len(points) > 1
+        f"{name} from {_mean(points[0][1])} to {_mean(points[-1][1])}"
+        for name, points in series.items()
+        if len(points) > 1
     ]
     return f"{title}: {'; '.join(ends)}." if ends else title
 

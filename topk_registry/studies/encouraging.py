@@ -35,7 +35,7 @@ def configurations(options: Options, known: Sequence[Record]) -> list[Configurat
         configuration
         for loss, fixed in wanted
         for configuration in tuned_runs(
-            options, known, loss, options.seeds or SEEDS, metric="top1", grid=_grid(options, loss), loss_opt=fixed
+            options, known, loss, options.seeds or SEEDS, {"loss_opt": fixed}, metric="top1", grid=_grid(options, loss)
         )
     ]
 

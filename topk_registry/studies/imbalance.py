@@ -6,7 +6,7 @@ from topk_registry.studies import training
 from topk_registry.studies.display import differences_table, judge_pair, list_table, protocol, trials_table
 from topk_registry.studies.settings import BUILT_IN, base_flags
 from topk_registry.studies.study import Configuration, Findings, Note, Options, Record
-from topk_registry.studies.tuning import choices, tuned_runs
+from topk_registry.studies.tuning import Choice, choices, tuned_runs
 
 TITLE = "Imbalance"
 QUESTION = "Which loss finds the rare classes of a long tail among its five guesses?"
@@ -26,7 +26,7 @@ def configurations(options: Options, known: Sequence[Record]) -> list[Configurat
         configuration
         for loss in options.losses or LOSSES
         for configuration in tuned_runs(
-            options, known, loss, options.seeds or SEEDS, metric="macro_top5", **TAIL, **_data(options)
+            options, known, loss, options.seeds or SEEDS, {**TAIL, **_data(options)}, metric="macro_top5"
         )
     ]
 
@@ -58,7 +58,7 @@ def _has(records: Sequence[Record], metric: str) -> bool:
     return any(f"test_{metric}" in row for record in records for row in record.result["history"])
 
 
-def _notes(found: Sequence) -> list[Note]:
+def _notes(found: Sequence[Choice]) -> list[Note]:
     claims = (
         ("The imbalanced noised loss beats all others in macro top-5 (Garcin, Table 5).", "macro_top5"),
         ("What it gains, it gains on the classes with few images (Garcin, Table 8).", "few_top5"),

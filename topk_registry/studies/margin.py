@@ -27,11 +27,11 @@ def configurations(options: Options, known: Sequence[Record]) -> list[Configurat
     seeds, tau = options.seeds or SEEDS, TAU[options.budget]
     wanted: list[Configuration] = []
     for level in LEVELS[options.budget]:
-        wanted += variant_runs(options, WITHOUT, {"tau": tau}, seeds, label_noise=level)
+        wanted += variant_runs(options, WITHOUT, {"tau": tau}, seeds, {"label_noise": level})
         for loss in options.losses or LOSSES:
             for alpha in VALUES:
                 margin = {} if alpha == 1.0 else {"alpha": alpha}  # the default left out is a run that others share
-                wanted += variant_runs(options, loss, {"tau": tau, **margin}, seeds, label_noise=level)
+                wanted += variant_runs(options, loss, {"tau": tau, **margin}, seeds, {"label_noise": level})
     return wanted
 
 
@@ -66,7 +66,9 @@ def alpha_of(choice: Choice) -> float:
 
 
 def named(choice: Choice) -> str:
-    return f"alpha = {alpha_of(choice):g}" if choice.loss in (*LOSSES, WITHOUT) else f"{choice.loss} {alpha_of(choice):g}"
+    return (
+        f"alpha = {alpha_of(choice):g}" if choice.loss in (*LOSSES, WITHOUT) else f"{choice.loss} {alpha_of(choice):g}"
+    )
 
 
 def _notes(found: Sequence[Choice]) -> list[Note]:

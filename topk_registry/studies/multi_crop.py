@@ -68,7 +68,9 @@ def average_crops(trained: Run, configuration: Configuration, temperature: float
     metrics = {way: TopKAccuracy((1, K), num_classes=trained.args.num_classes) for way in WAYS}
     trained.model.eval()
     for images, target in readable(loader):
-        logits = trained.model(images.to(trained.compute.device)).float().cpu().unflatten(0, (crops, -1))  # [crops, B, n]
+        logits = (
+            trained.model(images.to(trained.compute.device)).float().cpu().unflatten(0, (crops, -1))
+        )  # [crops, B, n]
         target = target[: logits.shape[1]].cpu()
         for way, scores in averages(logits, temperature).items():
             metrics[way].update(scores, target)
@@ -90,9 +92,7 @@ def report(records: Sequence[Record]) -> Findings:
     groups: dict[str, dict[int, Record]] = {}
     for record in records:
         groups.setdefault(record.configuration["flags"]["loss"], {})[seed_of(record)] = record
-    tables = tuple(
-        _table(f"Top-{k} accuracy of {CROPS} crops", groups, f"top{k}") for k in (K, 1)
-    )
+    tables = tuple(_table(f"Top-{k} accuracy of {CROPS} crops", groups, f"top{k}") for k in (K, 1))
     return Findings(tables=tables, notes=tuple(_notes(groups)), protocol=_protocol(records))
 
 
@@ -101,7 +101,9 @@ def _table(title: str, groups: dict[str, dict[int, Record]], metric: str) -> Tab
         (loss, *(estimate(list(_scores(runs, way, metric).values())) for way in WAYS)) for loss, runs in groups.items()
     )
     note = f"Percent on the test split. {'; '.join(f'{way}: {words}' for way, words in WAYS.items())}. The paper's own "
-    return Table(title, ("loss", *WAYS), rows, f"{note}numbers are in its appendix C.", compared=tuple(WAYS), along="row")
+    return Table(
+        title, ("loss", *WAYS), rows, f"{note}numbers are in its appendix C.", compared=tuple(WAYS), along="row"
+    )
 
 
 def _scores(runs: dict[int, Record], way: str, metric: str) -> dict[int, float]:
@@ -112,7 +114,11 @@ def _notes(groups: dict[str, dict[int, Record]]) -> list[Note]:
     metric = f"top{K}"
     claims = (
         ("Averaging crops beats the centre crop.", "marginals", "centre"),
-        ("Averaging top-5 marginals is the better prediction of five classes (Berrada, appendix C).", "marginals", "softmax"),
+        (
+            "Averaging top-5 marginals is the better prediction of five classes (Berrada, appendix C).",
+            "marginals",
+            "softmax",
+        ),
     )
     return [
         judge(
@@ -132,7 +138,7 @@ def _protocol(records: Sequence[Record]) -> str:
     temperatures = {record.configuration["flags"]["loss"]: record.result["temperature"] for record in records}
     told = ", ".join(f"{value:g} for {loss}" for loss, value in temperatures.items())
     return (
-        f"Data {flags.get('dataset') or flags.get('data_dir')}, network {flags.get('model')}, {flags.get('epochs')} epochs; "
-        f"the weights of the epoch that is best on the validation split. Marginals at the temperature k tau of the loss: "
-        f"{told}."
+        f"Data {flags.get('dataset') or flags.get('data_dir')}, network {flags.get('model')}, {flags.get('epochs')} "
+        "epochs; the weights of the epoch that is best on the validation split. Marginals at the temperature k tau of the "
+        f"loss: {told}."
     )

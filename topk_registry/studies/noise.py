@@ -32,7 +32,7 @@ def configurations(options: Options, known: Sequence[Record]) -> list[Configurat
         configuration
         for level in LEVELS[options.budget]
         for loss in options.losses or LOSSES
-        for configuration in tuned_runs(options, known, loss, options.seeds or SEEDS, label_noise=level)
+        for configuration in tuned_runs(options, known, loss, options.seeds or SEEDS, {"label_noise": level})
     ]
 
 

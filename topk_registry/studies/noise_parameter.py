@@ -1,6 +1,7 @@
 """The noise of the noised top-k loss: Garcin et al. 2022, Tables 2 and 3, Figure 2."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from topk_registry.studies import training
 from topk_registry.studies.display import (
@@ -58,10 +59,14 @@ def report(records: Sequence[Record]) -> Findings:
             lines_figure("Top-5 accuracy against epsilon", "epsilon", epsilon_of, by_epsilon[1:], "top5", log=True),
             curves_figure(
                 "Gradient sparsity",
-                f"Share of the scores whose gradient is not zero, and accuracy, at several epsilon; B = {DRAW}, first seed. "
-                "Samples beyond the hinge have no gradient, whatever epsilon.",
+                "Share of the scores whose gradient is not zero, and accuracy, at several epsilon; "
+                f"B = {DRAW}, first seed. Samples beyond the hinge have no gradient, whatever epsilon.",
                 first_runs(by_epsilon, lambda choice: f"epsilon={epsilon_of(choice):g}"),
-                (("nonzero", "gradient not zero"), ("train_top5", "training top-5 (%)"), ("top5", "validation top-5 (%)")),
+                (
+                    ("nonzero", "gradient not zero"),
+                    ("train_top5", "training top-5 (%)"),
+                    ("top5", "validation top-5 (%)"),
+                ),
                 log=("nonzero",),
             ),
         ),
@@ -79,14 +84,13 @@ def draws_of(choice: Choice) -> int:
 
 
 def _notes(by_epsilon: Sequence[Choice], by_draws: Sequence[Choice]) -> list[Note]:
-    by_name = {"name": lambda choice: f"epsilon = {epsilon_of(choice):g}"}
     notes = judge_pair(
         "Too little noise does not learn well: the gradient is too sparse (Garcin, Table 2).",
         by_epsilon,
         "epsilon = 1",
         "epsilon = 0",
         "top5",
-        **by_name,
+        name=_epsilon,
     )
     notes += judge_pair(
         "Too much noise does not learn well either (Garcin, Table 2).",
@@ -94,9 +98,13 @@ def _notes(by_epsilon: Sequence[Choice], by_draws: Sequence[Choice]) -> list[Not
         "epsilon = 1",
         f"epsilon = {EPSILONS[-1]:g}",
         "top5",
-        **by_name,
+        name=_epsilon,
     )
     return notes + _sparsity(by_epsilon) + _flat(by_draws)
+
+
+def _epsilon(choice: Choice) -> str:
+    return f"epsilon = {epsilon_of(choice):g}"
 
 
 def _sparsity(by_epsilon: Sequence[Choice]) -> list[Note]:
@@ -108,7 +116,7 @@ def _sparsity(by_epsilon: Sequence[Choice]) -> list[Note]:
     if len(shares) < 2:
         return []
     means = [sum(values) / len(values) for _, values in shares]
-    rising = all(a <= b for a, b in zip(means, means[1:], strict=False))
+    rising = all(a <= b for a, b in pairwise(means))
     told = ", ".join(f"{mean:.3g} at {epsilon:g}" for (epsilon, _), mean in zip(shares, means, strict=True))
     claim = "The gradient gets denser as epsilon grows (Garcin, Figure 2)."
     return [Note(claim, "agrees" if rising else "differs", f"share not zero in the first epoch: {told}")]
@@ -123,7 +131,7 @@ def _flat(by_draws: Sequence[Choice]) -> list[Note]:
     low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
     gap = means[high] - means[low]
     spread = max(_spread(choice) for choice in by_draws)
-    told = f"best {means[high]:.2f} at B = {high}, worst {means[low]:.2f} at B = {low}; two seeds differ by up to {spread:.2f}"
+    told = f"best {means[high]:.2f} at B = {high}, worst {means[low]:.2f} at B = {low}; seeds differ by {spread:.2f}"
     claim = "The number of draws matters little: B = 5 is enough (Garcin, Table 3)."
     return [Note(claim, "agrees" if gap <= max(spread, 1.0) else "open", told)]
 

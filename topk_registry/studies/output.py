@@ -15,7 +15,7 @@ from topk_registry.studies.study import Estimate, Median, Record, Section, Table
 
 
 def write_reports(store: Store) -> list[Section]:
-    """Everything that can be read of a folder's records: ``report.html``, ``summary.json``, ``runs.csv`` and ``.json``."""
+    """All that can be read of a folder's records: ``report.html``, ``summary.json``, ``runs.csv``, ``runs.json``."""
     sections = [section for name in STUDIES if (section := read_section(store, name)) is not None]
     runs = list(_with_studies(sections))
     write_json(store.root / "summary.json", [summary_of(section) for section in sections])
@@ -79,7 +79,9 @@ def table_text(table: Table) -> str:
     used = [i for i in range(len(table.columns)) if any(row[i] is not None for row in table.rows)]
     cells = [[table.columns[i] for i in used], *([text(row[i]) for i in used] for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+    )
 
 
 def _plain_table(table: Table) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def configurations(options: Options, known: Sequence[Record]) -> list[Configurat
         for share in SHARES[options.budget]
         for loss in options.losses or LOSSES
         for configuration in tuned_runs(
-            options, known, loss, options.seeds or SEEDS, subset=share, **_length(options, share)
+            options, known, loss, options.seeds or SEEDS, {"subset": share, **_length(options, share)}
         )
     ]
 
@@ -57,7 +57,9 @@ def report(records: Sequence[Record]) -> Findings:
             trials_table(found, "share", share_of, "top5"),
         ),
         figures=(
-            lines_figure("Top-5 accuracy against data", "share of the training images", share_of, found, "top5", log=True),
+            lines_figure(
+                "Top-5 accuracy against data", "share of the training images", share_of, found, "top5", log=True
+            ),
         ),
         notes=tuple(_notes(found)),
         protocol=protocol(found) + " A subset is trained on for as many updates as the whole.",

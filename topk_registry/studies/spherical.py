@@ -39,7 +39,7 @@ def configurations(options: Options, known: Sequence[Record]) -> list[Configurat
         configuration
         for flags in _data(options)
         for loss in options.losses or LOSSES
-        for configuration in tuned_runs(options, known, loss, options.seeds or SEEDS, metric="top1", **flags)
+        for configuration in tuned_runs(options, known, loss, options.seeds or SEEDS, flags, metric="top1")
     ]
 
 
@@ -57,7 +57,9 @@ def report(records: Sequence[Record]) -> Findings:
     found = choices(records, metric="top1")
     return Findings(
         tables=(
-            grid_table("Accuracy by classes", "classes", classes_of, found, "top1", REFERENCE, paper=SPHERICAL, note=SOURCE),
+            grid_table(
+                "Accuracy by classes", "classes", classes_of, found, "top1", REFERENCE, paper=SPHERICAL, note=SOURCE
+            ),
             differences_table(found, "classes", classes_of, ("top1", "top5")),
             trials_table(found, "classes", classes_of, "top1"),
         ),
@@ -68,8 +70,8 @@ def report(records: Sequence[Record]) -> Findings:
 
 
 SOURCE = (
-    "The paper's columns are its accuracies on CIFAR-10 and CIFAR-100, with its own networks, as quoted in F. Sobolevsky's "
-    "summary of it."
+    "The paper's columns are its accuracies on CIFAR-10 and CIFAR-100, with its own networks, as quoted in "
+    "F. Sobolevsky's summary of it."
 )
 
 
@@ -87,7 +89,9 @@ def _notes(found: Sequence[Choice]) -> list[Note]:
         for size in sizes:
             here, where = [choice for choice in found if classes_of(choice) == size], f"{size} classes"
             if size <= 10:
-                notes += judge_pair("With few classes the spherical losses beat softmax.", here, loss, "ce", "top1", where=where)
+                notes += judge_pair(
+                    "With few classes the spherical losses beat softmax.", here, loss, "ce", "top1", where=where
+                )
             else:
                 notes += judge_pair("With many classes softmax beats them.", here, "ce", loss, "top1", where=where)
     return notes

@@ -152,8 +152,8 @@ class Findings:
 class Study(Protocol):
     """The names that a study's module offers.
 
-    ``RUNS`` names the folder of its runs in the cache: studies whose runs are of one kind share them. ``VERSION`` is part
-    of a run's key: raise it when what a run does changes. ``ALONE`` runs are never run side by side (timings).
+    ``RUNS`` names the folder of its runs in the cache: studies whose runs are of one kind share them. ``VERSION`` is
+    part of a run's key: raise it when what a run does changes. ``ALONE`` runs are never run side by side (timings).
     """
 
     TITLE: str

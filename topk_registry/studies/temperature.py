@@ -44,10 +44,14 @@ def report(records: Sequence[Record]) -> Findings:
             lines_figure("Top-5 accuracy against temperature", "tau", tau_of, smooth, "top5", log=True),
             curves_figure(
                 "Training at several temperatures",
-                "Accuracy on the training batches, on the validation split, and the share of the scores whose gradient is "
-                "not zero; first seed.",
+                "Accuracy on the training batches and on the validation split, and the share of the scores whose "
+                "gradient is not zero; first seed.",
                 first_runs(found, named),
-                (("train_top5", "training top-5 (%)"), ("top5", "validation top-5 (%)"), ("nonzero", "gradient not zero")),
+                (
+                    ("train_top5", "training top-5 (%)"),
+                    ("top5", "validation top-5 (%)"),
+                    ("nonzero", "gradient not zero"),
+                ),
                 log=("nonzero",),
             ),
         ),

@@ -30,14 +30,19 @@ from topk_registry.train.state import Row
 RUNS = "train"
 VERSION = 1
 RUN = "run"
-NEUTRAL = {"label_noise": 0.0, "subset": 1.0}  # left out, so that studies of noise and of little data share what is neither
+NEUTRAL = {
+    "label_noise": 0.0,
+    "subset": 1.0,
+}  # left out, so that studies of noise and of little data share what is neither
 
 
 def configure(options: Options, base: Mapping[str, Any], test_split: str = "test", **flags: Any) -> Configuration:
     """The configuration of one run: the study's flags, over those of its budget, under those of the command line."""
     merged = {**base, **flags, **options.flags}
     merged["loss_opt"] = {**flags.get("loss_opt", {}), **options.flags.get("loss_opt", {})}
-    merged = {name: value for name, value in merged.items() if value not in (None, {}, "") and NEUTRAL.get(name) != value}
+    merged = {
+        name: value for name, value in merged.items() if value not in (None, {}, "") and NEUTRAL.get(name) != value
+    }
     return {"flags": merged, "test_split": test_split, "device": options.device}
 
 

@@ -5,17 +5,17 @@ stopping, cross-entropy's included); the test split is reported. As the first se
 run is done twice.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from topk_registry.studies.settings import base_flags, test_split, trials
+from topk_registry.studies.settings import Trial, base_flags, test_split, trials
 from topk_registry.studies.statistics import estimate
 from topk_registry.studies.store import canonical
 from topk_registry.studies.study import Configuration, Estimate, Options, Record
 from topk_registry.studies.training import configure
 
-TUNED = ("lr", "weight_decay", "loss_opt", "normalize_classifier")
+TUNED = ("lr", "loss_opt", "normalize_classifier")
 
 
 def run_of(options: Options, **flags: Any) -> Configuration:
@@ -28,14 +28,14 @@ def tuned_runs(
     known: Sequence[Record],
     loss: str,
     seeds: Sequence[int],
+    flags: Mapping[str, Any] | None = None,
     *,
     metric: str = "top5",
-    grid: Sequence[Any] | None = None,
-    **flags: Any,
+    grid: Sequence[Trial] | None = None,
 ) -> list[Configuration]:
     """A loss's runs under some flags: the grid on the first seed and, once that is known, the best on the others."""
     chosen = grid if grid is not None else trials(options, loss)
-    first = [run_of(options, loss=loss, seed=seeds[0], **merge(flags, trial)) for trial in chosen]
+    first = [run_of(options, loss=loss, seed=seeds[0], **merge(flags or {}, trial)) for trial in chosen]
     finished = {canonical(record.configuration): record for record in known}
     records = [finished.get(canonical(configuration)) for configuration in first]
     if any(record is None for record in records):
@@ -47,7 +47,7 @@ def tuned_runs(
     return first + again
 
 
-def merge(flags: dict[str, Any], trial: Any) -> dict[str, Any]:
+def merge(flags: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
     """Flags under a trial's, options of the loss put together."""
     options = {**flags.get("loss_opt", {}), **trial.get("loss_opt", {})}
     return {**flags, **trial, **({"loss_opt": options} if options else {})}
