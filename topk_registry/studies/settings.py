@@ -123,7 +123,7 @@ def base_flags(options: Options) -> dict[str, Any]:
     return NETWORK if str(named).startswith("topk/") else {**NETWORK, "val_split": "0.1"}
 
 
-def test_split(options: Options) -> str:
+def reported_split(options: Options) -> str:
     """The split to report on: the built-in data has one, elsewhere it is what timm validates on."""
     if options.test_split:
         return options.test_split

@@ -100,7 +100,7 @@ def train(configuration: Configuration, work: Path, progress: Progress) -> Run:
     return trained
 
 
-def test_evaluator(trained: Run, split: str, **changes: Any) -> Evaluator:
+def evaluator_of(trained: Run, split: str, **changes: Any) -> Evaluator:
     """An evaluator of a run's model on the test split; ``changes`` are flags of the evaluation."""
     args = type(trained.args)(**{**vars(trained.args), **changes})
     test = open_split(args, split, training=False)
@@ -126,7 +126,7 @@ class BothSplits(Evaluator):
     def __init__(self, trained: Run, split: str) -> None:
         assert trained.evaluator is not None
         vars(self).update(vars(trained.evaluator))
-        self._test = test_evaluator(trained, split)
+        self._test = evaluator_of(trained, split)
         self._begin()
         trained.task.criterion.register_forward_pre_hook(self._watch)
 

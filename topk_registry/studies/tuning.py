@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from topk_registry.studies.settings import Trial, base_flags, test_split, trials
+from topk_registry.studies.settings import Trial, base_flags, reported_split, trials
 from topk_registry.studies.statistics import estimate
 from topk_registry.studies.store import canonical
 from topk_registry.studies.study import Configuration, Estimate, Options, Record
@@ -20,7 +20,7 @@ TUNED = ("lr", "loss_opt", "normalize_classifier")
 
 def run_of(options: Options, **flags: Any) -> Configuration:
     """One training run of the options' budget."""
-    return configure(options, base_flags(options), test_split(options), **flags)
+    return configure(options, base_flags(options), reported_split(options), **flags)
 
 
 def tuned_runs(
