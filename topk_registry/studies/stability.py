@@ -112,8 +112,8 @@ def report(records: Sequence[Record]) -> Findings:
         figures=(_error_figure(found),) if found else (),
         notes=_notes(found),
         protocol=(
-            f"Standard normal scores, {shape['B']} rows of n = {shape['n']} classes, k = {shape['k']}, alpha = 1, labels "
-            "at random. A loss counts as finite if its mean over all rows is, a gradient if every entry is.\n\n"
+            f"Standard normal scores, {shape['B']} rows of n = {shape['n']} classes, k = {shape['k']}, alpha = 1, random "
+            "labels. A loss counts as finite if its mean over all rows is, a gradient if every entry is.\n\n"
             f"Errors are those of the first {shape.get('exact_rows', EXACT_ROWS)} rows against 60-digit arithmetic at "
             "the same scores, rounded to the precision that is tried: the largest error of an entry of the gradient, "
             "relative to the largest entry of its row."
@@ -188,7 +188,7 @@ def _error_figure(found: Found) -> Figure:
     return Figure(
         "Error of the gradient against temperature",
         "Largest error of an entry relative to the largest entry of its row, against 60-digit arithmetic; temperatures "
-        "fall to the right. A line ends where the gradient is not finite or does not exist. Dotted: one unit of rounding.",
+        "fall to the right. A line ends where the gradient is not finite or is none. Dotted: one unit of rounding.",
         draw,
         size=(3.0 * max(len(found), 2), 4.4),
     )
