@@ -34,12 +34,14 @@ def main(argv: Sequence[str]) -> int:
     for loss in args.losses or ():
         registry.get_loss_builder(loss)  # a name that nobody has is an error here, with those that there are
     store = Store(args.output)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: both stop the runs before this ends
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: either stops the runs first
     try:
         status = 0 if args.report_only else _run(names, args, store)
     except KeyboardInterrupt:
         print(f"\nstopped; finished runs are in {store.root}. Go on with\n  {_command(argv)}", file=sys.stderr)
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return max(status, _report(names, store))
 
 

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from topk_registry.studies.catalogue import STUDIES, load_study
@@ -33,12 +33,13 @@ def read_section(store: Store, name: str) -> Section | None:
     records, about = found
     study = load_study(name)
     finished = tuple(record for record in records if not record.error)
+    findings = study.report(finished)
     return Section(
         name=name,
         title=study.TITLE,
         question=study.QUESTION,
         reference=study.REFERENCE,
-        findings=study.report(finished),
+        findings=replace(findings, tables=tuple(table for table in findings.tables if table.rows)),
         records=finished,
         failed=tuple(record for record in records if record.error),
         command=about.get("command", ""),
