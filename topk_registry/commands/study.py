@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 from topk_registry import registry
 from topk_registry.studies.catalogue import STUDIES, UnknownStudyError, load_study
-from topk_registry.studies.output import print_section, write_reports
+from topk_registry.studies.output import print_section, write_data
+from topk_registry.studies.report.html import write_html
+from topk_registry.studies.report.plots import MissingExtraError
 from topk_registry.studies.runner import run_study
 from topk_registry.studies.store import Store
 from topk_registry.studies.study import BUDGETS, Options
@@ -59,7 +61,11 @@ def _run(names: Sequence[str], args: argparse.Namespace, store: Store) -> int:
 
 def _report(names: Sequence[str], store: Store) -> int:
     """Print the studies that were asked for, and write the reports of all that the folder holds."""
-    sections = write_reports(store)
+    sections = write_data(store)
+    try:
+        write_html(sections, store.root / "report.html")
+    except MissingExtraError as error:
+        print(f"no report.html: {error}", file=sys.stderr)
     for section in sections:
         if section.name in names:
             print_section(section)

@@ -6,6 +6,7 @@ from typing import Any
 from topk_registry.studies.report.plots import legend, lines
 from topk_registry.studies.statistics import difference, judge
 from topk_registry.studies.study import Estimate, Figure, Note, Record, Table, Value
+from topk_registry.studies.training import command
 from topk_registry.studies.tuning import Choice, score
 
 Key = Callable[[Choice], Any]
@@ -222,6 +223,17 @@ def protocol(found: Sequence[Choice], metric: str = "top5") -> str:
         "the validation split is taken (early stopping), separately for each metric. The numbers are of the "
         f"{record.configuration['test_split']} split, which chose nothing. Labels are made noisy, and classes thinned "
         "out, in training alone."
+    )
+
+
+def commands(study: str, records: Sequence[Record]) -> tuple[tuple[str, str], ...]:
+    """How to do one of the runs alone, and the study in the papers' own setting."""
+    alone = tuple(("One of these runs alone", command(record.configuration)) for record in records[:1])
+    paper = f"topk-registry study {study} --budget paper --device cuda"
+    return (
+        *alone,
+        ("The papers' setting on CIFAR-100, which is downloaded into data/", paper),
+        ("The papers' setting on ImageNet, a folder of train/ and validation/", f"{paper} --data-dir imagenet"),
     )
 
 

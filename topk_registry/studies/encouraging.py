@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from topk_registry.studies import training
-from topk_registry.studies.display import differences_table, judge_pair, list_table, protocol, spelt, trials_table
+from topk_registry.studies.display import (
+    commands,
+    differences_table,
+    judge_pair,
+    list_table,
+    protocol,
+    spelt,
+    trials_table,
+)
 from topk_registry.studies.settings import RATES, trials
 from topk_registry.studies.study import Configuration, Findings, Note, Options, Record
 from topk_registry.studies.tuning import Choice, choices, tuned_runs
@@ -56,6 +64,7 @@ def report(records: Sequence[Record]) -> Findings:
         ),
         notes=tuple(_notes(found)),
         protocol=protocol(found, "top1"),
+        commands=commands("encouraging", records),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from topk_registry.studies import training
-from topk_registry.studies.display import differences_table, judge_pair, list_table, protocol, trials_table
+from topk_registry.studies.display import commands, differences_table, judge_pair, list_table, protocol, trials_table
 from topk_registry.studies.settings import BUILT_IN, base_flags
 from topk_registry.studies.study import Configuration, Findings, Note, Options, Record
 from topk_registry.studies.tuning import Choice, choices, tuned_runs
@@ -48,6 +48,7 @@ def report(records: Sequence[Record]) -> Findings:
         ),
         notes=tuple(_notes(found)),
         protocol=protocol(found, "macro_top5"),
+        commands=commands("imbalance", records),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from topk_registry.studies import training
-from topk_registry.studies.display import grid_table, judge_pair, lines_figure, protocol
+from topk_registry.studies.display import commands, grid_table, judge_pair, lines_figure, protocol
 from topk_registry.studies.study import Configuration, Findings, Note, Options, Record
 from topk_registry.studies.tuning import Choice
 from topk_registry.studies.variants import option_of, variant_runs, variants
@@ -54,6 +54,7 @@ def report(records: Sequence[Record]) -> Findings:
         ),
         notes=tuple(_notes(found)),
         protocol=protocol(found) + " alpha = 0 is topk_nll.",
+        commands=commands("margin", records),
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from topk_registry import topk_marginals
 from topk_registry.metrics import TopKAccuracy
 from topk_registry.studies import training
+from topk_registry.studies.display import commands
 from topk_registry.studies.settings import K
 from topk_registry.studies.statistics import difference, estimate, judge
 from topk_registry.studies.study import Configuration, Findings, Note, Options, Progress, Record, Table
@@ -93,7 +94,12 @@ def report(records: Sequence[Record]) -> Findings:
     for record in records:
         groups.setdefault(record.configuration["flags"]["loss"], {})[seed_of(record)] = record
     tables = tuple(_table(f"Top-{k} accuracy of {CROPS} crops", groups, f"top{k}") for k in (K, 1))
-    return Findings(tables=tables, notes=tuple(_notes(groups)), protocol=_protocol(records))
+    return Findings(
+        tables=tables,
+        notes=tuple(_notes(groups)),
+        protocol=_protocol(records),
+        commands=commands("multi-crop", records),
+    )
 
 
 def _table(title: str, groups: dict[str, dict[int, Record]], metric: str) -> Table:
@@ -139,6 +145,6 @@ def _protocol(records: Sequence[Record]) -> str:
     told = ", ".join(f"{value:g} for {loss}" for loss, value in temperatures.items())
     return (
         f"Data {flags.get('dataset') or flags.get('data_dir')}, network {flags.get('model')}, {flags.get('epochs')} "
-        "epochs; the weights of the epoch that is best on the validation split. Marginals at the temperature k tau of the "
-        f"loss: {told}."
+        "epochs; the weights of the epoch that is best on the validation split. Marginals at the temperature k tau of "
+        f"the loss: {told}."
     )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from topk_registry.studies import training
 from topk_registry.studies.display import (
+    commands,
     differences_table,
     grid_table,
     judge_pair,
@@ -51,6 +52,7 @@ def report(records: Sequence[Record]) -> Findings:
         ),
         notes=tuple(_notes(found)),
         protocol=protocol(found),
+        commands=commands("noise", records),
     )
 
 

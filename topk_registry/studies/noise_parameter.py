@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from topk_registry.studies import training
 from topk_registry.studies.display import (
+    commands,
     curves_figure,
     first_runs,
     grid_table,
@@ -72,6 +73,7 @@ def report(records: Sequence[Record]) -> Findings:
         ),
         notes=tuple(_notes(by_epsilon, by_draws)),
         protocol=protocol(found) + " epsilon = 0 is the calibrated hinge.",
+        commands=commands("noise-parameter", records),
     )
 
 

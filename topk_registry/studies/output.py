@@ -1,4 +1,4 @@
-"""What a folder of studies shows: tables in the terminal, CSV and JSON of every run, and the page."""
+"""What a folder of studies shows: tables in the terminal, CSV and JSON of every run."""
 
 import csv
 import io
@@ -9,19 +9,17 @@ from typing import Any
 
 from topk_registry.studies.catalogue import STUDIES, load_study
 from topk_registry.studies.report.cells import text
-from topk_registry.studies.report.html import write_html
 from topk_registry.studies.store import Store, key_of, write_file, write_json
 from topk_registry.studies.study import Estimate, Median, Record, Section, Table
 
 
-def write_reports(store: Store) -> list[Section]:
-    """All that can be read of a folder's records: ``report.html``, ``summary.json``, ``runs.csv``, ``runs.json``."""
+def write_data(store: Store) -> list[Section]:
+    """``summary.json``, ``runs.csv`` and ``runs.json`` of a folder's records; returns what a page is made of."""
     sections = [section for name in STUDIES if (section := read_section(store, name)) is not None]
     runs = list(_with_studies(sections))
     write_json(store.root / "summary.json", [summary_of(section) for section in sections])
     write_json(store.root / "runs.json", [{"studies": names, **asdict(record)} for names, record in runs])
     write_file(store.root / "runs.csv", _csv(runs))
-    write_html(sections, store.root / "report.html")
     return sections
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from topk_registry.studies import training
 from topk_registry.studies.display import (
+    commands,
     differences_table,
     grid_table,
     judge_pair,
@@ -63,6 +64,7 @@ def report(records: Sequence[Record]) -> Findings:
         ),
         notes=tuple(_notes(found)),
         protocol=protocol(found) + " A subset is trained on for as many updates as the whole.",
+        commands=commands("small-data", records),
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from topk_registry.studies import training
 from topk_registry.studies.display import (
+    commands,
     differences_table,
     grid_table,
     judge_pair,
@@ -66,6 +67,7 @@ def report(records: Sequence[Record]) -> Findings:
         figures=(lines_figure("Top-1 against classes", "classes", classes_of, found, "top1", log=True),),
         notes=tuple(_notes(found)),
         protocol=protocol(found, "top1"),
+        commands=commands("spherical", records),
     )
 
 
