@@ -229,3 +229,25 @@ def test_an_unknown_study_is_told_what_there_is():
     with pytest.raises(UnknownStudyError, match=r"did you mean noise\b.*There are speed"):
         load_study("noize")
     assert set(TRAINING) < set(STUDIES)
+
+
+def test_a_subset_is_trained_on_for_as_many_updates():
+    from topk_registry.studies import small_data
+
+    for flags in ({}, {"epochs": 30}):
+        runs = small_data.configurations(Options(flags=flags), [])
+        lengths = {c["flags"].get("subset", 1.0): c["flags"]["epochs"] for c in runs}
+        assert lengths == {share: lengths[1.0] / share for share in (0.25, 0.5, 1.0)}
+        assert lengths[1.0] == flags.get("epochs", 8)
+
+
+def test_tails_are_those_of_the_data():
+    from topk_registry.studies import imbalance
+
+    def tail(**options):
+        flags = imbalance.configurations(Options(**options), [])[0]["flags"]
+        return flags["long_tail"], flags["imbalance_factor"]
+
+    assert tail() == ("exp", 100.0)
+    assert tail(budget="paper") == ("exp", 100.0)
+    assert tail(budget="paper", flags={"data_dir": "imagenet"}) == ("pareto", 256.0)

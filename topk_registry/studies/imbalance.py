@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from topk_registry.studies import training
 from topk_registry.studies.display import commands, differences_table, judge_pair, list_table, protocol, trials_table
-from topk_registry.studies.settings import BUILT_IN, base_flags
+from topk_registry.studies.settings import BUILT_IN, IMAGENET, base_flags
 from topk_registry.studies.study import Configuration, Findings, Note, Options, Record
 from topk_registry.studies.tuning import Choice, choices, tuned_runs
 
@@ -15,7 +15,8 @@ RUNS, VERSION, ALONE = training.RUNS, training.VERSION, False
 
 LOSSES = ("ce", "focal", "ldam", "smooth_topk_svm", "noised_topk", "noised_topk_imbalanced")
 METRICS = ("macro_top5", "many_top5", "medium_top5", "few_top5", "macro_top1")
-TAIL = {"long_tail": "exp", "imbalance_factor": 100.0}
+TAIL = {"long_tail": "exp", "imbalance_factor": 100.0}  # as CIFAR-100-LT
+IMAGENET_TAIL = {"long_tail": "pareto", "imbalance_factor": 256.0}  # as ImageNet-LT
 SEEDS = (0, 1, 2)
 
 run = training.run
@@ -26,15 +27,17 @@ def configurations(options: Options, known: Sequence[Record]) -> list[Configurat
         configuration
         for loss in options.losses or LOSSES
         for configuration in tuned_runs(
-            options, known, loss, options.seeds or SEEDS, {**TAIL, **_data(options)}, metric="macro_top5"
+            options, known, loss, options.seeds or SEEDS, _data(options), metric="macro_top5"
         )
     ]
 
 
 def _data(options: Options) -> dict[str, object]:
-    """The built-in set with enough images that its frequent classes have more than a hundred."""
-    built_in = base_flags(options).get("dataset") == BUILT_IN
-    return {"dataset_opt": {"size": 20_000, "eval_size": 2000}} if built_in else {}
+    """The tail; of the built-in set with enough images that its frequent classes have more than a hundred."""
+    base = base_flags(options)
+    if base.get("dataset") == BUILT_IN:
+        return {**TAIL, "dataset_opt": {"size": 20_000, "eval_size": 2000}}
+    return IMAGENET_TAIL if base is IMAGENET else TAIL
 
 
 def report(records: Sequence[Record]) -> Findings:

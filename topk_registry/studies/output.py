@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from topk_registry.studies.catalogue import STUDIES, load_study
 from topk_registry.studies.report.cells import text
 from topk_registry.studies.store import Store, key_of, write_file, write_json
-from topk_registry.studies.study import Estimate, Median, Record, Section, Table
+from topk_registry.studies.study import Estimate, Median, Record, Section, Table, Value
 
 
 def write_data(store: Store) -> list[Section]:
@@ -84,8 +85,15 @@ def table_text(table: Table) -> str:
 
 
 def _plain_table(table: Table) -> dict[str, Any]:
-    rows = [[asdict(value) if isinstance(value, (Estimate, Median)) else value for value in row] for row in table.rows]
+    rows = [[_plain(value) for value in row] for row in table.rows]
     return {"title": table.title, "columns": table.columns, "paper": table.paper, "rows": rows, "note": table.note}
+
+
+def _plain(value: Value) -> Any:
+    """JSON has no NaN: an interval or a number that is not there is null."""
+    if isinstance(value, (Estimate, Median)):
+        return {name: _plain(part) for name, part in asdict(value).items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _with_studies(sections: Sequence[Section]) -> Iterator[tuple[list[str], Record]]:

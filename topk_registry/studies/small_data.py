@@ -1,6 +1,7 @@
 """Accuracy on subsets of the training data: Berrada et al. 2018, Table 2."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from topk_registry.studies import training
 from topk_registry.studies.display import (
@@ -34,18 +35,18 @@ def configurations(options: Options, known: Sequence[Record]) -> list[Configurat
         for share in SHARES[options.budget]
         for loss in options.losses or LOSSES
         for configuration in tuned_runs(
-            options, known, loss, options.seeds or SEEDS, {"subset": share, **_length(options, share)}
+            _stretched(options, share), known, loss, options.seeds or SEEDS, {"subset": share}
         )
     ]
 
 
-def _length(options: Options, share: float) -> dict[str, int]:
+def _stretched(options: Options, share: float) -> Options:
     """As many updates and evaluations on a subset as on the whole."""
     longer = round(1 / share)
     if longer == 1:
-        return {}
+        return options
     epochs = options.flags.get("epochs") or base_flags(options)["epochs"]
-    return {"epochs": longer * epochs, "val_interval": longer}
+    return replace(options, flags={**options.flags, "epochs": longer * epochs, "val_interval": longer})
 
 
 def report(records: Sequence[Record]) -> Findings:
