@@ -9,7 +9,7 @@ from tests.registry.conftest import site  # noqa: F401  a folder in the place of
 from topk_registry.studies.store import Store
 from topk_registry.studies.study import Options, Record
 
-STUB = '''
+STUB = """
 import os, signal, time
 from topk_registry.studies.study import ConfigurationError
 
@@ -45,7 +45,7 @@ def run(configuration, work, progress):
 
 def report(records):
     raise NotImplementedError
-'''
+"""
 
 TINY = {
     "dataset": "topk/hierarchy",

@@ -81,7 +81,9 @@ def test_a_third_partys_loss_from_the_command_to_the_report(site, tmp_path, monk
     # the table says what the records say
     table = summary[0]["tables"][0]
     for row in table["rows"]:
-        runs = [r for r in json.loads((tmp_path / "runs.json").read_text()) if r["configuration"]["flags"]["loss"] == row[0]]
+        runs = [
+            r for r in json.loads((tmp_path / "runs.json").read_text()) if r["configuration"]["flags"]["loss"] == row[0]
+        ]
         best = max(runs, key=lambda r: r["result"]["history"][0]["top1"])["result"]["history"][0]
         assert row[1]["mean"] == best["test_top1"]
 

@@ -8,7 +8,9 @@ from topk_registry.studies.store import Store, key_of
 from topk_registry.studies.study import Record
 
 CONFIGURATION = {"flags": {"loss": "ce", "lr": 0.1}, "device": "cpu"}
-RECORD = Record("train", 1, CONFIGURATION, {"history": [{"top5": 50.0}]}, 2.5, "2026-01-01T00:00:00+00:00", {"torch": "2"})
+RECORD = Record(
+    "train", 1, CONFIGURATION, {"history": [{"top5": 50.0}]}, 2.5, "2026-01-01T00:00:00+00:00", {"torch": "2"}
+)
 
 
 def test_a_record_comes_back_as_it_was(store):

@@ -29,7 +29,9 @@ def quiet(share, words):
 
 
 def test_it_is_the_run_of_the_command_that_it_names(tiny, tmp_path, capsys):
-    configuration = run_of(tiny, loss="smooth_topk_svm", seed=1, lr=0.01, loss_opt={"k": 3, "tau": 0.5}, label_noise=0.3)
+    configuration = run_of(
+        tiny, loss="smooth_topk_svm", seed=1, lr=0.01, loss_opt={"k": 3, "tau": 0.5}, label_noise=0.3
+    )
     history = training.run(configuration, tmp_path / "work", quiet)["history"]
     argv = training.arguments(configuration)
     assert training.command(configuration).startswith("timm train ")
@@ -59,7 +61,11 @@ def test_it_tells_how_sparse_the_gradient_is(tiny, tmp_path):
 
 
 def test_what_the_trainer_refuses_is_told_without_a_traceback(tiny, tmp_path):
-    for flags in ({"loss": "no_such_loss"}, {"loss": "topk_nll", "loss_opt": {"k": 12}}, {"loss": "ce", "model": "nonet"}):
+    for flags in (
+        {"loss": "no_such_loss"},
+        {"loss": "topk_nll", "loss_opt": {"k": 12}},
+        {"loss": "ce", "model": "nonet"},
+    ):
         with pytest.raises((ConfigurationError, LookupError)):
             training.run(run_of(tiny, seed=0, lr=1e-3, **flags), tmp_path / "work", quiet)
 
@@ -98,9 +104,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tiny, tmp_path):
     def start(signalled):
         command = [sys.executable, "-c", INTERRUPTED, json.dumps(configuration), str(tmp_path / "work")]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         told = []
         for line in process.stderr:
             told.append(line.strip())

@@ -57,7 +57,10 @@ def test_the_epoch_is_the_one_that_is_best_on_the_validation_split():
     record = trained({"flags": {}}, history([50, 80, 70], [90, 60, 95]))
     assert score(record, "top5") == 60
     assert score(record, "top5", "validation") == 80
-    rows = [{"top5": 1.0, "test_top5": 2.0, "top1": 9.0, "test_top1": 3.0}, {"top5": 5.0, "test_top5": 4.0, "top1": 8.0}]
+    rows = [
+        {"top5": 1.0, "test_top5": 2.0, "top1": 9.0, "test_top1": 3.0},
+        {"top5": 5.0, "test_top5": 4.0, "top1": 8.0},
+    ]
     assert score(trained({"flags": {}}, rows), "top1") == 3.0
 
 

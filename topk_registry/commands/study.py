@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from topk_registry import registry
 from topk_registry.studies.catalogue import STUDIES, UnknownStudyError, load_study
 from topk_registry.studies.output import print_section, write_reports
+from topk_registry.studies.report import plots
 from topk_registry.studies.runner import run_study
 from topk_registry.studies.store import Store
 from topk_registry.studies.study import BUDGETS, Options
@@ -33,6 +34,11 @@ def main(argv: Sequence[str]) -> int:
         parser.error(str(error))
     for loss in args.losses or ():
         registry.get_loss_builder(loss)  # a name that nobody has is an error here, with those that there are
+    try:
+        plots.require()
+    except plots.MissingExtraError as error:
+        print(f"topk-registry study: {error}", file=sys.stderr)
+        return 1
     store = Store(args.output)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: both stop the runs before this ends
     try:

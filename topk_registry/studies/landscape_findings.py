@@ -51,8 +51,8 @@ def findings(records: Sequence[Record]) -> Findings:
             f"Scores s = {shape['scale']:g} p, p on the 2-simplex, the label fixed, k = {shape['k']} for every loss "
             "that has a k, all other options at their defaults, and class counts of "
             f"{', '.join(map(str, shape['class_counts']))} for the losses that ask for them.\n\n"
-            f"A random loss is the mean over {REPLICATIONS} draws, the same ones at every point. Where B is varied it is "
-            "one evaluation, with draws of its own at every point, as a training step sees it."
+            f"A random loss is the mean over {REPLICATIONS} draws, the same ones at every point. Where B is varied it "
+            "is one evaluation, with draws of its own at every point, as a training step sees it."
         ),
     )
 

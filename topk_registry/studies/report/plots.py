@@ -10,6 +10,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from topk_registry.studies.study import Estimate, Figure, Median, Value
@@ -56,6 +57,12 @@ STYLE: dict[str, Any] = {
 
 class MissingExtraError(ImportError):
     """What a plot needs is not installed; the message names the extra."""
+
+
+def require() -> None:
+    """Raise :class:`MissingExtraError` where no plot can be drawn, before hours are spent on what it should show."""
+    if find_spec("matplotlib") is None:
+        raise MissingExtraError(INSTALL)
 
 
 @dataclass(frozen=True)
@@ -181,11 +188,10 @@ def png(figure: Figure, *, dpi: int = 144) -> bytes:
 
 
 def _draw(figure: Figure, save: Callable[[Any, io.BytesIO], object], salt: str) -> bytes:
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure as Canvas
-    except ImportError as error:
-        raise MissingExtraError(f"{INSTALL} ({error})") from None
+    require()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure as Canvas
+
     file = io.BytesIO()
     with mpl.rc_context({**STYLE, "svg.hashsalt": salt or None}):
         canvas = Canvas(figsize=figure.size, layout="constrained")
