@@ -29,7 +29,10 @@ def invented(configuration) -> Record:
     rows = [
         {
             **{name: draw.uniform(10, 90) for metric in METRICS for name in (metric, f"test_{metric}")},
-            "train_loss": 1.0, "nonzero": draw.random(), "train_top1": 50.0, "train_top5": 60.0,
+            "train_loss": 1.0,
+            "nonzero": draw.random(),
+            "train_top1": 50.0,
+            "train_top5": 60.0,
         }
         for _ in range(3)
     ]

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from topk_registry import registry
 from topk_registry.studies.catalogue import STUDIES, UnknownStudyError, load_study
 from topk_registry.studies.output import print_section, write_data
+from topk_registry.studies.report import plots
 from topk_registry.studies.report.html import write_html
-from topk_registry.studies.report.plots import MissingExtraError
 from topk_registry.studies.runner import run_study
 from topk_registry.studies.store import Store
 from topk_registry.studies.study import BUDGETS, Options
@@ -35,6 +35,11 @@ def main(argv: Sequence[str]) -> int:
         parser.error(str(error))
     for loss in args.losses or ():
         registry.get_loss_builder(loss)  # a name that nobody has is an error here, with those that there are
+    try:
+        plots.require()
+    except plots.MissingExtraError as error:
+        print(f"topk-registry study: {error}", file=sys.stderr)
+        return 1
     store = Store(args.output)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: either stops the runs first
     try:
@@ -62,10 +67,7 @@ def _run(names: Sequence[str], args: argparse.Namespace, store: Store) -> int:
 def _report(names: Sequence[str], store: Store) -> int:
     """Print the studies that were asked for, and write the reports of all that the folder holds."""
     sections = write_data(store)
-    try:
-        write_html(sections, store.root / "report.html")
-    except MissingExtraError as error:
-        print(f"no report.html: {error}", file=sys.stderr)
+    write_html(sections, store.root / "report.html")
     for section in sections:
         if section.name in names:
             print_section(section)

@@ -1,4 +1,4 @@
-"""Ways to compute the smooth top-k SVM, which the studies of speed and of stability compare."""
+"""Ways to compute the smooth top-k SVM, which the studies of speed and of stability compare, and other losses."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import topk_registry as tr
 from topk_registry.studies.published import smooth_topk_svm
 from topk_registry.studies.timing.contest import OURS, Case, Contestant, Loss
-from topk_registry.studies.timing.peers import difftopk_smooth, ours
+from topk_registry.studies.timing.peers import REFERENCE, difftopk_neuralsort, difftopk_smooth, ours, pytopk_balanced
 
 PLAIN = f"{OURS}, plain torch"
 SUMMATION = "summation"
@@ -17,6 +17,8 @@ DIVIDE = "divide and conquer"
 LINEAR_DIVIDE = "divide and conquer in linear space"
 ALGORITHM_2 = "algorithm 2"
 AUTHORS = "authors' code (difftopk)"
+PYTOPK = "pytopk, balanced"
+NEURALSORT = "difftopk, neuralsort"
 
 
 def published(algorithm: str, *, name: str = "") -> Contestant:
@@ -46,5 +48,14 @@ CONTESTANTS = {
         Contestant(PLAIN, _plain_torch),
         *(published(name, name=name) for name in (SUMMATION, LINEAR_SUMMATION, DIVIDE, LINEAR_DIVIDE, ALGORITHM_2)),
         Contestant(AUTHORS, difftopk_smooth),
+    )
+}
+
+PEERS = {
+    contestant.name: contestant
+    for contestant in (
+        REFERENCE,
+        Contestant(PYTOPK, pytopk_balanced),
+        Contestant(NEURALSORT, difftopk_neuralsort),
     )
 }

@@ -88,7 +88,12 @@ class Median:
     count: int
 
     def __str__(self) -> str:
-        return f"{self.middle:.3g}" + ("" if self.count < 2 else f" ({self.low:.3g} to {self.high:.3g})")
+        return _three(self.middle) + ("" if self.count < 2 else f" ({_three(self.low)} to {_three(self.high)})")
+
+
+def _three(number: float) -> str:
+    """Three significant digits, all of those before the point."""
+    return f"{number:.0f}" if 999.5 <= abs(number) < 1e7 else f"{number:.3g}"
 
 
 Value = str | int | float | Estimate | Median | None
@@ -130,12 +135,14 @@ class Figure:
 class Note:
     """A claim of a paper beside what these runs say of it, computed from numbers.
 
-    ``verdict`` is one of ``"agrees"``, ``"differs"`` and ``"open"`` (the runs cannot tell).
+    ``verdict`` is one of ``"agrees"``, ``"differs"`` and ``"open"`` (the runs cannot tell). ``beyond`` is set where the
+    claim is not the paper's.
     """
 
     claim: str
     verdict: str
     evidence: str
+    beyond: bool = False
 
 
 @dataclass(frozen=True)

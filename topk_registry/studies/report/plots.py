@@ -5,10 +5,12 @@ would stand out from only one of a white and a dark sheet, and no plot leaves a 
 """
 
 import io
+import math
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from topk_registry.studies.study import Estimate, Figure, Median, Value
@@ -20,7 +22,7 @@ INSTALL = "plots need matplotlib, of the extra 'study': pip install 'topk-regist
 COLOURS = ("#0a7fc2", "#d9540b", "#15956b", "#b05fc4", "#a07a12", "#d64545", "#2b93a8", "#d0538f", "#6f7fd6", "#7d8a3a")
 MARKERS = "osD^vPX<>"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
-INK, GRID = "#123456", "#654321"  # stand-ins for the page's own colours, which change with its scheme
+INK, GRID = "#1c1d21", "#dcdad4"  # in SVG they stand for the page's own colours, which change with its scheme
 PAGE_COLOURS = {INK: "var(--ink, #1c1d20)", GRID: "var(--line, #dcdad3)"}
 
 STYLE: dict[str, Any] = {
@@ -57,6 +59,12 @@ class MissingExtraError(ImportError):
     """What a plot needs is not installed; the message names the extra."""
 
 
+def require() -> None:
+    """Raise :class:`MissingExtraError` where no plot can be drawn, before hours are spent on what it should show."""
+    if find_spec("matplotlib") is None:
+        raise MissingExtraError(INSTALL)
+
+
 @dataclass(frozen=True)
 class Look:
     colour: str
@@ -84,6 +92,18 @@ LOOKS = {
     "log_spherical_softmax": Look(COLOURS[7], "o"),
     "log_taylor_softmax": Look(COLOURS[7], "s", DASHES[1]),
     "spherical_bound": Look(COLOURS[8], "D"),
+    # and the contestants of the studies of speed and of stability
+    "F.cross_entropy": Look("#808080", "o"),
+    "topk_registry": Look(COLOURS[0], "s"),
+    "topk_registry, plain torch": Look(COLOURS[6], "s", DASHES[1]),
+    "summation": Look(COLOURS[2], "^"),
+    "summation in linear space": Look(COLOURS[2], "v", DASHES[2]),
+    "divide and conquer": Look(COLOURS[3], "P"),
+    "divide and conquer in linear space": Look(COLOURS[3], "X", DASHES[2]),
+    "algorithm 2": Look(COLOURS[5], "D"),
+    "authors' code (difftopk)": Look(COLOURS[7], ">", DASHES[1]),
+    "pytopk, balanced": Look(COLOURS[4], "<"),
+    "difftopk, neuralsort": Look(COLOURS[9], "v"),
 }
 
 
@@ -93,7 +113,7 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
     A loss of ours has its own, everywhere, also with options after its name where the plot has it once; any other name
     has the colour that its letters come to, or the next one that the plot has left.
     """
-    losses = [name.split()[0] for name in names]
+    losses = [name if name in LOOKS else name.split()[0] for name in names]
     found = {
         name: LOOKS[loss] for name, loss in zip(names, losses, strict=True) if loss in LOOKS and losses.count(loss) == 1
     }
@@ -110,16 +130,14 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
 def lines(axes: "Axes", series: Mapping[str, Sequence[tuple[float, Value]]], *, band: bool = True) -> None:
     """One line a name, through its points (x, y); an interval of y is a band around it, or bars.
 
-    Points without a finite y are left out, so that a line says where it ends.
+    A line has a gap where y is no finite number.
     """
     styles = looks(list(series))
     for name, points in series.items():
         style = styles[name]
-        shown = [(x, *interval(y)) for x, y in points if y is not None and not isinstance(y, str)]
-        shown = [point for point in shown if abs(point[1]) < float("inf")]
-        if not shown:
+        x, y, low, high = zip(*((x, *interval(value)) for x, value in points), strict=True)
+        if not any(map(math.isfinite, y)):
             continue
-        x, y, low, high = zip(*shown, strict=True)
         drawn = {"color": style.colour, "label": name, "marker": style.marker, "linestyle": style.dashes}
         if band:
             axes.plot(x, y, **drawn)
@@ -131,7 +149,9 @@ def lines(axes: "Axes", series: Mapping[str, Sequence[tuple[float, Value]]], *, 
 
 
 def interval(value: Any) -> tuple[float, float, float]:
-    """(middle, low, high) of a number or of an estimate; a single run has no width."""
+    """(middle, low, high) of a number or of an estimate, NaN where there is none; a single run has no width."""
+    if value is None or isinstance(value, str):
+        return math.nan, math.nan, math.nan
     if isinstance(value, Median):
         return value.middle, value.low, value.high
     if isinstance(value, Estimate):
@@ -148,10 +168,13 @@ def legend(figure: Any, axes: "Axes", *, columns: int = 4) -> None:
 
 def svg(figure: Figure, *, name: str) -> str:
     """A figure as inline SVG, its text as text, its ink the page's; ``name`` keeps ids apart within a page."""
-    drawn = _draw(figure, lambda canvas, file: canvas.savefig(file, format="svg", metadata={"Date": None}), name)
+    drawn = _draw(
+        figure, lambda canvas, file: canvas.savefig(file, format="svg", dpi=144, metadata={"Date": None}), name
+    )
     text = drawn.decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)  # points, to a hundredth
     for stand_in, colour in PAGE_COLOURS.items():
         text = text.replace(stand_in, colour)
     opening, rest = text.split(">", 1)
@@ -165,11 +188,10 @@ def png(figure: Figure, *, dpi: int = 144) -> bytes:
 
 
 def _draw(figure: Figure, save: Callable[[Any, io.BytesIO], object], salt: str) -> bytes:
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure as Canvas
-    except ImportError as error:
-        raise MissingExtraError(f"{INSTALL} ({error})") from None
+    require()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure as Canvas
+
     file = io.BytesIO()
     with mpl.rc_context({**STYLE, "svg.hashsalt": salt or None}):
         canvas = Canvas(figsize=figure.size, layout="constrained")
