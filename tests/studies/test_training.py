@@ -10,10 +10,13 @@ import sys
 import pytest
 import torch
 
+from tests.train.conftest import image_folder, unclosed_files  # noqa: F401  a fixture
 from topk_registry.cli import main
 from topk_registry.studies import training
-from topk_registry.studies.study import ConfigurationError
+from topk_registry.studies.study import ConfigurationError, Options
 from topk_registry.studies.tuning import run_of
+
+from .conftest import TINY
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +71,21 @@ def test_what_the_trainer_refuses_is_told_without_a_traceback(tiny, tmp_path):
     ):
         with pytest.raises((ConfigurationError, LookupError)):
             training.run(run_of(tiny, seed=0, lr=1e-3, **flags), tmp_path / "work", quiet)
+
+
+@unclosed_files
+def test_an_image_folder_has_its_epochs_chosen_on_held_out_training_images(image_folder, tmp_path):  # noqa: F811
+    flags = {**TINY, "dataset": "", "dataset_opt": {}, "data_dir": str(image_folder), "num_classes": 4}
+    configuration = run_of(Options(flags=flags, device="cpu"), loss="topk_nll", seed=0, lr=1e-3, loss_opt={"k": 2})
+    args = training.arguments(configuration)
+    assert args[args.index("--val-split") + 1] == "0.1"
+    assert configuration["test_split"] == "validation"
+    history = training.run(configuration, tmp_path / "work", quiet)["history"]
+    # 4 held-out images, 1 of each class, and 24 of the validation folder
+    assert all(row["top1"] % 25 == 0 for row in history)
+    assert all(
+        row["test_top1"] * 24 / 100 == pytest.approx(round(row["test_top1"] * 24 / 100), abs=1e-3) for row in history
+    )
 
 
 def test_neutral_flags_are_left_out_so_that_studies_share_runs(tiny):
