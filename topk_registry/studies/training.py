@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from timm.data import resolve_data_config
 from torch import nn
 
 from topk_registry.metrics import GradientSparsity, TopKAccuracy
@@ -30,20 +31,15 @@ from topk_registry.train.state import Row
 RUNS = "train"
 VERSION = 1
 RUN = "run"
-NEUTRAL = {
-    "label_noise": 0.0,
-    "subset": 1.0,
-}  # left out, so that studies of noise and of little data share what is neither
+NEUTRAL = {"label_noise": 0.0, "subset": 1.0}  # left out: studies of noise and of little data share what is neither
 
 
 def configure(options: Options, base: Mapping[str, Any], test_split: str = "test", **flags: Any) -> Configuration:
     """The configuration of one run: the study's flags, over those of its budget, under those of the command line."""
     merged = {**base, **flags, **options.flags}
     merged["loss_opt"] = {**flags.get("loss_opt", {}), **options.flags.get("loss_opt", {})}
-    merged = {
-        name: value for name, value in merged.items() if value not in (None, {}, "") and NEUTRAL.get(name) != value
-    }
-    return {"flags": merged, "test_split": test_split, "device": options.device}
+    said = {name: value for name, value in merged.items() if value not in (None, {}, "", NEUTRAL.get(name))}
+    return {"flags": said, "test_split": test_split, "device": options.device}
 
 
 def arguments(configuration: Configuration) -> list[str]:
@@ -100,19 +96,14 @@ def train(configuration: Configuration, work: Path, progress: Progress) -> Run:
     return trained
 
 
-def evaluator_of(trained: Run, split: str, **changes: Any) -> Evaluator:
-    """An evaluator of a run's model on the test split; ``changes`` are flags of the evaluation."""
-    args = type(trained.args)(**{**vars(trained.args), **changes})
-    test = open_split(args, split, training=False)
-    config = data_config(trained)
-    data = Data(None, test, counts=trained.data.counts)
-    return create_evaluator(args, data, config, trained.task.criterion, trained.compute)
+def evaluator_of(trained: Run, split: str) -> Evaluator:
+    """What measures a run's model on another split."""
+    data = Data(None, open_split(trained.args, split, training=False), counts=trained.data.counts)
+    return create_evaluator(trained.args, data, data_config(trained), trained.task.criterion, trained.compute)
 
 
 def data_config(trained: Run) -> dict[str, Any]:
     """timm's data configuration of a run."""
-    from timm.data import resolve_data_config
-
     return resolve_data_config(vars(trained.args), model=trained.model, verbose=False)
 
 
