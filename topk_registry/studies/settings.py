@@ -29,7 +29,7 @@ NETWORK: dict[str, Any] = {
 }
 
 # The authors' published scripts: DenseNet 40-40, which timm lacks; this is its bottleneck variant of the same depth.
-# They crop 32 of 40 padded pixels, and 224 of 256: here a square crop of (224/256)^2 of the area, enlarged to full size.
+# They crop 32 of 40 padded pixels, and 224 of 256: here a square of (224/256)^2 of the area, enlarged to full size.
 CIFAR100: dict[str, Any] = {
     "dataset": "torch/cifar100",
     "data_dir": "data",
