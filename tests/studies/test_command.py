@@ -125,12 +125,16 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
     assert f"{4 - kept} of 4 runs to do, {kept} are cached" in done.stdout
 
 
-def test_a_termination_is_an_interrupt(tmp_path, monkeypatch, capsys):
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(study, "run_study", lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGTERM))
-    assert main(["study", "noise", "--output", str(tmp_path)]) == 130
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_either_signal_stops_a_command_in_the_background(tmp_path, monkeypatch, capsys, signum):
+    monkeypatch.setattr(study, "run_study", lambda *args, **kwargs: os.kill(os.getpid(), signum))
+    before = signal.signal(signum, signal.SIG_IGN)  # as a shell leaves it for `command &`
+    try:
+        assert main(["study", "noise", "--output", str(tmp_path)]) == 130
+        assert signal.getsignal(signum) is signal.SIG_IGN
+    finally:
+        signal.signal(signum, before)
     assert "Go on with" in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def _workers_of(parent):

@@ -4,7 +4,8 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from topk_registry import registry
 from topk_registry.studies.catalogue import STUDIES, UnknownStudyError, load_study
@@ -41,15 +42,24 @@ def main(argv: Sequence[str]) -> int:
         print(f"topk-registry study: {error}", file=sys.stderr)
         return 1
     store = Store(args.output)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: either stops the runs first
     try:
-        status = 0 if args.report_only else _run(names, args, store)
+        with _interruptible():
+            status = 0 if args.report_only else _run(names, args, store)
     except KeyboardInterrupt:
         print(f"\nstopped; finished runs are in {store.root}. Go on with\n  {_command(argv)}", file=sys.stderr)
         return 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
     return max(status, _report(names, store))
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM is Ctrl-C, and both reach a command that a shell has started in the background, where it ignores Ctrl-C."""
+    before = {signum: signal.signal(signum, signal.default_int_handler) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def _run(names: Sequence[str], args: argparse.Namespace, store: Store) -> int:

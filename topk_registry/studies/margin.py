@@ -18,7 +18,7 @@ WITHOUT = "topk_nll"  # the same loss at alpha = 0
 VALUES = (0.1, 1.0, 10.0)
 TAU = {"small": 0.1, "paper": 1.0}
 LEVELS = {"small": (0.0, 0.8), "paper": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)}
-SEEDS = (0, 1)
+SEEDS = (0, 1, 2)
 
 run = training.run
 

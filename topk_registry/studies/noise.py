@@ -23,7 +23,7 @@ RUNS, VERSION, ALONE = training.RUNS, training.VERSION, False
 
 LOSSES = ("ce", "smooth_topk_svm", "noised_topk")
 LEVELS = {"small": (0.0, 0.4, 0.8, 1.0), "paper": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)}
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1, 2, 3, 4)
 
 run = training.run
 

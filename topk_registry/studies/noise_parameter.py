@@ -26,7 +26,7 @@ LOSSES = ("noised_topk",)
 EPSILONS = (0.0, 0.01, 0.1, 1.0, 10.0, 100.0)
 DRAWS = (1, 2, 5, 10, 50)
 EPSILON, DRAW = 1.0, 5
-SEEDS = (0, 1)
+SEEDS = (0, 1, 2)
 
 run = training.run
 

@@ -30,7 +30,7 @@ SIZES: dict[int, dict[str, Any]] = {
     100: {},
     1000: {"dataset_opt": {"superclasses": 100, "fine": 10, "size": 10_000, "eval_size": 2000}},
 }
-SEEDS = (0, 1)
+SEEDS = (0, 1, 2)
 
 run = training.run
 

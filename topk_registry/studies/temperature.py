@@ -24,7 +24,7 @@ RUNS, VERSION, ALONE = training.RUNS, training.VERSION, False
 LOSSES = ("smooth_topk_svm",)
 LIMIT = "topk_svm"  # what the smooth loss is at tau = 0
 VALUES = {"small": (0.01, 0.1, 0.3, 1.0, 10.0), "paper": (0.01, 0.1, 1.0, 10.0, 100.0)}
-SEEDS = (0, 1)
+SEEDS = (0, 1, 2)
 
 run = training.run
 
