@@ -135,9 +135,10 @@ def lines(axes: "Axes", series: Mapping[str, Sequence[tuple[float, Value]]], *, 
     styles = looks(list(series))
     for name, points in series.items():
         style = styles[name]
-        x, y, low, high = zip(*((x, *interval(value)) for x, value in points), strict=True)
-        if not any(map(math.isfinite, y)):
+        shown = [(x, *interval(value)) for x, value in points]
+        if not any(math.isfinite(middle) for _, middle, _, _ in shown):
             continue
+        x, y, low, high = zip(*shown, strict=True)
         drawn = {"color": style.colour, "label": name, "marker": style.marker, "linestyle": style.dashes}
         if band:
             axes.plot(x, y, **drawn)
