@@ -14,6 +14,7 @@ TAUS = (1e1, 1e0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-8, 1e-16, 1e-36)
 PAPER_TAUS = TAUS[:6]
 SHAPE = {"B": 256, "n": 1000, "k": 5}
 EXACT_ROWS = 8
+FLOOR = 1e-18  # of the plot
 
 
 def findings(records: Sequence[Record]) -> Findings:
@@ -87,12 +88,12 @@ def _error_figure(found: Found) -> Figure:
         panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
         for axes, (dtype, algorithms) in zip(panels, found.items(), strict=True):
             series = {
-                name: [(TAUS.index(tau), one.get("gradient_error")) for tau, one in taus.items() if tau in TAUS]
+                name: [(TAUS.index(tau), _within(one.get("gradient_error"))) for tau, one in taus.items()]
                 for name, taus in algorithms.items()
             }
             plots.lines(axes, series)
             axes.axhline(_unit(dtype), color=plots.INK, linewidth=0.9, linestyle=":")
-            axes.set(yscale="log", ylim=(1e-18, 10), xlabel="temperature tau", title=PRECISIONS[dtype])
+            axes.set(yscale="log", ylim=(FLOOR, 10), xlabel="temperature tau", title=PRECISIONS[dtype])
             axes.set_xticks(range(len(TAUS)), [f"{tau:g}" for tau in TAUS], rotation=60)
         panels[0].set_ylabel("error of the gradient")
         plots.legend(figure, panels[0])
@@ -100,11 +101,15 @@ def _error_figure(found: Found) -> Figure:
     return Figure(
         "Error of the gradient against temperature",
         "Largest error of an entry relative to the largest entry of its row, against 60-digit arithmetic; temperatures "
-        "fall to the right. A line has a gap where the gradient is not finite, and leaves the plot where its error is "
-        "0 or above 10. Dotted: one unit of rounding.",
+        "fall to the right. A line has a gap where the gradient is not finite and leaves the plot where its error is "
+        "above 10; an error of 0 lies on the axis. Dotted: one unit of rounding.",
         draw,
         size=(3.0 * max(len(found), 2), 4.4),
     )
+
+
+def _within(error: float | None) -> float | None:
+    return None if error is None else max(error, FLOOR)
 
 
 def _known(ones: Iterable[dict[str, Any]]) -> list[float]:

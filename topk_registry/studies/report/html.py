@@ -54,7 +54,7 @@ def _summary(sections: Sequence[Section]) -> str:
     broken = sum(len(section.failed) for section in sections)
     words = f"{_count(len(sections), 'study', 'studies')}, {_count(runs, 'run', 'runs')}."
     if broken:
-        words += f" {_count(broken, 'run', 'runs')} failed, and stand below with the reason."
+        words += f" {_count(broken, 'run', 'runs')} failed; the reasons stand below."
     verdicts = [note.verdict for section in sections for note in section.findings.notes if not note.beyond]
     if verdicts:
         counts = ", ".join(_count(verdicts.count(verdict), *forms) for verdict, forms in COUNTED.items())
