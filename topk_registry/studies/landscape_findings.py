@@ -25,10 +25,7 @@ def grid(divisions: int) -> list[tuple[float, float, float]]:
     ]
 
 
-Point = tuple[float, float, float]
-
-
-def at(values: Sequence[float], divisions: int, point: Point) -> float:
+def at(values: Sequence[float], divisions: int, point: Sequence[float]) -> float:
     """The value at the grid's point nearest to this one."""
     return min(zip(grid(divisions), values, strict=True), key=lambda one: math.dist(one[0], point))[1]
 

@@ -45,7 +45,9 @@ def _sweep(records: Sequence[Record], name: str) -> Sweep:
 def _median(times: Mapping[str, Any], which: str) -> Median | None:
     """Milliseconds."""
     found = times.get(which)
-    return Median(*(1000 * found[key] for key in ("median", "q1", "q3")), times["repeats"]) if found else None
+    if not found:
+        return None
+    return Median(1000 * found["median"], 1000 * found["q1"], 1000 * found["q3"], times["repeats"])
 
 
 def _names(sweep: Sweep) -> list[str]:

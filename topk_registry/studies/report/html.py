@@ -22,7 +22,7 @@ def write_html(sections: Sequence[Section], path: Path) -> None:
 
 def page(sections: Sequence[Section]) -> str:
     """The text of the page."""
-    style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    style = files("topk_registry.studies.report").joinpath("page.css").read_text(encoding="utf-8")
     return f"""<!doctype html>
 <html lang="en">
 <head>

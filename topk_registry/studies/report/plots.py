@@ -194,7 +194,8 @@ def _draw(figure: Figure, save: Callable[[Any, io.BytesIO], object], salt: str) 
     from matplotlib.figure import Figure as Canvas
 
     file = io.BytesIO()
-    with mpl.rc_context({**STYLE, "svg.hashsalt": salt or None}):
+    settings: Any = {**STYLE, "svg.hashsalt": salt or None}
+    with mpl.rc_context(settings):
         canvas = Canvas(figsize=figure.size, layout="constrained")
         figure.draw(canvas)
         save(canvas, file)
