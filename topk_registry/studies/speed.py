@@ -101,7 +101,7 @@ def _contestant(name: str) -> Contestant:
 
 
 def _registered(name: str) -> Contestant:
-    """A registered loss, with k where it takes it."""
+    """A registered loss, with k and tau where it takes them."""
 
     def build(case: Case) -> Loss:
         loss = registered.build(name, class_counts=[100] * case.n, k=case.k, tau=case.options["tau"])

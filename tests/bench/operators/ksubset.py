@@ -1,10 +1,9 @@
 """Smooth top-k SVM: ours, the algorithms as published, the authors' code, and other top-k losses."""
 
 import sys
-from functools import partial
 from pathlib import Path
 
-from topk_registry.studies.published import smooth_topk_svm
+from topk_registry.studies.algorithms import published
 from topk_registry.studies.timing.contest import Case, Contestant, Loss, Operator, UnavailableError
 from topk_registry.studies.timing.peers import (
     REFERENCE,
@@ -15,13 +14,6 @@ from topk_registry.studies.timing.peers import (
     pytopk_balanced,
     quiet,
 )
-
-
-def published(algorithm: str) -> Contestant:
-    def build(case: Case) -> Loss:
-        return partial(smooth_topk_svm, k=case.k, tau=case.options["tau"], algorithm=algorithm)
-
-    return Contestant(f"published: {algorithm}", build)
 
 
 def authors(path: Path) -> Contestant:

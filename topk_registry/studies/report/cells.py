@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from topk_registry.studies.study import Estimate, Median, Table, Value
 
 Cell: TypeAlias = tuple[int, int]  # (row, column)
+Number: TypeAlias = int | float | Estimate | Median
 
 
 def text(value: Value) -> str:
@@ -22,17 +23,17 @@ def text(value: Value) -> str:
     return str(value)
 
 
-def is_number(value: Value) -> bool:
+def is_number(value: Value) -> TypeGuard[Number]:
     return isinstance(value, (int, float, Estimate, Median)) and not isinstance(value, bool)
 
 
-def bounds(value: Value) -> tuple[float, float]:
+def bounds(value: Number) -> tuple[float, float]:
     """(low, high) of what a number may be; NaN where one run leaves that open."""
     if isinstance(value, Median):
         return (value.low, value.high) if value.count > 1 else (math.nan, math.nan)
     if isinstance(value, Estimate):
         return value.low, value.high
-    return float(value), float(value)  # type: ignore[arg-type]  # callers have asked is_number
+    return float(value), float(value)
 
 
 def best_cells(table: Table) -> set[Cell]:
@@ -47,16 +48,13 @@ def _rivals(table: Table) -> Iterator[list[Cell]]:
 
 
 def _winner(table: Table, cells: Sequence[Cell]) -> Cell | None:
-    ranges = {(row, column): bounds(value) for row, column in cells if is_number(value := table.rows[row][column])}
     sign = 1 if table.best == "max" else -1
-    for cell, own in ranges.items():
-        others = [other for rival, other in ranges.items() if rival != cell]
-        worst = min(sign * end for end in own)
-        # a NaN is above nothing: where an interval is missing, nothing is marked
-        if others and all(worst > max(sign * end for end in other) for other in others) and _all_known(ranges.values()):
-            return cell
-    return None
-
-
-def _all_known(ranges: object) -> bool:
-    return not any(math.isnan(end) for pair in ranges for end in pair)  # type: ignore[attr-defined]
+    ends = {
+        (row, column): sorted(sign * end for end in bounds(value))
+        for row, column in cells
+        if is_number(value := table.rows[row][column])
+    }
+    if len(ends) < 2 or any(math.isnan(end) for pair in ends.values() for end in pair):
+        return None  # without an interval nothing is settled
+    first = max(ends, key=lambda cell: ends[cell][0])
+    return first if all(ends[first][0] > high for cell, (_, high) in ends.items() if cell != first) else None
