@@ -51,6 +51,10 @@ def findings(records: Sequence[Record]) -> Findings:
             f"A random loss is the mean over {REPLICATIONS} draws, the same ones at every point. Where B is varied it "
             "is one evaluation, with draws of its own at every point, as a training step sees it."
         ),
+        commands=(
+            ("Your own loss beside others:", "topk-registry study landscape --losses YOUR_LOSS ce smooth_topk_svm"),
+            ("On a grid twice as fine:", "topk-registry study landscape --budget paper"),
+        ),
     )
 
 

@@ -31,6 +31,7 @@ def findings(records: Sequence[Record]) -> Findings:
             "the same scores, rounded to the precision that is tried: the largest error of an entry of the gradient, "
             "relative to the largest entry of its row."
         ),
+        commands=(("With 32 rows against exact arithmetic:", "topk-registry study stability --budget paper"),),
     )
 
 
