@@ -12,6 +12,7 @@ import topk_registry as tr
 from topk_registry import registry
 from topk_registry.studies import landscape
 from topk_registry.studies.landscape_findings import DRAWS, EPSILONS, HINGE, NOISED, at, grid, is_convex, rms
+from topk_registry.studies.report import plots
 from topk_registry.studies.study import Options, Record
 
 SHAPE = {"k": 2, "scale": 2.0, "label": 0, "divisions": 6, "class_counts": [100, 30, 10], "replications": 100}
@@ -164,6 +165,15 @@ def test_the_claims_follow_the_numbers(records: list[Record]) -> None:
     plain = [record for record in records if record.configuration["loss"] == HINGE]
     flat = [replace(record, result={**record.result, "values": [1.0] * 66}) for record in plain]
     assert {note.verdict for note in landscape.report(flat).notes if "not convex" in note.claim} == {"differs"}
+
+
+def test_the_figures_have_a_panel_for_every_loss_and_every_noise(records: list[Record]) -> None:
+    losses, noises = (plots.svg(figure, name="x") for figure in landscape.report(records).figures)
+    assert [name for name in ("ce", HINGE, NOISED) if f">{name}<" not in losses] == []
+    low, high = min(records[0].result["values"]), max(records[0].result["values"])
+    assert f"{low:.3g} to {high:.3g}" in losses
+    assert [e for e in EPSILONS for B in DRAWS if f"eps = {e:g}, B = {B}<" not in noises] == []
+    assert noises.count("0 to 0<") == 2  # at eps = 3: a flat loss is drawn, too
 
 
 def test_a_report_of_nothing_is_a_report() -> None:

@@ -1,5 +1,6 @@
 """The speed study times what it names, and says of a claim only what the quartiles allow."""
 
+import json
 from collections.abc import Mapping
 
 import pytest
@@ -9,6 +10,7 @@ import topk_registry as tr
 from topk_registry import registry
 from topk_registry.studies import speed
 from topk_registry.studies.algorithms import ALGORITHM_2, AUTHORS, DIVIDE, PYTOPK, SUMMATION
+from topk_registry.studies.report import plots
 from topk_registry.studies.study import Median, Options, Record
 from topk_registry.studies.timing.contest import OURS
 
@@ -29,6 +31,7 @@ def test_every_contestant_of_the_study_runs() -> None:
             assert 0 < times[which]["minimum"] <= times[which]["q1"] <= times[which]["median"] <= times[which]["q3"]
         assert times["both"]["minimum"] >= times["forward"]["minimum"] + times["backward"]["minimum"]
     assert found["threads"] == torch.get_num_threads()
+    assert json.loads(json.dumps(found)) == found
 
 
 def test_a_third_partys_loss_is_timed_with_the_options_it_takes() -> None:
@@ -108,6 +111,16 @@ def test_growth_with_k_is_read_where_all_arrive() -> None:
     assert (ours.verdict, ours.beyond) == ("agrees", True)
     assert ours.evidence.startswith("Time at k = 50")
     assert [note.verdict for note in speed.report(records[:2]).notes] == ["agrees", "differs"]
+
+
+def test_the_figures_draw_every_contestant() -> None:
+    records = [record("n", n, {SUMMATION: 20.0, OURS: 0.5}) for n in (100, 1000)]
+    records += [record("k", k, {PYTOPK: 20.0, AUTHORS: "over it"}) for k in (1, 5)]
+    classes, ks = (plots.svg(figure, name="x") for figure in speed.report(records).figures)
+    assert f">{SUMMATION}<" in classes
+    assert f">{OURS}<" in classes
+    assert f">{PYTOPK}<" in ks
+    assert ">5<" in ks
 
 
 def test_the_protocol_tells_the_machine_and_that_it_was_busy() -> None:

@@ -1,5 +1,7 @@
 """The stability study measures what it says, against exact arithmetic that the tests compute for themselves."""
 
+import html
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from topk_registry.studies import stability
 from topk_registry.studies.algorithms import ALGORITHM_2, AUTHORS, CONTESTANTS, LINEAR_SUMMATION, PLAIN, SUMMATION
 from topk_registry.studies.exact import mp_smooth_svm
+from topk_registry.studies.report import plots
 from topk_registry.studies.stability_findings import TAUS
 from topk_registry.studies.study import Options, Record
 from topk_registry.studies.timing.contest import OURS, Case, Contestant, UnavailableError
@@ -121,6 +124,14 @@ def test_what_the_runs_say_of_the_claims(records: list[Record]) -> None:
     worse = {"results": [{**one, "gradient_error": 1e-3} for one in kept.result["results"]]}
     fake = Record("stability", 1, {**kept.configuration, "algorithm": OURS}, worse, 1.0, "2026-01-01", {})
     assert stability.report([*spoilt, fake]).notes[2].verdict == "differs"
+
+
+def test_the_figure_has_a_panel_a_precision_and_every_algorithm(records: list[Record]) -> None:
+    (figure,) = stability.report(records).figures
+    drawn = plots.svg(figure, name="x")
+    assert [
+        name for name in ("double", "single", *CONTESTANTS) if f">{html.escape(name, quote=False)}<" not in drawn
+    ] == []
 
 
 def test_a_report_of_few_records_or_none(records: list[Record]) -> None:

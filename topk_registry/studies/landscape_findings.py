@@ -193,7 +193,7 @@ def _panels(figure: Any, panels: Iterable[Any], named: Sequence[tuple[str, Recor
         if record is not None:
             _triangle(axes, record)
     for axes in panels:
-        axes.set_aspect("equal")
+        axes.set(aspect="equal", xlim=(-0.06, 1.06), ylim=(-0.06, 0.92))
         axes.axis("off")
 
 
@@ -209,9 +209,9 @@ def _triangle(axes: Any, record: Record) -> None:
     x, y = ([sum(p[c] * corners[i][axis] for i, c in enumerate(order)) for p in points] for axis in (0, 1))
     mesh = Triangulation(x, y)
     low, high = min(values), max(values)
-    if record.configuration["replications"] == 1:  # every point with draws of its own: level sets would be a thicket
+    if high == low or record.configuration["replications"] == 1:  # draws at every point: level sets would be a thicket
         axes.tripcolor(mesh, values, cmap="cividis", shading="gouraud", rasterized=True)
-    elif high > low:
+    else:
         levels = [low + (high - low) * i / LEVELS for i in range(LEVELS + 1)]
         levels[-1] += 1e-6 * (high - low)  # a plateau at the top is filled, too
         filled = axes.tricontourf(mesh, values, levels=levels, cmap="cividis")

@@ -68,7 +68,8 @@ def print_section(section: Section) -> None:
     for table in section.findings.tables:
         print(f"\n{table.title}\n{table_text(table)}")
     for note in section.findings.notes:
-        print(f"\n[{note.verdict}] {note.claim}\n  {note.evidence}")
+        beyond = ", beyond the paper" if note.beyond else ""
+        print(f"\n[{note.verdict}{beyond}] {note.claim}\n  {note.evidence}")
     if section.failed:
         first = section.failed[0]
         print(f"\n{len(section.failed)} runs failed, the first is {json.dumps(first.configuration)}\n{first.error}")
