@@ -76,14 +76,23 @@ class ClassificationLoss(nn.Module):
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         check_logits(logits)
-        check_target(logits, target, ignore_index=self.ignore_index)
+        labels = check_target(logits, target, ignore_index=self.ignore_index)
         if self.weight is not None and self.weight.numel() != logits.shape[1]:
             raise ValueError(f"weight has {self.weight.numel()} entries, logits have {logits.shape[1]} classes")
-        with torch.autocast(logits.device.type, enabled=False):
-            logits = logits if logits.dtype == torch.float64 else logits.float()
-            if target.is_floating_point():
-                return self._dense(logits, target.to(logits.dtype))
-            return self._index(logits, target.long())
+        if torch.is_autocast_enabled(logits.device.type):
+            with torch.autocast(logits.device.type, enabled=False):
+                return self._in_full_precision(logits, target, labels)
+        return self._in_full_precision(logits, target, labels)
+
+    def _in_full_precision(self, logits: Tensor, target: Tensor, labels: tuple[int, int] | None) -> Tensor:
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if target.is_floating_point():
+            return self._dense(logits, target.to(logits.dtype))
+        ignored = labels is None or labels[0] <= self.ignore_index <= labels[1]  # not so, or not known without a look
+        if not ignored and self.weight is None and not self.label_smoothing:
+            loss = self.per_label(logits, target.long())  # the plain case
+            return loss.mean() if self.reduction == "mean" else self._reduce(loss)
+        return self._index(logits, target.long())
 
     def _dense(self, logits: Tensor, target: Tensor) -> Tensor:
         if self.label_smoothing:
@@ -93,10 +102,6 @@ class ClassificationLoss(nn.Module):
 
     def _index(self, logits: Tensor, target: Tensor) -> Tensor:
         ignored = target == self.ignore_index
-        on_cpu = target.device.type == "cpu" and not torch.compiler.is_compiling()
-        if on_cpu and self.weight is None and not self.label_smoothing and not bool(ignored.any()):
-            loss = self.per_label(logits, target)  # the plain case, where looking at the labels stalls nothing
-            return loss.mean() if self.reduction == "mean" else self._reduce(loss)
         label = torch.where(ignored, 0, target)
         weight = torch.ones_like(label, dtype=logits.dtype) if self.weight is None else self.weight.to(logits)[label]
         weight = weight.masked_fill(ignored, 0.0)
@@ -153,8 +158,9 @@ def check_logits(logits: Tensor) -> None:
         )
 
 
-def check_target(logits: Tensor, target: Tensor, *, ignore_index: int) -> None:
-    """Raise unless target is integer [B] within range, or floating point [B, n].
+def check_target(logits: Tensor, target: Tensor, *, ignore_index: int) -> tuple[int, int] | None:
+    """Raise unless target is integer [B] within range, or floating point [B, n]. Returns the least and the largest
+    index, where they were looked at.
 
     The range is looked at on the CPU only: on a GPU it would stall the stream (an index out of range still stops at the
     gather, as in cross-entropy), and under compilation it would break the graph.
@@ -164,24 +170,25 @@ def check_target(logits: Tensor, target: Tensor, *, ignore_index: int) -> None:
         wanted = logits.shape if dense else logits.shape[:1]
         if target.shape == wanted:
             if not dense and target.device.type == "cpu" and not torch.compiler.is_compiling():
-                _check_range(target, logits.shape[1], ignore_index)
-            return
+                return _check_range(target, logits.shape[1], ignore_index)
+            return None
     raise ValueError(
         f"target must be class indices (integer, {list(logits.shape[:1])}) or a distribution "
         f"(floating point, {list(logits.shape)}), got {target.dtype} {list(target.shape)}"
     )
 
 
-def _check_range(target: Tensor, n: int, ignore_index: int) -> None:
-    low, high = target.aminmax() if target.numel() else (0, 0)
+def _check_range(target: Tensor, n: int, ignore_index: int) -> tuple[int, int]:
+    low, high = map(int, target.aminmax()) if target.numel() else (0, 0)
     if low >= 0 and high < n:
-        return
+        return low, high
     target = target.long()  # an ignore_index of -100 would be compared with bytes as 156
     wrong = ((target < 0) | (target >= n)) & (target != ignore_index)
     if wrong.any():
         raise ValueError(
             f"target must be in [0, {n - 1}] (or ignore_index = {ignore_index}), got {target[wrong][0].item()}"
         )
+    return min(low, ignore_index), max(high, ignore_index)
 
 
 def _class_weight(weight: Tensor | Sequence[float]) -> Tensor:

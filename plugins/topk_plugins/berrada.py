@@ -69,11 +69,12 @@ class SmoothTopKSVM(TopKLoss):
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
         margin = topk_label_margins(logits, label, self.k, temperature=self.temperature)
         alpha = self._alpha(logits)
-        violation = (alpha[label] if alpha.ndim else alpha) - margin / self.k
+        violation = torch.sub(alpha[label] if alpha.ndim else alpha, margin, alpha=1 / self.k)
         return self._soften(violation).to(logits.dtype)
 
     def per_class(self, logits: Tensor) -> Tensor:
-        return self._soften(self._alpha(logits) - topk_margins(logits, self.k, temperature=self.temperature) / self.k)
+        margins = topk_margins(logits, self.k, temperature=self.temperature)
+        return self._soften(self._alpha(logits) - margins / self.k)
 
     def _alpha(self, logits: Tensor) -> Tensor:
         if self.alpha.ndim and self.alpha.numel() != logits.shape[1]:

@@ -8,8 +8,8 @@ from tests import oracles
 from tests.ops.ksubset.scores import KINDS, scores
 from topk_registry import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
 from topk_registry.ops.ksubset import definition
-from topk_registry.ops.ksubset.dispatch import LABEL_MARGINS
 
+ON_CPU = ("torch", "numba")
 TAUS = (1e-4, 1e-2, 0.1, 1.0, 10.0)
 SIZES = [
     (2, 1),
@@ -28,18 +28,19 @@ SIZES = [
 LARGE = [(1000, 20), (1000, 50)]
 
 
+@pytest.mark.parametrize("impl", ON_CPU)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "k"), SIZES + LARGE)
-def test_log_odds_and_marginals(kind, n, k):
+def test_log_odds_and_marginals(kind, n, k, impl):
     for tau in TAUS if (n, k) in SIZES else (0.1,):
         theta = k * tau
         s = scores(kind, n, rows=1)
         exact = torch.tensor([oracles.mp_log_odds((s.double() / theta)[0].tolist(), k)], dtype=torch.float64)
-        found = topk_margins(s, k, temperature=theta).double() / theta
+        found = topk_margins(s, k, temperature=theta, impl=impl).double() / theta
         near = exact.abs() < 60
         # a log-odds close to zero is the difference of numbers of order one: relative to those
         assert ((found - exact).abs() <= 1e-5 * exact.abs().clamp(min=1.0))[near].all(), tau
-        pi = topk_marginals(s, k, temperature=theta).double()
+        pi = topk_marginals(s, k, temperature=theta, impl=impl).double()
         assert (pi - torch.sigmoid(exact)).abs().max() <= 1e-6, tau
         assert (pi.sum(-1) - k).abs().max() <= 1e-5 * k, tau
 
@@ -52,7 +53,7 @@ def test_loss_at_a_label_and_its_gradient(kind, n, k):
         for y in {0, n // 2, int(s.argmin())}:
             loss, gradient = oracles.mp_smooth_svm(s[0].tolist(), y, k, tau)
             exact = torch.tensor(gradient, dtype=torch.float64)
-            for impl in LABEL_MARGINS:
+            for impl in ON_CPU:
                 x = s.clone().requires_grad_()
                 margin = topk_label_margins(x, torch.tensor([y]), k, temperature=k * tau, impl=impl)
                 found = F.softplus(1.0 - margin / k, beta=1 / tau, threshold=40.0)
@@ -61,22 +62,23 @@ def test_loss_at_a_label_and_its_gradient(kind, n, k):
                 assert (x.grad[0] - exact).abs().max() <= 2e-6 * exact.abs().max() + 1e-30, (impl, tau, y)
 
 
+@pytest.mark.parametrize("impl", ON_CPU)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "k"), [*SIZES[:-2], (1000, 5), (1000, 50)])
-def test_gradient_for_a_distribution_over_labels(kind, n, k):
+def test_gradient_for_a_distribution_over_labels(kind, n, k, impl):
     """Against the float64 path, itself tested against the definition below."""
     q = torch.softmax(torch.randn(2, n, generator=torch.Generator().manual_seed(n)), -1)
     for tau in TAUS:
 
-        def gradients(dtype, tau=tau):
+        def gradients(dtype, impl, tau=tau):
             x = scores(kind, n).to(dtype).requires_grad_()
-            m = topk_margins(x, k, temperature=k * tau)
+            m = topk_margins(x, k, temperature=k * tau, impl=impl)
             m.retain_grad()
             (q.to(dtype) * F.softplus(1.0 - m / k, beta=1 / tau, threshold=40.0)).sum().backward()
             return m.grad.double(), x.grad.double()
 
-        _, found = gradients(torch.float32)
-        cotangent, exact = gradients(torch.float64)
+        _, found = gradients(torch.float32, impl)
+        cotangent, exact = gradients(torch.float64, "torch")
         # where the cotangents cancel (nearly flat rows), what is left is no better than their own rounding
         rounding = 8 * torch.finfo(torch.float32).eps * cotangent.abs().amax(-1, keepdim=True)
         assert ((found - exact).abs() <= 2e-6 * exact.abs().amax(-1, keepdim=True) + rounding).all(), tau

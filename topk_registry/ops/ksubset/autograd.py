@@ -1,34 +1,60 @@
-"""Gradients: one autograd Function a kernel, and the margins of every class built from them.
+"""Gradients of the operator, whichever kernels compute it.
 
-They are differentiable once. Their backward passes work in place or hand out what the forward pass has written, so
-autograd would take a second derivative from them that lacks terms; :func:`once` makes it refuse instead.
+It is differentiable once: the kernels of the backward pass have no derivatives of their own, and instead of a second
+derivative that lacks terms there is an error.
 """
 
-import functools
+import inspect
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from topk_registry.ops.ksubset.torch_path import (
-    balanced,
-    horner,
-    polynomials,
-    power_sums,
-    row_blocks,
-    tail_odds,
-    tilt,
-    tilted,
-    top_group_size,
-)
 
-
-class _Once(torch.autograd.Function):
-    """A gradient that depends on ``source`` in a way that autograd cannot follow."""
+class LabelMargins(torch.autograd.Function):
+    """The label's margin [B] by ``kernel(s, label, k, theta) -> (margin, gradient)``: the forward pass writes the
+    gradient, so the backward pass is one product."""
 
     @staticmethod
-    def forward(gradient: Tensor, source: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
+    def forward(s: Tensor, label: Tensor, k: int, theta: float, kernel: Callable) -> tuple[Tensor, Tensor]:
+        return kernel(s, label, k, theta)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(output[1])  # as an output it is known to depend on the scores
+        ctx.set_materialize_grads(False)  # no zeros of the size of the logits for the second output
+
+    @staticmethod
+    def backward(ctx, g: Tensor, _):
+        if g is None:
+            return None, None, None, None, None
+        return _gradient(scaled, g, ctx.saved_tensors[0]), None, None, None, None
+
+
+class Margins(torch.autograd.Function):
+    """The margins [B, n] of every class by ``forward(s, k, theta)``, their gradient by ``backward(g, s, k, theta)``:
+    nothing but the scores is kept from one to the other."""
+
+    @staticmethod
+    def forward(s: Tensor, k: int, theta: float, forward: Callable, backward: Callable) -> Tensor:
+        return forward(s, k, theta)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        s, ctx.k, ctx.theta, _, ctx.kernel = inputs
+        ctx.save_for_backward(s)
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        return _gradient(ctx.kernel, g, ctx.saved_tensors[0], ctx.k, ctx.theta), None, None, None, None
+
+
+class _Gradient(torch.autograd.Function):
+    """What a backward pass computes, where someone may ask for its derivative."""
+
+    @staticmethod
+    def forward(kernel: Callable, *args) -> Tensor:
+        return kernel(*args)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -42,191 +68,14 @@ class _Once(torch.autograd.Function):
         )
 
 
-def once(backward: Callable) -> Callable:
-    """Let a backward pass run under ``create_graph``, but not be differentiated; saves the source of its gradients
-    first."""
-
-    @functools.wraps(backward)
-    def wrapped(ctx, *cotangents):
-        with torch.no_grad():
-            gradients = backward(ctx, *cotangents)
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return gradients
-        source = ctx.saved_tensors[0]
-        return tuple(None if g is None else _Once.apply(g, source) for g in gradients)
-
-    return wrapped
+def _gradient(kernel: Callable, *args) -> Tensor:
+    return _Gradient.apply(kernel, *args) if torch.is_grad_enabled() else kernel(*args)
 
 
-class LabelMargins(torch.autograd.Function):
-    """The label's margin [B] by ``kernel(s, label, k, theta) -> margin, gradient``: the forward pass writes the
-    gradient, so the backward pass is one product."""
-
-    @staticmethod
-    def forward(s: Tensor, label: Tensor, k: int, theta: float, kernel: Callable) -> tuple[Tensor, Tensor]:
-        return kernel(s, label, k, theta)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(output[1])  # differentiable to autograd, for `once` to see where it comes from
-        ctx.set_materialize_grads(False)  # no zeros of the size of the logits for the second output
-
-    @staticmethod
-    @once
-    def backward(ctx, g: Tensor, _):
-        if g is None:
-            return None, None, None, None, None
-        (gradient,) = ctx.saved_tensors
-        return g.to(gradient.dtype)[:, None] * gradient, None, None, None, None
+def scaled(g: Tensor, gradient: Tensor) -> Tensor:
+    """g [B] times the rows of a gradient [B, n]."""
+    return g.to(gradient.dtype)[:, None] * gradient
 
 
-class TailOdds(torch.autograd.Function):
-    """:func:`tail_odds` of scores [B, n]; the gradient is that to s / theta, see :class:`ToOdds`."""
-
-    @staticmethod
-    def forward(s: Tensor, a: Tensor, outside_tail: Tensor, theta: float) -> Tensor:
-        w = torch.empty_like(s)
-        for rows in row_blocks(s):
-            tail_odds(s[rows], a[rows], outside_tail[rows], theta, out=w[rows])
-        return w
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    @once
-    def backward(ctx, g: Tensor):
-        (w,) = ctx.saved_tensors
-        return g * w, None, None, None
-
-
-class PowerSums(torch.autograd.Function):
-    """:func:`power_sums` of odds [B, n]; dP_j/dw_i = j w_i^(j-1)."""
-
-    @staticmethod
-    def forward(w: Tensor, k: int) -> Tensor:
-        return torch.cat([power_sums(w[rows], k) for rows in row_blocks(w)], 1)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(inputs[0])
-
-    @staticmethod
-    @once
-    def backward(ctx, g: Tensor):
-        (w,) = ctx.saved_tensors
-        slopes = g * torch.arange(1, g.shape[0] + 1, dtype=g.dtype, device=g.device)[:, None]  # [k, B]
-        dw = torch.empty_like(w)
-        for rows in row_blocks(w):
-            acc = dw[rows].copy_(slopes[-1, rows, None].expand_as(w[rows]))
-            for slope in slopes[:-1, rows].flip(0):
-                acc.mul_(w[rows]).add_(slope[:, None])
-        return dw, None
-
-
-class LeaveTailOut(torch.autograd.Function):
-    """shift + log d_{k-1} - log d_k, d = c / (1 + v X), v = scale w, for every w: [B, n], [k+1, B], [B], [B] -> [B, n].
-
-    With g_{k-1}, g_k the gradients to d_{k-1} and d_k: dc_j = sum_i g_{k-1} (-v)^(k-1-j) + g_k (-v)^(k-j), and since
-    dd_j/dv = -e_{j-1} with e = d / (1 + v X), dv = -(g_{k-1} e_{k-2} + g_k e_{k-1}).
-    """
-
-    @staticmethod
-    def forward(w: Tensor, c: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        out = torch.empty_like(w)
-        for rows in row_blocks(w):
-            v = w[rows] * scale[rows, None]
-            d = horner(v, c[:-1, rows])
-            last = torch.sub(c[-1, rows, None], v.mul_(d), out=v)
-            torch.div(d, last, out=out[rows]).log_().add_(shift[rows, None])
-        return out
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(*inputs[:3])
-
-    @staticmethod
-    @once
-    def backward(ctx, g: Tensor):
-        w, c, scale = ctx.saved_tensors
-        k = c.shape[0] - 1
-        dw, dc = torch.zeros_like(w), torch.empty_like(c)
-        for rows in row_blocks(w):
-            v, e, c_rows = w[rows] * scale[rows, None], dw[rows], c[:, rows, None]
-            d = c_rows[0].expand_as(v).clone()  # d_0, with e_{-1} = 0
-            for j in range(1, k):
-                torch.sub(d, e.mul_(v), out=e)
-                torch.sub(c_rows[j], d.mul_(v), out=d)
-            last = torch.mul(v, d)
-            torch.sub(c_rows[k], last, out=last)
-            g_last = torch.div(g[rows], last, out=last).neg_()
-            chain = torch.div(g[rows], d).addcmul_(g_last, v, value=-1.0)  # what reaches d_{k-1} in all
-            # e_{k-1} = d_{k-1} - v e_{k-2}
-            e.mul_(chain).addcmul_(g_last, d).mul_(-scale[rows, None])
-            dc[k, rows] = g_last.sum(-1)
-            for j in range(k - 1, -1, -1):
-                dc[j, rows] = chain.sum(-1)
-                chain.mul_(v).neg_()
-        return dw, dc, None, None
-
-
-class ToOdds(torch.autograd.Function):
-    """(s - a) / theta; with :class:`ToScores` it leaves theta out of gradients, where it cancels but could overflow."""
-
-    @staticmethod
-    def forward(s: Tensor, a: Tensor, theta: float) -> Tensor:
-        return (s - a) / theta
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx, g: Tensor):
-        return g, None, None
-
-
-class ToScores(torch.autograd.Function):
-    """(s - a) + theta * rest, from the rest of the log-odds; see :class:`ToOdds`."""
-
-    @staticmethod
-    def forward(s: Tensor, a: Tensor, rest: Tensor, theta: float) -> Tensor:
-        return (s - a).add_(rest, alpha=theta)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx, g: Tensor):
-        return g, None, g, None
-
-
-def margins(s: Tensor, k: int, theta: float) -> Tensor:
-    """The margins theta l [B, n] of every class, differentiable: [B, n] -> [B, n].
-
-    Tilts and references are constants to autograd: they cancel. What depends on the scores are the tail's odds and
-    power sums (kernels with gradients of their own) and the small polynomials of the top group (plain autograd).
-    """
-    top, where = s.detach().topk(min(top_group_size(k + 1), s.shape[1]))
-    kth, next_one = top[:, k - 1], top[:, k]  # references of the two tilts
-    w = TailOdds.apply(s, next_one, where, theta)
-    P = PowerSums.apply(w, k)
-    gap = (next_one - kth) / theta
-
-    s_top = s.gather(1, where).T
-    x, x_next = ToOdds.apply(s_top, kth, theta), ToOdds.apply(s_top, next_one, theta)
-    t = tilt(x.detach(), P[0].detach() * gap.exp(), k)
-    t_next = tilt(x_next.detach(), P[0].detach(), k + 1)
-    both = torch.cat((tilted(P, gap - t), tilted(P, -t_next)), 1)
-    c, e = polynomials(torch.cat((x - t, x_next - t_next), 1), both, k, depth=1)
-    B = s.shape[0]
-    c, e = c[:, :B], torch.cat((e[:k, :, B:], e[k:, :, :B]))  # e [T, 2, B]
-    log_rho, c = balanced(c, k)
-
-    first_k = torch.arange(len(e), device=s.device)[:, None] < k
-    shift, reference = torch.where(first_k, -t_next, -t), torch.where(first_k, next_one, kth)
-    in_top = ToScores.apply(s_top, reference, shift + (e[:, 0] / e[:, 1]).log(), theta)
-    rest = LeaveTailOut.apply(w, c, torch.exp(gap + log_rho - t), log_rho - t)
-    return ToScores.apply(s, kth[:, None], rest, theta).scatter_(1, where, in_top.T)
+for _function in (LabelMargins, Margins):  # torch asks for it at every call, and to find out takes as long as the rest
+    _function.forward.__signature__ = inspect.signature(_function.forward)

@@ -1,24 +1,22 @@
 """The one door to the k-subset operator: checks what comes in, chooses an implementation, and keeps its promises.
 
-Implementations work on contiguous rows s [B, n] of single or double precision with 2k <= n: ``margins(s, k, theta)
--> [B, n]``, differentiable, and ``label_margins(s, label, k, theta) -> ([B], [B, n])``, which writes the gradient to
-the scores along with the margin. Everything else (other shapes and dtypes, larger k, bad input) is settled here.
+An implementation is a module with three functions on contiguous rows s [B, n], 2k <= n, in single or double precision
+(those that say so take half precision too)::
+
+    label_margins(s, label [B], k, theta) -> (margin [B], gradient [B, n])
+    margins(s, k, theta) -> [B, n]
+    margins_backward(g [B, n], s, k, theta) -> [B, n]
+
+Everything else (other shapes and dtypes, larger k, bad input) is settled here.
 """
 
-import warnings
-from collections.abc import Callable
-from functools import lru_cache
-from importlib.util import find_spec
+from math import isfinite
 from numbers import Integral
 
 import torch
 from torch import Tensor
 
-from topk_registry.ops.ksubset import autograd, torch_path
-
-MARGINS = ("torch",)
-LABEL_MARGINS = ("torch", "numba")
-NUMBA_LARGEST_K = 256  # its tables of k^2 numbers a thread leave the cache beyond
+from topk_registry.ops.ksubset import autograd, backends
 
 
 def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0, impl: str = "auto") -> Tensor:
@@ -85,32 +83,40 @@ def topk_label_margins(
         Margins [B] in double precision.
     """
     _check(logits, k, temperature)
-    _check_impl(impl, LABEL_MARGINS)
     if label.dtype != torch.int64 or label.shape != logits.shape[:1] or logits.ndim != 2:
         raise ValueError(
             f"expected logits [B, n] and int64 labels [B], got {list(logits.shape)} and {label.dtype} "
             f"{list(label.shape)}"
         )
-    if label.numel() and _may_look(logits):
-        low, high = label.aminmax()
-        if low < 0 or high >= logits.shape[1]:
-            wrong = int(low) if low < 0 else int(high)
-            raise ValueError(f"label must be in [0, {logits.shape[1] - 1}], got {wrong}")
-    s, k, theta, sign = _prepare(logits, k, temperature)
-    margin, _ = autograd.LabelMargins.apply(s, label, k, theta, _label_kernel(impl, s, k))
-    if _may_look(logits) and not bool(margin.detach().isfinite().all()):  # what too few scores come to
-        _check_finite(logits.detach(), k)
-    return sign * margin
+    s, k, theta, sign, backend = _prepare(logits, k, temperature, impl)
+    if torch.compiler.is_compiling():
+        from topk_registry.ops.ksubset import library
+
+        return sign * library.label_margins(s, label, k, theta, backend)
+    on_cpu = logits.device.type == "cpu"  # values are looked at there only: elsewhere that would stall the device
+    if on_cpu and not backends.TABLE[backend].checks_labels:
+        _check_labels(label, logits.shape[1])
+    margin, _ = autograd.LabelMargins.apply(s, label, k, theta, backends.load(backend).label_margins)
+    if on_cpu and not isfinite(margin.detach().sum()):  # what too few scores come to, and a label out of range
+        _check_labels(label, logits.shape[1])
+        _check_finite(logits.detach(), k if sign > 0 else logits.shape[1] - k)
+    return margin if sign > 0 else -margin
 
 
 def _margins(logits: Tensor, k: int, temperature: float, impl: str) -> Tensor:
     """In the precision they are computed in: where that is double, they may be beyond the range of single."""
     _check(logits, k, temperature)
-    _check_impl(impl, MARGINS)
-    if _may_look(logits):
+    compiling = torch.compiler.is_compiling()
+    if logits.device.type == "cpu" and not compiling:
         _check_finite(logits.detach(), k)
-    s, k, theta, sign = _prepare(logits, k, temperature)
-    rows = autograd.margins(s, k, theta)
+    s, k, theta, sign, backend = _prepare(logits, k, temperature, impl)
+    if compiling:
+        from topk_registry.ops.ksubset import library
+
+        rows = library.margins(s, k, theta, backend)
+    else:
+        kernels = backends.load(backend)
+        rows = autograd.Margins.apply(s, k, theta, kernels.margins, kernels.margins_backward)
     return (rows if sign > 0 else -rows).view(logits.shape)
 
 
@@ -118,48 +124,28 @@ def _dtype(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def _prepare(logits: Tensor, k: int, temperature: float) -> tuple[Tensor, int, float, int]:
+def _prepare(logits: Tensor, k: int, temperature: float, impl: str) -> tuple[Tensor, int, float, int, str]:
     """Rows to work on, with 2k <= n: drawing k classes by x is leaving out n - k by -x, so the log-odds change sign."""
     n = logits.shape[-1]
     sign = 1 if 2 * k <= n else -1
     k = int(k if sign > 0 else n - k)
     # coefficients span e^k and margins grow with the temperature: both can be more than single precision holds
     double = logits.dtype == torch.float64 or k > 64 or temperature > 1e30
-    s = logits.to(torch.float64 if double else torch.float32).reshape(-1, n)
+    backend = _choose(impl, logits.device, k, double)
+    half = backends.TABLE[backend].takes_half and logits.dtype in (torch.float16, torch.bfloat16)
+    s = logits if half else logits.to(torch.float64 if double else torch.float32)
+    s = s.reshape(-1, n)
     # below this the margins no longer depend on the temperature, but its reciprocal would overflow
-    theta = max(float(temperature), 4 * torch.finfo(s.dtype).tiny)
-    return (s if sign > 0 else -s).contiguous(), k, theta, sign
+    theta = max(float(temperature), 4 * torch.finfo(torch.float64 if double else torch.float32).tiny)
+    return (s if sign > 0 else -s).contiguous(), k, theta, sign, backend
 
 
-def _label_kernel(impl: str, s: Tensor, k: int) -> Callable:
-    if impl == "auto":
-        fits = s.device.type == "cpu" and k <= NUMBA_LARGEST_K and not torch.compiler.is_compiling()
-        return (_numba_kernel() if fits else None) or torch_path.label_margins
-    if impl == "torch":
-        return torch_path.label_margins
-    if s.device.type != "cpu" or k > NUMBA_LARGEST_K:
-        raise ValueError(f"impl 'numba' is for the CPU and k or n - k up to {NUMBA_LARGEST_K}: {s.device}, {k}")
-    from topk_registry.ops.ksubset import cpu
+def _choose(impl: str, device: torch.device, k: int, double: bool) -> str:
+    if not torch.compiler.is_compiling():
+        return backends.choose(impl, device, k, double)
+    from topk_registry.ops.ksubset import library
 
-    return cpu.label_margins
-
-
-@lru_cache(maxsize=1)
-def _numba_kernel() -> Callable | None:
-    """The compiled kernel where numba is installed; one that does not work is told of once, and done without."""
-    if find_spec("numba") is None:
-        return None
-    try:
-        from topk_registry.ops.ksubset import cpu
-    except Exception as error:
-        warnings.warn(f"numba is installed but cannot be used, the losses are slower: {error!r}", stacklevel=2)
-        return None
-    return cpu.label_margins
-
-
-def _check_impl(impl: str, available: tuple[str, ...]) -> None:
-    if impl not in ("auto", *available):
-        raise ValueError(f"impl must be 'auto' or one of {', '.join(map(repr, available))}, got {impl!r}")
+    return library.choose(impl, device, k, double)
 
 
 def _check(logits: Tensor, k: int, temperature: float) -> None:
@@ -172,9 +158,11 @@ def _check(logits: Tensor, k: int, temperature: float) -> None:
         raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
 
 
-def _may_look(logits: Tensor) -> bool:
-    """Values are looked at on the CPU only: elsewhere that would stall the device, in a compiled graph break it."""
-    return logits.device.type == "cpu" and not torch.compiler.is_compiling()
+def _check_labels(label: Tensor, n: int) -> None:
+    if label.numel():
+        low, high = (int(bound) for bound in label.aminmax())
+        if low < 0 or high >= n:
+            raise ValueError(f"label must be in [0, {n - 1}], got {low if low < 0 else high}")
 
 
 def _check_finite(logits: Tensor, k: int) -> None:

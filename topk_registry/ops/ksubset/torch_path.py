@@ -24,6 +24,7 @@ from torch import Tensor
 from topk_registry.ops.ksubset.polynomial import from_power_sums, leave_one_out, multiply, product_tree
 
 BLOCK = 1 << 16  # scores in a block of rows: few enough to stay in a core's cache from one pass to the next
+BLOCK_ON_GPU = 1 << 24
 
 
 def top_group_size(k: int) -> int:
@@ -32,12 +33,10 @@ def top_group_size(k: int) -> int:
     return 2 * k + 1 if k <= 1000 else sys.maxsize - 1
 
 
-def row_blocks(s: Tensor) -> Iterator[slice]:
-    """Rows to work on at a time: all of them on a GPU and in a compiled graph, a cacheful on the CPU."""
-    if s.device.type != "cpu" or torch.compiler.is_compiling():
-        yield slice(None)
-        return
-    step = max(1, BLOCK // s.shape[1])
+def row_blocks(s: Tensor, numbers: int = 0) -> Iterator[slice]:
+    """Rows to work on at a time: a cacheful on the CPU, enough to be busy with on a GPU. ``numbers``: how many of them
+    the work on a row needs, where that is more than its scores."""
+    step = max(1, (BLOCK if s.device.type == "cpu" else BLOCK_ON_GPU) // max(s.shape[1], numbers))
     for start in range(0, max(1, s.shape[0]), step):
         yield slice(start, start + step)
 

@@ -1,0 +1,75 @@
+"""Which implementation serves where, and what happens where one is missing or broken."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+
+from topk_registry import topk_label_margins, topk_margins
+from topk_registry.ops.ksubset import backends, library  # noqa: F401, library registers the operators
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+@pytest.fixture
+def forgotten():
+    for remembered in (backends._works, backends.load):
+        remembered.cache_clear()
+    yield
+    for remembered in (backends._works, backends.load):
+        remembered.cache_clear()
+
+
+def test_auto_takes_the_first_that_serves():
+    assert backends.choose("auto", CPU, 5, False) == "numba"
+    assert backends.choose("auto", CPU, 257, True) == "torch"
+    assert backends.choose("auto", META, 5, False) == "torch"
+    assert backends.choose("torch", CPU, 5, False) == "torch"
+
+
+@pytest.mark.parametrize("f", [topk_margins, lambda s, k, impl: topk_label_margins(s, torch.tensor([0]), k, impl=impl)])
+def test_a_backend_that_does_not_serve_says_where_it_does(f):
+    with pytest.raises(ValueError, match="impl 'numba' is for the CPU and k or n - k up to 256: cpu, 300"):
+        f(torch.zeros(1, 1000), 300, impl="numba")
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_without_numba_the_torch_path_serves_and_says_so_once(monkeypatch):
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    with pytest.warns(UserWarning, match="numba is not installed, the top-k losses are slower: pip install numba"):
+        assert backends.choose("auto", CPU, 1, False) == "torch"
+    assert backends.choose("auto", CPU, 1, False) == "torch"
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_numba_that_does_not_work_is_told_of_once(monkeypatch):
+    monkeypatch.setitem(sys.modules, "topk_registry.ops.ksubset.cpu", None)  # importing it raises
+    monkeypatch.delattr(importlib.import_module("topk_registry.ops.ksubset"), "cpu", raising=False)
+    with pytest.warns(UserWarning, match="numba is installed but cannot be used, the top-k losses are slower"):
+        assert backends.choose("auto", CPU, 1, False) == "torch"
+    assert backends.choose("auto", CPU, 1, False) == "torch"
+    assert topk_margins(torch.zeros(1, 3), 1).shape == (1, 3)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck looks at it
+@pytest.mark.parametrize("impl", ["numba", "torch"])
+def test_as_operators_of_torch(impl):
+    """What compilation, export, autocast and autograd ask of an operator."""
+    s = torch.randn(3, 9, dtype=torch.float64, requires_grad=True)
+    label, g = torch.tensor([0, 4, 8]), torch.randn(3, 9, dtype=torch.float64)
+    operators = torch.ops.topk_registry
+    torch.library.opcheck(operators.label_margins.default, (s, label, 2, 0.7, impl))
+    torch.library.opcheck(operators.margins.default, (s, 2, 0.7, impl))
+    torch.library.opcheck(operators.margins_backward.default, (g, s.detach(), 2, 0.7, impl))
+
+
+def test_exports_as_one_node():
+    class Loss(torch.nn.Module):
+        def forward(self, s, label):
+            return topk_label_margins(s, label, 2).mean()
+
+    s, label = torch.randn(4, 9), torch.tensor([0, 1, 2, 8])
+    program = torch.export.export(Loss(), (s, label))
+    assert [str(node.target) for node in program.graph.nodes].count("topk_registry.label_margins.default") == 1
+    torch.testing.assert_close(program.module()(s, label), Loss()(s, label))

@@ -1,0 +1,88 @@
+"""How the kernels are compiled, and the elementary functions that turn into vector instructions."""
+# pyright: reportCallIssue=false, reportArgumentType=false
+# numba's intrinsics are called without their first parameter
+
+import math
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
+
+# products may be fused with sums, and long sums be reordered; differences of scores never: they are exact
+compiled = njit(error_model="numpy", fastmath={"contract"})
+summing = njit(error_model="numpy", fastmath={"contract", "reassoc"})
+
+LOG2E = 1 / math.log(2)
+LN2_HIGH, LN2_LOW = 0.693359375, -2.1219444005469058277e-4  # log 2; nine bits: multiples of the first are exact
+INVERSE_FACTORIALS = tuple(1 / math.factorial(j) for j in range(14))
+LOG2E_32, LN2_HIGH_32, LN2_LOW_32 = np.float32(LOG2E), np.float32(LN2_HIGH), np.float32(LN2_LOW)
+INVERSE_FACTORIALS_32 = tuple(map(np.float32, INVERSE_FACTORIALS[:8]))
+ROUND_32, ROUND = np.float32(1.5 * 2**23), 1.5 * 2**52  # added to a number, these leave no bits after the point
+
+
+def _cast(source: types.Type, target: types.Type):
+    """The bits of a number as another type."""
+
+    @intrinsic
+    def cast(typing_context, number):
+        def codegen(context, builder, signature, arguments):
+            return builder.bitcast(arguments[0], context.get_value_type(target))
+
+        return target(source), codegen
+
+    return cast
+
+
+_bits_32, _number_32 = _cast(types.float32, types.int32), _cast(types.int32, types.float32)
+_bits, _number = _cast(types.float64, types.int64), _cast(types.int64, types.float64)
+
+
+@compiled
+def exp32(u):
+    """exp(u) for u from -87 to 88: 2^m exp(f), where eight terms of the series leave an error of 6e-9."""
+    shifted = u * LOG2E_32 + ROUND_32
+    m = shifted - ROUND_32
+    f = (u - m * LN2_HIGH_32) - m * LN2_LOW_32
+    e = INVERSE_FACTORIALS_32[7]
+    for j in range(7):
+        e = e * f + INVERSE_FACTORIALS_32[6 - j]
+    return e * _number_32((_bits_32(shifted) + np.int32(127)) << np.int32(23))
+
+
+@compiled
+def exp64(u):
+    """exp(u) for u from -708 to 709, within 2e-16 or so."""
+    shifted = u * LOG2E + ROUND
+    m = shifted - ROUND
+    f = (u - m * LN2_HIGH) - m * LN2_LOW
+    e = INVERSE_FACTORIALS[13]
+    for j in range(13):
+        e = e * f + INVERSE_FACTORIALS[12 - j]
+    return e * _number((_bits(shifted) + np.int64(1023)) << np.int64(52))
+
+
+@compiled
+def log32(x):
+    """log(x) for positive, normal x: log(m 2^e) by the series of artanh in (m - 1) / (m + 1), m within sqrt(2) of 1."""
+    e = (_bits_32(x) - np.int32(0x3F3504F3)) >> np.int32(23)
+    z = _number_32(_bits_32(x) - (e << np.int32(23)))
+    z = (z - np.float32(1)) / (z + np.float32(1))
+    y = z * z
+    series = np.float32(2 / 9)
+    for j in (7, 5, 3):
+        series = series * y + np.float32(2 / j)
+    n = np.float32(e)
+    return n * LN2_HIGH_32 + (n * LN2_LOW_32 + (z * y * series + np.float32(2) * z))
+
+
+@compiled
+def log64(x):
+    """As :func:`log32`."""
+    e = (_bits(x) - np.int64(0x3FE6A09E667F3BCD)) >> np.int64(52)
+    z = _number(_bits(x) - (e << np.int64(52)))
+    z = (z - 1.0) / (z + 1.0)
+    y = z * z
+    series = 2 / 21
+    for j in (19, 17, 15, 13, 11, 9, 7, 5, 3):
+        series = series * y + 2 / j
+    return e * LN2_HIGH + (e * LN2_LOW + (z * y * series + 2.0 * z))

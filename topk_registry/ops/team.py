@@ -1,0 +1,87 @@
+"""Sharing rows among threads: kernels compiled by numba run on the OpenMP threads that torch itself uses.
+
+After each of its operations torch's threads go on spinning for a few milliseconds, in wait of the next one. Threads of
+our own would share their cores with them; handed to the same team, work starts within microseconds. Where torch is
+built without OpenMP, a pool of threads does it.
+
+A kernel is a C function ``body(job)``. All threads run the same body with the same job, and take rows from it, a few at
+a time, by :func:`take` until none are left; what a row comes to must not depend on who takes it.
+"""
+
+import ctypes
+import os
+import struct
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from numba import types
+from numba.extending import intrinsic
+
+Body = Callable[[ctypes.Array], None]
+C_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+signature = types.void(types.voidptr)  # what a body is compiled for
+
+
+def run(body: Body, fields: str, *values: float, threads: int) -> None:
+    """Let ``threads`` threads run ``body`` on one job: a counter of rows taken, then ``values`` in the order of
+    ``fields``, "q" for an integer or an address and "d" for a number."""
+    job = ctypes.create_string_buffer(_layout(fields).pack(0, *values))
+    if threads == 1:
+        body(job)
+    elif (parallel := _openmp()) is not None:
+        parallel(body, job, threads, 0)
+    else:
+        pool = _pool(os.getpid())
+        others = [pool.submit(body, job) for _ in range(threads - 1)]
+        body(job)
+        for other in others:
+            other.result()
+
+
+@lru_cache
+def _layout(fields: str) -> struct.Struct:
+    return struct.Struct(f"=q{fields}")
+
+
+@intrinsic
+def take(typing_context, job, count):
+    """The first of the next ``count`` rows of a job; beyond the last row there is nothing left to do."""
+
+    def codegen(context, builder, signature, arguments):
+        job, count = arguments
+        counter = builder.bitcast(job, count.type.as_pointer())
+        return builder.atomic_rmw("add", counter, count, "monotonic")
+
+    return types.int64(types.voidptr, types.int64), codegen
+
+
+@intrinsic
+def pointer(typing_context, address):
+    """An address among the values of a job, as ``numba.carray`` takes it."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.int64), codegen
+
+
+@lru_cache(maxsize=1)
+def _openmp() -> Callable | None:
+    """``GOMP_parallel(body, job, threads, flags)`` of the very library that torch is linked with."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        parallel = library.GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    parallel.argtypes = (C_BODY, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    parallel.restype = None
+    return parallel
+
+
+@lru_cache(maxsize=1)
+def _pool(process: int) -> ThreadPoolExecutor:
+    """Threads that sleep between calls; a forked process starts its own."""
+    return ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="topk_registry")
