@@ -240,7 +240,7 @@ def test_a_subset_is_trained_on_for_as_many_updates():
     for flags in ({}, {"epochs": 30}):
         runs = small_data.configurations(Options(flags=flags), [])
         lengths = {c["flags"].get("subset", 1.0): c["flags"]["epochs"] for c in runs}
-        assert lengths == {share: lengths[1.0] / share for share in (0.25, 0.5, 1.0)}
+        assert lengths == {share: lengths[1.0] / share for share in (0.25, 1.0)}
         assert lengths[1.0] == flags.get("epochs", 8)
 
 

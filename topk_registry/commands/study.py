@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM is Ctrl-C, and both reach a command that a shell has started in the background, where it ignores Ctrl-C."""
+    """SIGTERM is as Ctrl-C, and both reach a command that a shell has put in the background, deaf to Ctrl-C."""
     before = {signum: signal.signal(signum, signal.default_int_handler) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
