@@ -162,7 +162,19 @@ def strings(path: Path) -> Iterator[str]:
             yield node.value
 
 
-@pytest.mark.parametrize("path", files_of("topk_registry", "topk_export"), ids=label)
+STUDIES = files_of("topk_registry.studies")
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p not in STUDIES], ids=label)
+def test_only_commands_import_the_studies(path):
+    if "topk_registry.commands" not in module_of(path):
+        assert not [target for target in targets(path) if target.startswith("topk_registry.studies")]
+
+
+CORE = [p for p in files_of("topk_registry", "topk_export") if p not in STUDIES]
+
+
+@pytest.mark.parametrize("path", CORE, ids=label)
 def test_the_core_names_no_loss(path):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = set(project["entry-points"]["topk_registry.losses"])

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import topk_registry as tr
-from tests.bench.memory import peak_bytes
 from topk_registry import LinearSmoothTopK, linear_smooth_topk
+from topk_registry.studies.timing.memory import peak_bytes
 
 INF, NAN = float("inf"), float("nan")
 OPTIONS = [

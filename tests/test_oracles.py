@@ -55,3 +55,15 @@ def test_smooth_svm_is_a_softplus_of_the_log_odds_and_its_gradient_its_slope(k: 
         slope = (mp_smooth_svm(up, y, k, tau, alpha)[0] - mp_smooth_svm(down, y, k, tau, alpha)[0]) / (2 * step)
         assert gradient[i] == pytest.approx(slope, rel=1e-6, abs=1e-9)
     assert sum(gradient) == pytest.approx(0, abs=1e-15)
+
+
+@pytest.mark.parametrize("y", [0, 3, 8])
+def test_smooth_svm_at_a_vanishing_temperature_is_the_hinge_on_the_kth_best_other(y: int) -> None:
+    s, k = scores(9), 3
+    others = sorted(v for i, v in enumerate(s) if i != y)
+    violation = 1 + (others[-k] - s[y]) / k
+    loss, gradient = mp_smooth_svm(s, y, k, 1e-36)
+    assert loss == pytest.approx(max(violation, 0), rel=1e-15)
+    assert gradient[y] == pytest.approx(-(violation > 0) / k, rel=1e-15)
+    assert gradient[s.index(others[-k])] == pytest.approx((violation > 0) / k, rel=1e-15)
+    assert np.count_nonzero(np.abs(gradient) > 1e-30) == 2 * (violation > 0)

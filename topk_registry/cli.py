@@ -17,6 +17,7 @@ COMMANDS = {
     "train": ("topk_registry.train.command", "train an image classifier by the name of its loss"),
     "validate": ("topk_registry.train.validate", "evaluate a checkpoint or a pretrained model"),
     "torchvision-train": ("topk_registry.train.torchvision", "run torchvision's training script with a loss by name"),
+    "study": ("topk_registry.commands.study", "repeat the papers' studies, on your data or on a built-in set"),
     "losses": ("topk_registry.commands.losses", "list the registered losses, or say why one is broken"),
     "check": ("topk_registry.commands.check", "run the conformance kit on a registered loss"),
     "export": ("topk_export.commands.export", "a trained classifier as one ONNX file with exact top-k probabilities"),

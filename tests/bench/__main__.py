@@ -11,11 +11,11 @@ import torch
 from tqdm import tqdm
 
 from tests.bench.bandwidth import copy_bandwidth
-from tests.bench.contest import Case, Operator
 from tests.bench.gate import RefusedError, require_green
-from tests.bench.measure import measure
 from tests.bench.operators import OPERATORS
 from tests.bench.report import environment, record, table
+from topk_registry.studies.timing.contest import Case, Operator
+from topk_registry.studies.timing.measure import measure
 
 QUICK_SHAPES = ((8, 50, 3), (8, 200, 5))
 

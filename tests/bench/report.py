@@ -1,19 +1,18 @@
 """A table to read, and JSON to keep."""
 
-import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 
 from tests.bench.bandwidth import floor_seconds
-from tests.bench.contest import CROSS_ENTROPY, OURS
-from tests.bench.measure import Row
-from tests.bench.timing import Spread
+from topk_registry.studies.timing.contest import CROSS_ENTROPY, OURS
+from topk_registry.studies.timing.machine import busy, cpu_name
+from topk_registry.studies.timing.measure import Row
+from topk_registry.studies.timing.rounds import Spread
 
 PACKAGES = ("topk-registry", "torch", "timm", "triton", "numba", "pytopk", "difftopk")
 HEADER = ("contestant", "forward", "backward", "both, ms", "quartiles", "x CE", "x ours", "floor", "memory", "runs")
@@ -39,7 +38,7 @@ def environment(device: str) -> dict[str, object]:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "busy": busy(),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
@@ -85,16 +84,3 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def busy() -> str:
-    """Says so when others already keep half the processors at work; empty when they do not."""
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    return f"load average {load:.1f} on {cores} cores" if load > cores / 2 else ""
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

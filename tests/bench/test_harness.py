@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tests.bench import bandwidth
 from tests.bench.__main__ import main
-from tests.bench.contest import OURS, Case, Contestant, Operator, UnavailableError
-from tests.bench.measure import measure
-from tests.bench.memory import peak_bytes
 from tests.bench.operators import OPERATORS
 from tests.bench.report import table
-from tests.bench.timing import Clock, OverLimitError, Spread, interleave, time_limit
+from topk_registry.studies.timing.contest import OURS, Case, Contestant, Operator, UnavailableError
+from topk_registry.studies.timing.measure import measure
+from topk_registry.studies.timing.memory import peak_bytes
+from topk_registry.studies.timing.rounds import Clock, OverLimitError, Spread, interleave, time_limit
 
 CASE = Case(4, 10, 2, {"tau": 1.0})
 

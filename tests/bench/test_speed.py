@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import topk_registry as tr
-from tests.bench.contest import OURS, Case
 from tests.bench.operators import OPERATORS
-from tests.bench.report import busy
-from tests.bench.timing import CPU, CPU_TIME, Clock, Sample, Spread, Step, interleave, step
+from topk_registry.studies.timing.contest import OURS, Case
+from topk_registry.studies.timing.machine import busy
+from topk_registry.studies.timing.rounds import CPU, CPU_TIME, Clock, Sample, Spread, Step, interleave, step
 
 pytestmark = pytest.mark.slow
 

@@ -33,6 +33,7 @@ class Hierarchy:
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
         size: number of images, by default 5000 for training and 2000 otherwise.
+        eval_size: the same of all splits but training, where it is to differ from ``size``.
         seed: of the class fields and of every image.
         superclasses, fine: how many superclasses, and fine classes in each.
         fine_amplitude: what tells the fine classes of a superclass apart, in units of what tells superclasses apart.
@@ -47,6 +48,7 @@ class Hierarchy:
         split: str = "train",
         *,
         size: int | None = None,
+        eval_size: int | None = None,
         seed: int = 0,
         superclasses: int = 20,
         fine: int = 5,
@@ -56,6 +58,7 @@ class Hierarchy:
         split = SYNONYMS.get(split, split)
         if split not in SPLITS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+        size = size if split == "train" or eval_size is None else eval_size
         size = size if size is not None else 5000 if split == "train" else 2000
         if size < 1 or superclasses < 1 or fine < 1 or superclasses * fine < 2:
             raise ValueError(

@@ -42,7 +42,7 @@ def _train(args: Namespace) -> int:
         return _fail(error, 2)
     try:
         with StopRequest() as stop:
-            _epochs(run, stop)
+            run_epochs(run, stop)
     except Interrupted as error:
         return _fail(error, 128 + error.signum) if utils.is_primary(args) else 128 + error.signum
     except TrainError as error:
@@ -51,7 +51,13 @@ def _train(args: Namespace) -> int:
     return 0
 
 
-def _epochs(run: Run, stop: StopRequest) -> None:
+def run_epochs(run: Run, stop: StopRequest) -> None:
+    """Train to the last epoch, or to where ``--early-stop`` or a signal ends it.
+
+    Raises:
+        Interrupted: a signal came; the run is saved, where it has a folder.
+        TrainError: it cannot go on.
+    """
     progress, args = run.progress, run.args
     if run.evaluator is not None and not args.distributed:  # alone, evaluation may stop half-way
         run.evaluator.stop = lambda: bool(stop)

@@ -1,7 +1,6 @@
 """Smooth top-k SVM: ours, the algorithms as published, the authors' code, and other top-k losses."""
 
 import sys
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import topk_registry as tr
-from tests.bench.contest import Case, Contestant, Loss, Operator, UnavailableError
-from tests.bench.operators.shared import (
+from topk_registry.studies.algorithms import published
+from topk_registry.studies.timing.contest import Case, Contestant, Loss, Operator, UnavailableError
+from topk_registry.studies.timing.peers import (
     REFERENCE,
     by_backend,
     difftopk_neuralsort,
@@ -20,14 +20,6 @@ from tests.bench.operators.shared import (
     pytopk_balanced,
     quiet,
 )
-from tests.bench.published import smooth_topk_svm
-
-
-def published(algorithm: str) -> Contestant:
-    def build(case: Case) -> Loss:
-        return partial(smooth_topk_svm, k=case.k, tau=case.options["tau"], algorithm=algorithm)
-
-    return Contestant(f"published: {algorithm}", build)
 
 
 def authors(path: Path) -> Contestant:

@@ -2,17 +2,15 @@
 
 import base64
 import os
-import shutil
-from collections.abc import Iterator
 
 import pytest
+
+from tests.browser import chromium, complaints, window
 
 from .conftest import COLOURS, K
 from .service import predict
 from .test_serving import png
 
-INSTALL = "no Chromium with its driver: apt-get install chromium chromium-driver"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 DROP = """
 const [encoded, name, type] = arguments;
 const bytes = Uint8Array.from(atob(encoded), c => c.charCodeAt(0));
@@ -25,25 +23,9 @@ for (const kind of ["dragover", "drop"])
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    binary, driver = next(filter(None, map(shutil.which, BROWSERS)), None), shutil.which("chromedriver")
-    if binary is None or driver is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(INSTALL)
-    webdriver = pytest.importorskip("selenium.webdriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for flag in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-dev-shm-usage",
-        "--disable-gpu",
-        "--window-size=1100,900",
-    ):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    running = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield running
-    running.quit()
+def browser():
+    with chromium() as running:
+        yield running
 
 
 @pytest.fixture
@@ -52,8 +34,7 @@ def page(browser, service):
     wait(browser, "return document.getElementById('about').textContent.includes('classes')")
     yield browser
     # nothing was blocked by the page's own policy, and no script failed
-    severe = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
-    assert [message for message in severe if "status of 4" not in message] == []
+    assert [message for message in complaints(browser) if "status of 4" not in message] == []
 
 
 def wait(browser, script: str):
@@ -142,15 +123,9 @@ def test_names_are_text_and_never_markup(page):
 
 @pytest.mark.parametrize("width", [360, 1100])
 def test_nothing_is_wider_than_the_window(page, width):
-    page.set_window_size(max(width, 500), 900)  # Chromium's own windows are at least 500 wide
-    page.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    )
-    try:
+    with window(page, width):
         drop(page, png("orange"))
         wait(page, "return document.getElementById('status').textContent.startsWith('Done')")
         assert page.execute_script("return document.documentElement.scrollWidth") <= width
         if folder := os.environ.get("SCREENSHOTS"):
             page.save_screenshot(f"{folder}/page-{width}.png")
-    finally:
-        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

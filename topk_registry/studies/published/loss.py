@@ -13,10 +13,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tests.bench.published.algorithm2 import LogSigmas, default_order
-from tests.bench.published.divide_conquer import divide_and_conquer
-from tests.bench.published.semiring import LINEAR
-from tests.bench.published.summation import summation
+from topk_registry.studies.published.algorithm2 import LogSigmas, default_order
+from topk_registry.studies.published.divide_conquer import divide_and_conquer
+from topk_registry.studies.published.semiring import LINEAR
+from topk_registry.studies.published.summation import summation
 
 LogSigmaPair = Callable[[Tensor, int], tuple[Tensor, Tensor]]  # x [B, n], k -> log sigma_{k-1}, log sigma_k
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import topk_registry as tr
-from tests.bench.contest import CROSS_ENTROPY, OURS, Case, Contestant, Loss, UnavailableError
+from topk_registry.studies.timing.contest import CROSS_ENTROPY, OURS, Case, Contestant, Loss, UnavailableError
 
 
 def ours(loss: str, *, name: str = OURS, **options: object) -> Contestant:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.bench.contest import Loss
+from topk_registry.studies.timing.contest import Loss
 
 Sample = tuple[float, float]  # seconds of the forward and of the backward pass of one step
 Step = Callable[[], Sample]

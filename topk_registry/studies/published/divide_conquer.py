@@ -6,7 +6,7 @@ Every product is cut after degree k, which makes the whole O(kn); all products o
 import torch
 from torch import Tensor
 
-from tests.bench.published.semiring import LOG, Semiring
+from topk_registry.studies.published.semiring import LOG, Semiring
 
 
 def divide_and_conquer(x: Tensor, k: int, *, semiring: Semiring = LOG) -> Tensor:

@@ -4,9 +4,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tests.bench.contest import Case, Contestant, UnavailableError
-from tests.bench.memory import peak_bytes
-from tests.bench.timing import OverLimitError, Sample, Spread, Step, interleave, step, time_limit
+from topk_registry.studies.timing.contest import Case, Contestant, UnavailableError
+from topk_registry.studies.timing.memory import peak_bytes
+from topk_registry.studies.timing.rounds import OverLimitError, Sample, Spread, Step, interleave, step, time_limit
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,13 @@ def measure(
     *,
     repeats: int,
     limit: float,
+    memory: bool = True,
     tick: Callable[[str, int], None] = lambda name, count: None,
 ) -> tuple[list[Row], bool]:
     """Rows of all contestants, and whether the user interrupted; what was measured until then is kept.
 
-    ``tick(name, count)`` is told of progress, ``1 + repeats`` counts a contestant.
+    ``tick(name, count)`` is told of progress, ``1 + repeats`` counts a contestant. ``memory=False`` does without the
+    meter, which needs more memory than what it looks at where a contestant takes very many steps.
     """
     entries = [Entry(contestant, []) for contestant in contestants]
     interrupted = False
@@ -52,7 +54,7 @@ def measure(
         warnings.simplefilter("ignore", DeprecationWarning)  # old peers still run
         try:
             for entry in entries:
-                _prepare(entry, case, limit)
+                _prepare(entry, case, limit, memory)
                 tick(entry.contestant.name, 1 if entry.step else 1 + repeats)
             interleave(
                 {entry.contestant.name: entry.step for entry in entries if entry.step},
@@ -66,14 +68,17 @@ def measure(
     return [_row(entry, case) for entry in entries], interrupted
 
 
-def _prepare(entry: Entry, case: Case, limit: float) -> None:
-    """Two passes to warm up, the second in view of the memory meter."""
+def _prepare(entry: Entry, case: Case, limit: float, memory: bool) -> None:
+    """Two passes to warm up, the second in view of the memory meter if that is wanted."""
     try:
         with time_limit(limit):
             run = step(entry.contestant.build(case), *case.inputs())
             run()
         with time_limit(4 * limit):  # the meter slows a contestant of many small steps down
-            entry.peak_bytes = peak_bytes(run, case.device)
+            if memory:
+                entry.peak_bytes = peak_bytes(run, case.device)
+            else:
+                run()
         entry.step = run
     except (UnavailableError, OverLimitError) as error:
         entry.problem = str(error)

@@ -8,7 +8,7 @@ O(kn) operations, but n of them must wait for each other.
 import torch
 from torch import Tensor
 
-from tests.bench.published.semiring import LOG, Semiring
+from topk_registry.studies.published.semiring import LOG, Semiring
 
 
 def summation(x: Tensor, k: int, *, semiring: Semiring = LOG) -> Tensor:

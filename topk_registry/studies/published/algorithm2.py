@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tests.bench.published.divide_conquer import divide_and_conquer
+from topk_registry.studies.published.divide_conquer import divide_and_conquer
 
 
 def default_order(k: int) -> int:

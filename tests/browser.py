@@ -1,0 +1,51 @@
+"""A headless Chromium for the tests of pages, and what it saw."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+INSTALL = "no Chromium with its driver: apt-get install chromium chromium-driver"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1100,900")
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """A running browser; where there is none the test is skipped, and fails under CI."""
+    binary, driver = next(filter(None, map(shutil.which, BROWSERS)), None), shutil.which("chromedriver")
+    if binary is None or driver is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(INSTALL)
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for flag in FLAGS:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    running = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    try:
+        yield running
+    finally:
+        running.quit()
+
+
+def complaints(browser: Any) -> list[str]:
+    """What the console has called severe since the last call: failed scripts, and what a page's policy blocked."""
+    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+@contextmanager
+def window(browser: Any, width: int, *, scheme: str = "light") -> Iterator[None]:
+    """The page in a window of this width and a colour scheme; Chromium's own windows are at least 500 wide."""
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    try:
+        yield
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

@@ -1,0 +1,150 @@
+"""``topk-registry study``, as it is typed."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from topk_registry import refresh_plugins
+from topk_registry.cli import main
+from topk_registry.commands import study
+from topk_registry.studies.catalogue import STUDIES
+
+TINY = (
+    *("--dataset", "topk/hierarchy", "--dataset-opt", "size=96", "superclasses=4", "fine=3", "noise=1.0"),
+    *("--flags", "model_kwargs={'width': 4}", "batch_size=16", "epochs=1", "warmup_epochs=0"),
+    *("--device", "cpu", "--seeds", "0"),
+)
+THEIRS = """
+from topk_registry import ClassificationLoss
+
+class Brier(ClassificationLoss):
+    def per_class(self, logits):
+        p = logits.softmax(-1)
+        return p.square().sum(-1, keepdim=True) - 2 * p + 1
+"""
+
+
+def test_the_list(capsys):
+    assert main(["study", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in STUDIES)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["nois"], "did you mean noise"),
+        ([], "name a study"),
+        (["noise", "--budget", "large"], "invalid choice"),
+    ],
+)
+def test_a_wrong_command_line_is_told_what_there_is(argv, message, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(["study", *argv])
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_unknown_loss_is_an_error_before_anything_runs(tmp_path, capsys):
+    assert main(["study", "noise", "--losses", "ce", "smoth_topk_svm", "--output", str(tmp_path / "out")]) == 1
+    assert "smooth_topk_svm" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_report_only_of_an_empty_folder(tmp_path, capsys):
+    assert main(["study", "noise", "--report-only", "--output", str(tmp_path)]) == 1
+    assert "no runs of noise" in capsys.readouterr().err
+
+
+def test_a_third_partys_loss_from_the_command_to_the_report(site, tmp_path, monkeypatch, capsys):
+    site.module("brier_loss", THEIRS)
+    site.distribution("brier-loss", {"brier": "brier_loss:Brier"})
+    refresh_plugins()
+    monkeypatch.setenv("PYTHONPATH", str(site.root))
+    argv = ["study", "encouraging", "--losses", "ce", "brier", *TINY, "--output", str(tmp_path), "--jobs", "2"]
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert "8 of 8 runs to do, 0 are cached" in out
+    assert "Accuracy with and without a bonus" in out
+    with open(tmp_path / "runs.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted({row["flags.loss"] for row in rows}) == ["brier", "ce"]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [(section["study"], section["runs"], section["failed"]) for section in summary] == [("encouraging", 8, 0)]
+    assert summary[0]["command"].startswith("topk-registry study encouraging --losses ce brier")
+    assert "brier" in (tmp_path / "report.html").read_text()
+    # the table says what the records say
+    table = summary[0]["tables"][0]
+    for row in table["rows"]:
+        runs = [
+            r for r in json.loads((tmp_path / "runs.json").read_text()) if r["configuration"]["flags"]["loss"] == row[0]
+        ]
+        best = max(runs, key=lambda r: r["result"]["history"][0]["top1"])["result"]["history"][0]
+        assert row[1]["mean"] == best["test_top1"]
+
+    assert main(argv) == 0  # nothing is run again
+    assert "runs to do" not in capsys.readouterr().out
+    assert main(["study", "encouraging", "--report-only", "--output", str(tmp_path)]) == 0
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+
+
+def test_a_run_that_fails_is_shown_and_the_rest_is_reported(site, tmp_path, monkeypatch, capsys):
+    site.module("bad_loss", "def build():\n    return lambda logits, target: logits.sum() / 0\n")
+    site.distribution("bad-loss", {"bad": "bad_loss:build"})
+    refresh_plugins()
+    monkeypatch.setenv("PYTHONPATH", str(site.root))
+    assert main(["study", "encouraging", "--losses", "ce", "bad", *TINY, "--output", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert out.count("FAILED") == 4
+    assert "4 runs failed" in out
+    (section,) = json.loads((tmp_path / "summary.json").read_text())
+    assert (section["runs"], section["failed"]) == (4, 4)
+
+
+def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
+    argv = [sys.executable, "-m", "topk_registry", "study", "encouraging", "--losses", "ce", *TINY]
+    argv += ["--output", str(tmp_path)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
+    for line in process.stdout:
+        if line.startswith("[1/4]"):
+            process.send_signal(signal.SIGINT)
+            break
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "Go on with\n  topk-registry study encouraging --losses ce" in err
+    kept = len(list(tmp_path.glob("runs/train/*.json")))
+    assert 1 <= kept < 4
+    assert not _workers_of(process.pid)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert f"{4 - kept} of 4 runs to do, {kept} are cached" in done.stdout
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_either_signal_stops_a_command_in_the_background(tmp_path, monkeypatch, capsys, signum):
+    monkeypatch.setattr(study, "run_study", lambda *args, **kwargs: os.kill(os.getpid(), signum))
+    before = signal.signal(signum, signal.SIG_IGN)  # as a shell leaves it for `command &`
+    try:
+        assert main(["study", "noise", "--output", str(tmp_path)]) == 130
+        assert signal.getsignal(signum) is signal.SIG_IGN
+    finally:
+        signal.signal(signum, before)
+    assert "Go on with" in capsys.readouterr().err
+
+
+def _workers_of(parent):
+    """Processes of the session that a runner's worker leads: all end with it."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{entry}/stat") as file:
+                if file.read().rpartition(")")[2].split()[1] == str(parent):
+                    found.append(entry)
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,256 @@
+"""The studies that train: what they would run in either budget, and what they make of records."""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from topk_registry.studies import training
+from topk_registry.studies.catalogue import STUDIES, UnknownStudyError, load_study
+from topk_registry.studies.report.cells import text
+from topk_registry.studies.settings import RATES
+from topk_registry.studies.statistics import estimate
+from topk_registry.studies.store import canonical, unique
+from topk_registry.studies.study import BUDGETS, Estimate, Options, Record
+from topk_registry.train.arguments import parse_args
+
+from .conftest import trained
+
+TRAINING = (
+    *("noise", "small-data", "temperature", "margin", "noise-parameter", "imbalance", "spherical", "encouraging"),
+    "multi-crop",
+)
+METRICS = ("top1", "top5", "macro_top1", "macro_top5", "many_top5", "medium_top5", "few_top5")
+
+
+def invented(configuration) -> Record:
+    """A record of plausible numbers that depend on the configuration alone."""
+    draw = random.Random(canonical(configuration))
+    rows = [
+        {
+            **{name: draw.uniform(10, 90) for metric in METRICS for name in (metric, f"test_{metric}")},
+            "train_loss": 1.0,
+            "nonzero": draw.random(),
+            "train_top1": 50.0,
+            "train_top5": 60.0,
+        }
+        for _ in range(3)
+    ]
+    record = trained(configuration, rows)
+    if "crops" in configuration:
+        from topk_registry.studies.multi_crop import WAYS
+
+        ways = {way: {"top1": draw.uniform(10, 90), "top5": draw.uniform(10, 90)} for way in WAYS}
+        record = Record(**{**vars(record), "kind": "multi-crop", "result": {"temperature": 0.5, "ways": ways}})
+    return record
+
+
+def finished(study, options) -> list[Record]:
+    """All records that a study comes to want, invented."""
+    known: dict[str, Record] = {}
+    while True:
+        wanted = unique(study.configurations(options, list(known.values())))
+        new = [configuration for configuration in wanted if canonical(configuration) not in known]
+        if not new:
+            return [known[canonical(configuration)] for configuration in wanted]
+        known |= {canonical(configuration): invented(configuration) for configuration in new}
+
+
+@pytest.fixture(scope="module")
+def small():
+    """The records of every training study at the small budget."""
+    return {name: finished(load_study(name), Options()) for name in TRAINING}
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("name", TRAINING)
+def test_every_run_is_a_command_line_that_parses(name, budget):
+    for record in finished(load_study(name), Options(budget=budget)):
+        args = parse_args(training.arguments(record.configuration))
+        flags = record.configuration["flags"]
+        assert (args.loss, args.seed, args.lr) == (flags["loss"], flags["seed"], flags["lr"])
+        assert args.loss_opt == flags.get("loss_opt", {})
+        assert args.epochs == flags["epochs"]
+
+
+@pytest.mark.parametrize("data", [{}, {"data_dir": "imagenet"}])
+def test_the_papers_networks_are_timms(data):
+    from timm.models import create_model, is_model
+
+    from topk_registry.studies.tuning import run_of
+
+    args = parse_args(training.arguments(run_of(Options(budget="paper", flags=data), loss="ce", seed=0, lr=0.1)))
+    assert is_model(args.model)
+    model = create_model(args.model, num_classes=args.num_classes, **args.model_kwargs)
+    assert model.num_classes == (1000 if data else 100)
+    assert args.epochs == (120 if data else 300)
+
+
+def test_studies_share_their_runs(small):
+    runs = {name: {canonical(record.configuration) for record in records} for name, records in small.items()}
+    assert len(runs["noise"] & runs["small-data"]) == len([r for r in small["small-data"] if not _subset(r)])
+    assert runs["noise"] & runs["encouraging"]
+    assert runs["noise"] & runs["temperature"]
+    assert runs["noise"] & runs["spherical"]
+
+
+def _subset(record):
+    return "subset" in record.configuration["flags"]
+
+
+def test_the_small_budget_is_small(small):
+    """Within an hour on two cores a quiet machine does some 400 runs of the built-in job's length."""
+    unit = 8 * 5000
+    runs = {canonical(r.configuration): r for records in small.values() for r in records}
+    total = sum(_images(record.configuration["flags"]) for record in runs.values())
+    assert total / unit < 330
+
+
+def _images(flags):
+    size = flags.get("dataset_opt", {}).get("size", 5000)
+    if "long_tail" in flags:
+        size *= 0.22  # the mean of 100^-u
+    return flags["epochs"] * size * flags.get("subset", 1.0)
+
+
+@pytest.mark.parametrize("name", ["noise", "small-data", "imbalance", "spherical", "encouraging"])
+def test_every_loss_is_tuned_as_much(name, small):
+    table = next(table for table in load_study(name).report(small[name]).tables if table.title == "What tuning chose")
+    assert {row[table.columns.index("trials")] for row in table.rows} == {len(RATES)}
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_report_is_a_function_of_the_records(name, small):
+    study = load_study(name)
+    found, again = study.report(small[name]), study.report(small[name])
+    assert found.tables == again.tables
+    assert found.notes == again.notes
+    assert found.tables
+    assert found.notes
+    assert found.protocol
+    for table in found.tables:
+        assert all(len(row) == len(table.columns) for row in table.rows)
+        assert set(table.paper) | set(table.compared) <= set(table.columns)
+        assert all(isinstance(text(value), str) for row in table.rows for value in row)
+    assert {note.verdict for note in found.notes} <= {"agrees", "differs", "open"}
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_report_of_few_records_or_none_is_a_report_still(name, small):
+    study = load_study(name)
+    for records in ([], small[name][:1], small[name][:7], small[name][::3]):
+        study.report(records)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_figures_can_be_drawn(name, small):
+    from matplotlib.figure import Figure
+
+    for figure in load_study(name).report(small[name]).figures:
+        canvas = Figure(figsize=figure.size)
+        figure.draw(canvas)
+        assert any(axes.lines for axes in canvas.axes)
+
+
+def test_the_table_of_noise_by_hand(small):
+    """Each cell: mean over the seeds of the test score at the epoch that is best on the validation split."""
+    noise = load_study("noise")
+    table = noise.report(small["noise"]).tables[0]
+    assert table.columns == ("noise", *noise.LOSSES)
+    for row in table.rows:
+        for loss, cell in zip(noise.LOSSES, row[1:], strict=True):
+            runs = [
+                record
+                for record in small["noise"]
+                if record.configuration["flags"]["loss"] == loss
+                and record.configuration["flags"].get("label_noise", 0.0) == row[0]
+            ]
+            peak = {id(record): max(record.result["history"], key=lambda r: r["top5"]) for record in runs}
+            trials = [record for record in runs if record.configuration["flags"]["seed"] == 0]
+            best = max(trials, key=lambda record: peak[id(record)]["top5"]).configuration["flags"]
+            same = [
+                record
+                for record in runs
+                if all(record.configuration["flags"].get(name) == best.get(name) for name in ("lr", "loss_opt"))
+            ]
+            assert len(same) == len(noise.SEEDS)
+            assert cell == estimate([peak[id(record)]["test_top5"] for record in same])
+
+
+def test_multi_crop_averages_by_hand():
+    import torch
+
+    from topk_registry import topk_marginals
+    from topk_registry.studies.multi_crop import WAYS, averages
+
+    logits = torch.randn(10, 3, 8)
+    found = averages(logits, 0.5)
+    assert set(found) == set(WAYS)
+    torch.testing.assert_close(found["centre"], logits[4])
+    torch.testing.assert_close(found["softmax"].sum(-1), torch.ones(3))
+    torch.testing.assert_close(found["marginals"].sum(-1), torch.full((3,), 5.0))
+    torch.testing.assert_close(found["marginals"][1], topk_marginals(logits[:, 1], 5, temperature=0.5).mean(0))
+
+
+def test_multi_crop_runs_on_a_trained_model(tiny, tmp_path):
+    from dataclasses import replace
+
+    from topk_registry.studies import multi_crop
+
+    options = replace(tiny, losses=("smooth_topk_svm",))
+    (configuration,) = multi_crop.configurations(options, [])
+    result = multi_crop.run(configuration, tmp_path / "work", lambda share, words: None)
+    assert result["temperature"] == pytest.approx(5 * multi_crop.TAU)
+    assert set(result["ways"]) == set(multi_crop.WAYS)
+    for way in result["ways"].values():
+        assert 0 <= way["top1"] <= way["top5"] <= 100
+
+
+def test_only_the_losses_that_are_asked_for_run():
+    runs = finished(load_study("noise"), Options(losses=("their_loss",), seeds=(7,)))
+    assert {record.configuration["flags"]["loss"] for record in runs} == {"their_loss"}
+    found = load_study("noise").report(runs)
+    assert found.tables[0].columns == ("noise", "their_loss")
+    assert all(isinstance(row[1], Estimate) for row in found.tables[0].rows)
+
+
+def test_spherical_papers_numbers_stand_beside_ours(small):
+    table = load_study("spherical").report(small["spherical"]).tables[0]
+    assert "ce, paper" in table.paper
+    column = table.columns.index("ce, paper")
+    assert {row[0]: row[column] for row in table.rows} == {10: 91.48, 100: 67.6, 1000: None}
+
+
+def test_temperatures_are_in_order(small):
+    table = load_study("temperature").report(small["temperature"]).tables[0]
+    taus = [row[0] for row in table.rows]
+    assert taus[0] == 0.0
+    assert all(a < b for a, b in pairwise(taus))
+
+
+def test_an_unknown_study_is_told_what_there_is():
+    with pytest.raises(UnknownStudyError, match=r"did you mean noise\b.*There are speed"):
+        load_study("noize")
+    assert set(TRAINING) < set(STUDIES)
+
+
+def test_a_subset_is_trained_on_for_as_many_updates():
+    from topk_registry.studies import small_data
+
+    for flags in ({}, {"epochs": 30}):
+        runs = small_data.configurations(Options(flags=flags), [])
+        lengths = {c["flags"].get("subset", 1.0): c["flags"]["epochs"] for c in runs}
+        assert lengths == {share: lengths[1.0] / share for share in (0.25, 1.0)}
+        assert lengths[1.0] == flags.get("epochs", 8)
+
+
+def test_tails_are_those_of_the_data():
+    from topk_registry.studies import imbalance
+
+    def tail(**options):
+        flags = imbalance.configurations(Options(**options), [])[0]["flags"]
+        return flags["long_tail"], flags["imbalance_factor"]
+
+    assert tail() == ("exp", 100.0)
+    assert tail(budget="paper") == ("exp", 100.0)
+    assert tail(budget="paper", flags={"data_dir": "imagenet"}) == ("pareto", 256.0)

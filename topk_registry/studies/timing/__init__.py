@@ -1,0 +1,1 @@
+"""Times and peak memory of several contestants, side by side in one run."""
