@@ -3,10 +3,12 @@
 A row's odds are made in a buffer of its length, which stays in the cache; the polynomials, which are few, are left to
 torch operations.
 """
+# pyright: reportCallIssue=false, reportArgumentType=false
+# numba's intrinsics are called without their first parameter
 
-import ctypes
 import math
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -76,8 +78,8 @@ def _gradient_rows(s, theta, classes, values, a, scale, c, out):
 
 
 @lru_cache(maxsize=2)
-def _summarise(dtype: torch.dtype) -> ctypes._CFuncPtr:
-    real, edition = cpu._real(dtype), cpu._edition()
+def _summarise(dtype: torch.dtype) -> team.Body:
+    real, edition = cpu._real(dtype), team.edition(Path(__file__).parent)
 
     @cfunc(team.signature, cache=True)
     def body(job):
@@ -97,8 +99,8 @@ def _summarise(dtype: torch.dtype) -> ctypes._CFuncPtr:
 
 
 @lru_cache(maxsize=2)
-def _gradient(dtype: torch.dtype) -> ctypes._CFuncPtr:
-    real, edition = cpu._real(dtype), cpu._edition()
+def _gradient(dtype: torch.dtype) -> team.Body:
+    real, edition = cpu._real(dtype), team.edition(Path(__file__).parent)
 
     @cfunc(team.signature, cache=True)
     def body(job):
