@@ -3,8 +3,9 @@
 A row's odds are made in a buffer of its length, which stays in the cache; the polynomials, which are few, are left to
 torch operations.
 """
+# pyright: reportCallIssue=false, reportArgumentType=false
+# numba's intrinsics are called without their first parameter
 
-import ctypes
 import math
 from functools import lru_cache
 
@@ -76,7 +77,7 @@ def _gradient_rows(s, theta, classes, values, a, scale, c, out):
 
 
 @lru_cache(maxsize=2)
-def _summarise(dtype: torch.dtype) -> ctypes._CFuncPtr:
+def _summarise(dtype: torch.dtype) -> team.Body:
     real, edition = cpu._real(dtype), cpu._edition()
 
     @cfunc(team.signature, cache=True)
@@ -97,7 +98,7 @@ def _summarise(dtype: torch.dtype) -> ctypes._CFuncPtr:
 
 
 @lru_cache(maxsize=2)
-def _gradient(dtype: torch.dtype) -> ctypes._CFuncPtr:
+def _gradient(dtype: torch.dtype) -> team.Body:
     real, edition = cpu._real(dtype), cpu._edition()
 
     @cfunc(team.signature, cache=True)
