@@ -71,8 +71,8 @@ def pointer(typing_context, address):
 
 @lru_cache
 def edition(folder: Path) -> int:
-    """A number that changes with the source of the kernels in a folder."""
-    return zlib.crc32(b"".join(file.read_bytes() for file in sorted(folder.glob("*.py"))))
+    """A number that changes with the source of the kernels in a folder, and with this file."""
+    return zlib.crc32(b"".join(file.read_bytes() for file in (Path(__file__), *sorted(folder.glob("*.py")))))
 
 
 @lru_cache(maxsize=1)

@@ -10,6 +10,7 @@ import torch
 from tests.ops.perturbed.noise import noise
 from tests.ops.perturbed.quadrature import expected_kth
 from topk_registry import PerturbedTopK, perturbed_topk
+from topk_registry.ops import optional
 from topk_registry.ops.perturbed import backends, cpu, library
 from topk_registry.ops.perturbed.definition import perturbed_topk_definition
 
@@ -258,17 +259,15 @@ def test_it_obeys_torch_s_contract_for_operators():
 
 @pytest.fixture
 def forgotten():
-    backends._works.cache_clear()
-    backends.load.cache_clear()
+    optional.forget()
     yield
-    backends._works.cache_clear()
-    backends.load.cache_clear()
+    optional.forget()
 
 
 @pytest.mark.usefixtures("forgotten")
 def test_without_numba_the_torch_path_serves_and_that_is_told_once(monkeypatch):
-    monkeypatch.setattr(backends, "find_spec", lambda name: None)
-    with pytest.warns(UserWarning, match="numba is not installed, the noised losses are slower: pip install numba"):
+    monkeypatch.setattr(optional, "find_spec", lambda name: None)
+    with pytest.warns(UserWarning, match="numba is not installed, the top-k losses are slower: pip install numba"):
         assert backends.choose("auto", torch.device("cpu")) is None
     assert backends.choose("auto", torch.device("cpu")) is None
 
@@ -278,7 +277,7 @@ def test_a_numba_that_does_not_work_is_told_of_once(monkeypatch):
     monkeypatch.setitem(sys.modules, "topk_registry.ops.perturbed.cpu", None)  # importing it raises
     monkeypatch.delattr(importlib.import_module("topk_registry.ops.perturbed"), "cpu")
     scores = randn(2, 9)
-    with pytest.warns(UserWarning, match="numba is installed but cannot be used, the noised losses are slower"):
+    with pytest.warns(UserWarning, match="numba is installed but cannot be used, the top-k losses are slower"):
         first = perturbed_topk(scores, 2, generator=torch.Generator().manual_seed(0))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -293,3 +292,25 @@ def test_which_implementation_serves():
     assert backends.choose("torch", torch.device("cpu")) is None
     with pytest.raises(ValueError, match="impl 'numba' is for scores on cpu, these are on meta"):
         perturbed_topk(torch.zeros(2, 4, device="meta"), 2, impl="numba")
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_recent_gpu_takes_its_kernel_for_rows_that_fit(monkeypatch):
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert backends.choose("auto", gpu) == "triton"
+
+    class Rows:  # as many as one likes, on a GPU that is not there
+        device, dtype = gpu, torch.float32
+
+        def __init__(self, n):
+            self.shape = (1, n)
+
+    assert backends.fits(Rows(1000), 5, 1.0, None)
+    assert backends.fits(Rows(1000), 1000, 1.0, None)
+    assert not backends.fits(Rows(1000), 500, 1.0, None)
+    assert not backends.fits(Rows(20000), 5, 1.0, None)
+    assert not backends.fits(Rows(1000), 5, 1.0, torch.zeros(1))
+    Rows.dtype = torch.float64
+    assert not backends.fits(Rows(1000), 5, 1.0, None)

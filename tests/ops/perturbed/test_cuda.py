@@ -15,6 +15,7 @@ from tests.ops.triton_runs import (
     pass_under_the_interpreter,
     runs_kernels,
 )
+from topk_registry.ops.perturbed import backends
 
 cuda = pytest.importorskip("topk_registry.ops.perturbed.cuda", exc_type=ImportError)
 
@@ -131,7 +132,7 @@ def test_under_the_interpreter():
 
 
 @compiles
-@pytest.mark.parametrize(("n", "capability"), [(1000, 80), (cuda.LARGEST_N, 90)])
+@pytest.mark.parametrize(("n", "capability"), [(1000, 80), (backends.GPU_LARGEST_N, 90)])
 def test_compiles_for_gpus_and_stays_in_registers(n, capability, monkeypatch, tmp_path):
     launches = Launches(monkeypatch)
     cuda.perturbed_kth(torch.zeros(2, n), torch.tensor(0), 6, 1.0, 5)

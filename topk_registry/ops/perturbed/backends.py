@@ -4,17 +4,17 @@ The module of one has ``perturbed_kth(scores [rows, n], seed int64 [], k, epsilo
 [rows, num_samples])`` for scores in single or double precision, the seed on the same device.
 """
 
-import importlib
-import warnings
-from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-TABLE = {"numba": ("cpu", "cpu")}  # the package each needs: the type of device it is for, its module
+from topk_registry.ops import optional
+
+TABLE = {"numba": ("cpu", "cpu"), "triton": ("cuda", "cuda")}  # the package each needs: the type of device, the module
 EPSILONS = 1e-30, 1e30  # in single precision these can be divided by
+GPU_LARGEST_N = 16384  # scores that fit into one program's registers beside their noise
+GPU_LARGEST_RANK = 64  # counted from the nearer end: as many maxima are taken
 
 
 def choose(impl: str, device: torch.device) -> str | None:
@@ -23,28 +23,25 @@ def choose(impl: str, device: torch.device) -> str | None:
         raise ValueError(f"impl {impl!r} is for scores on {TABLE[impl][0]}, these are on {device}")
     if impl != "auto":
         return impl if impl in TABLE else None
-    return next((name for name, (there, _) in TABLE.items() if there == device.type and _works(name)), None)
+    return next((name for name, (there, _) in TABLE.items() if there == device.type and _works(name, device)), None)
 
 
-def fits(epsilon: float, noise: Tensor | None) -> bool:
-    """Whether there is noise to be made, of a size that can be."""
-    return noise is None and EPSILONS[0] <= epsilon <= EPSILONS[1]
+def fits(rows: Tensor, k: int, epsilon: float, noise: Tensor | None) -> bool:
+    """Whether there is noise to be made, of a size that can be, and the kernels of the device take such rows."""
+    if noise is not None or not EPSILONS[0] <= epsilon <= EPSILONS[1]:
+        return False
+    n = rows.shape[1]
+    small = n <= GPU_LARGEST_N and min(k, n + 1 - k) <= GPU_LARGEST_RANK and rows.dtype == torch.float32
+    return rows.device.type != "cuda" or small
 
 
-@cache
 def load(name: str) -> ModuleType:
-    return importlib.import_module(f"{__package__}.{TABLE[name][1]}")
+    return optional.load(_module(name))
 
 
-@cache
-def _works(name: str) -> bool:
-    """Whether it can be used here; where it could serve but does not work, that is told once."""
-    if find_spec(name) is None:
-        warnings.warn(f"{name} is not installed, the noised losses are slower: pip install {name}", stacklevel=2)
-        return False
-    try:
-        load(name)
-    except Exception as error:
-        warnings.warn(f"{name} is installed but cannot be used, the noised losses are slower: {error!r}", stacklevel=2)
-        return False
-    return True
+def _works(name: str, device: torch.device) -> bool:
+    return (device.type != "cuda" or optional.recent_gpu(device)) and optional.works(_module(name), name)
+
+
+def _module(name: str) -> str:
+    return f"{__package__}.{TABLE[name][1]}"

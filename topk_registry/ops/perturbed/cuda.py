@@ -14,8 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LARGEST_N = 16384  # scores that fit into one program's registers beside their noise
-LARGEST_RANK = 64  # counted from the nearer end: as many maxima are taken
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 

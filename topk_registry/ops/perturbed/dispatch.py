@@ -80,7 +80,7 @@ def _mean_kth(
     noise: Tensor | None,
     impl: str,
 ) -> Tensor:
-    backend = _choose(impl, rows.device) if backends.fits(epsilon, noise) else None
+    backend = _choose(impl, rows.device) if backends.fits(rows, k, epsilon, noise) else None
     if backend is None:
         options = {"k": k, "epsilon": epsilon, "num_samples": num_samples, "generator": generator, "noise": noise}
         return PerturbedKth.apply(rows, partial(torch_path.perturbed_kth, **options))[0]
