@@ -146,5 +146,5 @@ def _flat(by_draws: Sequence[Choice]) -> list[Note]:
     assert gap is not None
     verdict = "agrees" if gap.high < SLIGHT else "differs" if gap.low > SLIGHT else "open"
     claim = "The number of draws matters little: B = 5 is enough (Garcin, Table 3)."
-    told = f"top-5 of the best, B = {high}, less the worst, B = {low}: {gap} points ({gap.count} seeds); little is {SLIGHT:g}"
+    told = f"top-5 of the best, B = {high}, less the worst, B = {low}: {gap} points ({gap.count} seeds)"
     return [Note(claim, verdict, told)]
