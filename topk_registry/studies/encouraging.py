@@ -26,7 +26,6 @@ BASELINE = "ce"
 # the loss and its fixed options
 VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     (BASELINE, {}),
-    ("encouraging", {"log_end": 0.5}),
     ("encouraging", {"log_end": 0.75}),
     ("encouraging", {"log_end": 1.0}),
     ("sigmoid_mse", {}),

@@ -4,7 +4,7 @@
 hyperparameters and no search: CIFAR-100 by default, ImageNet where ``--dataset``/``--data-dir`` names other data.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from topk_registry.studies.study import Options
@@ -81,19 +81,20 @@ RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)
 MIDDLE = (5e-4, 1e-3)
 
 
-def _grid(option: str, *values: float, **flags: Any) -> tuple[Trial, ...]:
-    return tuple({"lr": lr, "loss_opt": {option: value}, **flags} for value in values for lr in MIDDLE)
+def _grid(option: str, *values: float, rates: Sequence[float] = MIDDLE, **flags: Any) -> tuple[Trial, ...]:
+    return tuple({"lr": lr, "loss_opt": {option: value}, **flags} for value in values for lr in rates)
 
 
-# cosine scores need a classifier of their own
+# cosine scores need a classifier of their own, and it a higher rate
 COSINE = {"normalize_classifier": 1.0}
+HIGH = (1e-3, 4e-3)
 TRIALS: dict[str, tuple[Trial, ...]] = {
     "smooth_topk_svm": _grid("tau", 0.1, 0.3),
     "topk_nll": _grid("tau", 0.1, 0.3),
     "noised_topk": _grid("epsilon", 0.3, 3.0),
     "focal": _grid("gamma", 1.0, 2.0),
-    "ldam": _grid("max_margin", 0.2, 0.5, **COSINE),
-    "noised_topk_imbalanced": _grid("max_margin", 0.2, 0.4, **COSINE),
+    "ldam": _grid("max_margin", 0.2, 0.5, rates=HIGH, **COSINE),
+    "noised_topk_imbalanced": _grid("max_margin", 0.2, 0.4, rates=HIGH, **COSINE),
     "log_spherical_softmax": _grid("epsilon", 0.1, 1.0),
 }
 

@@ -28,7 +28,6 @@ LOSSES = ("ce", "log_taylor_softmax", "log_spherical_softmax")
 SIZES: dict[int, dict[str, Any]] = {
     10: {"dataset_opt": {"superclasses": 2, "fine": 5}},
     100: {},
-    1000: {"dataset_opt": {"superclasses": 100, "fine": 10}},
 }
 SEEDS = (0, 1, 2)
 
