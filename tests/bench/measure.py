@@ -9,6 +9,9 @@ from tests.bench.memory import peak_bytes
 from tests.bench.timing import OverLimitError, Sample, Spread, Step, interleave, step, time_limit
 
 
+SET_UP = 60.0  # seconds a contestant may take to import and to compile what it needs
+
+
 @dataclass(frozen=True)
 class Row:
     """What one contestant did at one case; ``problem`` says why a figure is missing."""
@@ -69,7 +72,7 @@ def measure(
 def _prepare(entry: Entry, case: Case, limit: float) -> None:
     """Two passes to warm up, the second in view of the memory meter."""
     try:
-        with time_limit(limit):
+        with time_limit(SET_UP + limit):  # cut short while it imports or compiles, it would be broken for good
             run = step(entry.contestant.build(case), *case.inputs())
             run()
         with time_limit(4 * limit):  # the meter slows a contestant of many small steps down
