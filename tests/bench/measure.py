@@ -8,7 +8,6 @@ from tests.bench.contest import Case, Contestant, UnavailableError
 from tests.bench.memory import peak_bytes
 from tests.bench.timing import OverLimitError, Sample, Spread, Step, interleave, step, time_limit
 
-
 SET_UP = 60.0  # seconds a contestant may take to import and to compile what it needs
 
 
@@ -75,7 +74,7 @@ def _prepare(entry: Entry, case: Case, limit: float) -> None:
         with time_limit(SET_UP + limit):  # cut short while it imports or compiles, it would be broken for good
             run = step(entry.contestant.build(case), *case.inputs())
             run()
-        with time_limit(4 * limit):  # the meter slows a contestant of many small steps down
+        with time_limit(SET_UP + 4 * limit):  # the meter slows a contestant of many small steps down
             entry.peak_bytes = peak_bytes(run, case.device)
         entry.step = run
     except (UnavailableError, OverLimitError) as error:
