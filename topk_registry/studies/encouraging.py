@@ -30,6 +30,8 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("encouraging", {"log_end": 1.0}),
     ("sigmoid_mse", {}),
     ("mirror", {"base": "mse"}),
+    ("mirror", {"link": "softmax", "rho": 0.0}),
+    ("mirror", {"link": "softmax"}),
 )
 SEEDS = (0, 1, 2)
 
@@ -78,4 +80,9 @@ def _notes(found: Sequence[Choice]) -> list[Note]:
             claim = "A bonus on top of cross-entropy raises accuracy (Zhao et al.)."
             notes += judge_pair(claim, found, named(choice), BASELINE, "top1", name=named)
     claim = "The mirror bonus raises the accuracy of the squared error (Zhao et al.)."
-    return notes + judge_pair(claim, found, "mirror base=mse", "sigmoid_mse", "top1", name=named)
+    for with_bonus, without in (
+        ("mirror base=mse", "sigmoid_mse"),
+        ("mirror link=softmax", "mirror link=softmax rho=0"),
+    ):
+        notes += judge_pair(claim, found, with_bonus, without, "top1", name=named)
+    return notes
