@@ -112,7 +112,7 @@ def test_the_ksubset_contestants_run_or_say_why_not() -> None:
 
 
 def test_a_failing_contestant_is_reported_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.bench.measure.SET_UP", 0.0)
+    monkeypatch.setattr("topk_registry.studies.timing.measure.SET_UP", 0.0)
     contestants = [
         Contestant("absent", unavailable),
         Contestant("broken", lambda case: broken),
