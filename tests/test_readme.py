@@ -1,6 +1,6 @@
 """The README is true: its table is the registry's, its plug-in installs and works, its examples run.
 
-``python tests/test_readme.py`` writes the table anew.
+``python tests/test_readme.py`` writes its tables anew.
 """
 
 import inspect
@@ -17,6 +17,17 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 TABLE = re.compile(r"(?<=<!-- losses -->\n).*?(?=<!-- /losses -->)", re.DOTALL)
 COSTS = ROOT / "docs" / "results" / "losses.json"
+SPEED = re.compile(r"(?<=<!-- speed -->\n).*?(?=<!-- /speed -->)", re.DOTALL)
+SPEEDS = ROOT / "docs" / "results" / "ksubset.json"
+COMPARED = {  # contestants of the bench, and what the README calls them
+    "F.cross_entropy": "cross-entropy",
+    "topk_registry": "ours",
+    "topk_registry: torch": "ours, plain torch",
+    "published: divide and conquer": "as published",
+    "authors' code": "authors' code",
+    "pytopk balanced": "pytopk",
+    "difftopk neuralsort": "NeuralSort",
+}
 COMMON = {"weight", "reduction", "label_smoothing", "ignore_index"}
 CONTEXT = {"class_counts", "num_classes", "total_epochs", "smoothing", "soft_targets"}
 
@@ -51,6 +62,29 @@ def table() -> str:
     return "\n".join(["| name | paper | for | options | cost |", "|---|---|---|---|---|", *rows]) + "\n"
 
 
+def speeds() -> str:
+    """The bench report of the smooth top-k SVM at tau = 1 as a table; nothing where there is no report."""
+    if not SPEEDS.exists():
+        return ""
+    report = json.loads(SPEEDS.read_text())
+    rows = [row for row in report["results"] if row["tau"] == 1.0]
+    cases = {(row["B"], row["n"], row["k"]): {} for row in rows}
+    for row in rows:
+        cases[row["B"], row["n"], row["k"]][row["contestant"]] = row
+    names = [name for name in COMPARED if any(name in case for case in cases.values())]
+    header = ["B x n, k", *(f"{COMPARED[name]}, ms" for name in names), "ours / cross-entropy", "ours, of the floor"]
+    lines = [header, ["---"] * len(header), *(_speeds(*case, names, found) for case, found in cases.items())]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _speeds(B: int, n: int, k: int, names: list[str], found: dict[str, dict]) -> list[str]:
+    times = {name: row["both"]["median"] * 1000 for name, row in found.items() if row["both"]}
+    ours, base = times["topk_registry"], times["F.cross_entropy"]
+    floor = found["topk_registry"]["floor"] * 1000
+    measured = [f"{times[name]:.3g}" if name in times else "-" for name in names]
+    return [f"{B} x {n}, {k}", *measured, f"{ours / base:.2g}", f"{floor / ours:.0%}"]
+
+
 def block(marker: str) -> str:
     found = re.search(rf"<!-- {re.escape(marker)} -->\n```\w+\n(.*?)```", README.read_text(), re.DOTALL)
     assert found, f"README.md has no block marked {marker}"
@@ -62,6 +96,28 @@ def test_the_table_tells_of_every_loss_its_paper_purpose_options_and_cost():
     assert found
     assert found[0] == table(), "run python tests/test_readme.py"
     assert all(cell for cells in written().values() for cell in [*cells[:3], cells[4]])
+
+
+def test_the_table_of_speeds_is_the_report_s():
+    found = SPEED.search(README.read_text())
+    assert found
+    assert found[0] == speeds(), "run python tests/test_readme.py"
+
+
+def test_a_table_of_speeds(monkeypatch, tmp_path):
+    shape = {"B": 2, "n": 3, "k": 1, "bandwidth": 1e9, "floor": 1e-4}
+    row = {**shape, "tau": 1.0, "contestant": "F.cross_entropy", "both": {"median": 4e-4}}
+    slow = {**row, "contestant": "authors' code", "both": None, "problem": "over the limit"}
+    ours = {**row, "contestant": "topk_registry", "both": {"median": 5e-4}}
+    other = {**ours, "tau": 0.1, "both": {"median": 7.0}}
+    report = tmp_path / "ksubset.json"
+    report.write_text(json.dumps({"results": [row, ours, slow, other]}))
+    monkeypatch.setattr(sys.modules[__name__], "SPEEDS", report)
+    assert speeds().splitlines() == [
+        "| B x n, k | cross-entropy, ms | ours, ms | authors' code, ms | ours / cross-entropy | ours, of the floor |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| 2 x 3, 1 | 0.4 | 0.5 | - | 1.2 | 20% |",
+    ]
 
 
 def test_its_plugin_has_fifteen_lines_installs_and_works(tmp_path):
@@ -97,6 +153,13 @@ def test_its_python_example_runs():
     assert callable(scope["head"])
 
 
+def test_its_example_of_very_many_classes_runs():
+    scope = {}
+    exec(block("very many classes"), scope)
+    assert [part.shape for part in scope["best"]] == [(4, 5)] * 3
+    assert scope["head"].weight.grad.any()
+
+
 def test_the_folders_it_names_exist():
     named = re.findall(r"^\| `([\w/]+/)` \|", README.read_text(), re.MULTILINE)
     assert named
@@ -104,4 +167,4 @@ def test_the_folders_it_names_exist():
 
 
 if __name__ == "__main__":
-    README.write_text(TABLE.sub(lambda _: table(), README.read_text()))
+    README.write_text(SPEED.sub(lambda _: speeds(), TABLE.sub(lambda _: table(), README.read_text())))

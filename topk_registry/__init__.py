@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from topk_registry.base import ClassificationLoss, TopKLoss
+    from topk_registry.base import ClassificationLoss, TopKLoss, soft_hinge
     from topk_registry.catalogue import LossInfo
     from topk_registry.classifier import CosineClassifier, normalize_classifier
     from topk_registry.errors import (
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         UnknownPluginError,
     )
     from topk_registry.head import TopKClassifier, TopKHead, TopKOutput, fit_temperature
+    from topk_registry.linear import LinearSmoothTopK, linear_smooth_topk
     from topk_registry.ops.ksubset import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
     from topk_registry.ops.perturbed import PerturbedTopK, perturbed_topk
     from topk_registry.options import accepted_context
@@ -39,6 +40,7 @@ _HOMES = {
     "ClassificationLoss": "base",
     "CosineClassifier": "classifier",
     "DisabledPluginError": "errors",
+    "LinearSmoothTopK": "linear",
     "LossInfo": "catalogue",
     "NameTakenError": "errors",
     "PerturbedTopK": "ops.perturbed",
@@ -53,12 +55,14 @@ _HOMES = {
     "fit_temperature": "head",
     "get_loss_builder": "registry",
     "is_loss": "registry",
+    "linear_smooth_topk": "linear",
     "list_losses": "registry",
     "loss_info": "registry",
     "normalize_classifier": "classifier",
     "perturbed_topk": "ops.perturbed",
     "refresh_plugins": "registry",
     "register_loss": "registry",
+    "soft_hinge": "base",
     "topk_label_margins": "ops.ksubset",
     "topk_log_odds": "ops.ksubset",
     "topk_marginals": "ops.ksubset",
@@ -71,6 +75,7 @@ __all__ = [
     "ClassificationLoss",
     "CosineClassifier",
     "DisabledPluginError",
+    "LinearSmoothTopK",
     "LossInfo",
     "NameTakenError",
     "PerturbedTopK",
@@ -85,12 +90,14 @@ __all__ = [
     "fit_temperature",
     "get_loss_builder",
     "is_loss",
+    "linear_smooth_topk",
     "list_losses",
     "loss_info",
     "normalize_classifier",
     "perturbed_topk",
     "refresh_plugins",
     "register_loss",
+    "soft_hinge",
     "topk_label_margins",
     "topk_log_odds",
     "topk_marginals",

@@ -10,11 +10,12 @@ so an index is the one-hot q, and mixup, cutmix and label smoothing are others. 
 table, and nothing else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 REDUCTIONS = ("none", "mean", "sum")
 
@@ -57,7 +58,7 @@ class ClassificationLoss(nn.Module):
         self.reduction = reduction
         self.label_smoothing = float(label_smoothing)
         self.ignore_index = int(ignore_index)
-        self.register_buffer("weight", None if weight is None else _class_weight(weight))
+        self.register_buffer("weight", None if weight is None else checked_weight(weight))
 
     def per_class(self, logits: Tensor) -> Tensor:
         """The table L(s, c) [B, n] of scores [B, n]: what each row would cost, were its label c."""
@@ -91,31 +92,29 @@ class ClassificationLoss(nn.Module):
         ignored = labels is None or labels[0] <= self.ignore_index <= labels[1]  # not so, or not known without a look
         if not ignored and self.weight is None and not self.label_smoothing:
             loss = self.per_label(logits, target.long())  # the plain case
-            return loss.mean() if self.reduction == "mean" else self._reduce(loss)
+            return loss.mean() if self.reduction == "mean" else _reduce(loss, self.reduction)
         return self._index(logits, target.long())
 
     def _dense(self, logits: Tensor, target: Tensor) -> Tensor:
         if self.label_smoothing:
             target = torch.lerp(target, torch.full_like(target, 1 / target.shape[1]), self.label_smoothing)
         loss = self.per_target(logits, target)
-        return loss.mean() if self.reduction == "mean" else self._reduce(loss)
+        return loss.mean() if self.reduction == "mean" else _reduce(loss, self.reduction)
 
     def _index(self, logits: Tensor, target: Tensor) -> Tensor:
-        ignored = target == self.ignore_index
-        label = torch.where(ignored, 0, target)
-        weight = torch.ones_like(label, dtype=logits.dtype) if self.weight is None else self.weight.to(logits)[label]
-        weight = weight.masked_fill(ignored, 0.0)
-        if self.label_smoothing:
+        def smoothed(label: Tensor) -> Tensor:
             one_hot = torch.zeros_like(logits).scatter_(1, label[:, None], 1.0)
             q = torch.lerp(one_hot, torch.full_like(one_hot, 1 / logits.shape[1]), self.label_smoothing)
-            loss = self.per_target(logits, q)
-        else:
-            loss = self.per_label(logits, label) * weight
-        loss = loss.masked_fill(ignored, 0.0)
-        return loss.sum() / weight.sum() if self.reduction == "mean" else self._reduce(loss)
+            return self.per_target(logits, q)
 
-    def _reduce(self, loss: Tensor) -> Tensor:
-        return loss.sum() if self.reduction == "sum" else loss
+        return label_loss(
+            smoothed if self.label_smoothing else lambda label: self.per_label(logits, label),
+            target,
+            self.weight,
+            reduction=self.reduction,
+            ignore_index=self.ignore_index,
+            weighted=bool(self.label_smoothing),
+        )
 
     def extra_repr(self) -> str:
         return f"reduction={self.reduction!r}, label_smoothing={self.label_smoothing:g}"
@@ -147,6 +146,49 @@ class TopKLoss(ClassificationLoss):
 
     def extra_repr(self) -> str:
         return f"k={self.k}, {super().extra_repr()}"
+
+
+def label_loss(
+    cost: Callable[[Tensor], Tensor],
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    weighted: bool = False,
+) -> Tensor:
+    """The loss at index targets [B] from ``cost(label [B]) -> [B]``, with cross-entropy's options.
+
+    Args:
+        cost: of rows at labels; a row that is ignored is asked for label 0.
+        target: int64 class indices [B], or ``ignore_index``.
+        weight: one factor a class [n].
+        weighted: the costs hold those factors already.
+    """
+    ignored = target == ignore_index
+    label = torch.where(ignored, 0, target)
+    loss = cost(label)
+    factor = torch.ones_like(loss) if weight is None else weight.to(loss)[label]
+    factor = factor.masked_fill(ignored, 0.0)
+    loss = (loss if weighted else loss * factor).masked_fill(ignored, 0.0)
+    return loss.sum() / factor.sum() if reduction == "mean" else _reduce(loss, reduction)
+
+
+def _reduce(loss: Tensor, reduction: str) -> Tensor:
+    return loss.sum() if reduction == "sum" else loss
+
+
+def soft_hinge(violation: Tensor, tau: float) -> Tensor:
+    """A hinge smoothed by a temperature: tau softplus(v / tau), for every tau > 0; towards 0 it becomes max(v, 0).
+
+    It is linear from where exp(-v / tau) is below rounding.
+
+    Example:
+        >>> soft_hinge(torch.tensor([-1.0, 0.0, 1.0]), 0.1)
+        tensor([4.5399e-06, 6.9315e-02, 1.0000e+00])
+    """
+    tau = max(tau, 4 * torch.finfo(violation.dtype).tiny)  # 1 / tau stays finite; the loss is at its limit
+    return F.softplus(violation, beta=1 / tau, threshold=40.0)
 
 
 def check_logits(logits: Tensor) -> None:
@@ -191,7 +233,7 @@ def _check_range(target: Tensor, n: int, ignore_index: int) -> tuple[int, int]:
     return min(low, ignore_index), max(high, ignore_index)
 
 
-def _class_weight(weight: Tensor | Sequence[float]) -> Tensor:
+def checked_weight(weight: Tensor | Sequence[float]) -> Tensor:
     weight = torch.as_tensor(weight, dtype=torch.get_default_dtype()).detach().clone()
     if weight.ndim != 1 or not bool((weight.isfinite() & (weight >= 0)).all()):
         raise ValueError(f"weight must hold one finite, non-negative factor a class, got {weight.tolist()}")

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from topk_registry import TopKLoss, topk_label_margins, topk_margins
+from topk_registry import TopKLoss, soft_hinge, topk_label_margins, topk_margins
 
 
 class SmoothTopKSVM(TopKLoss):
@@ -70,21 +69,16 @@ class SmoothTopKSVM(TopKLoss):
         margin = topk_label_margins(logits, label, self.k, temperature=self.temperature)
         alpha = self._alpha(logits)
         violation = torch.sub(alpha[label] if alpha.ndim else alpha, margin, alpha=1 / self.k)
-        return self._soften(violation).to(logits.dtype)
+        return soft_hinge(violation, self.tau).to(logits.dtype)
 
     def per_class(self, logits: Tensor) -> Tensor:
         margins = topk_margins(logits, self.k, temperature=self.temperature)
-        return self._soften(self._alpha(logits) - margins / self.k)
+        return soft_hinge(self._alpha(logits) - margins / self.k, self.tau)
 
     def _alpha(self, logits: Tensor) -> Tensor:
         if self.alpha.ndim and self.alpha.numel() != logits.shape[1]:
             raise ValueError(f"alpha has {self.alpha.numel()} entries, logits have {logits.shape[1]} classes")
         return self.alpha.to(logits)
-
-    def _soften(self, violation: Tensor) -> Tensor:
-        """tau softplus(violation / tau), linear where exp(-violation / tau) is below rounding."""
-        tau = max(self.tau, 4 * torch.finfo(violation.dtype).tiny)  # 1 / tau stays finite; the loss is at its limit
-        return F.softplus(violation, beta=1 / tau, threshold=40.0)
 
     def extra_repr(self) -> str:
         alpha = f"{self.alpha.item():g}" if self.alpha.ndim == 0 else f"[{self.alpha.numel()}]"

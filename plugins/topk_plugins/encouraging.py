@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_plugins._softmax import label_log_probabilities, log_probabilities
+from topk_plugins.sigmoid import wrong
 from topk_registry import ClassificationLoss
 
 FLOOR = math.log(1e-5)  # the published clamp: log(1 - p) is read as log(max(1 - p, 1e-5))
@@ -188,6 +189,10 @@ class Mirror(ClassificationLoss):
         return (hit - miss + miss.sum(-1, keepdim=True)) / logits.shape[1]
 
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
+        if self.link == "sigmoid" and self.gamma >= 1:  # such powers have finite slopes at 0, and need no logarithms
+            x = wrong(logits, label)
+            error, mirror = x.sigmoid().pow(self.power).mean(1), (-x).sigmoid().pow(self.gamma).mean(1)
+            return error - self.rho * mirror
         log_p, log_not = self._log_probabilities(logits)
         miss = self._terms(log_not, log_p)
         own = [table.gather(1, label[:, None])[:, 0] for table in (log_p, log_not, miss)]

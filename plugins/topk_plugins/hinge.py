@@ -64,7 +64,7 @@ class TopKSVM(TopKLoss):
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
         margins = self._margins(logits)
         alpha = margins[label] if isinstance(margins, Tensor) else margins
-        return ((best_rival_of(logits, label, self.k) - score_of(logits, label)) / self.k + alpha).clamp(min=0)
+        return (gap(logits, label, self.k) / self.k + alpha).clamp(min=0)
 
     def _margins(self, logits: Tensor) -> float | Tensor:
         if not isinstance(self.alpha, Tensor):
@@ -98,7 +98,7 @@ class TopKHinge(TopKLoss):
         return (1 + best_rival(logits, self.k) - logits).clamp(min=0)
 
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        return (1 + best_rival_of(logits, label, self.k) - score_of(logits, label)).clamp(min=0)
+        return (1 + gap(logits, label, self.k)).clamp(min=0)
 
 
 class TopKHingeConvex(TopKLoss):
@@ -177,8 +177,10 @@ def best_rival(logits: Tensor, k: int) -> Tensor:
     return torch.where(is_top, top[:, k:], top[:, k - 1 : k])
 
 
-def best_rival_of(logits: Tensor, label: Tensor, k: int) -> Tensor:
-    """(s without y)_[k] [B]."""
-    top, index = ranked(logits, k)
+def gap(logits: Tensor, label: Tensor, k: int) -> Tensor:
+    """(s without y)_[k] - s_y [B]. Both scores are gathered at once, for one gradient of the size of the logits."""
+    top, index = ranked(logits.detach(), k)
     is_top = (index[:, :k] == label[:, None]).any(1)
-    return torch.where(is_top, top[:, k], top[:, k - 1])
+    rival = torch.where(is_top, index[:, k], index[:, k - 1])
+    s = logits.gather(1, torch.stack([rival, label], 1))  # [B, 2]
+    return torch.where(top[:, 0].isnan(), torch.nan, s[:, 0] - s[:, 1])

@@ -16,14 +16,19 @@ class _SigmoidLoss(ClassificationLoss):
         return (off.sum(1, keepdim=True) - off + on) / logits.shape[1]
 
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        label = label[:, None]
-        return self.power(logits.scatter(1, label, -logits.gather(1, label)).sigmoid()).mean(1)
+        return self.power(wrong(logits, label).sigmoid()).mean(1)
 
     def per_target(self, logits: Tensor, target: Tensor) -> Tensor:
         """mean_j (M - m_j) p_j^a + m_j (1 - p_j)^a with masses m = w q and M their sum."""
         mass = target if self.weight is None else target * self.weight.to(target)
         off, on = self.power(logits.sigmoid()), self.power((-logits).sigmoid())
         return ((mass.sum(1, keepdim=True) - mass) * off + mass * on).mean(1)
+
+
+def wrong(logits: Tensor, label: Tensor) -> Tensor:
+    """The scores, but the label's negated [B, n]: their sigmoids are |p_j - [j = y]|."""
+    label = label[:, None]
+    return logits.scatter(1, label, -logits.gather(1, label))
 
 
 class SigmoidMSE(_SigmoidLoss):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from tests.bench.bandwidth import copy_bandwidth
 from tests.bench.gate import RefusedError, require_green
 from tests.bench.operators import OPERATORS
 from tests.bench.report import environment, record, table
@@ -39,6 +40,7 @@ def _run(operator: Operator, args: argparse.Namespace) -> int:
     """Measure case by case; every case is printed and saved before the next begins."""
     cases, contestants = _cases(operator, args), operator.contestants(args.peer_path)
     report = _new_report(args)
+    bandwidth = copy_bandwidth(args.device)
     total = len(cases) * len(contestants) * (1 + args.repeats)
     with tqdm(total=total, file=sys.stderr, disable=None, leave=False, bar_format="{l_bar}{bar}| {elapsed}") as bar:
         for case in cases:
@@ -48,8 +50,8 @@ def _run(operator: Operator, args: argparse.Namespace) -> int:
                 bar.update(count)
 
             rows, interrupted = measure(case, contestants, repeats=args.repeats, limit=args.limit, tick=tick)
-            bar.write(f"{table(rows)}\n", file=sys.stdout)
-            report["results"] += map(record, rows)
+            bar.write(f"{table(rows, bandwidth)}\n", file=sys.stdout)
+            report["results"] += [record(row, bandwidth) for row in rows]
             report["interrupted"] = interrupted
             if args.json:
                 args.json.write_text(json.dumps(report, indent=1) + "\n")
@@ -93,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, help="threads of PyTorch (default: its own choice)")
     parser.add_argument("--shapes", type=_shape, nargs="+", metavar="B,n,k", help="instead of the operator's own")
     parser.add_argument("--repeats", type=int, default=30, help="rounds over all contestants")
-    parser.add_argument("--limit", type=float, default=10.0, help="seconds a contestant may take at one case")
+    parser.add_argument("--limit", type=float, default=4.0, help="seconds a contestant may take at one case")
     parser.add_argument("--peer-path", type=Path, help="checkout of the authors' smooth-topk, to run it too")
     parser.add_argument("--json", type=Path, help="write environment, settings and results to this file")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that everything runs")

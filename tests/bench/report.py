@@ -8,25 +8,29 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from tests.bench.bandwidth import floor_seconds
 from topk_registry.studies.timing.contest import CROSS_ENTROPY, OURS
 from topk_registry.studies.timing.machine import busy, cpu_name
 from topk_registry.studies.timing.measure import Row
 from topk_registry.studies.timing.rounds import Spread
 
 PACKAGES = ("topk-registry", "torch", "timm", "triton", "numba", "pytopk", "difftopk")
-HEADER = ("contestant", "forward", "backward", "both, ms", "quartiles", "x CE", "x ours", "memory", "runs")
+HEADER = ("contestant", "forward", "backward", "both, ms", "quartiles", "x CE", "x ours", "floor", "memory", "runs")
 
 
-def table(rows: Sequence[Row]) -> str:
-    """All rows of one case; times in ms, ratios of medians, peak memory as a multiple of the logits."""
+def table(rows: Sequence[Row], bandwidth: float) -> str:
+    """All rows of one case; times in ms, ratios of medians, the time that moving logits and gradient takes as a share
+    of the whole, peak memory as a multiple of the logits."""
     case = rows[0].case
     medians = {row.contestant: row.both.median for row in rows if row.both}
     logit_bytes = case.B * case.n * case.dtype.itemsize
-    lines = [HEADER, *(_cells(row, medians, logit_bytes) for row in rows)]
+    floor = floor_seconds(case, bandwidth)
+    lines = [HEADER, *(_cells(row, medians, floor, logit_bytes) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
     body = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
     problems = [f"{row.contestant}: {row.problem}" for row in rows if row.problem]
-    return "\n".join([case.title, *body, *problems])
+    moved = f"floor: logits and gradient moved once at {bandwidth / 1e9:.3g} GB/s in {_ms(floor)} ms"
+    return "\n".join([case.title, *body, moved, *problems])
 
 
 def environment(device: str) -> dict[str, object]:
@@ -42,20 +46,29 @@ def environment(device: str) -> dict[str, object]:
     }
 
 
-def record(row: Row) -> dict[str, object]:
-    """One row as JSON: seconds and bytes."""
+def record(row: Row, bandwidth: float) -> dict[str, object]:
+    """One row as JSON: seconds and bytes, and bytes a second."""
     case = row.case
     shape = {"B": case.B, "n": case.n, "k": case.k, **case.options, "dtype": str(case.dtype).removeprefix("torch.")}
-    return {**shape, **{name: value for name, value in asdict(row).items() if name != "case"}}
+    moved = {"bandwidth": bandwidth, "floor": floor_seconds(case, bandwidth)}
+    return {**shape, **moved, **{name: value for name, value in asdict(row).items() if name != "case"}}
 
 
-def _cells(row: Row, medians: dict[str, float], logit_bytes: int) -> tuple[str, ...]:
+def _cells(row: Row, medians: dict[str, float], floor: float, logit_bytes: int) -> tuple[str, ...]:
     memory = "" if row.peak_bytes is None else f"{row.peak_bytes / logit_bytes:.1f}"
     if not row.both:
-        return (row.contestant, "-", "-", "-", "", "", "", memory, "0")
+        return (row.contestant, "-", "-", "-", "", "", "", "", memory, "0")
     ratios = [f"{row.both.median / medians[name]:.2f}" if name in medians else "" for name in (CROSS_ENTROPY, OURS)]
     times = [_ms(spread.median) for spread in (row.forward, row.backward, row.both) if spread]
-    return (row.contestant, *times, _quartiles(row.both), *ratios, memory, str(row.repeats))
+    return (
+        row.contestant,
+        *times,
+        _quartiles(row.both),
+        *ratios,
+        f"{floor / row.both.median:.1%}",
+        memory,
+        str(row.repeats),
+    )
 
 
 def _quartiles(spread: Spread) -> str:

@@ -1,5 +1,6 @@
 """The harness measures what it says it measures, and keeps silent about what is not tested."""
 
+import itertools
 import json
 import time
 from dataclasses import replace
@@ -9,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.bench import bandwidth
 from tests.bench.__main__ import main
 from tests.bench.operators import OPERATORS
 from tests.bench.report import table
-from topk_registry.studies.timing.contest import Case, Contestant, Operator, UnavailableError
+from topk_registry.studies.timing.contest import OURS, Case, Contestant, Operator, UnavailableError
 from topk_registry.studies.timing.measure import measure
 from topk_registry.studies.timing.memory import peak_bytes
-from topk_registry.studies.timing.rounds import OverLimitError, Spread, interleave, time_limit
+from topk_registry.studies.timing.rounds import Clock, OverLimitError, Spread, interleave, time_limit
 
 CASE = Case(4, 10, 2, {"tau": 1.0})
 
@@ -51,6 +53,7 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Operator:
         tests=(str(gate),),
     )
     monkeypatch.setitem(OPERATORS, "toy", operator)
+    monkeypatch.setitem(bandwidth.BYTES, "cpu", 1 << 20)
     return operator
 
 
@@ -68,6 +71,9 @@ def test_a_run_prints_a_table_and_writes_json(toy: Operator, tmp_path: Path, cap
         assert row["repeats"] == 3
         assert 0 < row["both"]["minimum"] <= row["both"]["q1"] <= row["both"]["median"] <= row["both"]["q3"]
         assert row["peak_bytes"] >= 4 * 10 * 4
+        # 4 x 10 numbers of 4 bytes, read and written
+        assert row["floor"] * row["bandwidth"] == pytest.approx(2 * 4 * 10 * 4)
+        assert f"{row['floor'] / row['both']['median']:.1%}" in printed
 
 
 def test_no_report_when_a_test_fails(toy: Operator, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -99,10 +105,14 @@ def test_the_ksubset_contestants_run_or_say_why_not() -> None:
     case = Case(4, 40, 3, {"tau": 1.0})
     rows, _ = measure(case, OPERATORS["ksubset"].contestants(Path("/nowhere")), repeats=1, limit=60)
     problems = {row.contestant: row.problem for row in rows if row.problem}
-    assert problems == {"authors' code": "/nowhere has no topk/svm.py; give the root of the authors' repository"}
+    assert problems == {
+        "authors' code": "/nowhere has no topk/svm.py; give the root of the authors' repository",
+        "topk_registry: triton": "for cuda only",
+    }
 
 
-def test_a_failing_contestant_is_reported_and_the_others_are_measured() -> None:
+def test_a_failing_contestant_is_reported_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("topk_registry.studies.timing.measure.SET_UP", 0.0)
     contestants = [
         Contestant("absent", unavailable),
         Contestant("broken", lambda case: broken),
@@ -120,7 +130,7 @@ def test_a_failing_contestant_is_reported_and_the_others_are_measured() -> None:
         "over the limit of 0.3 s",
         "",
     ]
-    assert "absent: needs a licence; try: asking" in table(rows)
+    assert "absent: needs a licence; try: asking" in table(rows, 1e9)
 
 
 def test_an_interrupt_keeps_what_was_measured() -> None:
@@ -161,6 +171,27 @@ def test_the_memory_meter_sees_the_backward_pass() -> None:
     x = torch.randn(64, 100, requires_grad=True)
     peak = peak_bytes(lambda: x.exp().sum().backward())  # exp(x) is kept, the gradient comes to it
     assert 2 * x.nbytes <= peak < 2.1 * x.nbytes
+
+
+def test_the_bandwidth_is_that_of_a_large_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bandwidth.BYTES, "cpu", 1 << 20)
+    marks = itertools.count()
+    monkeypatch.setattr(bandwidth, "CPU", Clock(lambda: next(marks), lambda start, end: 0.5 * (end - start)))
+    assert bandwidth.copy_bandwidth("cpu", repeats=3) == 2 * (1 << 20) / 0.5
+    monkeypatch.undo()
+    assert 1e8 < bandwidth.copy_bandwidth("cpu", repeats=1) < 1e13
+
+
+@pytest.mark.parametrize("operator", ["ksubset", "perturbed"])
+def test_every_backend_computes_the_same_loss(operator: str) -> None:
+    case = Case(64, 50, 3, {"tau": 0.5} if operator == "ksubset" else {"epsilon": 1.0, "num_samples": 400})
+    contestants = {one.name: one for one in OPERATORS[operator].contestants(None)}
+    logits, target = case.inputs()
+    losses = [contestants[name].build(case)(logits, target) for name in (OURS, f"{OURS}: torch", f"{OURS}: numba")]
+    # draws differ: 400 in each of 64 rows
+    tolerance = 1e-6 if operator == "ksubset" else 4.5 * (2 / (400 * 64)) ** 0.5
+    assert losses[1].item() == pytest.approx(losses[0].item(), abs=tolerance)
+    assert losses[2].item() == pytest.approx(losses[0].item(), abs=tolerance)
 
 
 def test_times_order_workloads_of_a_known_ratio() -> None:

@@ -3,10 +3,16 @@
 import sys
 from pathlib import Path
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import topk_registry as tr
 from topk_registry.studies.algorithms import published
 from topk_registry.studies.timing.contest import Case, Contestant, Loss, Operator, UnavailableError
 from topk_registry.studies.timing.peers import (
     REFERENCE,
+    by_backend,
     difftopk_neuralsort,
     difftopk_smooth,
     needs,
@@ -31,10 +37,22 @@ def authors(path: Path) -> Contestant:
     return Contestant("authors' code", build)
 
 
+def on_backend(case: Case, impl: str) -> Loss:
+    """The loss as its definition, on the operator's one door."""
+    k, tau = case.k, case.options["tau"]
+
+    def loss(logits: Tensor, label: Tensor) -> Tensor:
+        margin = tr.topk_label_margins(logits, label, k, temperature=k * tau, impl=impl)
+        return F.softplus(1 - margin / k, beta=1 / tau, threshold=40.0).mean().to(torch.float32)
+
+    return loss
+
+
 def contestants(peer_path: Path | None) -> list[Contestant]:
     return [
         REFERENCE,
         ours("smooth_topk_svm"),
+        *by_backend(on_backend),
         published("summation"),
         published("divide and conquer"),
         published("algorithm 2"),

@@ -2,14 +2,22 @@
 
 from pathlib import Path
 
-from topk_registry.studies.timing.contest import Contestant, Operator
-from topk_registry.studies.timing.peers import REFERENCE, difftopk_neuralsort, ours, pytopk_balanced
+import topk_registry as tr
+from topk_registry.studies.timing.contest import Case, Contestant, Loss, Operator
+from topk_registry.studies.timing.peers import REFERENCE, by_backend, difftopk_neuralsort, ours, pytopk_balanced
+
+
+def on_backend(case: Case, impl: str) -> Loss:
+    loss = tr.create_loss("noised_topk", k=case.k, **case.options)
+    loss.threshold.impl = impl
+    return loss
 
 
 def contestants(peer_path: Path | None) -> list[Contestant]:
     return [
         REFERENCE,
         ours("noised_topk"),
+        *by_backend(on_backend),
         Contestant("pytopk balanced", pytopk_balanced),
         Contestant("difftopk neuralsort", difftopk_neuralsort),
     ]
@@ -20,6 +28,6 @@ OPERATOR = Operator(
     summary="the noised top-k loss, over the perturbed top-k operator",
     contestants=contestants,
     options=({"epsilon": 1.0, "num_samples": 5},),
-    shapes=((256, 1000, 5),),
+    shapes=((64, 100, 5), (256, 1000, 5), (256, 10000, 5)),
     tests=("tests/ops/perturbed",),
 )

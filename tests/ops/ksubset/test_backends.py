@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from topk_registry import topk_label_margins, topk_margins
+from topk_registry.ops import optional
 from topk_registry.ops.ksubset import backends, library  # noqa: F401, library registers the operators
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -14,11 +15,9 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 @pytest.fixture
 def forgotten():
-    for remembered in (backends._works, backends.load):
-        remembered.cache_clear()
+    optional.forget()
     yield
-    for remembered in (backends._works, backends.load):
-        remembered.cache_clear()
+    optional.forget()
 
 
 def test_auto_takes_the_first_that_serves():
@@ -26,6 +25,26 @@ def test_auto_takes_the_first_that_serves():
     assert backends.choose("auto", CPU, 257, True) == "torch"
     assert backends.choose("auto", META, 5, False) == "torch"
     assert backends.choose("torch", CPU, 5, False) == "torch"
+
+
+def test_on_gpus_that_are_not_too_old_auto_takes_the_kernels(monkeypatch):
+    gpu, capability = torch.device("cuda"), (8, 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", None)
+    optional.forget()
+    assert [backends.choose("auto", gpu, k, False) for k in (1, 64, 65)] == ["triton", "triton", "torch"]
+    assert backends.choose("auto", gpu, 5, True) == "torch"
+    with pytest.raises(
+        ValueError, match=r"impl 'triton' is for GPUs of compute capability 8\.0 and up, half or single"
+    ):
+        backends.choose("triton", CPU, 5, False)
+
+    capability = (7, 5)
+    optional.forget()
+    with pytest.warns(UserWarning, match="need compute capability 8.0, cuda has 7.5: the top-k losses are slower"):
+        assert backends.choose("auto", gpu, 5, False) == "torch"
+    assert backends.choose("auto", gpu, 5, False) == "torch"
+    optional.forget()
 
 
 @pytest.mark.parametrize("f", [topk_margins, lambda s, k, impl: topk_label_margins(s, torch.tensor([0]), k, impl=impl)])
@@ -36,7 +55,7 @@ def test_a_backend_that_does_not_serve_says_where_it_does(f):
 
 @pytest.mark.usefixtures("forgotten")
 def test_without_numba_the_torch_path_serves_and_says_so_once(monkeypatch):
-    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    monkeypatch.setattr(optional, "find_spec", lambda name: None)
     with pytest.warns(UserWarning, match="numba is not installed, the top-k losses are slower: pip install numba"):
         assert backends.choose("auto", CPU, 1, False) == "torch"
     assert backends.choose("auto", CPU, 1, False) == "torch"

@@ -227,7 +227,7 @@ def test_compiles_into_one_graph():
         (lambda s, y: topk_margins(s, 2, temperature=INF), r"temperature must be positive and finite, got inf"),
         (lambda s, y: topk_margins(s.long(), 2), r"logits must be floating point \[..., n\], got torch.int64 \[2, 5\]"),
         (lambda s, y: topk_margins(torch.tensor(1.0), 2), r"logits must be floating point"),
-        (lambda s, y: topk_margins(s, 2, impl="cuda"), r"impl must be 'auto' or one of 'numba', 'torch', got 'cuda'"),
+        (lambda s, y: topk_margins(s, 2, impl="cuda"), r"impl must be 'auto' or one of 'numba', 'triton', 'torch'"),
         (lambda s, y: topk_label_margins(s, y[:1], 2), r"int64 labels \[B\], got \[2, 5\] and torch.int64 \[1\]"),
         (lambda s, y: topk_label_margins(s, y.int(), 2), r"got \[2, 5\] and torch.int32 \[2\]"),
         (lambda s, y: topk_label_margins(s, y + 4, 2), r"label must be in \[0, 4\], got 5"),

@@ -21,19 +21,17 @@ def scores():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def modules() -> tuple[torch.nn.Module, torch.nn.Module]:
-    return PerturbedTopK(K, epsilon=1.0, num_samples=DRAWS), NoisedTopK(K, epsilon=1.0, n_sample=DRAWS)
-
-
 def forward_and_backward(module: torch.nn.Module, scores: torch.Tensor) -> None:
     torch.autograd.grad(module(scores).sum(), scores)
 
 
-def test_three_times_as_fast(scores, modules):
+@pytest.mark.parametrize(("impl", "times"), [("torch", 3), ("numba", 8)])
+def test_many_times_as_fast(scores, impl, times):
+    modules = PerturbedTopK(K, epsilon=1.0, num_samples=DRAWS, impl=impl), NoisedTopK(K, epsilon=1.0, n_sample=DRAWS)
+    forward_and_backward(modules[0], scores)  # compiled, before its time is taken
     # the best of three rounds, as other work on the machine blurs each
     ratios = [median(ratio_of_times(*modules, scores) for _ in range(11)) for _ in range(3)]
-    assert max(ratios) > 3, f"as fast as theirs {', '.join(f'{ratio:.2f}' for ratio in ratios)} times"
+    assert max(ratios) > times, f"as fast as theirs {', '.join(f'{ratio:.2f}' for ratio in ratios)} times"
 
 
 def ratio_of_times(ours: torch.nn.Module, theirs: torch.nn.Module, scores: torch.Tensor) -> float:
@@ -45,8 +43,10 @@ def ratio_of_times(ours: torch.nn.Module, theirs: torch.nn.Module, scores: torch
     return seconds[1] / seconds[0]
 
 
-def test_a_quarter_of_the_memory(scores, modules):
+@pytest.mark.parametrize(("impl", "buffers"), [("torch", 2), ("numba", 1)])
+def test_a_quarter_of_the_memory(scores, impl, buffers):
+    modules = PerturbedTopK(K, epsilon=1.0, num_samples=DRAWS, impl=impl), NoisedTopK(K, epsilon=1.0, n_sample=DRAWS)
     ours, theirs = (peak_bytes(lambda module=module: forward_and_backward(module, scores)) for module in modules)
     assert theirs > 4 * ours, f"ours {ours / 2**20:.2f} MiB, theirs {theirs / 2**20:.2f} MiB"
-    # one buffer and the gradient, not five of anything
-    assert ours < 2.5 * scores.numel() * 4
+    # the gradient, and on the torch path one buffer; not five of anything
+    assert ours < (buffers + 0.5) * scores.numel() * 4

@@ -28,7 +28,7 @@ class LabelMargins(torch.autograd.Function):
     def backward(ctx, g: Tensor, _):
         if g is None:
             return None, None, None, None, None
-        return _gradient(scaled, g, ctx.saved_tensors[0]), None, None, None, None
+        return once(scaled, g, ctx.saved_tensors[0]), None, None, None, None
 
 
 class Margins(torch.autograd.Function):
@@ -46,14 +46,14 @@ class Margins(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g: Tensor):
-        return _gradient(ctx.kernel, g, ctx.saved_tensors[0], ctx.k, ctx.theta), None, None, None, None
+        return once(ctx.kernel, g, ctx.saved_tensors[0], ctx.k, ctx.theta), None, None, None, None
 
 
 class _Gradient(torch.autograd.Function):
     """What a backward pass computes, where someone may ask for its derivative."""
 
     @staticmethod
-    def forward(kernel: Callable, *args) -> Tensor:
+    def forward(kernel: Callable, *args):
         return kernel(*args)
 
     @staticmethod
@@ -61,14 +61,15 @@ class _Gradient(torch.autograd.Function):
         pass
 
     @staticmethod
-    def backward(ctx, _):
+    def backward(ctx, *_):
         raise RuntimeError(
             "the k-subset operator is differentiable once, a second derivative was asked for: take it from "
             "topk_registry.ops.ksubset.definition.log_odds_by_recursion"
         )
 
 
-def _gradient(kernel: Callable, *args) -> Tensor:
+def once(kernel: Callable, *args):
+    """What ``kernel(*args)`` gives, one gradient or several, none of which can be differentiated."""
     return _Gradient.apply(kernel, *args) if torch.is_grad_enabled() else kernel(*args)
 
 

@@ -1,14 +1,12 @@
 """Which implementations there are, where each serves, and which one serves here. What is loaded is loaded when used."""
 
-import importlib
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 
 import torch
+
+from topk_registry.ops import optional
 
 
 @dataclass(frozen=True)
@@ -23,12 +21,24 @@ class Backend:
     checks_labels: bool = False  # gives NaN for one out of range, or has it checked before
 
 
+def _on_gpu(device: torch.device, k: int, double: bool) -> bool:
+    return device.type == "cuda" and not double and k <= 64 and optional.recent_gpu(device)
+
+
 TABLE = {
     "numba": Backend(
         "cpu",
         "numba",
         lambda device, k, double: device.type == "cpu" and k <= 256,  # tables of k^2 numbers leave the cache beyond
         "the CPU and k or n - k up to 256",
+        checks_labels=True,
+    ),
+    "triton": Backend(
+        "cuda",
+        "triton",
+        _on_gpu,
+        "GPUs of compute capability 8.0 and up, half or single precision, and k or n - k up to 64",
+        takes_half=True,
         checks_labels=True,
     ),
     "torch": Backend("composite", None, lambda device, k, double: True, "everything"),
@@ -46,23 +56,14 @@ def choose(impl: str, device: torch.device, k: int, double: bool) -> str:
     return impl
 
 
-@cache
 def load(name: str) -> ModuleType:
-    return importlib.import_module(f"{__package__}.{TABLE[name].module}")
+    return optional.load(_module(name))
 
 
-@cache
 def _works(name: str) -> bool:
-    """Whether it can be used here; where it could serve but does not work, that is told once."""
     needs = TABLE[name].needs
-    if needs is None:
-        return True
-    if find_spec(needs) is None:
-        warnings.warn(f"{needs} is not installed, the top-k losses are slower: pip install {needs}", stacklevel=2)
-        return False
-    try:
-        load(name)
-    except Exception as error:
-        warnings.warn(f"{needs} is installed but cannot be used, the top-k losses are slower: {error!r}", stacklevel=2)
-        return False
-    return True
+    return needs is None or optional.works(_module(name), needs)
+
+
+def _module(name: str) -> str:
+    return f"{__package__}.{TABLE[name].module}"

@@ -17,6 +17,7 @@ the margin becomes s_i - (the k-th largest of the other scores).
 import math
 import sys
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from topk_registry.ops.ksubset.polynomial import from_power_sums, leave_one_out,
 
 BLOCK = 1 << 16  # scores in a block of rows: few enough to stay in a core's cache from one pass to the next
 BLOCK_ON_GPU = 1 << 24
+LONG = 200  # scores for each of the m largest, from which on it pays to look for them in groups
 
 
 def top_group_size(k: int) -> int:
@@ -41,13 +43,16 @@ def row_blocks(s: Tensor, numbers: int = 0) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def tail_odds(s: Tensor, a: Tensor, outside_tail: Tensor, theta: float, out: Tensor) -> Tensor:
+def tail_odds(s: Tensor, a: Tensor, outside_tail: Tensor | None, theta: float, out: Tensor) -> Tensor:
     """exp((s - a) / theta) of the tail, 0 for the classes outside it: [B, n], [B], [B, .] -> [B, n].
 
     Odds too small to change anything are zero too: products of them would be denormal numbers, which are slow.
     """
     floor = 0.4 * math.log(torch.finfo(s.dtype).tiny)
-    u = torch.sub(s, a[:, None], out=out).scatter_(1, outside_tail, -torch.inf).mul_(1 / theta)
+    u = torch.sub(s, a[:, None], out=out)
+    if outside_tail is not None:
+        u.scatter_(1, outside_tail, -torch.inf)
+    u.mul_(1 / theta)
     # not exp(-inf): vectorised exponentials leave their fast path for arguments out of range
     return torch.threshold_(u.clamp_(min=floor).exp_(), 1.01 * math.exp(floor), 0.0)
 
@@ -123,6 +128,105 @@ def horner(w: Tensor, c: Tensor) -> Tensor:
     return d
 
 
+class State(NamedTuple):
+    """What the classes of a row have come to: their largest scores, and the power sums of all others' odds.
+
+    These are O(k) numbers a row, whatever the number of classes; states of disjoint classes merge (streaming.merge).
+    Odds are exp((s - a) / theta) for the reference a = :func:`reference` of the largest scores.
+    """
+
+    top: Tensor  # [B, T], largest first
+    classes: Tensor  # [B, T], whose they are
+    P: Tensor  # [k, B]
+
+
+def reference(top: Tensor, k: int) -> Tensor:
+    """The k-th largest score [B], and the least number where there is none: then no class is left for the tail."""
+    least = torch.finfo(top.dtype).min
+    return top[:, k - 1].clamp(min=least) if top.shape[1] >= k else top.new_full((len(top),), least)
+
+
+def largest(s: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    """The m largest scores and their places [B, m], largest first: [B, n] -> [B, m], [B, m].
+
+    In long rows they are looked for in the m of n / g groups that have the largest maxima, which hold them all; groups
+    are every (n / g)-th score, so that maxima are taken of whole vectors.
+    """
+    n = s.shape[1]
+    if n < LONG * m or s.device.type != "cpu":
+        return s.topk(m)
+    g = math.isqrt(n // m)
+    step = n // g
+    groups = s[:, : g * step].unflatten(1, (g, step)).amax(1).topk(m).indices
+    members = (groups[:, None] + step * torch.arange(g)[:, None]).flatten(1)
+    places = torch.cat((members, torch.arange(g * step, n).expand(len(s), -1)), 1)
+    top, where = s.gather(1, places).topk(m)
+    return top, places.gather(1, where)
+
+
+def summarise(
+    s: Tensor, k: int, theta: float, first_class: int = 0, label: Tensor | None = None, out: Tensor | None = None
+) -> State:
+    """The state of classes first_class, first_class + 1, ... from their scores s [B, n], without the class label [B].
+
+    The odds are left in ``out`` [B, n], which may be s itself; they are 0 outside the tail.
+    """
+    n, w = s.shape[1], torch.empty_like(s) if out is None else out
+    if label is None:
+        top, classes = largest(s, min(top_group_size(k), n))
+        outside_tail = classes
+    else:
+        top, classes = largest(s, min(top_group_size(k) + 1, n))
+        kept = torch.arange(top.shape[1] - 1, device=s.device) + (classes == label[:, None]).cumsum(-1)[:, :-1]
+        top, classes = top.gather(1, kept), classes.gather(1, kept)  # without the label, or else without the last
+        outside_tail = torch.cat((classes, label[:, None]), 1)
+    a, P = reference(top, k), []
+    for rows in row_blocks(s):
+        tail_odds(s[rows], a[rows], outside_tail[rows], theta, out=w[rows])
+        P.append(power_sums(w[rows], k))
+    return State(top, classes + first_class if first_class else classes, torch.cat(P, 1))
+
+
+class Coefficients(NamedTuple):
+    """What :func:`finish` makes of a state: the margin of a class outside it, and the gradient to those inside.
+
+    The margin of a class of score s is (s - a) + shift.
+    """
+
+    a: Tensor  # [B]
+    shift: Tensor  # [B], double precision
+    scale: Tensor  # [B], from the odds relative to a to those that c is balanced for
+    c: Tensor  # [k+1, B], with c_{k-1} = c_k = 1
+    classes: Tensor  # [B, T], the top group
+    in_top: Tensor  # [B, T], its gradient
+
+
+def finish(state: State, theta: float) -> Coefficients:
+    """Coefficients of the product over all classes of a state."""
+    k, a = len(state.P), state.top[:, state.P.shape[0] - 1]
+    x = (state.top.to(state.P.dtype) - a[:, None]).T / theta
+    t = tilt(x, state.P[0], k)
+    x, P = x - t, tilted(state.P, -t)
+    c, e = polynomials(x, P, k, depth=2)
+    log_rho, balanced_c = balanced(c, k)
+    shift = (c[k - 1].double() / c[k].double()).log() - t.double()
+    in_top = torch.sigmoid(x) * (e[:, 0] / c[k - 1] - e[:, 1] / c[k])  # [T, B]
+    return Coefficients(a, theta * shift, torch.exp(log_rho - t).to(a), balanced_c.to(a), state.classes, in_top.T.to(a))
+
+
+def tail_gradient(w: Tensor, f: Coefficients) -> Tensor:
+    """Gradient of the margin to the tail's scores, from the odds w [B, n], in their place."""
+    k = len(f.c) - 1
+    for rows in row_blocks(w):
+        v = w[rows].mul_(f.scale[rows, None])
+        if k > 1:  # d_{k-2} - d_{k-1} = d_{k-2} (1 + v) - 1
+            d = horner(v, f.c[: k - 1, rows])
+            torch.mul(d.addcmul_(d, v).sub_(1.0), v, out=v)
+        else:
+            v.neg_()
+    return w
+
+
 def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tensor, Tensor]:
     """The margin theta l_y [B] of each row's label and its gradient to the scores: [B, n], [B] -> [B], [B, n].
 
@@ -134,33 +238,8 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
     the chance of class i in a (k-1)-subset less that in a k-subset of the others. The margin is in double precision, a
     number a row, so that the small losses of well-placed labels keep their digits.
     """
+    w = torch.empty_like(s)
+    f = finish(summarise(s, k, theta, label=label, out=w), theta)
     label = label[:, None]
-    top, where = s.topk(min(top_group_size(k) + 1, s.shape[1]))
-    kept = torch.arange(top.shape[1] - 1, device=s.device) + (where == label).cumsum(-1)[:, :-1]
-    top, where = top.gather(1, kept), where.gather(1, kept)  # without the label, or else without the last
-    a, outside_tail = top[:, k - 1], torch.cat((where, label), 1)
-
-    w, P = torch.empty_like(s), []
-    for rows in row_blocks(s):
-        tail_odds(s[rows], a[rows], outside_tail[rows], theta, out=w[rows])
-        P.append(power_sums(w[rows], k))
-    P = torch.cat(P, 1)
-    x = (top.T - a) / theta
-    t = tilt(x, P[0], k)
-    x, P = x - t, tilted(P, -t)
-    c, e = polynomials(x, P, k, depth=2)
-    log_rho, balanced_c = balanced(c, k)
-    shift = (c[k - 1].double() / c[k].double()).log() - t.double()
-    margin = s.gather(1, label)[:, 0].double() - a.double() + theta * shift
-
-    scale = torch.exp(log_rho - t)[:, None]
-    for rows in row_blocks(s):
-        v = w[rows].mul_(scale[rows])
-        if k > 1:  # d_{k-2} - d_{k-1} = d_{k-2} (1 + v) - 1
-            d = horner(v, balanced_c[: k - 1, rows])
-            torch.mul(d.addcmul_(d, v).sub_(1.0), v, out=v)
-        else:
-            v.neg_()
-    in_top = torch.sigmoid(x) * (e[:, 0] / c[k - 1] - e[:, 1] / c[k])  # [T, B]
-    w.scatter_(1, where, in_top.T).scatter_(1, label, 1.0)
-    return margin, w
+    margin = s.gather(1, label)[:, 0].double() - f.a.double() + f.shift
+    return margin, tail_gradient(w, f).scatter_(1, f.classes, f.in_top).scatter_(1, label, 1.0)

@@ -1,33 +1,41 @@
 """The gradient of the perturbed top-k: the mean indicator, kept as one index a draw."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
-
-from topk_registry.ops.perturbed.torch_path import perturbed_kth
+from torch import Tensor
 
 
 class PerturbedKth(torch.autograd.Function):
-    """Scores [rows, n] -> mean k-th largest [rows]; the backward pass adds grad / draws at each draw's index."""
+    """Scores [rows, n] -> mean k-th largest [rows] and the class it was in at each draw [rows, draws], by
+    ``kernel(scores)``; the backward pass adds grad / draws at each draw's class."""
 
     @staticmethod
-    def forward(
-        scores: Tensor, k: int, epsilon: float, num_samples: int, generator: Generator | None, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return perturbed_kth(scores, k, epsilon, num_samples, generator, noise)
+    def forward(scores: Tensor, kernel: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        return kernel(scores)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        value, index = output
-        ctx.n = inputs[0].shape[1]
-        ctx.mark_non_differentiable(index)
-        ctx.save_for_backward(index, value.isnan())
+        keep(ctx, inputs[0], *output)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        grad, _ = grad_outputs
-        index, invalid = ctx.saved_tensors
-        share = (grad / index.shape[1]).masked_fill(invalid, torch.nan)
-        grad_scores = grad.new_zeros(len(grad), ctx.n).scatter_add_(1, index, share[:, None].expand_as(index))
-        return grad_scores, None, None, None, None, None
+        return spread(ctx, grad_outputs[0]), None
+
+
+# torch asks for it at every call, and to find out takes as long as a small batch
+PerturbedKth.forward.__signature__ = inspect.signature(PerturbedKth.forward)  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def keep(ctx: Any, scores: Tensor, value: Tensor, index: Tensor) -> None:
+    ctx.n = scores.shape[1]
+    ctx.mark_non_differentiable(index)
+    ctx.save_for_backward(index, value.isnan())
+
+
+def spread(ctx: Any, grad: Tensor) -> Tensor:
+    index, invalid = ctx.saved_tensors
+    share = (grad / index.shape[1]).masked_fill(invalid, torch.nan)
+    return grad.new_zeros(len(grad), ctx.n).scatter_add_(1, index, share[:, None].expand_as(index))

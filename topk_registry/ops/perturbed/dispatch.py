@@ -1,18 +1,20 @@
 """The one door to the operator: checks what comes in, chooses an implementation, and keeps its promises.
 
-Every implementation is a function ``(scores, k, epsilon, num_samples, generator, noise) -> [rows]``, differentiable in
-the scores [rows, n] of single or double precision; noise is None or [num_samples, rows, n].
+Implementations work on rows [rows, n] of single or double precision. The torch path takes any noise, or makes it by a
+generator. The others make theirs from a seed, see backends.py.
 """
 
 import math
-from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Generator, Tensor
 
+from topk_registry.ops.perturbed import backends, torch_path
 from topk_registry.ops.perturbed.autograd import PerturbedKth
 
-IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {"torch": lambda *args: PerturbedKth.apply(*args)[0]}
+IMPLEMENTATIONS = ("torch", *backends.TABLE)
+SEEDS = 2**63 - 1
 
 
 def perturbed_topk(
@@ -32,6 +34,10 @@ def perturbed_topk(
     Value and gradient are means over the same draws of Z ~ N(0, I). ``epsilon=0`` is the plain k-th largest. A row with
     a NaN gives NaN for that row only.
 
+    The noise for a seed depends on the implementation. ``"torch"`` fills tensors with it. ``"numba"`` takes one number
+    from the generator at each call, and its noise is a function of that number, the row's place, the draw and the
+    class: the same for any number of threads, and whatever the scores and the other rows are.
+
     Args:
         scores: floating point [..., n].
         k: which largest, 1 <= k <= n.
@@ -39,7 +45,8 @@ def perturbed_topk(
         num_samples: how many draws B.
         generator: where the noise comes from, on the device of the scores; without it, torch's global generator.
         noise: the draws themselves [B, ..., n], instead of random ones.
-        impl: ``"auto"``, or the name of an implementation.
+        impl: ``"auto"``, the fastest that is installed for the device of the scores; ``"numba"``, on the CPU; or
+            ``"torch"``, which also serves where there is no noise to be made.
 
     Returns:
         The estimate [...], differentiable, in single precision for half-precision scores.
@@ -60,9 +67,38 @@ def perturbed_topk(
     rows = wide.reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
     if noise is not None:
         noise = noise.detach().to(rows).reshape(num_samples, *rows.shape)
-    kernel = IMPLEMENTATIONS["torch" if impl == "auto" else impl]
-    value = kernel(rows, k, float(epsilon), num_samples, generator, noise)
+    value = _mean_kth(rows, k, float(epsilon), num_samples, generator, noise, impl)
     return value.reshape(scores.shape[:-1])
+
+
+def _mean_kth(
+    rows: Tensor,
+    k: int,
+    epsilon: float,
+    num_samples: int,
+    generator: Generator | None,
+    noise: Tensor | None,
+    impl: str,
+) -> Tensor:
+    backend = _choose(impl, rows.device) if backends.fits(rows, k, epsilon, noise) else None
+    if backend is None:
+        options = {"k": k, "epsilon": epsilon, "num_samples": num_samples, "generator": generator, "noise": noise}
+        return PerturbedKth.apply(rows, partial(torch_path.perturbed_kth, **options))[0]
+    seed = torch.randint(SEEDS, (), generator=generator, device=rows.device)
+    if torch.compiler.is_compiling():
+        from topk_registry.ops.perturbed import library
+
+        return library.perturbed_kth(rows, seed, k, epsilon, num_samples, backend)[0]
+    options = {"seed": seed, "k": k, "epsilon": epsilon, "num_samples": num_samples}
+    return PerturbedKth.apply(rows, partial(backends.load(backend).perturbed_kth, **options))[0]
+
+
+def _choose(impl: str, device: torch.device) -> str | None:
+    if not torch.compiler.is_compiling():
+        return backends.choose(impl, device)
+    from topk_registry.ops.perturbed import library
+
+    return library.choose(impl, device)
 
 
 def check_options(k: int, epsilon: float, num_samples: int, impl: str) -> None:

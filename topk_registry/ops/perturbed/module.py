@@ -16,6 +16,7 @@ class PerturbedTopK(nn.Module):
         k: which largest, 1 <= k <= n.
         epsilon: standard deviation of the noise, in the unit of the scores.
         num_samples: how many draws.
+        impl: as in :func:`perturbed_topk`.
 
     Example:
         >>> import torch

@@ -8,6 +8,8 @@ from topk_registry.studies.timing.contest import Case, Contestant, UnavailableEr
 from topk_registry.studies.timing.memory import peak_bytes
 from topk_registry.studies.timing.rounds import OverLimitError, Sample, Spread, Step, interleave, step, time_limit
 
+SET_UP = 60.0  # seconds a contestant may take to import and to compile what it needs
+
 
 @dataclass(frozen=True)
 class Row:
@@ -71,10 +73,10 @@ def measure(
 def _prepare(entry: Entry, case: Case, limit: float, memory: bool) -> None:
     """Two passes to warm up, the second in view of the memory meter if that is wanted."""
     try:
-        with time_limit(limit):
+        with time_limit(SET_UP + limit):  # cut short while it imports or compiles, it would be broken for good
             run = step(entry.contestant.build(case), *case.inputs())
             run()
-        with time_limit(4 * limit):  # the meter slows a contestant of many small steps down
+        with time_limit(SET_UP + 4 * limit):  # the meter slows a contestant of many small steps down
             if memory:
                 entry.peak_bytes = peak_bytes(run, case.device)
             else:

@@ -2,10 +2,11 @@
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from types import ModuleType
 
+import torch
 import torch.nn.functional as F
 
 import topk_registry as tr
@@ -15,6 +16,23 @@ from topk_registry.studies.timing.contest import CROSS_ENTROPY, OURS, Case, Cont
 def ours(loss: str, *, name: str = OURS, **options: object) -> Contestant:
     """The registered loss, with k and the case's options."""
     return Contestant(name, lambda case: tr.create_loss(loss, k=case.k, **case.options, **options))
+
+
+BACKENDS = {"torch": ("cpu", "cuda"), "numba": ("cpu",), "triton": ("cuda",)}  # and the devices each is for
+
+
+def by_backend(build: Callable[[Case, str], Loss]) -> list[Contestant]:
+    """Ours by each implementation, where ``auto`` may have chosen another."""
+
+    def one(impl: str, devices: tuple[str, ...]) -> Contestant:
+        def choose(case: Case) -> Loss:
+            if torch.device(case.device).type not in devices:
+                raise UnavailableError(f"for {' and '.join(devices)} only")
+            return build(case, impl)
+
+        return Contestant(f"{OURS}: {impl}", choose)
+
+    return [one(impl, devices) for impl, devices in BACKENDS.items()]
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ Rows are shared out among threads; nothing in a row depends on another, nor on w
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
-import zlib
 from functools import lru_cache
 from pathlib import Path
 
@@ -53,7 +52,7 @@ def _share(body: team.Body, s: Tensor, k: int, theta: float, *tensors: Tensor) -
 
 @lru_cache(maxsize=2)
 def _label_margins(dtype: torch.dtype) -> team.Body:
-    real, edition = _real(dtype), _edition()
+    real, edition = _real(dtype), team.edition(Path(__file__).parent)
 
     @cfunc(team.signature, cache=True)
     def body(job):
@@ -73,7 +72,7 @@ def _label_margins(dtype: torch.dtype) -> team.Body:
 
 @lru_cache(maxsize=2)
 def _margins(dtype: torch.dtype) -> team.Body:
-    real, edition = _real(dtype), _edition()
+    real, edition = _real(dtype), team.edition(Path(__file__).parent)
 
     @cfunc(team.signature, cache=True)
     def body(job):
@@ -92,7 +91,7 @@ def _margins(dtype: torch.dtype) -> team.Body:
 
 @lru_cache(maxsize=2)
 def _margins_backward(dtype: torch.dtype) -> team.Body:
-    real, edition = _real(dtype), _edition()
+    real, edition = _real(dtype), team.edition(Path(__file__).parent)
 
     @cfunc(team.signature, cache=True)
     def body(job):
@@ -108,13 +107,6 @@ def _margins_backward(dtype: torch.dtype) -> team.Body:
             start = team.take(job, step)
 
     return body.ctypes
-
-
-@lru_cache(maxsize=1)
-def _edition() -> int:
-    """A number that changes with the source of the kernels."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return zlib.crc32(b"".join(file.read_bytes() for file in files))
 
 
 def _real(dtype: torch.dtype) -> type:

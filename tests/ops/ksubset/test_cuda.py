@@ -1,0 +1,292 @@
+"""The GPU kernels: the definition's results and the torch path's, on a GPU or under Triton's interpreter."""
+
+import pytest
+import torch
+
+from tests.ops.ksubset.scores import KINDS, scores
+from tests.ops.triton_runs import (
+    DEVICE,
+    ON_GPU,
+    Launches,
+    compiles,
+    interprets,
+    pass_under_the_interpreter,
+    runs_kernels,
+)
+from tests.oracles import mp_smooth_svm
+from topk_registry.ops.ksubset import composite, definition
+
+cuda = pytest.importorskip("topk_registry.ops.ksubset.cuda", exc_type=ImportError)
+
+INF, NAN = float("inf"), float("nan")
+EPS = torch.finfo(torch.float32).eps
+# the interpreter computes with infinities that kernels leave out afterwards
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+LARGE = [(1000, 5), (1000, 10), (20_000, 5)] if ON_GPU else []
+LARGE_K = [(1000, 50), (200, 64), (70_000, 20)] if ON_GPU else []
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def every_kind(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A row of each kind, and labels from the first class to the last."""
+    s = torch.cat([scores(kind, n, rows=1) for kind in KINDS])
+    return s.to(DEVICE), torch.linspace(0, n - 1, len(KINDS)).long().to(DEVICE)
+
+
+@pytest.fixture
+def in_passes(monkeypatch):
+    monkeypatch.setattr(cuda, "FUSED_LARGEST_K", 0)
+
+
+@pytest.fixture
+def in_short_passes(monkeypatch, in_passes):
+    monkeypatch.setattr(cuda, "SEGMENT", 16)
+    monkeypatch.setattr(cuda, "TILE", 32)
+
+
+def assert_margins_agree(found, wanted, theta):
+    # of the same exact scores: what differs is the rounding of the logarithms, in units of theta
+    scale = theta * wanted.div(theta).abs().clamp(min=1.0)
+    assert ((found.double() - wanted).abs() <= 40 * EPS * scale).all(), ((found - wanted).abs() / scale).amax(-1)
+
+
+def check_label_margins(n, k, theta):
+    s, label = every_kind(n)
+    margin, gradient = composite.label_margins(s.double(), label, k, theta)
+    found, found_gradient = cuda.label_margins(s, label, k, theta)
+    assert (found.dtype, found_gradient.dtype) == (torch.float64, torch.float32)
+    assert_margins_agree(found, margin, theta)
+    assert ((found_gradient - gradient).abs() <= 20 * EPS).all()  # differences of chances of up to one
+
+
+def check_margins(n, k, theta):
+    s, _ = every_kind(n)
+    g = randn(*s.shape)
+    wanted, found = composite.margins(s.double(), k, theta), cuda.margins(s, k, theta)
+    assert_margins_agree(found, wanted, theta)
+    product = composite.margins_backward(g.double(), s.double(), k, theta)
+    # sums of up to n cotangents times chances, which cancel
+    allowed = 20 * EPS * (g.abs().amax() + product.abs())
+    assert ((cuda.margins_backward(g, s, k, theta) - product).abs() <= allowed).all()
+
+
+@runs_kernels
+@pytest.mark.parametrize("theta", [1e-3, 0.5, 50.0])
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (3, 1), (7, 3), (40, 5), (513, 5), *LARGE])
+def test_label_margins_in_one_kernel(n, k, theta):
+    assert k <= cuda.FUSED_LARGEST_K
+    check_label_margins(n, k, theta)
+
+
+@runs_kernels
+@pytest.mark.usefixtures("in_passes")
+@pytest.mark.parametrize(
+    ("n", "k", "theta"), [(2, 1, 1e-3), (40, 5, 0.5), (60, 20, 0.5), *((*x, 0.5) for x in LARGE_K)]
+)
+def test_label_margins_in_passes(n, k, theta):
+    check_label_margins(n, k, theta)
+
+
+@runs_kernels
+@pytest.mark.usefixtures("in_short_passes")
+@pytest.mark.parametrize(("k", "theta"), [(1, 0.5), (4, 1e-2)])
+def test_label_margins_of_rows_in_segments(k, theta):
+    check_label_margins(70, k, theta)
+
+
+@runs_kernels
+@pytest.mark.parametrize(
+    ("n", "k", "theta"), [(2, 1, 0.5), (3, 1, 1e-3), (7, 3, 50.0), (30, 9, 0.5), *((*x, 0.5) for x in LARGE + LARGE_K)]
+)
+def test_margins_and_their_gradient(n, k, theta):
+    check_margins(n, k, theta)
+
+
+@runs_kernels
+@pytest.mark.usefixtures("in_short_passes")
+def test_margins_of_rows_in_segments():
+    check_margins(70, 3, 0.1)
+
+
+@runs_kernels
+@pytest.mark.parametrize("tau", [1e-2, 1.0])
+@pytest.mark.parametrize("kind", ["gaussian", "tied", "block"])
+def test_against_exact_sums(kind, tau):
+    s, k, y = scores(kind, 20, rows=1), 4, 3
+    loss, gradient = mp_smooth_svm(s[0].tolist(), y, k, tau)
+    margin, of_margin = cuda.label_margins(s.to(DEVICE), torch.tensor([y], device=DEVICE), k, k * tau)
+    z = (1.0 - margin.cpu() / k) / tau
+    assert (tau * torch.nn.functional.softplus(z)).item() == pytest.approx(loss, rel=1e-6)
+    exact = torch.tensor(gradient, dtype=torch.float64)
+    found = -torch.sigmoid(z) / k * of_margin[0].cpu()
+    assert (found - exact).abs().max() <= 2e-6 * exact.abs().max()
+
+
+@runs_kernels
+@pytest.mark.usefixtures("in_passes")
+def test_against_the_definition():
+    s = randn(2, 9)
+    log_odds = definition.log_odds_by_recursion(s.cpu(), 3).to(DEVICE)
+    torch.testing.assert_close(cuda.margins(s, 3, 1.0).double(), log_odds, rtol=1e-5, atol=1e-6)
+    margin, _ = cuda.label_margins(s, torch.tensor([0, 8], device=DEVICE), 3, 1.0)
+    torch.testing.assert_close(margin, log_odds[[0, 1], [0, 8]], rtol=1e-6, atol=1e-6)
+
+
+@runs_kernels
+@pytest.mark.parametrize("theta", [5e-38, 1e-36, 1e-12])
+def test_temperature_to_zero_is_the_hard_margin(theta):
+    s, k, label = 10 * randn(2, 12), 3, torch.tensor([0, 11], device=DEVICE)
+    others = s.scatter(1, label[:, None], -INF)
+    margin, gradient = cuda.label_margins(s, label, k, theta)
+    kth, where = (x[:, -1] for x in others.topk(k))
+    torch.testing.assert_close(margin.float(), s.gather(1, label[:, None])[:, 0] - kth)
+    hard = torch.zeros_like(s).scatter_(1, label[:, None], 1.0).scatter_(1, where[:, None], -1.0)
+    assert torch.equal(gradient, hard)
+    assert torch.equal(cuda.margins(s, k, theta).gather(1, label[:, None])[:, 0], margin.float())
+    of_label = torch.zeros_like(s).scatter_(1, label[:, None], 1.0)
+    assert torch.equal(cuda.margins_backward(of_label, s, k, theta), hard)
+
+
+ROWS = [
+    [0.0, 1.0, 2.0, 3.0, 4.0, 0.5],
+    [0.0, 1.0, NAN, 3.0, 4.0, 0.5],  # NaN in the tail or the top group, and where the label is
+    [0.0, NAN, 2.0, 3.0, 4.0, 0.5],
+    [NAN, 1.0, 2.0, 3.0, 4.0, 0.5],
+    [0.0, 1.0, -INF, -INF, 4.0, 0.5],  # left out
+    [-INF, 1.0, 2.0, 3.0, 4.0, 0.5],  # the label is
+    [0.0, 1.0, 2.0, 3.0, INF, 0.5],
+    [0.0, 1.0, -INF, -INF, -INF, -INF],  # too few
+    [0.0, 1.0, 2.0, 3.0, 4.0, 0.5],
+]
+
+
+@runs_kernels
+@pytest.mark.parametrize("form", [None, "in_passes"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_with_nan_and_infinities(form, dtype, request):
+    if form:
+        request.getfixturevalue(form)
+    s = torch.tensor(ROWS, dtype=dtype, device=DEVICE)
+    label = torch.zeros(len(s), dtype=torch.long, device=DEVICE)
+    label[8] = 6  # no class
+    wanted, wanted_gradient = composite.label_margins(s[:7].double(), label[:7], 2, 1.0)
+    margin, gradient = cuda.label_margins(s, label, 2, 1.0)
+    bad = torch.tensor([1, 2, 3, 7, 8])
+    good = torch.tensor([0, 4, 5, 6])
+    assert margin[bad].isnan().all()
+    assert gradient[bad].isnan().all()
+    torch.testing.assert_close(margin[good], wanted[good], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(gradient[good], wanted_gradient[good].to(dtype))
+    assert (gradient[4, 2:4] == 0).all()
+    assert margin[5] == -INF
+
+
+@runs_kernels
+def test_margins_of_rows_with_nan_and_infinities():
+    s = torch.tensor(ROWS[:3] + ROWS[4:5] + ROWS[7:8], device=DEVICE)
+    good, bad = [0, 3], [1, 2, 4]
+    found, gradient = cuda.margins(s, 2, 1.0), cuda.margins_backward(torch.sigmoid(randn(5, 6)), s, 2, 1.0)
+    torch.testing.assert_close(found[good].double(), composite.margins(s[good].double(), 2, 1.0), rtol=1e-6, atol=1e-6)
+    assert gradient[good].isfinite().all()
+    assert found[bad].isnan().all()
+    assert gradient[bad].isnan().all()
+
+
+@runs_kernels
+@pytest.mark.parametrize("form", [None, "in_short_passes"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_single(form, dtype, request):
+    if form:
+        request.getfixturevalue(form)
+    s, label = (2 * randn(3, 50)).to(dtype), torch.tensor([0, 20, 49], device=DEVICE)
+    margin, gradient = cuda.label_margins(s, label, 4, 0.7)
+    wanted, wide = cuda.label_margins(s.float(), label, 4, 0.7)
+    assert gradient.dtype == dtype
+    torch.testing.assert_close(margin, wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(gradient, wide.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_margins(dtype):
+    s, g = (2 * randn(2, 20)).to(dtype), randn(2, 20, seed=1)
+    assert torch.equal(cuda.margins(s, 3, 0.7), cuda.margins(s.float(), 3, 0.7))
+    product = cuda.margins_backward(g, s, 3, 0.7)
+    assert product.dtype == dtype
+    wide = cuda.margins_backward(g, s.float(), 3, 0.7)
+    torch.testing.assert_close(product, wide.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+@runs_kernels
+@pytest.mark.parametrize("form", [None, "in_passes", "in_short_passes"])
+def test_every_entry_is_written(form, request, monkeypatch):
+    if form:
+        request.getfixturevalue(form)
+    new_empty, empty_like = torch.Tensor.new_empty, torch.empty_like
+
+    def poisoned(x):
+        return x.fill_(NAN if x.is_floating_point() else -7)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **o: poisoned(new_empty(*a, **o)))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **o: poisoned(empty_like(*a, **o)))
+    s, label = randn(2, 40), torch.tensor([0, 39], device=DEVICE)
+    results = *cuda.label_margins(s, label, 3, 1.0), cuda.margins(s, 3, 1.0), cuda.margins_backward(s, s, 3, 1.0)
+    assert all(x.isfinite().all() for x in results)
+
+
+@runs_kernels
+def test_rows_do_not_depend_on_each_other():
+    s, label = randn(5, 70), torch.tensor([0, 9, 69, 3, 7], device=DEVICE)
+    spoilt = s.clone()
+    spoilt[1, 3] = NAN
+
+    def results(rows, label):
+        product = cuda.margins_backward(rows.nan_to_num().cos(), rows, 3, 0.7)
+        return *cuda.label_margins(rows, label, 3, 0.7), cuda.margins(rows, 3, 0.7), product
+
+    for whole, alone in zip(results(spoilt, label), results(s[4:], label[4:]), strict=True):
+        assert torch.equal(whole[4:], alone)
+
+
+@runs_kernels
+def test_cotangents_of_any_strides():
+    s, g = randn(2, 9), randn(9, 2)
+    assert torch.equal(cuda.margins_backward(g.T, s, 2, 1.0), cuda.margins_backward(g.T.contiguous(), s, 2, 1.0))
+
+
+@runs_kernels
+def test_an_empty_batch():
+    s = randn(0, 9)
+    margin, gradient = cuda.label_margins(s, torch.zeros(0, dtype=torch.long, device=DEVICE), 2, 1.0)
+    assert (margin.shape, gradient.shape, cuda.margins(s, 2, 1.0).shape) == ((0,), (0, 9), (0, 9))
+    assert cuda.margins_backward(s, s, 2, 1.0).shape == (0, 9)
+
+
+@interprets
+def test_under_the_interpreter():
+    pass_under_the_interpreter(__file__)
+
+
+@compiles
+@pytest.mark.parametrize(
+    ("n", "k", "dtype", "capability"),
+    [
+        (1000, 5, torch.float32, 90),
+        (1000, 5, torch.bfloat16, 80),
+        (16_384, 10, torch.bfloat16, 90),
+        (21_841, 5, torch.bfloat16, 90),
+        (21_841, 40, torch.float32, 80),
+    ],
+)
+def test_compiles_for_gpus_and_stays_in_registers(n, k, dtype, capability, monkeypatch, tmp_path):
+    launches = Launches(monkeypatch)
+    s, label = torch.zeros(2, n, dtype=dtype), torch.zeros(2, dtype=torch.long)
+    cuda.label_margins(s, label, k, 1.0)
+    if k == 5:
+        cuda.margins(s, k, 1.0)
+        cuda.margins_backward(s.float(), s, k, 1.0)
+    for kernel in launches.compiled(capability, tmp_path):
+        assert kernel.stack <= 32, kernel  # bytes a thread

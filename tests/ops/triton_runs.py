@@ -1,0 +1,83 @@
+"""Running Triton's kernels where there is no GPU: by its interpreter, or as far as the compiler takes them.
+
+The interpreter must be asked for before triton is imported, and other tests want a triton that compiles. So a module of
+kernel tests runs as it is on a machine with a GPU; elsewhere its tests wait for one that runs the module again in a
+process of its own.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+ON_GPU = torch.cuda.is_available() and not INTERPRETED
+DEVICE = "cuda" if ON_GPU else "cpu"
+
+runs_kernels = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="runs under the interpreter, in another process")
+compiles = pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+interprets = pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests of this module run as they are")
+
+
+def pass_under_the_interpreter(module: str) -> None:
+    """Run the tests in a file again, on the CPU."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", module]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, cwd=Path(__file__).parents[2])
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert re.search(r"\d+ passed", run.stdout), run.stdout
+
+
+@dataclass(frozen=True)
+class Compiled:
+    name: str
+    registers: int
+    stack: int  # bytes a thread: what did not fit into registers
+
+
+class Launches:
+    """Records what is launched instead of launching it, to compile it for a GPU that is not there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from triton.runtime.jit import JITFunction
+
+        self.recorded = []
+        record = self.recorded.append
+        monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **options: record((kernel, args, options)))
+
+    def compiled(self, capability: int, directory: Path) -> list[Compiled]:
+        return [_compile(*launch, capability, directory) for launch in self.recorded]
+
+
+def _compile(kernel, args, options, capability: int, directory: Path) -> Compiled:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    given = dict(zip(kernel.arg_names, args, strict=False)) | options
+    constants = {p.name: given[p.name] for p in kernel.params if p.is_constexpr}
+    signature = {name: "constexpr" if name in constants else _type(given[name]) for name in kernel.arg_names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, type in enumerate(signature.values()) if type.startswith("*")}
+    source = ASTSource(kernel, signature, constants, aligned)
+    chosen = {name: options[name] for name in ("num_warps", "enable_fp_fusion")}
+    binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=chosen)
+    file = directory / f"{kernel.__name__}.cubin"
+    file.write_bytes(binary.asm["cubin"])
+    usage = subprocess.run(
+        [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file], capture_output=True, text=True, check=True
+    )
+    (registers,), (stack,) = (re.findall(rf"{what}:(\d+)", usage.stdout) for what in ("REG", "STACK"))
+    return Compiled(kernel.__name__, int(registers), int(stack))
+
+
+def _type(argument) -> str:
+    if isinstance(argument, torch.Tensor):
+        names = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+        return "*" + (names | {torch.int64: "i64", torch.int32: "i32"})[argument.dtype]
+    return "i32" if isinstance(argument, int) else "fp32"

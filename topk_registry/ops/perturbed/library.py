@@ -1,0 +1,40 @@
+"""The operator as torch.library knows it: whole in compiled and exported graphs. What is random is its seed, a tensor.
+
+It is imported when a graph is first compiled, for that brings in the compiler. Import it by hand before loading a saved
+exported program with this operator in it.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topk_registry.ops.perturbed import backends
+from topk_registry.ops.perturbed.autograd import keep, spread
+
+
+@torch.library.custom_op("topk_registry::perturbed_kth", mutates_args=())
+def perturbed_kth(
+    scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, backend: str
+) -> tuple[Tensor, Tensor]:
+    """Mean k-th largest [rows] of scores [rows, n] and the classes it was in [rows, num_samples]."""
+    return backends.load(backend).perturbed_kth(scores, seed, k, epsilon, num_samples)
+
+
+@perturbed_kth.register_fake
+def _(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, backend: str) -> tuple[Tensor, Tensor]:
+    return scores.new_empty(scores.shape[0]), scores.new_empty((scores.shape[0], num_samples), dtype=torch.int64)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    keep(ctx, inputs[0], *output)
+
+
+def _spread(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return spread(ctx, grad), None, None, None, None, None
+
+
+perturbed_kth.register_autograd(_spread, setup_context=_keep)
+
+# the graph is compiled for one implementation: how it is chosen is not part of it
+choose = torch.compiler.assume_constant_result(backends.choose)
