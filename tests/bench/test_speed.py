@@ -47,24 +47,24 @@ def times_ours(tau: float, clock: Clock) -> dict[str, float]:
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("tau", [0.1, 1.0])
 def test_the_promised_factors_on_two_threads(tau: float) -> None:
-    """On an idle machine of two cores they were 18 to 24 and 6.5 to 8.7, by the compiled kernel."""
+    """On an idle machine of two cores they were 38 to 43 and 12 to 13, by the compiled kernel."""
     if busy():
         pytest.skip(f"wall time means nothing here: {busy()}")
     torch.set_num_threads(2)
     ratios = times_ours(tau, CPU)
     assert ratios[AUTHORS] >= 12
-    assert ratios[PYTOPK] >= 5
+    assert ratios[PYTOPK] >= 8
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("tau", [0.1, 1.0])
 def test_less_processor_time_than_the_authors_code_and_pytopk(tau: float) -> None:
-    """A floor of half to two thirds of the promised factors: this must hold next to any other work."""
+    """The same factors, next to any other work; they were 42 to 49 and 15 to 17."""
     torch.set_num_threads(1)
     ratios = times_ours(tau, CPU_TIME)
-    assert ratios[AUTHORS] >= 8
-    assert ratios[PYTOPK] >= 4
+    assert ratios[AUTHORS] >= 12
+    assert ratios[PYTOPK] >= 8
 
 
 @pytest.mark.usefixtures("threads")

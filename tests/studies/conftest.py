@@ -19,8 +19,9 @@ COUNT = 4
 
 def configurations(options, known):
     wanted = [{"x": x, "plan": options.flags.get(str(x), "square")} for x in range(COUNT)]
-    if len([record for record in known if not record.error]) == COUNT:  # a second stage, chosen by the first
-        best = max(known, key=lambda record: record.result.get("y", -1))
+    first = [record for record in known if record.configuration["x"] < COUNT and not record.error]
+    if len(first) == COUNT:  # a second stage, chosen by the first
+        best = max(first, key=lambda record: record.result["y"])
         wanted.append({"x": 10 * best.configuration["x"], "plan": "square"})
     return wanted
 

@@ -77,5 +77,5 @@ OPERATOR = Operator(
         (256, 10000, 5),
         (32, 100000, 5),
     ),
-    tests=("tests/test_oracles.py", "tests/ops/ksubset", "tests/bench/test_published.py"),
+    tests=("tests/test_oracles.py", "tests/ops/ksubset", "tests/studies/test_published.py"),
 )

@@ -25,7 +25,7 @@ def forward_and_backward(module: torch.nn.Module, scores: torch.Tensor) -> None:
     torch.autograd.grad(module(scores).sum(), scores)
 
 
-@pytest.mark.parametrize(("impl", "times"), [("torch", 3), ("numba", 8)])
+@pytest.mark.parametrize(("impl", "times"), [("torch", 2), ("numba", 8)])
 def test_many_times_as_fast(scores, impl, times):
     modules = PerturbedTopK(K, epsilon=1.0, num_samples=DRAWS, impl=impl), NoisedTopK(K, epsilon=1.0, n_sample=DRAWS)
     forward_and_backward(modules[0], scores)  # compiled, before its time is taken

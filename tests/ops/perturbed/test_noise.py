@@ -64,6 +64,25 @@ def test_the_bound_on_the_tail_is_one():
     assert heights.tail_bits(np.float32(np.inf)) < heights.HOPELESS
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("epsilon", [1e-4, 1.0, 100.0])
+@pytest.mark.parametrize("shift", [0.0, 5000.0])
+def test_a_class_of_too_high_a_byte_does_not_reach_the_height(shift, epsilon, dtype):
+    row = (np.random.default_rng(0).standard_normal(320) * 3 + shift).astype(dtype)
+    limit, active, bits = np.zeros(320, np.uint8), np.zeros(20, np.int64), np.zeros(320, np.int32)
+    for height in (
+        (np.quantile(row, [0.1, 0.7, 0.99]) + epsilon * np.array([[-4.0], [0.1], [4.0]])).ravel().astype(dtype)
+    ):
+        held = heights.limits(row, height, dtype(1 / epsilon), bits, limit, active)
+        kept = (16 * active[:held, None] + np.arange(16)).ravel()
+        # the largest normal of a byte is that of its least uniform, and 2^-65 is the least of all
+        tail = np.full(320, 2.0**-65)
+        tail[kept] = (limit[: 16 * held].astype(np.float64) + 1) / 256
+        largest = -torch.special.ndtri(torch.from_numpy(tail)).numpy()
+        reached = row.astype(np.float64) + epsilon * (largest + 1e-9)
+        assert ((reached < height) | (tail == 1)).all()
+
+
 DRAWS, ROWS, N = 40, 50, 1000
 COUNT = DRAWS * ROWS * N
 

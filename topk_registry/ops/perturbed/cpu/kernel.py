@@ -25,17 +25,17 @@ def rows(job, step, s, k, epsilon, key, table, value, index):
     place, first, z = np.empty(16 * size, np.int64), np.empty(16 * size, np.uint8), np.empty(16 * size)
     real = s.dtype.type
     guess, inverse = 0.0, real(1 / epsilon)
-    r = stop = team.take(job, step)
+    r = team.take(job, step)
     stop = min(r + step, len(s))
     while r < stop:
         row = s[r]
         if _has_nan(row):
             value[r], index[r] = np.nan, 0
         else:
-            height = find_height(row, k, epsilon, guess, bits)
-            guess = height if np.isfinite(height) else guess
+            height = real(find_height(row, k, epsilon, guess, bits))  # rounded once, for all that compare with it
+            guess = np.float64(height) if np.isfinite(height) else guess
             total, draw, lower = 0.0, 0, 0.5 * epsilon
-            held = limits(row, real(height), inverse, bits, limit, active)
+            held = limits(row, height, inverse, bits, limit, active)
             while draw < draws:
                 stride = min(draws - draw, max(1, GROUP // held))
                 for d in range(stride):
@@ -55,9 +55,9 @@ def rows(job, step, s, k, epsilon, key, table, value, index):
                     draw += 1
                 else:
                     continue
-                height = height - lower if lower < 8 * epsilon else -np.inf
+                height = real(height - lower if lower < 8 * epsilon else -np.inf)
                 lower *= 2
-                held = limits(row, real(height), inverse, bits, limit, active)
+                held = limits(row, height, inverse, bits, limit, active)
             value[r] = total / draws
         r += 1
         if r == stop:
