@@ -96,6 +96,13 @@ class LinearSmoothTopK(nn.Module):
     ``model.forward_head(model.forward_features(images), pre_logits=True)``.
     """
 
+    in_features: int
+    num_classes: int
+    k: int
+    tau: float
+    reduction: str
+    ignore_index: int
+    chunk: int | None
     weight: nn.Parameter
     bias: nn.Parameter | None
     alpha: Tensor
