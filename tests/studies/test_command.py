@@ -114,7 +114,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
         if line.startswith("[1/4]"):
             process.send_signal(signal.SIGINT)
             break
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert "Go on with\n  topk-registry study encouraging --losses ce" in err
     kept = len(list(tmp_path.glob("runs/train/*.json")))

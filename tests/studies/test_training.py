@@ -129,7 +129,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tiny, tmp_path):
             if signalled and "epoch 3/6" in line:
                 process.send_signal(signal.SIGINT)
                 break
-        out, rest = process.communicate(timeout=120)
+        out, rest = process.communicate(timeout=300)
         return process.returncode, out, told + rest.splitlines()
 
     status, out, _ = start(True)
