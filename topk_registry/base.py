@@ -91,15 +91,13 @@ class ClassificationLoss(nn.Module):
             return self._dense(logits, target.to(logits.dtype))
         ignored = labels is None or labels[0] <= self.ignore_index <= labels[1]  # not so, or not known without a look
         if not ignored and self.weight is None and not self.label_smoothing:
-            loss = self.per_label(logits, target.long())  # the plain case
-            return loss.mean() if self.reduction == "mean" else _reduce(loss, self.reduction)
+            return _reduce(self.per_label(logits, target.long()), self.reduction)  # the plain case
         return self._index(logits, target.long())
 
     def _dense(self, logits: Tensor, target: Tensor) -> Tensor:
         if self.label_smoothing:
             target = torch.lerp(target, torch.full_like(target, 1 / target.shape[1]), self.label_smoothing)
-        loss = self.per_target(logits, target)
-        return loss.mean() if self.reduction == "mean" else _reduce(loss, self.reduction)
+        return _reduce(self.per_target(logits, target), self.reduction)
 
     def _index(self, logits: Tensor, target: Tensor) -> Tensor:
         def smoothed(label: Tensor) -> Tensor:
@@ -175,6 +173,8 @@ def label_loss(
 
 
 def _reduce(loss: Tensor, reduction: str) -> Tensor:
+    if reduction == "mean":
+        return loss.mean()
     return loss.sum() if reduction == "sum" else loss
 
 

@@ -45,7 +45,7 @@ def run(configuration, work, progress):
     return {"y": x * x, "threads": os.environ["OMP_NUM_THREADS"]}
 
 def report(records):
-    raise NotImplementedError
+    raise AssertionError("runs are done without a look at the report")
 """
 
 TINY = {

@@ -5,7 +5,7 @@ our own would share their cores with them; handed to the same team, work starts 
 built without OpenMP, a pool of threads does it.
 
 A kernel is a C function ``body(job)``. All threads run the same body with the same job, and take rows from it, a few at
-a time, by :func:`take` until none are left; what a row comes to must not depend on who takes it.
+a time, by :func:`spans` until none are left; what a row comes to must not depend on who takes it.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from numba import types
+from numba import njit, types
 from numba.extending import intrinsic
 
 Body = Callable[[ctypes.Array], None]
@@ -57,6 +57,15 @@ def take(typing_context, job, count):
         return builder.atomic_rmw("add", counter, count, "monotonic")
 
     return types.int64(types.voidptr, types.int64), codegen
+
+
+@njit
+def spans(job, step, count):
+    """(start, stop) of the rows, of ``count``, that this thread takes, ``step`` at a time, until none are left."""
+    start = take(job, step)
+    while start < count:
+        yield start, min(start + step, count)
+        start = take(job, step)
 
 
 @intrinsic

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from topk_registry.studies import training
 from topk_registry.studies.display import commands, grid_table, judge_pair, lines_figure, protocol
 from topk_registry.studies.study import Configuration, Findings, Note, Options, Record
-from topk_registry.studies.tuning import Choice
+from topk_registry.studies.tuning import Choice, groups, label_noise_of
 from topk_registry.studies.variants import option_of, variant_runs, variants
 
 TITLE = "Margin"
@@ -39,8 +39,8 @@ def report(records: Sequence[Record]) -> Findings:
     found = variants(records)
     return Findings(
         tables=(
-            grid_table("Accuracy by margin", "noise", level_of, found, "top5", REFERENCE, name=named),
-            grid_table("Accuracy by margin", "noise", level_of, found, "top1", REFERENCE, name=named),
+            grid_table("Accuracy by margin", "noise", label_noise_of, found, "top5", REFERENCE, name=named),
+            grid_table("Accuracy by margin", "noise", label_noise_of, found, "top1", REFERENCE, name=named),
         ),
         figures=(
             lines_figure(
@@ -49,17 +49,13 @@ def report(records: Sequence[Record]) -> Findings:
                 alpha_of,
                 found,
                 "top5",
-                name=lambda choice: f"noise {level_of(choice):g}",
+                name=lambda choice: f"noise {label_noise_of(choice):g}",
             ),
         ),
         notes=tuple(_notes(found)),
         protocol=protocol(found) + " alpha = 0 is topk_nll.",
         commands=commands("margin", records),
     )
-
-
-def level_of(choice: Choice) -> float:
-    return choice.flags.get("label_noise", 0.0)
 
 
 def alpha_of(choice: Choice) -> float:
@@ -74,8 +70,7 @@ def named(choice: Choice) -> str:
 
 def _notes(found: Sequence[Choice]) -> list[Note]:
     notes: list[Note] = []
-    for level in dict.fromkeys(map(level_of, found)):
-        here = [choice for choice in found if level_of(choice) == level]
+    for level, here in groups(found, label_noise_of).items():
         claim = "The margin helps: alpha = 1 beats alpha = 0 in top-5 (Berrada, Table 8)."
         notes += judge_pair(claim, here, "alpha = 1", "alpha = 0", "top5", name=named, where=f"noise {level:g}")
     return notes

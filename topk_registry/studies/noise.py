@@ -14,7 +14,7 @@ from topk_registry.studies.display import (
 )
 from topk_registry.studies.statistics import difference, judge
 from topk_registry.studies.study import Configuration, Findings, Note, Options, Record
-from topk_registry.studies.tuning import Choice, choices, tuned_runs
+from topk_registry.studies.tuning import Choice, choices, groups, label_noise_of, tuned_runs
 
 TITLE = "Label noise"
 QUESTION = "Does a loss keep its accuracy where a share of the training labels is drawn anew within their superclass?"
@@ -41,14 +41,14 @@ def report(records: Sequence[Record]) -> Findings:
     found = choices(records)
     return Findings(
         tables=(
-            grid_table("Accuracy by label noise", "noise", level_of, found, "top5", REFERENCE),
-            grid_table("Accuracy by label noise", "noise", level_of, found, "top1", REFERENCE),
-            differences_table(found, "noise", level_of, ("top5", "top1")),
-            trials_table(found, "noise", level_of, "top5"),
+            grid_table("Accuracy by label noise", "noise", label_noise_of, found, "top5", REFERENCE),
+            grid_table("Accuracy by label noise", "noise", label_noise_of, found, "top1", REFERENCE),
+            differences_table(found, "noise", label_noise_of, ("top5", "top1")),
+            trials_table(found, "noise", label_noise_of, "top5"),
         ),
         figures=(
-            lines_figure("Top-5 accuracy against label noise", "label noise", level_of, found, "top5"),
-            lines_figure("Top-1 accuracy against label noise", "label noise", level_of, found, "top1"),
+            lines_figure("Top-5 accuracy against label noise", "label noise", label_noise_of, found, "top5"),
+            lines_figure("Top-1 accuracy against label noise", "label noise", label_noise_of, found, "top1"),
         ),
         notes=tuple(_notes(found)),
         protocol=protocol(found),
@@ -56,14 +56,10 @@ def report(records: Sequence[Record]) -> Findings:
     )
 
 
-def level_of(choice: Choice) -> float:
-    return choice.flags.get("label_noise", 0.0)
-
-
 def _notes(found: Sequence[Choice]) -> list[Note]:
     notes: list[Note] = []
-    for level in dict.fromkeys(map(level_of, found)):
-        here, where = [choice for choice in found if level_of(choice) == level], f"noise {level:g}"
+    for level, here in groups(found, label_noise_of).items():
+        where = f"noise {level:g}"
         if level == 0.0:
             claim = "On clean labels cross-entropy is no worse than the smooth top-5 SVM (Berrada, Table 1)."
             notes += judge_pair(claim, here, "ce", "smooth_topk_svm", "top5", where=where)
@@ -78,7 +74,7 @@ def _notes(found: Sequence[Choice]) -> list[Note]:
 
 def _together(found: Sequence[Choice]) -> list[Note]:
     """Top-5 gains over cross-entropy, averaged over all noisy levels before seeds are compared."""
-    place = {(choice.loss, level_of(choice)): choice.scores("top5") for choice in found}
+    place = {(choice.loss, label_noise_of(choice)): choice.scores("top5") for choice in found}
     levels = sorted({level for _, level in place if level > 0})
     claims = {
         "smooth_topk_svm": "With noisy labels the smooth top-5 SVM beats cross-entropy in top-5 (Berrada, Table 1).",
@@ -97,7 +93,7 @@ def _together(found: Sequence[Choice]) -> list[Note]:
 
 def _growth(found: Sequence[Choice]) -> list[Note]:
     """Whether the gain over cross-entropy is larger under the most noise than under none."""
-    place = {(choice.loss, level_of(choice)): choice.scores("top5") for choice in found}
+    place = {(choice.loss, label_noise_of(choice)): choice.scores("top5") for choice in found}
     levels = sorted({level for _, level in place})
     gains = [_gain(place, "smooth_topk_svm", level) for level in (levels[0], levels[-1])] if levels else []
     if not gains or not all(gains):

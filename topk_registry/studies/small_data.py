@@ -15,7 +15,7 @@ from topk_registry.studies.display import (
 )
 from topk_registry.studies.settings import base_flags
 from topk_registry.studies.study import Configuration, Findings, Note, Options, Record
-from topk_registry.studies.tuning import Choice, choices, tuned_runs
+from topk_registry.studies.tuning import Choice, choices, groups, tuned_runs
 
 TITLE = "Little data"
 QUESTION = "Does a top-k loss gain on cross-entropy where there are fewer training images?"
@@ -75,8 +75,7 @@ def share_of(choice: Choice) -> float:
 
 def _notes(found: Sequence[Choice]) -> list[Note]:
     notes: list[Note] = []
-    for share in dict.fromkeys(map(share_of, found)):
-        here = [choice for choice in found if share_of(choice) == share]
+    for share, here in groups(found, share_of).items():
         if share < 1:
             claim = "With little data the smooth top-5 SVM beats cross-entropy in top-5 (Berrada, Table 2)."
             notes += judge_pair(claim, here, "smooth_topk_svm", "ce", "top5", where=f"{share:g} of the data")

@@ -16,7 +16,7 @@ from topk_registry.studies.display import (
 from topk_registry.studies.paper import SPHERICAL
 from topk_registry.studies.settings import BUILT_IN, base_flags
 from topk_registry.studies.study import Configuration, Findings, Note, Options, Record
-from topk_registry.studies.tuning import Choice, choices, tuned_runs
+from topk_registry.studies.tuning import Choice, choices, groups, tuned_runs
 
 TITLE = "Spherical losses"
 QUESTION = "Do the spherical alternatives to softmax win with few classes, and lose with many?"
@@ -85,10 +85,10 @@ def classes_of(choice: Choice) -> int:
 
 def _notes(found: Sequence[Choice]) -> list[Note]:
     notes: list[Note] = []
-    sizes = sorted(set(map(classes_of, found)))
+    sizes = groups(found, classes_of)
     for loss in dict.fromkeys(choice.loss for choice in found if choice.loss != "ce"):
-        for size in sizes:
-            here, where = [choice for choice in found if classes_of(choice) == size], f"{size} classes"
+        for size, here in sorted(sizes.items()):
+            where = f"{size} classes"
             if size <= 10:
                 notes += judge_pair(
                     "With few classes the spherical losses beat softmax.", here, loss, "ce", "top1", where=where

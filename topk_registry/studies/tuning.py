@@ -5,7 +5,7 @@ stopping, cross-entropy's included); the test split is reported. As the first se
 run is done twice.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,12 +90,24 @@ class Choice:
         return estimate(list(self.scores(metric, by=by).values()))
 
 
+def groups(found: Iterable[Choice], key: Callable[[Choice], Any]) -> dict[Any, list[Choice]]:
+    """Choices that have a key in common, in the order in which the keys first come."""
+    together: dict[Any, list[Choice]] = {}
+    for choice in found:
+        together.setdefault(key(choice), []).append(choice)
+    return together
+
+
+def label_noise_of(choice: Choice) -> float:
+    return choice.flags.get("label_noise", 0.0)
+
+
 def choices(records: Iterable[Record], *, metric: str = "top5", tuned: Sequence[str] = TUNED) -> list[Choice]:
     """The winners among the records: of runs that differ in tuned flags alone, in the order of the records."""
-    groups: dict[str, list[Record]] = {}
+    alike: dict[str, list[Record]] = {}
     for record in records:
-        groups.setdefault(canonical(_without(record, (*tuned, "seed"))), []).append(record)
-    return [_choice(group, metric, tuned) for group in groups.values()]
+        alike.setdefault(canonical(_without(record, (*tuned, "seed"))), []).append(record)
+    return [_choice(group, metric, tuned) for group in alike.values()]
 
 
 def _choice(records: Sequence[Record], metric: str, tuned: Sequence[str]) -> Choice:

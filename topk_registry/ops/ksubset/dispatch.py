@@ -38,7 +38,7 @@ def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0, impl: str 
         >>> topk_margins(torch.tensor([3.0, 2.0, 1.0]), 2, temperature=1e-6)
         tensor([ 2.0000,  1.0000, -1.0000])
     """
-    return _margins(logits, k, temperature, impl).to(_dtype(logits))
+    return _margins(logits, k, temperature, impl).to(output_dtype(logits))
 
 
 def topk_log_odds(logits: Tensor, k: int, *, impl: str = "auto") -> Tensor:
@@ -66,7 +66,7 @@ def topk_marginals(logits: Tensor, k: int, *, temperature: float = 1.0, impl: st
         >>> topk_marginals(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2).sum()
         tensor(2.0000)
     """
-    return torch.sigmoid(_margins(logits, k, temperature, impl) / temperature).to(_dtype(logits))
+    return torch.sigmoid(_margins(logits, k, temperature, impl) / temperature).to(output_dtype(logits))
 
 
 def topk_label_margins(
@@ -82,34 +82,34 @@ def topk_label_margins(
     Returns:
         Margins [B] in double precision.
     """
-    _check(logits, k, temperature)
+    check(logits, k, temperature)
     if label.dtype != torch.int64 or label.shape != logits.shape[:1] or logits.ndim != 2:
         raise ValueError(
             f"expected logits [B, n] and int64 labels [B], got {list(logits.shape)} and {label.dtype} "
             f"{list(label.shape)}"
         )
-    s, k, theta, sign, backend = _prepare(logits, k, temperature, impl)
+    s, k, theta, sign, backend = prepare(logits, k, temperature, impl)
     if torch.compiler.is_compiling():
         from topk_registry.ops.ksubset import library
 
         return sign * library.label_margins(s, label, k, theta, backend)
     on_cpu = logits.device.type == "cpu"  # values are looked at there only: elsewhere that would stall the device
     if on_cpu and not backends.TABLE[backend].checks_labels:
-        _check_labels(label, logits.shape[1])
+        check_labels(label, logits.shape[1])
     margin, _ = autograd.LabelMargins.apply(s, label, k, theta, backends.load(backend).label_margins)
     if on_cpu and not isfinite(margin.detach().sum()):  # what too few scores come to, and a label out of range
-        _check_labels(label, logits.shape[1])
+        check_labels(label, logits.shape[1])
         _check_finite(logits.detach(), k if sign > 0 else logits.shape[1] - k)
     return margin if sign > 0 else -margin
 
 
 def _margins(logits: Tensor, k: int, temperature: float, impl: str) -> Tensor:
     """In the precision they are computed in: where that is double, they may be beyond the range of single."""
-    _check(logits, k, temperature)
+    check(logits, k, temperature)
     compiling = torch.compiler.is_compiling()
     if logits.device.type == "cpu" and not compiling:
         _check_finite(logits.detach(), k)
-    s, k, theta, sign, backend = _prepare(logits, k, temperature, impl)
+    s, k, theta, sign, backend = prepare(logits, k, temperature, impl)
     if compiling:
         from topk_registry.ops.ksubset import library
 
@@ -120,11 +120,11 @@ def _margins(logits: Tensor, k: int, temperature: float, impl: str) -> Tensor:
     return (rows if sign > 0 else -rows).view(logits.shape)
 
 
-def _dtype(logits: Tensor) -> torch.dtype:
+def output_dtype(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def _prepare(logits: Tensor, k: int, temperature: float, impl: str) -> tuple[Tensor, int, float, int, str]:
+def prepare(logits: Tensor, k: int, temperature: float, impl: str) -> tuple[Tensor, int, float, int, str]:
     """Rows to work on, with 2k <= n: drawing k classes by x is leaving out n - k by -x, so the log-odds change sign."""
     n = logits.shape[-1]
     sign = 1 if 2 * k <= n else -1
@@ -148,7 +148,7 @@ def _choose(impl: str, device: torch.device, k: int, double: bool) -> str:
     return library.choose(impl, device, k, double)
 
 
-def _check(logits: Tensor, k: int, temperature: float) -> None:
+def check(logits: Tensor, k: int, temperature: float) -> None:
     if not logits.is_floating_point() or logits.ndim < 1:
         raise ValueError(f"logits must be floating point [..., n], got {logits.dtype} {list(logits.shape)}")
     n = logits.shape[-1]
@@ -158,7 +158,7 @@ def _check(logits: Tensor, k: int, temperature: float) -> None:
         raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
 
 
-def _check_labels(label: Tensor, n: int) -> None:
+def check_labels(label: Tensor, n: int) -> None:
     if label.numel():
         low, high = (int(bound) for bound in label.aminmax())
         if low < 0 or high >= n:

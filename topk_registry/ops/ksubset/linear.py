@@ -46,14 +46,13 @@ def linear_label_margins(
         torch.Size([8])
     """
     like = logits_like(features, weight, bias)
-    dispatch._check(like, k, temperature)
+    dispatch.check(like, k, temperature)
     if label.dtype != torch.int64 or label.shape != features.shape[:1]:
         raise ValueError(f"label must be int64 {list(features.shape[:1])}, got {label.dtype} {list(label.shape)}")
-    looked_at = (
-        features.device.type == "cpu" and not torch.compiler.is_compiling()
-    )  # elsewhere it would stall the device
+    # elsewhere a look would stall the device, or break the graph
+    looked_at = features.device.type == "cpu" and not torch.compiler.is_compiling()
     if looked_at:
-        dispatch._check_labels(label, len(weight))
+        dispatch.check_labels(label, len(weight))
     options = int(k), float(temperature), _chunk(features, k, chunk), _product_dtype(features)
     margin, top, _, _ = linear_ops.LinearLabelMargins.apply(features, weight, bias, label, *options)
     if looked_at and not isfinite(margin.detach().sum()):
@@ -88,7 +87,7 @@ def linear_topk(
         tensor([[0.5761, 0.5761, 0.5761]])
     """
     like = logits_like(features, weight, bias)
-    dispatch._check(like, k, temperature)
+    dispatch.check(like, k, temperature)
     k, chunk, x = int(k), _chunk(features, k, chunk), features.to(_product_dtype(features))
     like, _, theta, sign = linear_ops.as_rows(features, weight, k, temperature)
     with torch.autocast(features.device.type, enabled=False):
@@ -102,7 +101,7 @@ def linear_topk(
             part = linear_ops.kernels(like, k + 1).summarise(s, k + 1, theta, first, out=s)
             state = part if state is None else merge(state, part, theta)
     assert state is not None
-    marginals = torch.sigmoid(top_margins(state, theta) / theta).to(dispatch._dtype(x))
+    marginals = torch.sigmoid(top_margins(state, theta) / theta).to(dispatch.output_dtype(x))
     return TopClasses(state.classes[:, :k], state.top[:, :k].to(x.dtype), marginals)
 
 

@@ -22,7 +22,7 @@ from topk_registry.ops.ksubset.torch_path import top_group_size
 def as_rows(features: Tensor, weight: Tensor, k: int, temperature: float) -> tuple[Tensor, int, float, int]:
     """What the operator works on for the logits of a layer: no rows [0, n] of its dtype, k with 2k <= n, theta, and the
     sign of the scores, as they are in ``dispatch``."""
-    return dispatch._prepare(features.new_empty(0, len(weight)), k, temperature, "torch")[:4]
+    return dispatch.prepare(features.new_empty(0, len(weight)), k, temperature, "torch")[:4]
 
 
 def kernels(like: Tensor, k: int) -> ModuleType:

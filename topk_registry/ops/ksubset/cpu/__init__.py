@@ -15,6 +15,7 @@ from torch import Tensor
 
 from topk_registry.ops import team
 from topk_registry.ops.ksubset.cpu import kernels
+from topk_registry.ops.ksubset.cpu.compiled import compiled
 
 ALONE = 1 << 14  # scores to a thread at least: about 20 microseconds of work
 WIDTH = 16  # rows that a thread takes at a time, at most, for their polynomials to fill vectors
@@ -24,25 +25,25 @@ GROUP = 1 << 16  # scores that a thread takes at a time, about: they and the pol
 def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tensor, Tensor]:
     """The margin theta l_y [B] of each row's label and its gradient to the scores: [B, n], [B] -> [B], [B, n]."""
     margin, gradient = torch.empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
-    _share(_label_margins(s.dtype), s, k, theta, label, margin, gradient)
+    share(_label_margins(s.dtype), s, k, theta, label, margin, gradient)
     return margin, gradient
 
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
     """The margins theta l of every class: [B, n] -> [B, n]."""
     out = torch.empty_like(s)
-    _share(_margins(s.dtype), s, k, theta, out)
+    share(_margins(s.dtype), s, k, theta, out)
     return out
 
 
 def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     """The vector-Jacobian product of :func:`margins`: cotangents g [B, n], scores [B, n] -> [B, n]."""
     out = torch.empty_like(s)
-    _share(_margins_backward(s.dtype), s, k, theta, g.contiguous(), out)
+    share(_margins_backward(s.dtype), s, k, theta, g.contiguous(), out)
     return out
 
 
-def _share(body: team.Body, s: Tensor, k: int, theta: float, *tensors: Tensor) -> None:
+def share(body: team.Body, s: Tensor, k: int, theta: float, *tensors: Tensor) -> None:
     B, n = s.shape
     threads = max(1, min(torch.get_num_threads(), B, B * n // ALONE))
     step = max(1, min(WIDTH, GROUP // n, GROUP // (2 * k + 3) ** 2, -(-B // threads)))
@@ -50,64 +51,63 @@ def _share(body: team.Body, s: Tensor, k: int, theta: float, *tensors: Tensor) -
     team.run(body, "qqqqd" + "q" * len(addresses), B, n, k, step, theta, *addresses, threads=threads)
 
 
+@compiled
+def operands(job, tensors):
+    """What :func:`share` has put into a job: the numbers, and the addresses of so many tensors."""
+    _, B, n, k, step = carray(job, 5, np.int64)
+    return B, n, k, step, carray(job, 6, np.float64)[5], carray(job, 6 + tensors, np.int64)[6:]
+
+
+@compiled
+def array(address, shape, real):
+    return carray(team.pointer(address), shape, real)
+
+
 @lru_cache(maxsize=2)
 def _label_margins(dtype: torch.dtype) -> team.Body:
-    real, edition = _real(dtype), team.edition(Path(__file__).parent)
+    real, edition = real_of(dtype), team.edition(Path(__file__).parent)
 
     @cfunc(team.signature, cache=True)
     def body(job):
         assert edition  # part of the cache's key: numba does not see that other files have changed
-        _, B, n, k, step = carray(job, 5, np.int64)
-        theta, address = carray(job, 6, np.float64)[5], carray(job, 10, np.int64)[6:]
-        s, gradient = carray(team.pointer(address[0]), (B, n), real), carray(team.pointer(address[3]), (B, n), real)
-        label, margin = carray(team.pointer(address[1]), B, np.int64), carray(team.pointer(address[2]), B, np.float64)
-        start = team.take(job, step)
-        while start < B:
-            stop = min(start + step, B)
-            kernels.label_rows(s[start:stop], label[start:stop], k, theta, margin[start:stop], gradient[start:stop])
-            start = team.take(job, step)
+        B, n, k, step, theta, address = operands(job, 4)
+        s, gradient = array(address[0], (B, n), real), array(address[3], (B, n), real)
+        label, margin = array(address[1], B, np.int64), array(address[2], B, np.float64)
+        for i, j in team.spans(job, step, B):
+            kernels.label_rows(s[i:j], label[i:j], k, theta, margin[i:j], gradient[i:j])
 
     return body.ctypes
 
 
 @lru_cache(maxsize=2)
 def _margins(dtype: torch.dtype) -> team.Body:
-    real, edition = _real(dtype), team.edition(Path(__file__).parent)
+    real, edition = real_of(dtype), team.edition(Path(__file__).parent)
 
     @cfunc(team.signature, cache=True)
     def body(job):
-        assert edition  # part of the cache's key: numba does not see that other files have changed
-        _, B, n, k, step = carray(job, 5, np.int64)
-        theta, address = carray(job, 6, np.float64)[5], carray(job, 8, np.int64)[6:]
-        s, out = carray(team.pointer(address[0]), (B, n), real), carray(team.pointer(address[1]), (B, n), real)
-        start = team.take(job, step)
-        while start < B:
-            stop = min(start + step, B)
-            kernels.margin_rows(s[start:stop], k, theta, out[start:stop])
-            start = team.take(job, step)
+        assert edition  # as above
+        B, n, k, step, theta, address = operands(job, 2)
+        s, out = array(address[0], (B, n), real), array(address[1], (B, n), real)
+        for i, j in team.spans(job, step, B):
+            kernels.margin_rows(s[i:j], k, theta, out[i:j])
 
     return body.ctypes
 
 
 @lru_cache(maxsize=2)
 def _margins_backward(dtype: torch.dtype) -> team.Body:
-    real, edition = _real(dtype), team.edition(Path(__file__).parent)
+    real, edition = real_of(dtype), team.edition(Path(__file__).parent)
 
     @cfunc(team.signature, cache=True)
     def body(job):
-        assert edition  # part of the cache's key: numba does not see that other files have changed
-        _, B, n, k, step = carray(job, 5, np.int64)
-        theta, address = carray(job, 6, np.float64)[5], carray(job, 9, np.int64)[6:]
-        s, g = carray(team.pointer(address[0]), (B, n), real), carray(team.pointer(address[1]), (B, n), real)
-        out = carray(team.pointer(address[2]), (B, n), real)
-        start = team.take(job, step)
-        while start < B:
-            stop = min(start + step, B)
-            kernels.margin_rows_backward(g[start:stop], s[start:stop], k, theta, out[start:stop])
-            start = team.take(job, step)
+        assert edition  # as above
+        B, n, k, step, theta, address = operands(job, 3)
+        s, g, out = array(address[0], (B, n), real), array(address[1], (B, n), real), array(address[2], (B, n), real)
+        for i, j in team.spans(job, step, B):
+            kernels.margin_rows_backward(g[i:j], s[i:j], k, theta, out[i:j])
 
     return body.ctypes
 
 
-def _real(dtype: torch.dtype) -> type:
+def real_of(dtype: torch.dtype) -> type:
     return np.float64 if dtype == torch.float64 else np.float32

@@ -6,13 +6,12 @@ torch operations.
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
-import math
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from numba import carray, cfunc
+from numba import cfunc
 from torch import Tensor
 
 from topk_registry.ops import team
@@ -27,7 +26,7 @@ def summarise(s: Tensor, k: int, theta: float, first_class: int = 0, out: Tensor
     B, n = s.shape
     top = s.new_empty(B, min(2 * k + 1, n))
     classes, P = torch.empty_like(top, dtype=torch.int64), torch.empty(B, k, dtype=torch.float64)
-    cpu._share(_summarise(s.dtype), s, k, theta, top, classes, P)
+    cpu.share(_summarise(s.dtype), s, k, theta, top, classes, P)
     return State(top, classes.add_(first_class), P.T)
 
 
@@ -43,14 +42,14 @@ def gradient(
     values = torch.cat((f.in_top, torch.ones_like(f.a[:, None])), 1)
     width = torch.tensor([classes.shape[1]])
     kernel, k = _gradient(s.dtype), len(f.c) - 1
-    cpu._share(kernel, s, k, theta, width, classes, values, f.a.contiguous(), f.scale, f.c.T.contiguous(), out)
+    cpu.share(kernel, s, k, theta, width, classes, values, f.a.contiguous(), f.scale, f.c.T.contiguous(), out)
     return out
 
 
 @compiled
 def _state_rows(s, k, theta, top, where, P):
     (B, n), T, real = s.shape, top.shape[1], s.dtype.type
-    inverse, floor = real(1 / theta), real(0.4 * math.log(np.finfo(s.dtype).tiny))
+    inverse, floor = rows.limits(s, theta)
     room, piece, w = rows.room(n, T, s.dtype), np.empty(rows.PIECE, s.dtype), np.empty(n, s.dtype)
     for r in range(B):
         if not rows.largest(s[r], -1, top[r], where[r], room):  # too many are NaN
@@ -65,8 +64,8 @@ def _state_rows(s, k, theta, top, where, P):
 
 @compiled
 def _gradient_rows(s, theta, classes, values, a, scale, c, out):
-    (B, n), real = s.shape, s.dtype.type
-    inverse, floor = real(1 / theta), real(0.4 * math.log(np.finfo(s.dtype).tiny))
+    B, n = s.shape
+    inverse, floor = rows.limits(s, theta)
     piece, w = np.empty(rows.PIECE, s.dtype), np.empty(n, s.dtype)
     for r in range(B):
         rows.odds(s[r], a[r], inverse, floor, w)
@@ -79,44 +78,38 @@ def _gradient_rows(s, theta, classes, values, a, scale, c, out):
 
 @lru_cache(maxsize=2)
 def _summarise(dtype: torch.dtype) -> team.Body:
-    real, edition = cpu._real(dtype), team.edition(Path(__file__).parent)
+    real, edition = cpu.real_of(dtype), team.edition(Path(__file__).parent)
 
     @cfunc(team.signature, cache=True)
     def body(job):
         assert edition  # part of the cache's key, see cpu/__init__.py
-        _, B, n, k, step = carray(job, 5, np.int64)
-        theta, address, T = carray(job, 6, np.float64)[5], carray(job, 10, np.int64)[6:], min(2 * k + 1, n)
-        s, top = carray(team.pointer(address[0]), (B, n), real), carray(team.pointer(address[1]), (B, T), real)
-        where = carray(team.pointer(address[2]), (B, T), np.int64)
-        P = carray(team.pointer(address[3]), (B, k), np.float64)
-        start = team.take(job, step)
-        while start < B:
-            stop = min(start + step, B)
-            _state_rows(s[start:stop], k, theta, top[start:stop], where[start:stop], P[start:stop])
-            start = team.take(job, step)
+        B, n, k, step, theta, address = cpu.operands(job, 4)
+        T = min(2 * k + 1, n)
+        s, top = cpu.array(address[0], (B, n), real), cpu.array(address[1], (B, T), real)
+        where, P = cpu.array(address[2], (B, T), np.int64), cpu.array(address[3], (B, k), np.float64)
+        for i, j in team.spans(job, step, B):
+            _state_rows(s[i:j], k, theta, top[i:j], where[i:j], P[i:j])
 
     return body.ctypes
 
 
 @lru_cache(maxsize=2)
 def _gradient(dtype: torch.dtype) -> team.Body:
-    real, edition = cpu._real(dtype), team.edition(Path(__file__).parent)
+    real, edition = cpu.real_of(dtype), team.edition(Path(__file__).parent)
 
     @cfunc(team.signature, cache=True)
     def body(job):
         assert edition  # part of the cache's key, see cpu/__init__.py
-        _, B, n, k, step = carray(job, 5, np.int64)
-        theta, address = carray(job, 6, np.float64)[5], carray(job, 14, np.int64)[6:]
-        s, out = carray(team.pointer(address[0]), (B, n), real), carray(team.pointer(address[7]), (B, n), real)
-        width = carray(team.pointer(address[1]), 1, np.int64)[0]
-        classes = carray(team.pointer(address[2]), (B, width), np.int64)
-        values = carray(team.pointer(address[3]), (B, width), real)
-        a, scale = carray(team.pointer(address[4]), B, real), carray(team.pointer(address[5]), B, real)
-        c = carray(team.pointer(address[6]), (B, k + 1), real)
-        start = team.take(job, step)
-        while start < B:
-            r = slice(start, min(start + step, B))
-            _gradient_rows(s[r], theta, classes[r], values[r], a[r], scale[r], c[r], out[r])
-            start = team.take(job, step)
+        B, n, k, step, theta, address = cpu.operands(job, 8)
+        s, out = cpu.array(address[0], (B, n), real), cpu.array(address[7], (B, n), real)
+        width = cpu.array(address[1], 1, np.int64)[0]
+        classes, values = cpu.array(address[2], (B, width), np.int64), cpu.array(address[3], (B, width), real)
+        a, scale, c = (
+            cpu.array(address[4], B, real),
+            cpu.array(address[5], B, real),
+            cpu.array(address[6], (B, k + 1), real),
+        )
+        for i, j in team.spans(job, step, B):
+            _gradient_rows(s[i:j], theta, classes[i:j], values[i:j], a[i:j], scale[i:j], c[i:j], out[i:j])
 
     return body.ctypes

@@ -14,7 +14,7 @@ def label_rows(s, label, k, theta, margin, gradient):
     """The margin of each row's label, and its gradient to the scores. The label's factor is left out from the start."""
     (B, n), real = s.shape, s.dtype.type
     T = min(2 * k + 1, n - 1)
-    inverse, floor = real(1 / theta), real(0.4 * math.log(np.finfo(s.dtype).tiny))
+    inverse, floor = rows.limits(s, theta)
     top, where = np.empty((B, T), s.dtype), np.empty((B, T), np.int64)
     room, piece, power = rows.room(n, T, s.dtype), np.empty(rows.PIECE, s.dtype), np.empty(k)
     fine, E, P, u = np.empty(B, np.bool_), np.zeros((T, B)), np.zeros((k, B)), np.empty(B)
@@ -139,9 +139,9 @@ def margin_rows_backward(cotangent, s, k, theta, out):
 def both_tilts(s, k, theta, w):
     """What the margins and their gradient begin with: the tail's odds w relative to the class after the k-th, and the
     polynomials at both tilts."""
-    (B, n), real = s.shape, s.dtype.type
+    B, n = s.shape
     T = min(2 * k + 3, n)
-    inverse, floor = real(1 / theta), real(0.4 * math.log(np.finfo(s.dtype).tiny))
+    inverse, floor = rows.limits(s, theta)
     top, where = np.empty((B, T), s.dtype), np.empty((B, T), np.int64)
     room, piece, power = rows.room(n, T, s.dtype), np.empty(rows.PIECE, s.dtype), np.empty(k)
     fine, gap, mass = np.empty(B, np.bool_), np.zeros(B), np.zeros(2 * B)

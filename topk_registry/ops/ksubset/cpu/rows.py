@@ -1,6 +1,8 @@
 """Passes over the scores of one row. Those over many numbers work in pieces that stay in the first-level cache, and
 take several steps of a recurrence at a time, for it is loads and stores that they spend their time on."""
 
+import math
+
 import numpy as np
 
 from topk_registry.ops.ksubset.cpu.compiled import compiled, exp32, exp64, log32, log64, summing
@@ -111,6 +113,13 @@ def _lower_bound(row, maxima, folded, T):
         if v < least and _number_larger(folded, v) <= T:
             least = v
     return least
+
+
+@compiled
+def limits(s, theta):
+    """What :func:`odds` takes beside the scores: 1 / theta, and the exponent from which on odds are 0."""
+    real = s.dtype.type
+    return real(1 / theta), real(0.4 * math.log(np.finfo(s.dtype).tiny))
 
 
 @compiled
