@@ -34,6 +34,7 @@ PUBLIC = {
     "perturbed_topk",
     "refresh_plugins",
     "register_loss",
+    "smooth_topk_hinge",
     "soft_hinge",
     "topk_label_margins",
     "topk_log_odds",

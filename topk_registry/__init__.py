@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from topk_registry.base import ClassificationLoss, TopKLoss, soft_hinge
+    from topk_registry.base import ClassificationLoss, TopKLoss
     from topk_registry.catalogue import LossInfo
     from topk_registry.classifier import CosineClassifier, normalize_classifier
     from topk_registry.errors import (
@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     )
     from topk_registry.head import TopKClassifier, TopKHead, TopKOutput, fit_temperature
     from topk_registry.linear import LinearSmoothTopK, linear_smooth_topk
-    from topk_registry.ops.ksubset import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
+    from topk_registry.ops.hinge import soft_hinge
+    from topk_registry.ops.ksubset import (
+        smooth_topk_hinge,
+        topk_label_margins,
+        topk_log_odds,
+        topk_marginals,
+        topk_margins,
+    )
     from topk_registry.ops.perturbed import PerturbedTopK, perturbed_topk
     from topk_registry.options import accepted_context
     from topk_registry.registry import (
@@ -62,7 +69,8 @@ _HOMES = {
     "perturbed_topk": "ops.perturbed",
     "refresh_plugins": "registry",
     "register_loss": "registry",
-    "soft_hinge": "base",
+    "smooth_topk_hinge": "ops.ksubset",
+    "soft_hinge": "ops.hinge",
     "topk_label_margins": "ops.ksubset",
     "topk_log_odds": "ops.ksubset",
     "topk_marginals": "ops.ksubset",
@@ -97,6 +105,7 @@ __all__ = [
     "perturbed_topk",
     "refresh_plugins",
     "register_loss",
+    "smooth_topk_hinge",
     "soft_hinge",
     "topk_label_margins",
     "topk_log_odds",

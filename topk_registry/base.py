@@ -15,7 +15,6 @@ from numbers import Integral
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 REDUCTIONS = ("none", "mean", "sum")
 
@@ -176,19 +175,6 @@ def _reduce(loss: Tensor, reduction: str) -> Tensor:
     if reduction == "mean":
         return loss.mean()
     return loss.sum() if reduction == "sum" else loss
-
-
-def soft_hinge(violation: Tensor, tau: float) -> Tensor:
-    """A hinge smoothed by a temperature: tau softplus(v / tau), for every tau > 0; towards 0 it becomes max(v, 0).
-
-    It is linear from where exp(-v / tau) is below rounding.
-
-    Example:
-        >>> soft_hinge(torch.tensor([-1.0, 0.0, 1.0]), 0.1)
-        tensor([4.5399e-06, 6.9315e-02, 1.0000e+00])
-    """
-    tau = max(tau, 4 * torch.finfo(violation.dtype).tiny)  # 1 / tau stays finite; the loss is at its limit
-    return F.softplus(violation, beta=1 / tau, threshold=40.0)
 
 
 def check_logits(logits: Tensor) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from topk_registry.base import REDUCTIONS, check_target, checked_weight, label_loss, soft_hinge
+from topk_registry.base import REDUCTIONS, check_target, checked_weight, label_loss
+from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset.linear import TopClasses, linear_label_margins, linear_topk, logits_like
 
 

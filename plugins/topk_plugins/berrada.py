@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from topk_registry import TopKLoss, soft_hinge, topk_label_margins, topk_margins
+from topk_registry import TopKLoss, smooth_topk_hinge, soft_hinge, topk_margins
 
 
 class SmoothTopKSVM(TopKLoss):
@@ -66,10 +66,7 @@ class SmoothTopKSVM(TopKLoss):
         return self.k * self.tau
 
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        margin = topk_label_margins(logits, label, self.k, temperature=self.temperature)
-        alpha = self._alpha(logits)
-        violation = torch.sub(alpha[label] if alpha.ndim else alpha, margin, alpha=1 / self.k)
-        return soft_hinge(violation, self.tau).to(logits.dtype)
+        return smooth_topk_hinge(logits, label, self.k, tau=self.tau, alpha=self._alpha(logits))
 
     def per_class(self, logits: Tensor) -> Tensor:
         margins = topk_margins(logits, self.k, temperature=self.temperature)

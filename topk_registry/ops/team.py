@@ -62,10 +62,10 @@ def take(typing_context, job, count):
 @njit
 def spans(job, step, count):
     """(start, stop) of the rows, of ``count``, that this thread takes, ``step`` at a time, until none are left."""
-    start = take(job, step)
+    start = take(job, step)  # pyright: ignore[reportCallIssue]  # numba gives an intrinsic its first parameter
     while start < count:
         yield start, min(start + step, count)
-        start = take(job, step)
+        start = take(job, step)  # pyright: ignore[reportCallIssue]
 
 
 @intrinsic

@@ -3,7 +3,6 @@
 from functools import partial
 
 from torch import Tensor
-from torch.nn import functional as F
 
 import topk_registry as tr
 from topk_registry.studies.published import smooth_topk_svm
@@ -31,12 +30,10 @@ def published(algorithm: str, *, name: str = "") -> Contestant:
 
 
 def _plain_torch(case: Case) -> Loss:
-    """Ours without a compiled kernel: tau softplus((1 - margin / k) / tau)."""
-    k, tau = case.k, case.options["tau"]
+    """Ours without a compiled kernel."""
 
     def run(s: Tensor, y: Tensor) -> Tensor:
-        margin = tr.topk_label_margins(s, y, k, temperature=k * tau, impl="torch")
-        return tau * F.softplus((1 - margin / k) / tau, threshold=40.0).mean()
+        return tr.smooth_topk_hinge(s, y, case.k, tau=case.options["tau"], impl="torch").mean()
 
     return run
 

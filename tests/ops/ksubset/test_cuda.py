@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.ops.ksubset.hinges import check_hinges
 from tests.ops.ksubset.scores import KINDS, scores
 from tests.ops.triton_runs import (
     DEVICE,
@@ -14,6 +15,7 @@ from tests.ops.triton_runs import (
     runs_kernels,
 )
 from tests.oracles import mp_smooth_svm
+from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset import composite, definition
 
 cuda = pytest.importorskip("topk_registry.ops.ksubset.cuda", exc_type=ImportError)
@@ -123,6 +125,28 @@ def test_against_exact_sums(kind, tau):
     exact = torch.tensor(gradient, dtype=torch.float64)
     found = -torch.sigmoid(z) / k * of_margin[0].cpu()
     assert (found - exact).abs().max() <= 2e-6 * exact.abs().max()
+
+
+@runs_kernels
+@pytest.mark.parametrize("tau", [1e-36, 1e-3, 0.1, 1.0, 20.0])
+@pytest.mark.parametrize("scale", [0.2, -1 / 3])
+def test_hinges_are_exact(scale, tau, monkeypatch):
+    def of_margins(margin, label, hinge):  # beside kernels for the margins, which are others' concern
+        monkeypatch.setattr(cuda, "label_margins", lambda s, *_: (margin, s))
+        return cuda.label_hinges(torch.zeros(len(margin), 3, device=DEVICE), label, 1, 1.0, hinge)[2:]
+
+    check_hinges(of_margins, scale, tau, DEVICE)
+
+
+@runs_kernels
+def test_hinges_come_with_margins_and_gradients():
+    s, label = every_kind(40)
+    hinge = Hinge(torch.tensor(1.0, device=DEVICE), 1 / 3, 0.2)
+    margin, gradient, value, slope = cuda.label_hinges(s, label, 3, 0.6, hinge)
+    for found, wanted in zip((margin, gradient), cuda.label_margins(s, label, 3, 0.6), strict=True):
+        assert torch.equal(found, wanted)
+    for found, wanted in zip((value, slope), hinge.definition(margin, label), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=2 * EPS, atol=2e-38)
 
 
 @runs_kernels

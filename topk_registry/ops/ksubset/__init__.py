@@ -1,5 +1,11 @@
 """The k-subset operator: exact log-odds and probabilities of being in the top-k set."""
 
-from topk_registry.ops.ksubset.dispatch import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
+from topk_registry.ops.ksubset.dispatch import (
+    smooth_topk_hinge,
+    topk_label_margins,
+    topk_log_odds,
+    topk_marginals,
+    topk_margins,
+)
 
-__all__ = ["topk_label_margins", "topk_log_odds", "topk_marginals", "topk_margins"]
+__all__ = ["smooth_topk_hinge", "topk_label_margins", "topk_log_odds", "topk_marginals", "topk_margins"]

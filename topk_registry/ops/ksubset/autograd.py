@@ -4,33 +4,38 @@ It is differentiable once: the kernels of the backward pass have no derivatives 
 derivative that lacks terms there is an error.
 """
 
-import inspect
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from topk_registry.ops.calls import positional
 
+
+@positional
 class LabelMargins(torch.autograd.Function):
-    """The label's margin [B] by ``kernel(s, label, k, theta) -> (margin, gradient)``: the forward pass writes the
-    gradient, so the backward pass is one product."""
+    """A number a row, [B], by ``kernel(s, label, alpha) -> (value [B], slope [B], gradient [B, n])``: the label's
+    margin, whose gradient that is, or a function of it with its slope. The forward pass writes the gradient, so the
+    backward pass is one product."""
 
     @staticmethod
-    def forward(s: Tensor, label: Tensor, k: int, theta: float, kernel: Callable) -> tuple[Tensor, Tensor]:
-        return kernel(s, label, k, theta)
+    def forward(s: Tensor, label: Tensor, alpha: Tensor | None, kernel: Callable) -> tuple[Tensor, Tensor, Tensor]:
+        return kernel(s, label, alpha)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(output[1])  # as an output it is known to depend on the scores
-        ctx.set_materialize_grads(False)  # no zeros of the size of the logits for the second output
+        ctx.save_for_backward(*output[1:])  # as outputs they are known to depend on the scores
+        ctx.set_materialize_grads(False)  # no zeros of the size of the logits for the gradient as an output
 
     @staticmethod
-    def backward(ctx, g: Tensor, _):
+    def backward(ctx, g: Tensor, *_):
         if g is None:
-            return None, None, None, None, None
-        return once(scaled, g, ctx.saved_tensors[0]), None, None, None, None
+            return None, None, None, None
+        slope, gradient = ctx.saved_tensors
+        return once(scaled, g * slope, gradient), None, None, None
 
 
+@positional
 class Margins(torch.autograd.Function):
     """The margins [B, n] of every class by ``forward(s, k, theta)``, their gradient by ``backward(g, s, k, theta)``:
     nothing but the scores is kept from one to the other."""
@@ -75,8 +80,4 @@ def once(kernel: Callable, *args):
 
 def scaled(g: Tensor, gradient: Tensor) -> Tensor:
     """g [B] times the rows of a gradient [B, n]."""
-    return g.to(gradient.dtype)[:, None] * gradient
-
-
-for _function in (LabelMargins, Margins):  # torch asks for it at every call, and to find out takes as long as the rest
-    _function.forward.__signature__ = inspect.signature(_function.forward)
+    return g.to(gradient.dtype).unsqueeze(1) * gradient

@@ -7,6 +7,7 @@ from torch import Tensor
 from topk_registry.ops.ksubset.torch_path import (
     balanced,
     horner,
+    label_hinges,
     label_margins,
     polynomials,
     power_sums,
@@ -17,7 +18,7 @@ from topk_registry.ops.ksubset.torch_path import (
     top_group_size,
 )
 
-__all__ = ["label_margins", "margins", "margins_backward"]
+__all__ = ["label_hinges", "label_margins", "margins", "margins_backward"]
 
 
 class TailOdds(torch.autograd.Function):

@@ -1,21 +1,23 @@
 """The one door to the k-subset operator: checks what comes in, chooses an implementation, and keeps its promises.
 
-An implementation is a module with three functions on contiguous rows s [B, n], 2k <= n, in single or double precision
+An implementation is a module with four functions on contiguous rows s [B, n], 2k <= n, in single or double precision
 (those that say so take half precision too)::
 
     label_margins(s, label [B], k, theta) -> (margin [B], gradient [B, n])
+    label_hinges(s, label [B], k, theta, hinge) -> (margin [B], gradient [B, n], value [B], slope [B])
     margins(s, k, theta) -> [B, n]
     margins_backward(g [B, n], s, k, theta) -> [B, n]
 
 Everything else (other shapes and dtypes, larger k, bad input) is settled here.
 """
 
-from math import isfinite
+from math import inf, isfinite
 from numbers import Integral
 
 import torch
 from torch import Tensor
 
+from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset import autograd, backends
 
 
@@ -82,25 +84,87 @@ def topk_label_margins(
     Returns:
         Margins [B] in double precision.
     """
+    return _at_labels(logits, label, k, temperature, impl, None)
+
+
+def smooth_topk_hinge(
+    logits: Tensor,
+    label: Tensor,
+    k: int,
+    *,
+    tau: float = 1.0,
+    alpha: float | Tensor = 1.0,
+    impl: str = "auto",
+) -> Tensor:
+    """The smooth top-k SVM of each row: a hinge, smoothed by tau, on the label's margin at the temperature k tau.
+
+    L = tau softplus((alpha - margin_y / k) / tau), differentiated by hand as one function: on small batches autograd's
+    own steps would take longer than the work.
+
+    Args:
+        logits: scores [B, n].
+        label: class indices [B], int64.
+        k, impl: as in :func:`topk_margins`.
+        tau: temperature, positive.
+        alpha: margin, one for all classes or one a class [n]; it gets no gradient.
+
+    Returns:
+        Losses [B], in at least single precision. Differentiable once.
+
+    Example:
+        >>> smooth_topk_hinge(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([1]), 2, tau=1e-6)
+        tensor([0.5000])
+
+    Reference: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018.
+    """
+    if not 0.0 < tau < inf:
+        raise ValueError(f"tau must be positive and finite, got {tau!r}")
+    check(logits, k, tau)
+    k = _fixed(k)
+    if not isinstance(alpha, Tensor):
+        alpha = logits.new_full((), alpha, dtype=output_dtype(logits))
+    if alpha.shape not in ((), logits.shape[1:]):
+        raise ValueError(f"alpha must be one number, or one a class {list(logits.shape[1:])}, got {list(alpha.shape)}")
+    return _at_labels(logits, label, k, k * tau, impl, (alpha.detach(), tau)).to(output_dtype(logits))
+
+
+def _at_labels(
+    logits: Tensor, label: Tensor, k: int, temperature: float, impl: str, options: tuple[Tensor, float] | None
+) -> Tensor:
+    """The label's margin in double precision, or with ``options`` alpha and tau a hinge on a k-th of it."""
     check(logits, k, temperature)
     if label.dtype != torch.int64 or label.shape != logits.shape[:1] or logits.ndim != 2:
         raise ValueError(
             f"expected logits [B, n] and int64 labels [B], got {list(logits.shape)} and {label.dtype} "
             f"{list(label.shape)}"
         )
-    s, k, theta, sign, backend = prepare(logits, k, temperature, impl)
+    s, size, theta, sign, backend = prepare(logits, k, temperature, impl)
+    alpha, tau = options or (None, 0.0)
+    if alpha is not None:
+        alpha = alpha.to(output_dtype(s)).contiguous()
     if torch.compiler.is_compiling():
         from topk_registry.ops.ksubset import library
 
-        return sign * library.label_margins(s, label, k, theta, backend)
+        margin = library.label_margins(s, label, size, theta, backend)
+        return sign * margin if alpha is None else Hinge(alpha, sign / k, tau).definition(margin, label)[0]
     on_cpu = logits.device.type == "cpu"  # values are looked at there only: elsewhere that would stall the device
     if on_cpu and not backends.TABLE[backend].checks_labels:
         check_labels(label, logits.shape[1])
-    margin, _ = autograd.LabelMargins.apply(s, label, k, theta, backends.load(backend).label_margins)
-    if on_cpu and not isfinite(margin.detach().sum()):  # what too few scores come to, and a label out of range
-        check_labels(label, logits.shape[1])
-        _check_finite(logits.detach(), k if sign > 0 else logits.shape[1] - k)
-    return margin if sign > 0 else -margin
+
+    def kernel(s: Tensor, label: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        kernels = backends.load(backend)
+        if alpha is None:
+            margin, gradient = kernels.label_margins(s, label, size, theta)
+            value, slope = sign * margin, torch.full_like(margin, sign)
+        else:
+            hinge = Hinge(alpha, sign / k, tau)
+            margin, gradient, value, slope = kernels.label_hinges(s, label, size, theta, hinge)
+        if on_cpu and not isfinite(margin.sum()):  # what too few scores come to, and a label out of range
+            check_labels(label, s.shape[1])
+            _check_finite(sign * s, size)
+        return value, slope, gradient
+
+    return autograd.LabelMargins.apply(s, label, alpha, kernel)[0]
 
 
 def _margins(logits: Tensor, k: int, temperature: float, impl: str) -> Tensor:
@@ -128,7 +192,7 @@ def prepare(logits: Tensor, k: int, temperature: float, impl: str) -> tuple[Tens
     """Rows to work on, with 2k <= n: drawing k classes by x is leaving out n - k by -x, so the log-odds change sign."""
     n = logits.shape[-1]
     sign = 1 if 2 * k <= n else -1
-    k = int(k if sign > 0 else n - k)
+    k = _fixed(k if sign > 0 else n - k)
     # coefficients span e^k and margins grow with the temperature: both can be more than single precision holds
     double = logits.dtype == torch.float64 or k > 64 or temperature > 1e30
     backend = _choose(impl, logits.device, k, double)
@@ -138,6 +202,11 @@ def prepare(logits: Tensor, k: int, temperature: float, impl: str) -> tuple[Tens
     # below this the margins no longer depend on the temperature, but its reciprocal would overflow
     theta = max(float(temperature), 4 * torch.finfo(torch.float64 if double else torch.float32).tiny)
     return (s if sign > 0 else -s).contiguous(), k, theta, sign, backend
+
+
+def _fixed(k: int) -> int:
+    """A number, to choose implementations by: in a graph that was compiled for another k before, it is a symbol."""
+    return len(range(k))
 
 
 def _choose(impl: str, device: torch.device, k: int, double: bool) -> str:
@@ -154,7 +223,7 @@ def check(logits: Tensor, k: int, temperature: float) -> None:
     n = logits.shape[-1]
     if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k < n:
         raise ValueError(f"k must be an integer from 1 to n - 1 = {n - 1}, got {k!r}")
-    if not 0.0 < temperature < float("inf"):
+    if not 0.0 < temperature < inf:
         raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
 
 

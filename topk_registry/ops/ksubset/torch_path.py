@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset.polynomial import from_power_sums, leave_one_out, multiply, product_tree
 
 BLOCK = 1 << 16  # scores in a block of rows: few enough to stay in a core's cache from one pass to the next
@@ -243,3 +244,9 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
     label = label[:, None]
     margin = s.gather(1, label)[:, 0].double() - f.a.double() + f.shift
     return margin, tail_gradient(w, f).scatter_(1, f.classes, f.in_top).scatter_(1, label, 1.0)
+
+
+def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -> tuple[Tensor, ...]:
+    """:func:`label_margins`, and what the hinge makes of the margins: its value [B] and its slope [B]."""
+    margin, gradient = label_margins(s, label, k, theta)
+    return margin, gradient, *hinge.definition(margin, label)

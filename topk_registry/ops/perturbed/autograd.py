@@ -1,13 +1,15 @@
 """The gradient of the perturbed top-k: the mean indicator, kept as one index a draw."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from topk_registry.ops.calls import positional
 
+
+@positional
 class PerturbedKth(torch.autograd.Function):
     """Scores [rows, n] -> mean k-th largest [rows] and the class it was in at each draw [rows, draws], by
     ``kernel(scores)``; the backward pass adds grad / draws at each draw's class."""
@@ -23,10 +25,6 @@ class PerturbedKth(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return spread(ctx, grad_outputs[0]), None
-
-
-# torch asks for it at every call, and to find out takes as long as a small batch
-PerturbedKth.forward.__signature__ = inspect.signature(PerturbedKth.forward)  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def keep(ctx: Any, scores: Tensor, value: Tensor, index: Tensor) -> None:

@@ -14,10 +14,11 @@ from numba import carray, cfunc
 from torch import Tensor
 
 from topk_registry.ops import team
+from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset.cpu import kernels
 from topk_registry.ops.ksubset.cpu.compiled import compiled
 
-ALONE = 1 << 14  # scores to a thread at least: about 20 microseconds of work
+ALONE = 1 << 14  # steps to a thread at least: about 20 microseconds of work
 WIDTH = 16  # rows that a thread takes at a time, at most, for their polynomials to fill vectors
 GROUP = 1 << 16  # scores that a thread takes at a time, about: they and the polynomials are to stay in its cache
 
@@ -25,8 +26,18 @@ GROUP = 1 << 16  # scores that a thread takes at a time, about: they and the pol
 def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tensor, Tensor]:
     """The margin theta l_y [B] of each row's label and its gradient to the scores: [B, n], [B] -> [B], [B, n]."""
     margin, gradient = torch.empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
-    share(_label_margins(s.dtype), s, k, theta, label, margin, gradient)
+    no_hinge = (None, None, None)
+    share(_label_margins(s.dtype), s, k, theta, label, margin, gradient, *no_hinge, numbers=(0, 0.0, 0.0))
     return margin, gradient
+
+
+def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -> tuple[Tensor, ...]:
+    """:func:`label_margins`, and what the hinge makes of the margins: its value [B] and its slope [B]."""
+    margin, gradient = torch.empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
+    value, slope = s.new_empty(s.shape[0]), s.new_empty(s.shape[0])
+    numbers = (hinge.alpha.numel(), hinge.scale, hinge.tau)
+    share(_label_margins(s.dtype), s, k, theta, label, margin, gradient, hinge.alpha, value, slope, numbers=numbers)
+    return margin, gradient, value, slope
 
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
@@ -43,17 +54,22 @@ def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     return out
 
 
-def share(body: team.Body, s: Tensor, k: int, theta: float, *tensors: Tensor) -> None:
+def share(
+    body: team.Body, s: Tensor, k: int, theta: float, *tensors: Tensor | None, numbers: tuple[float, ...] = ()
+) -> None:
+    """Let threads run ``body`` on the rows of s, with ``tensors`` (their addresses, 0 for none) and ``numbers``."""
     B, n = s.shape
-    threads = max(1, min(torch.get_num_threads(), B, B * n // ALONE))
+    steps = B * (n + 500 + 2 * (2 * k + 3) ** 2)  # over the scores, and what a row costs besides, as measured
+    threads = max(1, min(torch.get_num_threads(), B, steps // ALONE))
     step = max(1, min(WIDTH, GROUP // n, GROUP // (2 * k + 3) ** 2, -(-B // threads)))
-    addresses = [tensor.data_ptr() for tensor in (s, *tensors)]
-    team.run(body, "qqqqd" + "q" * len(addresses), B, n, k, step, theta, *addresses, threads=threads)
+    addresses = [s.data_ptr(), *(0 if tensor is None else tensor.data_ptr() for tensor in tensors)]
+    fields = "qqqqd" + "q" * len(addresses) + "d" * len(numbers)
+    team.run(body, fields, B, n, k, step, theta, *addresses, *numbers, threads=threads)
 
 
 @compiled
 def operands(job, tensors):
-    """What :func:`share` has put into a job: the numbers, and the addresses of so many tensors."""
+    """What :func:`share` has put into a job: the sizes, and the addresses of so many tensors."""
     _, B, n, k, step = carray(job, 5, np.int64)
     return B, n, k, step, carray(job, 6, np.float64)[5], carray(job, 6 + tensors, np.int64)[6:]
 
@@ -70,11 +86,16 @@ def _label_margins(dtype: torch.dtype) -> team.Body:
     @cfunc(team.signature, cache=True)
     def body(job):
         assert edition  # part of the cache's key: numba does not see that other files have changed
-        B, n, k, step, theta, address = operands(job, 4)
+        B, n, k, step, theta, address = operands(job, 7)
+        classes, scale, tau = carray(job, 16, np.float64)[13:]
         s, gradient = array(address[0], (B, n), real), array(address[3], (B, n), real)
         label, margin = array(address[1], B, np.int64), array(address[2], B, np.float64)
+        alpha = array(address[4], np.int64(classes), real)
+        value, slope = array(address[5], B, real), array(address[6], B, real)
         for i, j in team.spans(job, step, B):
             kernels.label_rows(s[i:j], label[i:j], k, theta, margin[i:j], gradient[i:j])
+            if classes > 0:
+                kernels.hinge_rows(margin[i:j], label[i:j], alpha, scale, tau, value[i:j], slope[i:j])
 
     return body.ctypes
 

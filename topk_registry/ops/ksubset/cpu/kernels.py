@@ -54,6 +54,20 @@ def label_rows(s, label, k, theta, margin, gradient):
 
 
 @compiled
+def hinge_rows(margin, label, alpha, scale, tau, value, slope):
+    """See :class:`topk_registry.ops.hinge.Hinge`; alpha [1] or [n]."""
+    tau = max(tau, 4 * np.finfo(np.float64).tiny)
+    for r in range(len(margin)):
+        if np.isnan(margin[r]):  # the label may be no class
+            value[r] = slope[r] = np.nan
+            continue
+        violation = np.float64(alpha[label[r] if len(alpha) > 1 else 0]) - scale * margin[r]
+        z = violation / tau
+        value[r] = violation if z > 40 else tau * math.log1p(math.exp(z))
+        slope[r] = -scale / (1 + math.exp(-z))
+
+
+@compiled
 def margin_rows(s, k, theta, out):
     """The margins of every class, see composite.differentiable_margins. Lanes from B on hold the second tilt, with
     k + 1 for k, relative to the next class after the k-th: for the k largest classes."""

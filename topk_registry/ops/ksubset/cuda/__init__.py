@@ -21,11 +21,14 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset.cuda import all_classes, one_label, passes
+from topk_registry.ops.ksubset.cuda.hinge import hinge_rows
 
 FUSED_LARGEST_K = 10
 SEGMENT = 16384  # scores that one program selects the largest from, twice as many in half precision
 TILE = 4096  # scores that one program writes
+HINGES = 128  # rows that one program computes the hinges of
 
 
 def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tensor, Tensor]:
@@ -40,6 +43,19 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
         with _device(s):
             (_fused_label if fused else _label_in_passes)(s, label, k, theta, margin, gradient)
     return margin, gradient
+
+
+def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -> tuple[Tensor, ...]:
+    """:func:`label_margins`, and what the hinge makes of the margins: its value [B] and its slope [B]."""
+    margin, gradient = label_margins(s, label, k, theta)
+    value, slope = hinge.alpha.new_empty(len(s)), hinge.alpha.new_empty(len(s))
+    if s.numel():
+        scale, tau = _two_singles(hinge.scale), _two_singles(max(hinge.tau, 4 * torch.finfo(torch.float32).tiny))
+        options = {"PER_CLASS": hinge.alpha.ndim > 0, "N": HINGES, **_options(HINGES // 32)}
+        tensors, grid = (margin, label, hinge.alpha, value, slope), (-(-len(s) // HINGES),)
+        with _device(s):
+            hinge_rows[grid](*tensors, len(s), *scale, *tau, **options)
+    return margin, gradient, value, slope
 
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
