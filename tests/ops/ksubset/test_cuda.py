@@ -20,6 +20,11 @@ from topk_registry.ops.ksubset import composite, definition
 
 cuda = pytest.importorskip("topk_registry.ops.ksubset.cuda", exc_type=ImportError)
 
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+
+from topk_registry.ops.ksubset.cuda.hinge import hinge  # noqa: E402
+
 INF, NAN = float("inf"), float("nan")
 EPS = torch.finfo(torch.float32).eps
 # the interpreter computes with infinities that kernels leave out afterwards
@@ -127,26 +132,48 @@ def test_against_exact_sums(kind, tau):
     assert (found - exact).abs().max() <= 2e-6 * exact.abs().max()
 
 
+@triton.jit
+def store_hinges(
+    margin_ptr, label_ptr, alpha_ptr, value_ptr, slope_ptr, scale, scale_low, tau, tau_low, PER_CLASS: tl.constexpr
+):
+    row = tl.program_id(0)
+    margin = tl.load(margin_ptr + row)
+    alpha = tl.load(alpha_ptr + tl.load(label_ptr + row), mask=margin == margin) if PER_CLASS else tl.load(alpha_ptr)
+    value, slope = hinge(margin, alpha, scale, scale_low, tau, tau_low)
+    tl.store(value_ptr + row, value)
+    tl.store(slope_ptr + row, slope)
+
+
 @runs_kernels
 @pytest.mark.parametrize("tau", [1e-36, 1e-3, 0.1, 1.0, 20.0])
 @pytest.mark.parametrize("scale", [0.2, -1 / 3])
-def test_hinges_are_exact(scale, tau, monkeypatch):
-    def of_margins(margin, label, hinge):  # beside kernels for the margins, which are others' concern
-        monkeypatch.setattr(cuda, "label_margins", lambda s, *_: (margin, s))
-        return cuda.label_hinges(torch.zeros(len(margin), 3, device=DEVICE), label, 1, 1.0, hinge)[2:]
+def test_hinges_are_exact(scale, tau):
+    def of_margins(margin, label, of):
+        value, slope = torch.empty(2, len(margin), device=DEVICE)
+        numbers = *cuda._two_singles(of.scale), *cuda._two_singles(of.tau)
+        store_hinges[(len(margin),)](margin, label, of.alpha, value, slope, *numbers, PER_CLASS=of.alpha.ndim > 0)
+        return value, slope
 
     check_hinges(of_margins, scale, tau, DEVICE)
 
 
 @runs_kernels
-def test_hinges_come_with_margins_and_gradients():
+@pytest.mark.parametrize("form", [None, "in_passes"])
+@pytest.mark.parametrize("per_class", [False, True])
+def test_hinges_come_with_margins_and_gradients(form, per_class, request):
+    if form:
+        request.getfixturevalue(form)
     s, label = every_kind(40)
-    hinge = Hinge(torch.tensor(1.0, device=DEVICE), 1 / 3, 0.2)
-    margin, gradient, value, slope = cuda.label_hinges(s, label, 3, 0.6, hinge)
+    alpha = torch.linspace(0, 2, 40) if per_class else torch.tensor(1.0)
+    of = Hinge(alpha.to(DEVICE), 1 / 3, 0.2)
+    margin, gradient, value, slope = cuda.label_hinges(s, label, 3, 0.6, of)
     for found, wanted in zip((margin, gradient), cuda.label_margins(s, label, 3, 0.6), strict=True):
         assert torch.equal(found, wanted)
-    for found, wanted in zip((value, slope), hinge.definition(margin, label), strict=True):
+    for found, wanted in zip((value, slope), of.definition(margin, label), strict=True):
         torch.testing.assert_close(found, wanted, rtol=2 * EPS, atol=2e-38)
+    label[3] = 40  # no class
+    for found in cuda.label_hinges(s, label, 3, 0.6, of)[2:]:
+        assert found.isnan().tolist() == [row == 3 for row in range(len(s))]
 
 
 @runs_kernels
@@ -309,6 +336,7 @@ def test_compiles_for_gpus_and_stays_in_registers(n, k, dtype, capability, monke
     launches = Launches(monkeypatch)
     s, label = torch.zeros(2, n, dtype=dtype), torch.zeros(2, dtype=torch.long)
     cuda.label_margins(s, label, k, 1.0)
+    cuda.label_hinges(s, label, k, 1.0, Hinge(torch.ones(n), 0.2, 0.1))
     if k == 5:
         cuda.margins(s, k, 1.0)
         cuda.margins_backward(s.float(), s, k, 1.0)

@@ -9,7 +9,7 @@ from tests.ops.ksubset.scores import KINDS, scores
 from topk_registry import smooth_topk_hinge, soft_hinge, topk_label_margins
 from topk_registry.ops.hinge import Hinge
 
-NAN = float("nan")
+INF, NAN = float("inf"), float("nan")
 ON_CPU = ("torch", "numba")
 SIZES = [(2, 1, 1.0), (30, 5, 0.1), (30, 27, 1e-3), (140, 70, 1.0), (1000, 5, 10.0)]
 
@@ -122,3 +122,16 @@ def test_what_is_refused(options, message):
     given = {"label": torch.tensor([0, 1]), "k": 2} | options
     with pytest.raises(ValueError, match=message):
         smooth_topk_hinge(torch.zeros(2, 5), **given)
+
+
+@pytest.mark.parametrize("impl", ON_CPU)
+@pytest.mark.parametrize("f", [smooth_topk_hinge, topk_label_margins])
+@pytest.mark.parametrize("k", [2, 4, 5])
+def test_too_few_scores_are_refused(k, f, impl):
+    """Also for k above n / 2, where the n - k smallest are drawn instead."""
+    s, label = torch.zeros(2, 7), torch.tensor([0, 1])
+    s[1, k + 1 :] = -INF
+    assert f(s, label, k, impl=impl).isfinite().all()
+    s[1, k:] = -INF
+    with pytest.raises(ValueError, match=rf"at least k \+ 1 = {k + 1} scores above -inf, one has {k}"):
+        f(s, label, k, impl=impl)

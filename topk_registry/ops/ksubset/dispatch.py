@@ -141,7 +141,7 @@ def _at_labels(
     s, size, theta, sign, backend = prepare(logits, k, temperature, impl)
     alpha, tau = options or (None, 0.0)
     if alpha is not None:
-        alpha = alpha.to(output_dtype(s)).contiguous()
+        alpha = alpha.to(s.device, output_dtype(s)).contiguous()
     if torch.compiler.is_compiling():
         from topk_registry.ops.ksubset import library
 
@@ -161,7 +161,7 @@ def _at_labels(
             margin, gradient, value, slope = kernels.label_hinges(s, label, size, theta, hinge)
         if on_cpu and not isfinite(margin.sum()):  # what too few scores come to, and a label out of range
             check_labels(label, s.shape[1])
-            _check_finite(sign * s, size)
+            _check_finite(sign * s, k)
         return value, slope, gradient
 
     return autograd.LabelMargins.apply(s, label, alpha, kernel)[0]

@@ -17,18 +17,17 @@ Nothing waits for the device.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset.cuda import all_classes, one_label, passes
-from topk_registry.ops.ksubset.cuda.hinge import hinge_rows
 
 FUSED_LARGEST_K = 10
 SEGMENT = 16384  # scores that one program selects the largest from, twice as many in half precision
 TILE = 4096  # scores that one program writes
-HINGES = 128  # rows that one program computes the hinges of
 
 
 def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tensor, Tensor]:
@@ -38,24 +37,31 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
     """
     margin = s.new_empty(s.shape[0], dtype=torch.float64)
     gradient = torch.empty_like(s)
-    if s.numel():
-        fused = k <= FUSED_LARGEST_K and s.shape[1] <= SEGMENT
-        with _device(s):
-            (_fused_label if fused else _label_in_passes)(s, label, k, theta, margin, gradient)
+    none = {"alpha_ptr": margin, "value_ptr": margin, "slope_ptr": margin, "HINGE": False, "PER_CLASS": False}
+    numbers = {"scale": 0.0, "scale_low": 0.0, "tau": 0.0, "tau_low": 0.0}
+    _at_labels(s, label, k, theta, margin, gradient, none | numbers)
     return margin, gradient
 
 
 def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -> tuple[Tensor, ...]:
     """:func:`label_margins`, and what the hinge makes of the margins: its value [B] and its slope [B]."""
-    margin, gradient = label_margins(s, label, k, theta)
-    value, slope = hinge.alpha.new_empty(len(s)), hinge.alpha.new_empty(len(s))
-    if s.numel():
-        scale, tau = _two_singles(hinge.scale), _two_singles(max(hinge.tau, 4 * torch.finfo(torch.float32).tiny))
-        options = {"PER_CLASS": hinge.alpha.ndim > 0, "N": HINGES, **_options(HINGES // 32)}
-        tensors, grid = (margin, label, hinge.alpha, value, slope), (-(-len(s) // HINGES),)
-        with _device(s):
-            hinge_rows[grid](*tensors, len(s), *scale, *tau, **options)
+    margin = s.new_empty(s.shape[0], dtype=torch.float64)
+    gradient, alpha = torch.empty_like(s), hinge.alpha
+    value, slope = alpha.new_empty(s.shape[0]), alpha.new_empty(s.shape[0])
+    tensors = {"alpha_ptr": alpha, "value_ptr": value, "slope_ptr": slope, "HINGE": True, "PER_CLASS": alpha.ndim > 0}
+    scale, tau = _two_singles(hinge.scale), _two_singles(max(hinge.tau, 4 * torch.finfo(torch.float32).tiny))
+    numbers = {"scale": scale[0], "scale_low": scale[1], "tau": tau[0], "tau_low": tau[1]}
+    _at_labels(s, label, k, theta, margin, gradient, tensors | numbers)
     return margin, gradient, value, slope
+
+
+def _at_labels(
+    s: Tensor, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Tensor, hinge: dict[str, Any]
+) -> None:
+    if s.numel():
+        fused = k <= FUSED_LARGEST_K and s.shape[1] <= SEGMENT
+        with _device(s):
+            (_fused_label if fused else _label_in_passes)(s, label, k, theta, margin, gradient, hinge)
 
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
@@ -96,21 +102,23 @@ def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     return out
 
 
-def _fused_label(s: Tensor, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Tensor) -> None:
+def _fused_label(
+    s: Tensor, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Tensor, hinge: dict[str, Any]
+) -> None:
     (B, n), N = s.shape, _power_of_two(s.shape[1])
     theta, low = _two_singles(theta)
-    one_label.label_rows[(B,)](
-        s, label, margin, gradient, n, theta, low, 1 / (theta + low), N=N, **_group(k, k), **_options(N // 1024)
-    )
+    sizes = {"N": N, **_group(k, k), **_options(N // 1024)}
+    one_label.label_rows[(B,)](s, label, margin, gradient, n, theta, low, 1 / (theta + low), **hinge, **sizes)
 
 
-def _label_in_passes(s: Tensor, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Tensor) -> None:
+def _label_in_passes(
+    s: Tensor, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Tensor, hinge: dict[str, Any]
+) -> None:
     (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k), _power_of_two(k + 1)
     top, where, sums = _top_and_sums(s, label, theta, k, k - 1, group["T"])
     b, state, in_top = top.new_empty(B, 2, KP), top.new_empty(B, k + 2), torch.empty_like(top)
-    passes.solve_label[(B,)](
-        s, label, top, sums, b, margin, state, in_top, n, *_two_singles(theta), inverse, KP=KP, **group, **_lanes(group)
-    )
+    solving = {"KP": KP, **hinge, **group, **_lanes(group)}
+    passes.solve_label[(B,)](s, label, top, sums, b, margin, state, in_top, n, *_two_singles(theta), inverse, **solving)
     grid, tile = _tiles(s)
     passes.finish_label[grid](s, label, top, where, state, in_top, gradient, n, inverse, **group, **tile)
 

@@ -8,11 +8,11 @@ so that all that depends on it alone (tilt, factors, coefficients) is computed i
 import triton
 import triton.language as tl
 
+from topk_registry.ops.ksubset.cuda.hinge import store_margin
 from topk_registry.ops.ksubset.cuda.polynomial import (
     CAP,
     chances,
     is_finite,
-    store_margin,
     tail_polynomial,
     times,
 )
@@ -29,6 +29,15 @@ def label_rows(
     theta,
     theta_low,
     inverse,
+    alpha_ptr,
+    value_ptr,
+    slope_ptr,
+    scale,
+    scale_low,
+    tau,
+    tau_low,
+    HINGE: tl.constexpr,
+    PER_CLASS: tl.constexpr,
     k: tl.constexpr,
     T: tl.constexpr,
     TP: tl.constexpr,
@@ -79,14 +88,14 @@ def label_rows(
             least = R
         if step > T - k:
             least = tl.minimum(least, R / (step - (T - k) + 1))
-    scale = 1.0 / least
+    base = 1.0 / least
 
-    P = (mass * scale,)
+    P = (mass * base,)
     power = w
-    factor = scale
+    factor = base
     for _ in tl.static_range(1, k):
         power = power * w
-        factor = factor * scale
+        factor = factor * base
         P = P + (tl.sum(power, 0) * factor,)
     c = tail_polynomial(P, k)
     none = tl.zeros((TP,), tl.float32)
@@ -104,7 +113,7 @@ def label_rows(
         in_top += e[k - 2] / c[k - 1]
 
     ratio = c[k - 1] / c[k]
-    v = w * (scale * ratio)
+    v = w * (base * ratio)
     gradient = -v
     if k > 1:
         # tilted on so that coefficients k-1 and k are both 1: d_{k-2} - d_{k-1} = d_{k-2} (1 + v) - 1
@@ -123,4 +132,7 @@ def label_rows(
     tl.debug_barrier()  # the top group's entries have been written with odds of zero, by other threads
     in_top = tl.where(broken, float("nan"), in_top * p_lane)
     tl.store(gradient_ptr + where, in_top, mask=where >= 0)
-    store_margin(margin_ptr + row, s_y, a, ratio, least, theta, theta_low, broken)
+    store_margin(
+        row, y, s_y, a, ratio, least, theta, theta_low, broken, margin_ptr,
+        alpha_ptr, value_ptr, slope_ptr, scale, scale_low, tau, tau_low, HINGE, PER_CLASS,
+    )  # fmt: skip

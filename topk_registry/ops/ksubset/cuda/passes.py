@@ -14,6 +14,7 @@ exp((s - a) / theta), a the reference of a tilt, into odds.
 import triton
 import triton.language as tl
 
+from topk_registry.ops.ksubset.cuda.hinge import store_margin
 from topk_registry.ops.ksubset.cuda.polynomial import (
     broadcast,
     chances,
@@ -21,7 +22,6 @@ from topk_registry.ops.ksubset.cuda.polynomial import (
     lane_of,
     least_rest,
     newton,
-    store_margin,
     times,
 )
 from topk_registry.ops.ksubset.cuda.select import from_keys, keys, largest, largest_below
@@ -107,6 +107,7 @@ def scatter_top(
 @triton.jit
 def solve_label(
     s_ptr, label_ptr, top_ptr, sums_ptr, b_ptr, margin_ptr, state_ptr, in_top_ptr, n, theta, theta_low, inverse,
+    alpha_ptr, value_ptr, slope_ptr, scale, scale_low, tau, tau_low, HINGE: tl.constexpr, PER_CLASS: tl.constexpr,
     k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
     """The margin, the gradient at the top group, and the coefficients, tilted so that c_{k-1} = c_k = 1."""
@@ -143,7 +144,10 @@ def solve_label(
     for j in tl.static_range(k + 1):
         tl.store(state_ptr + k - j + lane * 0, c[k - j] * rho, mask=lane == T)
         rho = rho * back
-    store_margin(margin_ptr + row, s_y, a, ratio, least, theta, theta_low, broken)
+    store_margin(
+        row, y, s_y, a, ratio, least, theta, theta_low, broken, margin_ptr,
+        alpha_ptr, value_ptr, slope_ptr, scale, scale_low, tau, tau_low, HINGE, PER_CLASS,
+    )  # fmt: skip
 
 
 @triton.jit

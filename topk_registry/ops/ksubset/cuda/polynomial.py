@@ -111,11 +111,3 @@ def broadcast(b_ptr, zero, count: tl.constexpr):
 @triton.jit
 def is_finite(x):
     return tl.abs(x) < float("inf")
-
-
-@triton.jit
-def store_margin(margin_ptr, s_y, a, ratio, least, theta, theta_low, broken):
-    """(s_y - a) + theta (log(c_{k-1} / c_k) - t) in double precision; theta comes as two numbers in single."""
-    log = tl.log(ratio.to(tl.float64) / least.to(tl.float64))
-    margin = (s_y.to(tl.float64) - a.to(tl.float64)) + (log * theta + log * theta_low)
-    tl.store(margin_ptr, tl.where(broken, float("nan"), margin))
