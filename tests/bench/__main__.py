@@ -64,7 +64,7 @@ def _new_report(args: argparse.Namespace) -> dict[str, Any]:
     found = environment(args.device)
     if found["busy"]:
         print(f"the machine is busy ({found['busy']}): only large ratios mean anything", file=sys.stderr)
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    settings = {name: value.name if isinstance(value, Path) else value for name, value in vars(args).items()}
     return {"environment": found, "settings": settings, "interrupted": False, "results": []}
 
 
