@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from fastapi import HTTPException, Request
+from python_multipart.exceptions import FormParserError
 from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
@@ -45,9 +46,11 @@ async def _form_image(request: Request, body: bytes) -> bytes:
     async def replay() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
 
-    # a malformed form is Starlette's HTTPException, with status 400
-    async with Request(request.scope, replay).form(max_files=1, max_fields=8) as form:
-        field = form.get("image")
-        if not isinstance(field, UploadFile):
-            raise HTTPException(400, "the form has no file in the field 'image'")
-        return await field.read()
+    try:  # many a malformed form is Starlette's HTTPException, with status 400
+        async with Request(request.scope, replay).form(max_files=1, max_fields=8) as form:
+            field = form.get("image")
+            if not isinstance(field, UploadFile):
+                raise HTTPException(400, "the form has no file in the field 'image'")
+            return await field.read()
+    except FormParserError as error:  # but older versions let the parser's own errors pass
+        raise HTTPException(400, f"Invalid multipart form: {error}") from error

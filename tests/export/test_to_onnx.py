@@ -212,7 +212,8 @@ class Branching(nn.Module):
 
 
 def test_a_model_that_torch_cannot_trace(tmp_path):
-    with pytest.raises(ExportError, match=r"torch\.onnx cannot convert the model"):
+    # some versions of torch convert the branch that the example takes: what comes out does not run, or not as torch
+    with pytest.raises(ExportError, match=r"torch\.onnx cannot convert the model|failed its verification"):
         export_onnx(Branching(), tmp_path, k=3, data_config=DATA)
     assert not list(tmp_path.iterdir())
 

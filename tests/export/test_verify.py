@@ -70,6 +70,20 @@ def test_the_sample_of_another_export(export, copied, capsys):
     assert "is not a sample of an export" in capsys.readouterr().err
 
 
+def test_a_graph_that_runs_at_one_batch_only(copied):
+    def change(model):
+        model.graph.initializer.append(numpy_helper.from_array(np.array([2, 3, 8, 8]), "two"))
+        model.graph.node.insert(0, onnx.helper.make_node("Reshape", ["input", "two"], ["pair"]))
+        for node in model.graph.node[1:]:
+            node.input[:] = ["pair" if name == "input" else name for name in node.input]
+
+    report = verify(changed(copied, change))
+    assert not report["passed"]
+    at = {check["name"]: check for check in report["checks"] if check["name"].startswith("runs at batch")}
+    assert {name for name, check in at.items() if check["passed"]} == {"runs at batch 2"}
+    assert all("Reshape" in check["note"] for check in at.values() if not check["passed"])
+
+
 def test_weights_that_changed_differ_from_the_sample(export, copied):
     shutil.copy(export(N, k=3, temperature=0.5).with_name("sample_io.npz"), copied.parent)
 
