@@ -1,10 +1,13 @@
-"""Implementations that need a package or a device: loaded when used, and told of once where they cannot be."""
+"""Implementations that need a package or a device: loaded and tried when used, and told of where they cannot be."""
 
 import importlib
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -32,6 +35,36 @@ def works(module: str, package: str) -> bool:
     return True
 
 
+def runs(package: str, trial: Callable[..., bool], *args: Any) -> bool:
+    """Whether kernels that load do run here: ``trial(*args)`` says whether their results are right.
+
+    That is found out once, by a thread of its own, where fake tensors, transforms and autocast of the caller are off.
+    """
+    if (trial, args) not in _trials:
+        if any(isinstance(arg, torch.device) and arg.type == "cuda" for arg in args) and _captures():
+            return True  # a trial would break the graph off
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                right = thread.submit(trial, *args).result()
+            problem = "their results are wrong"
+        except Exception as error:
+            right, problem = False, repr(error)
+        if not right:
+            warnings.warn(
+                f"{package} is installed but its kernels cannot be used here, the top-k losses are slower: {problem}",
+                stacklevel=2,
+            )
+        _trials[trial, args] = right
+    return _trials[trial, args]
+
+
+_trials: dict[tuple[Any, ...], bool] = {}
+
+
+def _captures() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 @cache
 def recent_gpu(device: torch.device) -> bool:
     """Whether a device is a GPU that Triton's kernels run on."""
@@ -52,3 +85,4 @@ def forget() -> None:
     """Look again at what is installed."""
     for remembered in (load, works, recent_gpu):
         remembered.cache_clear()
+    _trials.clear()

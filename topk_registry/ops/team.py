@@ -11,6 +11,7 @@ a time, by :func:`spans` until none are left; what a row comes to must not depen
 import ctypes
 import os
 import struct
+import warnings
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +19,27 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from numba import njit, types
+from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
 Body = Callable[[ctypes.Array], None]
 C_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-signature = types.void(types.voidptr)  # what a body is compiled for
+SIGNATURE = types.void(types.voidptr)
+
+
+def compiled(function: Callable) -> Body:
+    """A body for :func:`run`, compiled once a machine where there is a place to keep it, else once a process."""
+    try:
+        return cfunc(SIGNATURE, cache=True)(function).ctypes
+    except RuntimeError as error:
+        if "cannot cache" not in str(error):
+            raise
+    warnings.warn(
+        "there is no place for compiled kernels, so every process compiles its own, for some seconds each: set "
+        "NUMBA_CACHE_DIR to a folder that can be written",
+        stacklevel=2,
+    )
+    return cfunc(SIGNATURE)(function).ctypes
 
 
 def run(body: Body, fields: str, *values: float, threads: int) -> None:

@@ -31,6 +31,7 @@ def test_on_gpus_that_are_not_too_old_auto_takes_the_kernels(monkeypatch):
     gpu, capability = torch.device("cuda"), (8, 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(optional, "runs", lambda *_: True)  # which would be found out on it
     optional.forget()
     assert [backends.choose("auto", gpu, k, False) for k in (1, 64, 65)] == ["triton", "triton", "torch"]
     assert backends.choose("auto", gpu, 5, True) == "torch"
@@ -69,6 +70,23 @@ def test_a_numba_that_does_not_work_is_told_of_once(monkeypatch):
         assert backends.choose("auto", CPU, 1, False) == "torch"
     assert backends.choose("auto", CPU, 1, False) == "torch"
     assert topk_margins(torch.zeros(1, 3), 1).shape == (1, 3)
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_kernels_that_do_not_do_here_what_they_should_are_not_used(monkeypatch):
+    cpu = pytest.importorskip("topk_registry.ops.ksubset.cpu")
+
+    def fails(*_):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(cpu, "label_hinges", lambda s, *_: (s[:, 0], s, s[:, 0], s[:, 0]))
+    with pytest.warns(UserWarning, match="numba is installed but its kernels cannot be used here.*results are wrong"):
+        assert backends.choose("auto", CPU, 5, False) == "torch"
+    monkeypatch.setattr(cpu, "label_hinges", fails)
+    with pytest.warns(UserWarning, match="numba is installed but its kernels cannot be used here.*no compiler"):
+        assert backends.choose("auto", CPU, 5, True) == "torch"
+    assert backends.choose("auto", CPU, 7, True) == "torch"
+    assert backends.choose("numba", CPU, 5, True) == "numba"  # who asks for it gets it, and its error
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck looks at it

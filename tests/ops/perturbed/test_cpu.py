@@ -287,6 +287,15 @@ def test_a_numba_that_does_not_work_is_told_of_once(monkeypatch):
     assert torch.equal(first, perturbed_topk(scores, 2, generator=torch.Generator().manual_seed(0), impl="torch"))
 
 
+@pytest.mark.usefixtures("forgotten")
+def test_kernels_that_do_not_do_here_what_they_should_are_not_used(monkeypatch):
+    cpu = importlib.import_module("topk_registry.ops.perturbed.cpu")
+    monkeypatch.setattr(cpu, "perturbed_kth", lambda s, *_: (s[:, 0], torch.zeros(len(s), 2, dtype=torch.int64)))
+    with pytest.warns(UserWarning, match="numba is installed but its kernels cannot be used here.*results are wrong"):
+        assert backends.choose("auto", torch.device("cpu")) is None
+    assert backends.choose("auto", torch.device("cpu")) is None
+
+
 def test_which_implementation_serves():
     assert backends.choose("auto", torch.device("cpu")) == "numba"
     assert backends.choose("auto", torch.device("meta")) is None
@@ -300,6 +309,7 @@ def test_a_recent_gpu_takes_its_kernel_for_rows_that_fit(monkeypatch):
     gpu = torch.device("cuda")
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(optional, "runs", lambda *_: True)  # which would be found out on it
     assert backends.choose("auto", gpu) == "triton"
 
     class Rows:  # as many as one likes, on a GPU that is not there

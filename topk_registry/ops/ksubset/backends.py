@@ -7,6 +7,7 @@ from types import ModuleType
 import torch
 
 from topk_registry.ops import optional
+from topk_registry.ops.hinge import Hinge
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ TABLE = {
 def choose(impl: str, device: torch.device, k: int, double: bool) -> str:
     """The name of the implementation to use: ``impl``, or for "auto" the first that serves and works."""
     if impl == "auto":
-        return next(name for name in TABLE if TABLE[name].serves(device, k, double) and _works(name))
+        return next(name for name in TABLE if TABLE[name].serves(device, k, double) and _works(name, device, double))
     if impl not in TABLE:
         raise ValueError(f"impl must be 'auto' or one of {', '.join(map(repr, TABLE))}, got {impl!r}")
     if not TABLE[impl].serves(device, k, double):
@@ -60,9 +61,24 @@ def load(name: str) -> ModuleType:
     return optional.load(_module(name))
 
 
-def _works(name: str) -> bool:
+def _works(name: str, device: torch.device, double: bool) -> bool:
     needs = TABLE[name].needs
-    return needs is None or optional.works(_module(name), needs)
+    if needs is None:
+        return True
+    return optional.works(_module(name), needs) and optional.runs(needs, _trial, name, device, double)
+
+
+def _trial(name: str, device: torch.device, double: bool) -> bool:
+    """Whether an implementation gives the torch path's results on a few scores. It is not the kernels that are tried
+    here, tests do that, but what they need on this machine: compilers, a driver, a place for what is compiled."""
+    s, label, k, theta = torch.linspace(0, 30, 39).sin().view(3, 13), torch.tensor([0, 6, 12]), 2, 0.5
+    dtype = torch.float64 if double else torch.float32
+    found = load(name).label_hinges(
+        s.to(device, dtype), label.to(device), k, theta, Hinge(torch.ones((), dtype=dtype, device=device), 0.5, 0.25)
+    )
+    s = s.double()
+    wanted = load("torch").label_hinges(s, label, k, theta, Hinge(torch.ones((), dtype=s.dtype), 0.5, 0.25))
+    return all(torch.allclose(x.cpu().double(), y, rtol=1e-4, atol=1e-5) for x, y in zip(found, wanted, strict=True))
 
 
 def _module(name: str) -> str:

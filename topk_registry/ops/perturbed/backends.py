@@ -40,7 +40,19 @@ def load(name: str) -> ModuleType:
 
 
 def _works(name: str, device: torch.device) -> bool:
-    return (device.type != "cuda" or optional.recent_gpu(device)) and optional.works(_module(name), name)
+    return (
+        (device.type != "cuda" or optional.recent_gpu(device))
+        and optional.works(_module(name), name)
+        and optional.runs(name, _trial, name, device)
+    )
+
+
+def _trial(name: str, device: torch.device) -> bool:
+    """Whether the kernels do here what they should: find the second largest score, of noise too little to matter."""
+    scores = torch.linspace(0, 30, 39, device=device).sin().view(3, 13)
+    value, index = load(name).perturbed_kth(scores, torch.zeros((), dtype=torch.int64, device=device), 2, 1e-20, 2)
+    wanted, where = (x[:, 1] for x in scores.topk(2))
+    return torch.allclose(value, wanted) and bool((index == where[:, None]).all())
 
 
 def _module(name: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numba import carray, cfunc
+from numba import carray
 from torch import Tensor
 
 from topk_registry.ops import team
@@ -83,7 +83,7 @@ def array(address, shape, real):
 def _label_margins(dtype: torch.dtype) -> team.Body:
     real, edition = real_of(dtype), team.edition(Path(__file__).parent)
 
-    @cfunc(team.signature, cache=True)
+    @team.compiled
     def body(job):
         assert edition  # part of the cache's key: numba does not see that other files have changed
         B, n, k, step, theta, address = operands(job, 7)
@@ -97,14 +97,14 @@ def _label_margins(dtype: torch.dtype) -> team.Body:
             if classes > 0:
                 kernels.hinge_rows(margin[i:j], label[i:j], alpha, scale, tau, value[i:j], slope[i:j])
 
-    return body.ctypes
+    return body
 
 
 @lru_cache(maxsize=2)
 def _margins(dtype: torch.dtype) -> team.Body:
     real, edition = real_of(dtype), team.edition(Path(__file__).parent)
 
-    @cfunc(team.signature, cache=True)
+    @team.compiled
     def body(job):
         assert edition  # as above
         B, n, k, step, theta, address = operands(job, 2)
@@ -112,14 +112,14 @@ def _margins(dtype: torch.dtype) -> team.Body:
         for i, j in team.spans(job, step, B):
             kernels.margin_rows(s[i:j], k, theta, out[i:j])
 
-    return body.ctypes
+    return body
 
 
 @lru_cache(maxsize=2)
 def _margins_backward(dtype: torch.dtype) -> team.Body:
     real, edition = real_of(dtype), team.edition(Path(__file__).parent)
 
-    @cfunc(team.signature, cache=True)
+    @team.compiled
     def body(job):
         assert edition  # as above
         B, n, k, step, theta, address = operands(job, 3)
@@ -127,7 +127,7 @@ def _margins_backward(dtype: torch.dtype) -> team.Body:
         for i, j in team.spans(job, step, B):
             kernels.margin_rows_backward(g[i:j], s[i:j], k, theta, out[i:j])
 
-    return body.ctypes
+    return body
 
 
 def real_of(dtype: torch.dtype) -> type:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numba import cfunc
 from torch import Tensor
 
 from topk_registry.ops import team
@@ -80,7 +79,7 @@ def _gradient_rows(s, theta, classes, values, a, scale, c, out):
 def _summarise(dtype: torch.dtype) -> team.Body:
     real, edition = cpu.real_of(dtype), team.edition(Path(__file__).parent)
 
-    @cfunc(team.signature, cache=True)
+    @team.compiled
     def body(job):
         assert edition  # part of the cache's key, see cpu/__init__.py
         B, n, k, step, theta, address = cpu.operands(job, 4)
@@ -90,14 +89,14 @@ def _summarise(dtype: torch.dtype) -> team.Body:
         for i, j in team.spans(job, step, B):
             _state_rows(s[i:j], k, theta, top[i:j], where[i:j], P[i:j])
 
-    return body.ctypes
+    return body
 
 
 @lru_cache(maxsize=2)
 def _gradient(dtype: torch.dtype) -> team.Body:
     real, edition = cpu.real_of(dtype), team.edition(Path(__file__).parent)
 
-    @cfunc(team.signature, cache=True)
+    @team.compiled
     def body(job):
         assert edition  # part of the cache's key, see cpu/__init__.py
         B, n, k, step, theta, address = cpu.operands(job, 8)
@@ -112,4 +111,4 @@ def _gradient(dtype: torch.dtype) -> team.Body:
         for i, j in team.spans(job, step, B):
             _gradient_rows(s[i:j], theta, classes[i:j], values[i:j], a[i:j], scale[i:j], c[i:j], out[i:j])
 
-    return body.ctypes
+    return body

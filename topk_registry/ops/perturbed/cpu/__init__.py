@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numba import carray, cfunc
+from numba import carray
 from torch import Tensor
 
 from topk_registry.ops import team
@@ -49,7 +49,7 @@ def _body(dtype: torch.dtype) -> team.Body:
     real, edition = np.float64 if dtype == torch.float64 else np.float32, team.edition(Path(__file__).parent)
     shape = tuple(noise.table().shape)
 
-    @cfunc(team.signature, cache=True)
+    @team.compiled
     def body(job):
         assert edition  # part of the cache's key: numba does not see that other files have changed
         _, B, n, k, draws, step, _ = carray(job, 7, np.int64)
@@ -59,4 +59,4 @@ def _body(dtype: torch.dtype) -> team.Body:
         key = carray(job, 14, np.uint32)[12:]
         kernel.rows(job, step, s, k, epsilon, key, table, value, index)
 
-    return body.ctypes
+    return body

@@ -1,0 +1,41 @@
+"""Compiled bodies: kept on disk where that can be, and run by all threads of a team."""
+
+import numpy as np
+import pytest
+import torch
+
+numba = pytest.importorskip("numba")
+caching = pytest.importorskip("numba.core.caching")
+
+from topk_registry.ops import team  # noqa: E402
+
+
+def counting():
+    """A body that adds 1 to each number of an array."""
+
+    @team.compiled
+    def body(job):
+        _, count, address = numba.carray(job, 3, np.int64)
+        numbers = numba.carray(team.pointer(address), count, np.int64)
+        for start, stop in team.spans(job, 3, count):
+            for i in range(start, stop):
+                numbers[i] += 1
+
+    return body
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_each_row_is_taken_once(threads):
+    numbers = torch.zeros(100, dtype=torch.int64)
+    team.run(counting(), "qq", len(numbers), numbers.data_ptr(), threads=threads)
+    assert (numbers == 1).all()
+
+
+def test_without_a_place_to_keep_it_a_body_is_compiled_all_the_same(monkeypatch):
+    """As for a user without a home, on a file system that cannot be written."""
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+    with pytest.warns(UserWarning, match="every process compiles its own.* set NUMBA_CACHE_DIR"):
+        body = counting()
+    numbers = torch.zeros(10, dtype=torch.int64)
+    team.run(body, "qq", len(numbers), numbers.data_ptr(), threads=1)
+    assert (numbers == 1).all()
