@@ -22,7 +22,7 @@ def peak_bytes(run: Callable[[], object], device: str = "cpu") -> int:
 
 
 def _cpu_peak(run: Callable[[], object]) -> int:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         run()
     results: Any = profiler.profiler
     events = (event for event in results.kineto_results.events() if event.name() == "[memory]")
