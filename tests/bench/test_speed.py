@@ -4,7 +4,7 @@ Processor time of one thread means the same on a busy machine, wall time of two 
 for another makes every parallel operation last as long as the scheduler pleases.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -19,13 +19,6 @@ pytestmark = pytest.mark.slow
 
 AUTHORS = "difftopk smooth top-k"  # the paper's algorithm as its authors published it
 PYTOPK = "pytopk balanced"
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def medians(steps: Mapping[str, Step], *, repeats: int) -> dict[str, float]:

@@ -105,19 +105,15 @@ def test_all_outputs_of_the_head_agree_with_torch(export, head_session, kind):
     torch.testing.assert_close(s.gather(1, torch.from_numpy(indices)), wanted, rtol=0, atol=0)
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_the_head_adds_little_to_a_resnet50(export):
     """At most 2 percent at batch 1: half a percent of torch's time, should onnxruntime be four times faster."""
     model = onnx.load(str(export(1000, k=5)))
     head = open_session(graph.head_model(model).SerializeToString(), device="cpu", threads=1)
     feed = {"logits": np.random.default_rng(0).standard_normal((1, 1000)).astype(np.float32)}
     backbone, image = timm.create_model("resnet50").eval(), torch.zeros(1, 3, 224, 224)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.inference_mode():
-            whole = fastest(lambda: backbone(image), 5)
-    finally:
-        torch.set_num_threads(threads)
+    with torch.inference_mode():
+        whole = fastest(lambda: backbone(image), 5)
     assert fastest(lambda: head.run(None, feed), 100) <= 0.005 * whole
 
 

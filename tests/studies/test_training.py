@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from tests.train.conftest import image_folder, unclosed_files  # noqa: F401  a fixture
 from topk_registry.cli import main
@@ -18,13 +17,7 @@ from topk_registry.studies.tuning import run_of
 
 from .conftest import TINY
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def quiet(share, words):

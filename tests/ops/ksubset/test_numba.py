@@ -52,6 +52,7 @@ def test_every_entry_is_written(monkeypatch):
         assert result.isfinite().all()
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("openmp", [True, False])
 def test_neither_threads_nor_other_rows_change_a_bit(monkeypatch, openmp):
     monkeypatch.setattr(cpu, "ALONE", 1)
@@ -59,14 +60,10 @@ def test_neither_threads_nor_other_rows_change_a_bit(monkeypatch, openmp):
         monkeypatch.setattr(team, "_openmp", lambda: None)
     s, g = torch.randn(2, 300, 400, generator=torch.Generator().manual_seed(0))
     label = torch.randint(400, (300,), generator=torch.Generator().manual_seed(1))
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            results.append(kernels(s, label, g))
-    finally:
-        torch.set_num_threads(before)
+    results = []
+    for count in (1, 2, 5):
+        torch.set_num_threads(count)
+        results.append(kernels(s, label, g))
     for result in results[1:]:
         for found, expected in zip(result, results[0], strict=True):
             assert torch.equal(found, expected)

@@ -14,11 +14,8 @@ K, DRAWS = 6, 5
 
 
 @pytest.fixture
-def scores():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a second thread that waits for a busy core would time the machine, not the code
-    yield torch.randn(256, 1000, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    torch.set_num_threads(threads)
+def scores(one_thread):  # a second thread that waits for a busy core would time the machine, not the code
+    return torch.randn(256, 1000, generator=torch.Generator().manual_seed(0)).requires_grad_()
 
 
 def forward_and_backward(module: torch.nn.Module, scores: torch.Tensor) -> None:

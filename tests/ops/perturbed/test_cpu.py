@@ -99,6 +99,7 @@ def test_wide_seeds_and_rows_count():
     assert len(set(flat.tolist())) == 500
 
 
+@pytest.mark.usefixtures("threads")
 def test_neither_other_rows_nor_draws_nor_threads_change_a_bit():
     scores = kind("mixed", 64, 500).float()
     value, index = kernel(scores, 4, 1.0, 5)
@@ -109,15 +110,11 @@ def test_neither_other_rows_nor_draws_nor_threads_change_a_bit():
     assert torch.equal(its_index[1::2], index[1::2])
     assert torch.equal(kernel(scores[:7], 4, 1.0, 5)[1], index[:7])
     assert torch.equal(kernel(scores, 4, 1.0, 3)[1], index[:, :3])
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            its_value, its_index = kernel(scores, 4, 1.0, 5)
-            assert torch.equal(its_value, value)
-            assert torch.equal(its_index, index)
-    finally:
-        torch.set_num_threads(before)
+    for count in (1, 2, 5):
+        torch.set_num_threads(count)
+        its_value, its_index = kernel(scores, 4, 1.0, 5)
+        assert torch.equal(its_value, value)
+        assert torch.equal(its_index, index)
 
 
 def test_every_entry_is_written(monkeypatch):

@@ -69,12 +69,9 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
     out = torch.empty_like(s, dtype=torch.float32)
     if not s.numel():
         return out
-    (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k + 1), _power_of_two(k + 1)
+    n, inverse, group = s.shape[1], 1 / theta, _group(k, k + 1)
     with _device(s):
-        top, where, sums = _top_and_sums(s, None, theta, k, k, group["T"])
-        b, state, in_top = top.new_empty(B, 4, KP), top.new_empty(B, k + 4), torch.empty_like(top)
-        solving = {"KP": KP, "MARKS": False, **group, **_lanes(group)}
-        all_classes.solve_margins[(B,)](top, where, sums, b, s, state, in_top, in_top, n, theta, inverse, **solving)
+        top, where, _, state, in_top, _ = _solved_margins(s, None, k, theta)
         grid, tile = _tiles(s)
         all_classes.finish_margins[grid](s, top, where, state, in_top, out, n, theta, inverse, **group, **tile)
     return out
@@ -87,19 +84,28 @@ def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
         return out
     (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k + 1), _power_of_two(k + 1)
     with _device(s):
-        top, where, sums = _top_and_sums(s, None, theta, k, k, group["T"])
-        b, state, in_top = top.new_empty(B, 4, KP), top.new_empty(B, k + 4), torch.empty_like(top)
-        marks, products, H = top.new_empty(B, 2, group["T"]), top.new_empty(B, 2, group["T"]), top.new_empty(B, 2, k)
-        solving = {"KP": KP, "MARKS": True, **group, **_lanes(group)}
-        all_classes.solve_margins[(B,)](top, where, sums, b, g, state, in_top, marks, n, theta, inverse, **solving)
+        top, where, b, state, _, marks = _solved_margins(s, g, k, theta)
         grid, tile = _tiles(s)
-        W = top.new_empty(*grid, k)
+        products, H, W = torch.empty_like(marks), top.new_empty(B, 2, k), top.new_empty(*grid, k)
         all_classes.sum_marks[grid](s, g, top, where, state, W, n, inverse, k=k, T=group["T"], **tile)
         all_classes.solve_marks[(B, 2)](
             top, where, b, W.sum(1), marks, g, state, H, products, n, inverse, KP=KP, **group, **_lanes(group)
         )
         all_classes.finish_marks[grid](s, g, top, where, state, H, products.sum(1), out, n, inverse, **group, **tile)
     return out
+
+
+def _solved_margins(s: Tensor, g: Tensor | None, k: int, theta: float) -> tuple[Tensor, ...]:
+    """What the last passes over all classes need of each row: its top group, the polynomials' coefficients, the margins
+    of the top group, and with cotangents g what reaches those."""
+    (B, n), group, KP = s.shape, _group(k, k + 1), _power_of_two(k + 1)
+    top, where, sums = _top_and_sums(s, None, theta, k, k, group["T"])
+    b, state, in_top = top.new_empty(B, 4, KP), top.new_empty(B, k + 4), torch.empty_like(top)
+    marks = in_top if g is None else top.new_empty(B, 2, group["T"])
+    solving = {"KP": KP, "MARKS": g is not None, **group, **_lanes(group)}
+    g = s if g is None else g
+    all_classes.solve_margins[(B,)](top, where, sums, b, g, state, in_top, marks, n, theta, 1 / theta, **solving)
+    return top, where, b, state, in_top, marks
 
 
 def _fused_label(
