@@ -133,6 +133,19 @@ def test_the_same_figure_is_the_same_text() -> None:
     assert plots.svg(figure(draw), name="x") == plots.svg(figure(draw), name="x")
 
 
+@pytest.mark.parametrize(
+    ("path", "compact"),
+    [
+        ("M 10.04 20.5 \nL 9.5 0.26 \nL 9.52 0.3 \nL 110.5 0.3 \nz\n", "M10 20.5l-.5-20.2l101 0z"),
+        ("M 1 2 \nL 1 2 \nM 3 4 \nL 3.5 4 \nz\nL 4 4 \n", "M1 2l0 0M3 4l.5 0zl1 0"),
+        ("M 0 2.756 \nC 0.7312 2.75 1 2 3 -0.125 \nz", "M 0 2.75 \nC 0.73 2.75 1 2 3 -0.12 \nz"),
+        ("", ""),
+    ],
+)
+def test_paths_are_the_same_in_fewer_letters(path: str, compact: str) -> None:
+    assert plots._compact(path) == compact
+
+
 def test_png_for_what_is_too_intricate() -> None:
     assert plots.png(figure(lambda canvas: canvas.subplots().plot([1, 2]))).startswith(b"\x89PNG")
 

@@ -4,6 +4,7 @@ A loss has the same colour, marker and dashes wherever it is drawn. The colours 
 would stand out from only one of a white and a dark sheet, and no plot leaves a line to its colour alone.
 """
 
+import base64
 import io
 import math
 import re
@@ -170,17 +171,51 @@ def legend(figure: Any, axes: "Axes", *, columns: int = 4) -> None:
 def svg(figure: Figure, *, name: str) -> str:
     """A figure as inline SVG, its text as text, its ink the page's; ``name`` keeps ids apart within a page."""
     drawn = _draw(
-        figure, lambda canvas, file: canvas.savefig(file, format="svg", dpi=144, metadata={"Date": None}), name
+        figure, lambda canvas, file: canvas.savefig(file, format="svg", dpi=96, metadata={"Date": None}), name
     )
     text = drawn.decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)  # points, to a hundredth
+    text = re.sub(r' d="([^"]*)"', lambda path: f' d="{_compact(path[1])}"', text)
+    text = re.sub(r">\s+<", "><", text)
+    text = re.sub(r' style="[^"]*"', lambda style: re.sub(r"([:;]) ", r"\1", style[0]), text)
+    text = re.sub(r"(?<=data:image/png;base64,)[^\"]*", lambda image: _few_colours(image[0]), text)
     for stand_in, colour in PAGE_COLOURS.items():
         text = text.replace(stand_in, colour)
     opening, rest = text.split(">", 1)
     # the page has the width; the height follows from the view box
     return re.sub(r' (width|height)="[^"]*"', "", opening) + ">" + rest
+
+
+def _few_colours(image: str) -> str:
+    """A PNG with a palette, both in base64: what is drawn in dots has the colours of one scale."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    with Image.open(io.BytesIO(base64.b64decode(image))) as drawn:
+        drawn.convert("RGBA").quantize(128).save(file, format="png", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _compact(path: str) -> str:
+    """The same path in fewer letters: straight lines by their steps, in tenths of a point, curves to a hundredth."""
+    if set(re.findall("[A-Za-z]", path)) - set("MLz"):
+        return re.sub(r"(\.\d\d)\d+", r"\1", path)
+    parts: list[str] = []
+    start = at = (0, 0)
+    for letter, *numbers in re.findall(r"([MLz])(?: (\S+) (\S+))?", path):
+        if letter == "z":
+            parts.append("z")
+            at = start
+            continue
+        x, y = (round(10 * float(number)) for number in numbers)
+        if letter == "M":
+            start = (x, y)
+            parts.append(f"M{x / 10:g} {y / 10:g}")
+        elif (x, y) != at or parts[-1].startswith("M"):  # a line without length is a dot
+            parts.append(f"l{(x - at[0]) / 10:g} {(y - at[1]) / 10:g}")
+        at = (x, y)
+    return re.sub(r"(?<!\d)0\.", ".", "".join(parts)).replace(" -", "-")
 
 
 def png(figure: Figure, *, dpi: int = 144) -> bytes:
