@@ -9,7 +9,7 @@ from math import fsum
 
 import numpy as np
 
-from topk_registry.studies.exact import mp_log_odds, mp_marginals, mp_smooth_svm
+from topk_studies.baselines.exact import mp_log_odds, mp_marginals, mp_smooth_svm
 
 __all__ = ["mp_log_odds", "mp_marginals", "mp_smooth_svm", "spot_log_odds", "subset_log_odds"]
 

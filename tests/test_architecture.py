@@ -29,7 +29,7 @@ FOUNDATION = {
         for name in ("catalogue", "discovery", "environment", "errors", "options", "registry", "source")
     ),
     *(f"topk_registry.{name}" for name in ("timm_losses", "cli", "__main__", "commands", "commands.losses")),
-    "topk_registry.commands.doctor",
+    "topk_registry.cli.doctor",
 }
 KERNEL_COMPILERS = {"numba", "triton"}
 OURS = ("topk_registry", "topk_plugins", "topk_export")
@@ -123,11 +123,11 @@ def test_export_imports_public_names_and_what_models_are_made_of(path):
         if module == "topk_registry":
             assert name in topk_registry.__all__
         elif module.split(".")[0] == "topk_registry":
-            assert module in ("topk_registry.head", "topk_registry.classifier", "topk_registry.train"), module
+            assert module in ("topk_registry.nn.head", "topk_registry.nn.classifier", "topk_registry.train"), module
 
 
 def test_the_exporter_leaves_the_mathematics_to_the_head():
-    assert "topk_registry.head" in targets(ROOT / "export" / "topk_export" / "to_onnx.py")
+    assert "topk_registry.nn.head" in targets(ROOT / "export" / "topk_export" / "to_onnx.py")
 
 
 def reached(name: str) -> list[Path]:
@@ -142,7 +142,7 @@ def reached(name: str) -> list[Path]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("path", reached("topk_export.predictor"), ids=label)
+@pytest.mark.parametrize("path", reached("topk_export.runtime.predictor"), ids=label)
 def test_the_predictor_needs_neither_torch_nor_the_core(path):
     allowed = {"numpy", "onnxruntime", "PIL", "topk_export"} | set(sys.stdlib_module_names)
     assert {target.split(".")[0] for target in targets(path)} <= allowed
@@ -162,13 +162,13 @@ def strings(path: Path) -> Iterator[str]:
             yield node.value
 
 
-STUDIES = files_of("topk_registry.studies")
+STUDIES = files_of("topk_studies")
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p not in STUDIES], ids=label)
 def test_only_commands_import_the_studies(path):
     if "topk_registry.commands" not in module_of(path):
-        assert not [target for target in targets(path) if target.startswith("topk_registry.studies")]
+        assert not [target for target in targets(path) if target.startswith("topk_studies")]
 
 
 CORE = [p for p in files_of("topk_registry", "topk_export") if p not in STUDIES]

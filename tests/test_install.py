@@ -104,7 +104,7 @@ def python(template, code, check=True, **variables):
 
 
 def listed(template, **variables):
-    code = "import sys; from topk_registry.cli import main; sys.exit(main(['losses', '--json']))"
+    code = "import sys; from topk_registry.cli.main import main; sys.exit(main(['losses', '--json']))"
     return {entry["name"]: entry for entry in json.loads(python(template, code, **variables).stdout)}
 
 

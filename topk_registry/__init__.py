@@ -8,10 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from topk_registry.base import ClassificationLoss, TopKLoss
-    from topk_registry.catalogue import LossInfo
-    from topk_registry.classifier import CosineClassifier, normalize_classifier
-    from topk_registry.errors import (
+    from topk_registry.losses.base import ClassificationLoss, TopKLoss
+    from topk_registry.registry.registry import LossInfo
+    from topk_registry.nn.classifier import CosineClassifier, normalize_classifier
+    from topk_registry.registry.errors import (
         AmbiguousPluginError,
         BrokenPluginError,
         DisabledPluginError,
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
         PluginError,
         UnknownPluginError,
     )
-    from topk_registry.head import TopKClassifier, TopKHead, TopKOutput, fit_temperature
-    from topk_registry.linear import LinearSmoothTopK, linear_smooth_topk
+    from topk_registry.nn.head import TopKClassifier, TopKHead, TopKOutput, fit_temperature
+    from topk_registry.nn.linear import LinearSmoothTopK, linear_smooth_topk
     from topk_registry.ops.hinge import soft_hinge
     from topk_registry.ops.ksubset import (
         smooth_topk_hinge,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         topk_margins,
     )
     from topk_registry.ops.perturbed import PerturbedTopK, perturbed_topk
-    from topk_registry.options import accepted_context
+    from topk_registry.registry.options import accepted_context
     from topk_registry.registry import (
         create_loss,
         get_loss_builder,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError
-    from topk_export.predictor import Prediction, Predictor
-    from topk_export.to_onnx import export_onnx
-    from topk_export.verification import verify
+    from topk_export.runtime.predictor import Prediction, Predictor
+    from topk_export.conversion.to_onnx import export_onnx
+    from topk_export.verification.verify import verify
 
 _HOMES = {
     "DeviceError": "errors",

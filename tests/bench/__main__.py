@@ -14,8 +14,8 @@ from tests.bench.bandwidth import copy_bandwidth
 from tests.bench.gate import RefusedError, require_green
 from tests.bench.operators import OPERATORS
 from tests.bench.report import environment, record, table
-from topk_registry.studies.timing.contest import Case, Operator
-from topk_registry.studies.timing.measure import measure
+from topk_studies.timing.contest import Case, Operator
+from topk_studies.timing.measure import measure
 
 QUICK_SHAPES = ((8, 50, 3), (8, 200, 5))
 

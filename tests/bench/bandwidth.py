@@ -2,8 +2,8 @@
 
 import torch
 
-from topk_registry.studies.timing.contest import Case
-from topk_registry.studies.timing.rounds import CPU, CUDA, Sample, Spread, interleave
+from topk_studies.timing.contest import Case
+from topk_studies.timing.rounds import CPU, CUDA, Sample, Spread, interleave
 
 BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}  # far beyond what caches hold
 

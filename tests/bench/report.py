@@ -9,10 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from tests.bench.bandwidth import floor_seconds
-from topk_registry.studies.timing.contest import CROSS_ENTROPY, OURS
-from topk_registry.studies.timing.machine import busy, cpu_name
-from topk_registry.studies.timing.measure import Row
-from topk_registry.studies.timing.rounds import Spread
+from topk_studies.timing.contest import CROSS_ENTROPY, OURS
+from topk_studies.timing.machine import busy, cpu_name
+from topk_studies.timing.measure import Row
+from topk_studies.timing.rounds import Spread
 
 PACKAGES = ("topk-registry", "torch", "timm", "triton", "numba", "pytopk", "difftopk")
 HEADER = ("contestant", "forward", "backward", "both, ms", "quartiles", "x CE", "x ours", "floor", "memory", "runs")

@@ -14,10 +14,10 @@ from tests.bench import bandwidth
 from tests.bench.__main__ import main
 from tests.bench.operators import OPERATORS
 from tests.bench.report import table
-from topk_registry.studies.timing.contest import OURS, Case, Contestant, Operator, UnavailableError
-from topk_registry.studies.timing.measure import measure
-from topk_registry.studies.timing.memory import peak_bytes
-from topk_registry.studies.timing.rounds import Clock, OverLimitError, Spread, interleave, time_limit
+from topk_studies.timing.contest import OURS, Case, Contestant, Operator, UnavailableError
+from topk_studies.timing.measure import measure
+from topk_studies.timing.memory import peak_bytes
+from topk_studies.timing.rounds import Clock, OverLimitError, Spread, interleave, time_limit
 
 CASE = Case(4, 10, 2, {"tau": 1.0})
 
@@ -112,7 +112,7 @@ def test_the_ksubset_contestants_run_or_say_why_not() -> None:
 
 
 def test_a_failing_contestant_is_reported_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topk_registry.studies.timing.measure.SET_UP", 0.0)
+    monkeypatch.setattr("topk_studies.timing.measure.SET_UP", 0.0)
     contestants = [
         Contestant("absent", unavailable),
         Contestant("broken", lambda case: broken),

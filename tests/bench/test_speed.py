@@ -11,9 +11,9 @@ import torch
 
 import topk_registry as tr
 from tests.bench.operators import OPERATORS
-from topk_registry.studies.timing.contest import OURS, Case
-from topk_registry.studies.timing.machine import busy
-from topk_registry.studies.timing.rounds import CPU, CPU_TIME, Clock, Sample, Spread, Step, interleave, step
+from topk_studies.timing.contest import OURS, Case
+from topk_studies.timing.machine import busy
+from topk_studies.timing.rounds import CPU, CPU_TIME, Clock, Sample, Spread, Step, interleave, step
 
 pytestmark = pytest.mark.slow
 

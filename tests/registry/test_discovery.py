@@ -6,8 +6,8 @@ from importlib.metadata import entry_points
 import entrypoints
 import pytest
 
-from topk_registry.discovery import Plugin, discover, matches
-from topk_registry.errors import AmbiguousPluginError, DisabledPluginError
+from topk_registry.registry.discovery import Plugin, discover, matches
+from topk_registry.registry.errors import AmbiguousPluginError, DisabledPluginError
 from topk_registry.registry import Registry, losses
 
 GROUP = "topk_registry.losses"

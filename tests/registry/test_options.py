@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from topk_registry import accepted_context
-from topk_registry.options import CONTEXT, check_options
+from topk_registry.registry.options import CONTEXT, check_options
 
 EVERYTHING = dict.fromkeys(CONTEXT, 1)
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from topk_registry import source
+from topk_registry.registry import source
 
 TRIPWIRE = "raise RuntimeError('this package was imported')\n"
 

@@ -5,9 +5,9 @@ import timm.loss
 import torch
 
 import topk_registry as tr
-from topk_registry import timm_losses
-from topk_registry.errors import BrokenPluginError
-from topk_registry.options import CONTEXT
+from topk_registry.registry import timm_losses
+from topk_registry.registry.errors import BrokenPluginError
+from topk_registry.registry.options import CONTEXT
 
 modern = pytest.mark.skipif(
     not hasattr(timm.loss, "create_classification_loss"), reason="this timm has no create_classification_loss"

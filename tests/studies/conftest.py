@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import pytest
 
 from tests.registry.conftest import site  # noqa: F401  a folder in the place of site-packages
-from topk_registry.studies.store import Store
-from topk_registry.studies.study import Options, Record
+from topk_studies.engine.store import Store
+from topk_studies.engine.study import Options, Record
 
 STUB = """
 import os, signal, time
-from topk_registry.studies.study import ConfigurationError
+from topk_studies.engine.study import ConfigurationError
 
 TITLE, QUESTION, REFERENCE = "Stub", "Does it run?", "none"
 RUNS, VERSION, ALONE = "stub", 1, False

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from topk_registry import refresh_plugins
-from topk_registry.cli import main
-from topk_registry.commands import study
-from topk_registry.studies.catalogue import STUDIES
+from topk_registry.cli.main import main
+from topk_studies import command as study
+from topk_studies.engine.catalogue import STUDIES
 
 TINY = (
     *("--dataset", "topk/hierarchy", "--dataset-opt", "size=96", "superclasses=4", "fine=3", "noise=1.0"),

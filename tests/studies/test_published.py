@@ -8,15 +8,8 @@ import pytest
 import torch
 
 from tests.oracles import mp_smooth_svm
-from topk_registry.studies.published import (
-    ALGORITHMS,
-    LINEAR,
-    LOG,
-    LogSigmas,
-    divide_and_conquer,
-    smooth_topk_svm,
-    summation,
-)
+from topk_studies.baselines import ALGORITHMS, LINEAR, LOG, LogSigmas, divide_and_conquer, smooth_topk_svm
+from topk_studies.baselines import summation
 
 EXACT_GRADIENT = [name for name in ALGORITHMS if name != "algorithm 2"]
 EPS = torch.finfo(torch.float64).eps

@@ -8,7 +8,7 @@ import pytest
 
 from tests.browser import chromium, complaints, window
 from tests.studies.pages import sections
-from topk_registry.studies.report.html import write_html
+from topk_studies.report.html import write_html
 
 CONTRAST = """
 const linear = c => { c /= 255; return c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4; };

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from topk_registry.studies.catalogue import STUDIES
-from topk_registry.studies.report.account import claims, update
+from topk_studies.engine.catalogue import STUDIES
+from topk_studies.report.account import claims, update
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 FOLDER = RESULTS / "studies"

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from topk_registry.studies.runner import Words, run_study
-from topk_registry.studies.study import Options
+from topk_studies.engine.runner import Words, run_study
+from topk_studies.engine.study import Options
 
 QUIET = {"say": lambda text: None}
 

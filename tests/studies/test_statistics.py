@@ -5,7 +5,7 @@ import math
 import mpmath
 import pytest
 
-from topk_registry.studies.statistics import T975, difference, estimate, judge
+from topk_studies.engine.statistics import T975, difference, estimate, judge
 
 
 @pytest.mark.parametrize("df", range(1, len(T975) + 1))

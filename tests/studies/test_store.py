@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from topk_registry.studies.store import Store, key_of
-from topk_registry.studies.study import Record
+from topk_studies.engine.store import Store, key_of
+from topk_studies.engine.study import Record
 
 CONFIGURATION = {"flags": {"loss": "ce", "lr": 0.1}, "device": "cpu"}
 RECORD = Record(

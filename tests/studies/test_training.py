@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from tests.train.conftest import image_folder, unclosed_files  # noqa: F401  a fixture
-from topk_registry.cli import main
-from topk_registry.studies import training
-from topk_registry.studies.study import ConfigurationError, Options
-from topk_registry.studies.tuning import run_of
+from topk_registry.cli.main import main
+from topk_studies.engine import training
+from topk_studies.engine.study import ConfigurationError, Options
+from topk_studies.engine.tuning import run_of
 
 from .conftest import TINY
 
@@ -97,7 +97,7 @@ def test_the_users_flags_come_last(tiny):
 INTERRUPTED = """
 import json, sys
 from pathlib import Path
-from topk_registry.studies import training
+from topk_studies import training
 def tell(share, words):
     print(words, file=sys.stderr, flush=True)
 try:

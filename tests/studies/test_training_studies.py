@@ -5,14 +5,14 @@ from itertools import pairwise
 
 import pytest
 
-from topk_registry.studies import training
-from topk_registry.studies.catalogue import STUDIES, UnknownStudyError, load_study
-from topk_registry.studies.report.cells import text
-from topk_registry.studies.settings import RATES
-from topk_registry.studies.statistics import estimate
-from topk_registry.studies.store import canonical, unique
-from topk_registry.studies.study import BUDGETS, Estimate, Options, Record
-from topk_registry.train.arguments import parse_args
+from topk_studies.engine import training
+from topk_studies.engine.catalogue import STUDIES, UnknownStudyError, load_study
+from topk_studies.report.cells import text
+from topk_studies.engine.settings import RATES
+from topk_studies.engine.statistics import estimate
+from topk_studies.engine.store import canonical, unique
+from topk_studies.engine.study import BUDGETS, Estimate, Options, Record
+from topk_registry.train.config.arguments import parse_args
 
 from .conftest import trained
 
@@ -38,7 +38,7 @@ def invented(configuration) -> Record:
     ]
     record = trained(configuration, rows)
     if "crops" in configuration:
-        from topk_registry.studies.multi_crop import WAYS
+        from topk_studies.experiments.multi_crop import WAYS
 
         ways = {way: {"top1": draw.uniform(10, 90), "top5": draw.uniform(10, 90)} for way in WAYS}
         record = Record(**{**vars(record), "kind": "multi-crop", "result": {"temperature": 0.5, "ways": ways}})
@@ -77,7 +77,7 @@ def test_every_run_is_a_command_line_that_parses(name, budget):
 def test_the_papers_networks_are_timms(data):
     from timm.models import create_model, is_model
 
-    from topk_registry.studies.tuning import run_of
+    from topk_studies.engine.tuning import run_of
 
     args = parse_args(training.arguments(run_of(Options(budget="paper", flags=data), loss="ce", seed=0, lr=0.1)))
     assert is_model(args.model)
@@ -181,7 +181,7 @@ def test_multi_crop_averages_by_hand():
     import torch
 
     from topk_registry import topk_marginals
-    from topk_registry.studies.multi_crop import WAYS, averages
+    from topk_studies.experiments.multi_crop import WAYS, averages
 
     logits = torch.randn(10, 3, 8)
     found = averages(logits, 0.5)
@@ -195,7 +195,7 @@ def test_multi_crop_averages_by_hand():
 def test_multi_crop_runs_on_a_trained_model(tiny, tmp_path):
     from dataclasses import replace
 
-    from topk_registry.studies import multi_crop
+    from topk_studies.experiments import multi_crop
 
     options = replace(tiny, losses=("smooth_topk_svm",))
     (configuration,) = multi_crop.configurations(options, [])
@@ -235,7 +235,7 @@ def test_an_unknown_study_is_told_what_there_is():
 
 
 def test_a_subset_is_trained_on_for_as_many_updates():
-    from topk_registry.studies import small_data
+    from topk_studies.experiments import small_data
 
     for flags in ({}, {"epochs": 30}):
         runs = small_data.configurations(Options(flags=flags), [])
@@ -245,7 +245,7 @@ def test_a_subset_is_trained_on_for_as_many_updates():
 
 
 def test_tails_are_those_of_the_data():
-    from topk_registry.studies import imbalance
+    from topk_studies.experiments import imbalance
 
     def tail(**options):
         flags = imbalance.configurations(Options(**options), [])[0]["flags"]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from topk_registry.studies.settings import RATES, TRIALS, reported_split, trials
-from topk_registry.studies.study import Options
-from topk_registry.studies.tuning import choices, run_of, score, tuned_runs
+from topk_studies.engine.settings import RATES, TRIALS, reported_split, trials
+from topk_studies.engine.study import Options
+from topk_studies.engine.tuning import choices, run_of, score, tuned_runs
 
 from .conftest import trained
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from topk_registry import registry
-from topk_registry.cli import main
+from topk_registry.cli.main import main
 
 TINY = (
     *("--dataset", "topk/hierarchy", "--dataset-opt", "size=96", "superclasses=4", "fine=3", "noise=1.0"),

@@ -6,8 +6,8 @@ import sys
 import pytest
 import yaml
 
-from topk_registry.train.arguments import BUILTIN_DEFAULTS, parse_args
-from topk_registry.train.flags import create_parser
+from topk_registry.train.config.arguments import BUILTIN_DEFAULTS, parse_args
+from topk_registry.train.config.flags import create_parser
 
 TIMM_DEFAULTS = {
     "model": "resnet50", "train_split": "train", "val_split": "validation", "batch_size": 128, "device": "cuda",
@@ -91,7 +91,7 @@ def test_every_flag_has_a_line_of_help():
 def test_help_and_a_misspelt_loss_need_no_torch():
     code = (
         "import sys\nfrom topk_registry.train.command import main\n"
-        "from topk_registry.errors import UnknownPluginError\n"
+        "from topk_registry.registry.errors import UnknownPluginError\n"
         "try:\n    main(['--loss', 'smooth_topk_smv'])\nexcept UnknownPluginError as error:\n    print(error)\n"
         "assert 'torch' not in sys.modules and 'timm' not in sys.modules, 'imported'"
     )

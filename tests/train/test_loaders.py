@@ -8,9 +8,9 @@ import torch
 from timm.data import create_dataset
 
 from topk_registry.data.labels import class_counts, class_names_of, is_indexed, labels_of
-from topk_registry.train.arguments import parse_args
-from topk_registry.train.batches import BatchOrder, seeded
-from topk_registry.train.datasets import open_data
+from topk_registry.train.config.arguments import parse_args
+from topk_registry.train.setup.batches import BatchOrder, seeded
+from topk_registry.train.setup.datasets import open_data
 
 from .conftest import TINY
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from topk_registry.cli import main
+from topk_registry.cli.main import main
 
 from .conftest import unclosed_files
 

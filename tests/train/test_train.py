@@ -56,7 +56,7 @@ def test_curves_are_a_picture(train):
 
 
 def test_without_data_the_built_in_job_runs(tmp_path, capsys):
-    from topk_registry.cli import main
+    from topk_registry.cli.main import main
 
     small = ["--dataset-opt", "size=320", "--epochs", "1", "--model-kwargs", "width=4"]
     assert main(["train", "--loss", "smooth_topk_svm", "--output", str(tmp_path), *small]) == 0
@@ -64,7 +64,7 @@ def test_without_data_the_built_in_job_runs(tmp_path, capsys):
 
 
 def test_every_entrance_is_the_same_command(monkeypatch, capsys):
-    from topk_registry import cli
+    from topk_registry.cli.main import main as cli
 
     monkeypatch.setattr("sys.argv", ["topk-train", "--loss", "no_such_loss"])
     assert cli.train() == 1

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from topk_registry.cli import main
+from topk_registry.cli.main import main
 
 CPU = ("--device", "cpu", "-j", "0", "-b", "32")
 

@@ -4,9 +4,9 @@ import os
 from collections.abc import Sequence
 
 from topk_registry import registry
-from topk_registry.errors import BrokenPluginError
-from topk_registry.train.arguments import parse_args
-from topk_registry.train.scripts import ENVIRONMENT, run_timm, split_arguments
+from topk_registry.registry.errors import BrokenPluginError
+from topk_registry.train.config.arguments import parse_args
+from topk_registry.train.scripts.run import ENVIRONMENT, run_timm, split_arguments
 
 
 def main(argv: Sequence[str]) -> int:
@@ -18,6 +18,6 @@ def main(argv: Sequence[str]) -> int:
     info = registry.loss_info(args.loss)  # a misspelt name is an error here, before anything slow
     if info.status == "broken":
         raise BrokenPluginError(f"loss {args.loss!r} of {info.distribution} is broken: {info.error}")
-    from topk_registry.train.run import train
+    from topk_registry.train.engine.run import train
 
     return train(args)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from topk_registry.train.errors import TrainError
-from topk_registry.train.flags import ParseOptions, create_parser
+from topk_registry.train.config.flags import ParseOptions, create_parser
 
 # what a training run recorded and a flag need not repeat
 RECORDED = {
@@ -45,8 +45,10 @@ def validate(args: Namespace) -> dict[str, Any]:
     from timm.data import resolve_data_config
     from timm.models import load_checkpoint
 
-    from topk_registry.train import build, datasets, models
-    from topk_registry.train.compute import Compute
+    from topk_registry.train.setup import build
+    from topk_registry.train.setup import datasets
+    from topk_registry.train.setup import models
+    from topk_registry.train.setup.compute import Compute
 
     settings = _settings(args)
     compute = Compute.set_up(settings)
@@ -158,7 +160,7 @@ def _recorded(checkpoint: str) -> dict[str, Any]:
 
 
 def _open(settings: Namespace, channels: int) -> Any:
-    from topk_registry.train.datasets import Data, held_out_fraction, number_of_classes, open_data, open_split
+    from topk_registry.train.setup.datasets import Data, held_out_fraction, number_of_classes, open_data, open_split
 
     if held_out_fraction(settings) or settings.long_tail:  # the training split tells what was held out, or is rare
         return open_data(settings, channels=channels)
@@ -167,8 +169,8 @@ def _open(settings: Namespace, channels: int) -> Any:
 
 
 def _criterion(settings: Namespace, data: Any) -> object:
-    from topk_registry.errors import PluginError
-    from topk_registry.train.criterion import Context, create_criterion
+    from topk_registry.registry.errors import PluginError
+    from topk_registry.train.setup.criterion import Context, create_criterion
 
     counts = data.counts or [1] * settings.num_classes
     try:
@@ -179,6 +181,6 @@ def _criterion(settings: Namespace, data: Any) -> object:
 
 
 def _write(path: Path, results: dict[str, Any], form: str) -> None:
-    from topk_registry.train.report import csv_text, write_text
+    from topk_registry.train.report.console import csv_text, write_text
 
     write_text(path, json.dumps(results, indent=4) + "\n" if form == "json" else csv_text([results]))

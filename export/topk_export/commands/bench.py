@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
 
-from topk_export.bench import Timing, devices, measure
+from topk_export.verification.bench import Timing, devices, measure
 from topk_export.commands.common import command, positive, say
 
 _COLUMNS = ("device", "batch", "runs", "median ms", "p95 ms", "images/s", "head ms", "head share")

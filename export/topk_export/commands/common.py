@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError
-from topk_export.runtime import DEVICES
+from topk_export.runtime.session import DEVICES
 
 EXPECTED = (ExportError, ModelFileError, ImageError, DeviceError, ImportError, ValueError, OSError)
 

@@ -12,8 +12,8 @@ _DATA = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     say("importing torch")
-    from topk_export.recipe import read_class_names
-    from topk_export.to_onnx import export_onnx
+    from topk_export.conversion.recipe import read_class_names
+    from topk_export.conversion.to_onnx import export_onnx
 
     path = export_onnx(
         args.source,

@@ -12,7 +12,7 @@ import numpy as np
 
 from topk_export.commands.common import add_runtime_flags, command, positive, say, share
 from topk_export.errors import ImageError
-from topk_export.predictor import Prediction, Predictor
+from topk_export.runtime.predictor import Prediction, Predictor
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"}
 Result = tuple[Path, "Prediction | ImageError"]

@@ -5,24 +5,24 @@ import socket
 from collections.abc import Sequence
 
 from topk_export.commands.common import add_runtime_flags, command, positive, say
-from topk_export.preprocess import MAX_PIXELS
+from topk_export.runtime.preprocess import MAX_PIXELS
 
 
 @command
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     if args.triton:
-        from topk_export.triton import write_repository
+        from topk_export.serve.triton import write_repository
 
         print(write_repository(args.model, args.triton, max_batch_size=args.max_batch))
         return 0
     try:
         import uvicorn
 
-        from topk_export.serving import Limits, create_app
+        from topk_export.serve.app import Limits, create_app
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is not installed: pip install 'topk-registry[serve]'") from error
-    from topk_export.predictor import Predictor
+    from topk_export.runtime.predictor import Predictor
 
     predictor = Predictor(
         args.model,

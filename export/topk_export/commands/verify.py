@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 
 from topk_export.commands.common import add_runtime_flags, command
-from topk_export.verification import report_lines, verify
+from topk_export.verification.verify import report_lines, verify
 
 
 @command

@@ -6,9 +6,9 @@ from pathlib import Path
 from torch import Tensor
 
 import topk_registry as tr
-from topk_registry.studies.algorithms import published
-from topk_registry.studies.timing.contest import Case, Contestant, Loss, Operator, UnavailableError
-from topk_registry.studies.timing.peers import (
+from topk_studies.baselines.algorithms import published
+from topk_studies.timing.contest import Case, Contestant, Loss, Operator, UnavailableError
+from topk_studies.timing.peers import (
     REFERENCE,
     by_backend,
     difftopk_neuralsort,

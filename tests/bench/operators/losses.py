@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import topk_registry as tr
-from topk_registry.studies.timing.contest import Case, Contestant, Loss, Operator
-from topk_registry.studies.timing.peers import REFERENCE
+from topk_studies.timing.contest import Case, Contestant, Loss, Operator
+from topk_studies.timing.peers import REFERENCE
 
 # The scores here are standard normal, not cosines; times 30 most of them would underflow in exp, which is slow.
 OPTIONS = {"ldam": {"scale": 1.0}}

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import topk_registry as tr
-from topk_registry.studies.timing.contest import Case, Contestant, Loss, Operator
-from topk_registry.studies.timing.peers import REFERENCE, by_backend, difftopk_neuralsort, ours, pytopk_balanced
+from topk_studies.timing.contest import Case, Contestant, Loss, Operator
+from topk_studies.timing.peers import REFERENCE, by_backend, difftopk_neuralsort, ours, pytopk_balanced
 
 
 def on_backend(case: Case, impl: str) -> Loss:

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from topk_export.batching import Batcher, OverloadedError
+from topk_export.serve.batching import Batcher, OverloadedError
 
 
 def doubled(x: np.ndarray) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ from timm.data import create_transform
 
 from topk_export import ImageError
 from topk_export.errors import ImageTooLargeError
-from topk_export.preprocess import Preprocess, read_image
+from topk_export.runtime.preprocess import Preprocess, read_image
 
 from .conftest import noise
 

@@ -15,8 +15,9 @@ import pytest
 import uvicorn
 from PIL import Image
 
-from topk_export import Predictor, loadtest
-from topk_export.serving import Limits, create_app
+from topk_export import Predictor
+from topk_export.serve import loadtest
+from topk_export.serve.app import Limits, create_app
 
 from .conftest import COLOURS, K, noise
 from .service import Service, form, predict, request

@@ -11,7 +11,7 @@ from google.protobuf import text_format
 
 from topk_export.commands import serve
 from topk_export.errors import ModelFileError
-from topk_export.triton import write_repository
+from topk_export.serve.triton import write_repository
 
 from .conftest import COLOURS, K
 

@@ -16,14 +16,15 @@ from tests.ops.triton_runs import (
 )
 from tests.oracles import mp_smooth_svm
 from topk_registry.ops.hinge import Hinge
-from topk_registry.ops.ksubset import composite, definition
+from topk_registry.ops.ksubset import definition
+from topk_registry.ops.ksubset.torch import all_classes as composite
 
-cuda = pytest.importorskip("topk_registry.ops.ksubset.cuda", exc_type=ImportError)
+cuda = pytest.importorskip("topk_registry.ops.ksubset.triton", exc_type=ImportError)
 
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
-from topk_registry.ops.ksubset.cuda.hinge import hinge  # noqa: E402
+from topk_registry.ops.ksubset.triton.hinge import hinge  # noqa: E402
 
 INF, NAN = float("inf"), float("nan")
 EPS = torch.finfo(torch.float32).eps

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import topk_registry as tr
-from topk_registry.studies.timing.contest import Case
-from topk_registry.studies.timing.memory import peak_bytes
-from topk_registry.studies.timing.rounds import step
+from topk_studies.timing.contest import Case
+from topk_studies.timing.memory import peak_bytes
+from topk_studies.timing.rounds import step
 
 
 @pytest.mark.parametrize(("B", "n", "k"), [(256, 1000, 1), (256, 1000, 5), (256, 1000, 50), (32, 10000, 5)])

@@ -11,8 +11,9 @@ from tests import oracles
 from tests.ops.ksubset.scores import KINDS, scores
 from tests.ops.ksubset.test_accuracy import TAUS
 from topk_registry import topk_label_margins, topk_margins
-from topk_registry.ops.ksubset import streaming, torch_path
-from topk_registry.ops.ksubset.streaming import finish, gradient, merge, summarise, top_margins
+from topk_registry.ops.ksubset.chunked import state as streaming
+from topk_registry.ops.ksubset.torch import rows as torch_path
+from topk_registry.ops.ksubset.chunked.state import finish, gradient, merge, summarise, top_margins
 
 INF = float("inf")
 
@@ -42,7 +43,7 @@ def kernels(request):
     if request.param == "torch":
         return streaming
     pytest.importorskip("numba")
-    from topk_registry.ops.ksubset.cpu import chunks
+    from topk_registry.ops.ksubset.numba import chunks
 
     return chunks
 

@@ -8,7 +8,7 @@ import torch
 from pytopk.noised_topk import NoisedTopK
 
 from topk_registry import PerturbedTopK
-from topk_registry.studies.timing.memory import peak_bytes
+from topk_studies.timing.memory import peak_bytes
 
 K, DRAWS = 6, 5
 

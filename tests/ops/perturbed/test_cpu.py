@@ -11,7 +11,9 @@ from tests.ops.perturbed.noise import noise
 from tests.ops.perturbed.quadrature import expected_kth
 from topk_registry import PerturbedTopK, perturbed_topk
 from topk_registry.ops import optional
-from topk_registry.ops.perturbed import backends, cpu, library
+from topk_registry.ops.perturbed import backends
+from topk_registry.ops.perturbed import numba as cpu
+from topk_registry.ops.perturbed import custom_ops as library
 from topk_registry.ops.perturbed.definition import perturbed_topk_definition
 
 INF, NAN = float("inf"), float("nan")
@@ -272,7 +274,7 @@ def test_without_numba_the_torch_path_serves_and_that_is_told_once(monkeypatch):
 
 @pytest.mark.usefixtures("forgotten")
 def test_a_numba_that_does_not_work_is_told_of_once(monkeypatch):
-    monkeypatch.setitem(sys.modules, "topk_registry.ops.perturbed.cpu", None)  # importing it raises
+    monkeypatch.setitem(sys.modules, "topk_registry.ops.perturbed.numba", None)  # importing it raises
     monkeypatch.delattr(importlib.import_module("topk_registry.ops.perturbed"), "cpu")
     scores = randn(2, 9)
     with pytest.warns(UserWarning, match="numba is installed but cannot be used, the top-k losses are slower"):
@@ -286,7 +288,7 @@ def test_a_numba_that_does_not_work_is_told_of_once(monkeypatch):
 
 @pytest.mark.usefixtures("forgotten")
 def test_kernels_that_do_not_do_here_what_they_should_are_not_used(monkeypatch):
-    cpu = importlib.import_module("topk_registry.ops.perturbed.cpu")
+    cpu = importlib.import_module("topk_registry.ops.perturbed.numba")
     monkeypatch.setattr(cpu, "perturbed_kth", lambda s, *_: (s[:, 0], torch.zeros(len(s), 2, dtype=torch.int64)))
     with pytest.warns(UserWarning, match="numba is installed but its kernels cannot be used here.*results are wrong"):
         assert backends.choose("auto", torch.device("cpu")) is None

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.ops.perturbed.noise import normals, philox, uniforms
-from topk_registry.ops.perturbed.cpu import height as heights
-from topk_registry.ops.perturbed.cpu import noise
+from topk_registry.ops.perturbed.numba import height as heights
+from topk_registry.ops.perturbed.numba import noise
 
 # from tests/kat_vectors of Random123: counter, key, words after ten rounds
 KNOWN = [

@@ -1,6 +1,6 @@
 """The k-subset operator: exact log-odds and probabilities of being in the top-k set."""
 
-from topk_registry.ops.ksubset.dispatch import (
+from topk_registry.ops.ksubset.api import (
     smooth_topk_hinge,
     topk_label_margins,
     topk_log_odds,

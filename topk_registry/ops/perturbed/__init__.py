@@ -5,7 +5,7 @@ expectation under noise, f_eps(s) = E[(s + eps Z)_[k]] with Z standard normal, i
 of each class to be the k-th: E[one-hot of the k-th]. Both expectations are estimated from the same few draws.
 """
 
-from topk_registry.ops.perturbed.dispatch import perturbed_topk
-from topk_registry.ops.perturbed.module import PerturbedTopK
+from topk_registry.ops.perturbed.api import perturbed_topk
+from topk_registry.nn.perturbed import PerturbedTopK
 
 __all__ = ["PerturbedTopK", "perturbed_topk"]

@@ -1,0 +1,114 @@
+"""What a model expects of its images, and the names of its classes, where timm or torchvision tell."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from topk_export.errors import ExportError
+from topk_export.runtime.preprocess import COLORS, Preprocess
+
+
+def preprocess_of(
+    model: nn.Module, name: str, args: Mapping[str, Any], override: Mapping[str, Any] | None
+) -> Preprocess:
+    """The evaluation transform: of the model, changed by the training run's arguments, changed by the caller."""
+    from timm.data.config import resolve_data_config
+
+    given = {**args, **(override or {})}
+    if hasattr(model, "pretrained_cfg"):
+        config = resolve_data_config(given, model=model)
+    else:
+        config = _with_changes(_torchvision_config(name), given)
+    channels = int(config["input_size"][0])
+    return Preprocess(
+        input_size=tuple(map(int, config["input_size"])),
+        mean=tuple(map(float, config["mean"])),
+        std=tuple(map(float, config["std"])),
+        interpolation=config["interpolation"],
+        crop_pct=float(config["crop_pct"]),
+        crop_mode=config.get("crop_mode") or "center",
+        resize_size=config.get("resize_size"),
+        color=COLORS.get(channels, ""),
+    )
+
+
+def _with_changes(config: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with the keys that are given, in timm's names or in those of torchvision's training script."""
+    changed = {key: given[key] for key in (*config, "crop_mode") if given.get(key)}
+    if crop := given.get("val_crop_size"):
+        changed["input_size"] = (config["input_size"][0], crop, crop)
+    if resize := given.get("val_resize_size"):
+        changed["resize_size"] = (resize, resize)
+    elif changed.keys() & {"input_size", "crop_pct"}:
+        changed["resize_size"] = None
+    return {**config, **changed}
+
+
+def _torchvision_config(name: str) -> dict[str, Any]:
+    """The evaluation preset of torchvision's default weights, else its usual one."""
+    from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+
+    crop, resize, interpolation = 224, 256, "bilinear"
+    mean, std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+    if (weights := _torchvision_weights(name)) is not None:
+        preset = weights.transforms()
+        crop, resize, interpolation = preset.crop_size[0], preset.resize_size[0], preset.interpolation.value
+        mean, std = preset.mean, preset.std
+    return {
+        "input_size": (3, crop, crop),
+        "mean": mean,
+        "std": std,
+        "interpolation": interpolation,
+        "crop_pct": crop / resize,
+        "resize_size": (resize, resize),
+    }
+
+
+def _torchvision_weights(name: str) -> Any:
+    """torchvision's default weights of a model name, or None."""
+    import torchvision
+
+    plain = name.removeprefix("torchvision:")
+    if plain not in torchvision.models.list_models(module=torchvision.models):
+        return None
+    return getattr(torchvision.models.get_model_weights(plain), "DEFAULT", None)
+
+
+def published_names(model: nn.Module, name: str) -> tuple[str, ...] | None:
+    """The class names of published weights, where timm or torchvision ship them."""
+    from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
+
+    if not hasattr(model, "pretrained_cfg"):
+        weights = _torchvision_weights(name)
+        return None if weights is None else tuple(weights.meta["categories"])
+    subset = infer_imagenet_subset(model)
+    if not subset:
+        return None
+    info = ImageNetInfo(subset)
+    return tuple(info.index_to_description(i) for i in range(info.num_classes()))
+
+
+def read_class_names(path: str | Path) -> tuple[str, ...]:
+    """Class names from a text file (one a line) or a JSON file (a list, or index to name)."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix != ".json":
+            return tuple(line.strip() for line in text.splitlines() if line.strip())
+        content = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise ExportError(f"class names cannot be read from {path}: {error}") from error
+    if isinstance(content, Mapping):
+        return tuple(str(content[key]) for key in sorted(content, key=int))
+    return tuple(map(str, content))
+
+
+def check_class_names(names: Sequence[str] | None, n: int) -> tuple[str, ...]:
+    if names is None:
+        return tuple(str(i) for i in range(n))
+    if len(names) != n:
+        raise ExportError(f"{len(names)} class names for a model of {n} classes")
+    return tuple(names)

@@ -1,0 +1,186 @@
+"""What is exported: a module, a model's name, a checkpoint, or the folder of a training run.
+
+A checkpoint says which model it holds where timm's, torchvision's or our scripts wrote it (``arch`` and ``args``
+inside, ``args.yaml`` beside it); otherwise the caller names the model.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from topk_export.conversion.checkpoint import Checkpoint, fill, read
+from topk_export.errors import ExportError
+from topk_export.runtime.preprocess import Preprocess
+from topk_export.conversion.recipe import preprocess_of, published_names
+from topk_registry import accepted_context, create_loss, get_loss_builder, normalize_classifier
+from topk_registry.nn.classifier import find_classifier, num_classes_of
+
+CHECKPOINTS = ("model_best.pth.tar", "last.pth.tar")
+SUFFIXES = (".pth", ".pt", ".tar", ".safetensors", ".bin", ".ckpt")
+K = 5
+
+
+@dataclass
+class Source:
+    """A model and what is known of it."""
+
+    model: nn.Module
+    name: str
+    preprocess: Preprocess
+    class_names: tuple[str, ...] | None = None
+    k: int | None = None
+    temperature: float | None = None
+    loss: str | None = None
+    sha256: str | None = None
+    licence: str | None = None
+
+
+def load_source(
+    what: nn.Module | str | Path,
+    *,
+    model: str | None = None,
+    num_classes: int | None = None,
+    pretrained: bool = False,
+    use_ema: bool = True,
+    data_config: Mapping[str, Any] | None = None,
+) -> Source:
+    """Find and build the model to export.
+
+    Args:
+        what: a module; a timm or torchvision model name; a checkpoint; or a training run's output folder.
+        model: which model a bare checkpoint holds.
+        num_classes: how many classes, where the checkpoint's own record does not say.
+        pretrained: load the weights published for a model name.
+        use_ema: prefer a checkpoint's averaged weights.
+        data_config: timm's keys (input_size, mean, std, interpolation, crop_pct, crop_mode) that override the model's.
+    """
+    if isinstance(what, nn.Module):
+        name = getattr(what, "pretrained_cfg", {}).get("architecture") or type(what).__name__
+        return Source(what, name, preprocess_of(what, name, {}, data_config), licence=_licence(what))
+    path = Path(what)
+    if path.is_dir():
+        path = _newest(path)
+    if path.is_file():
+        return _from_checkpoint(read(path, use_ema=use_ema), model, num_classes, data_config)
+    if path.suffix in SUFFIXES:
+        raise ExportError(f"{what} does not exist")
+    name = str(what)
+    built = build(name, num_classes=num_classes, pretrained=pretrained)
+    source = Source(built, name, preprocess_of(built, name, {}, data_config), licence=_licence(built))
+    source.class_names = published_names(built, name) if pretrained else None
+    return source
+
+
+def build(
+    name: str, *, num_classes: int | None = None, pretrained: bool = False, options: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """A timm model, or else torchvision's of that name (``torchvision:NAME`` skips timm)."""
+    import timm
+    import torchvision
+
+    from topk_registry.train.setup import convnet  # noqa: F401  registers the trainer's own model, which its runs may name
+
+    plain = name.removeprefix("torchvision:").removeprefix("timm:")
+    classes = {} if num_classes is None else {"num_classes": num_classes}
+    foreign = name.startswith("torchvision:")
+    if not foreign and (timm.is_model(plain) or ":" in plain):
+        return timm.create_model(plain, pretrained=pretrained, **classes, **(options or {}))
+    if plain in torchvision.models.list_models(module=torchvision.models):
+        quiet = {"init_weights": False} if plain in ("googlenet", "inception_v3") and not pretrained else {}
+        weights = "DEFAULT" if pretrained else None
+        return torchvision.models.get_model(plain, weights=weights, **classes, **quiet, **(options or {}))
+    close = timm.list_models(f"*{plain}*")[:5] or timm.list_models(f"{plain[:4]}*")[:5]
+    raise ExportError(
+        f"{name!r} is no file or folder, and neither timm nor torchvision has a model of that name"
+        + (f"; timm has {', '.join(close)}" if close else "")
+    )
+
+
+def _newest(folder: Path) -> Path:
+    for name in CHECKPOINTS:
+        if (folder / name).is_file():
+            return folder / name
+    raise ExportError(f"{folder} holds no checkpoint (expected {' or '.join(CHECKPOINTS)})")
+
+
+def _from_checkpoint(
+    checkpoint: Checkpoint, model: str | None, num_classes: int | None, data_config: Mapping[str, Any] | None
+) -> Source:
+    args = checkpoint.args
+    name = model or _recorded_name(checkpoint)
+    if name is None:
+        raise ExportError(
+            f"{checkpoint.path} does not say which model it holds: name it (model=..., on the command line --model)"
+        )
+    built = _rebuild(checkpoint, name, num_classes)
+    fill(built, checkpoint, name)
+    source = Source(built, name, preprocess_of(built, name, args, data_config), sha256=checkpoint.sha256)
+    loss = args.get("loss")
+    if isinstance(loss, str):
+        source.loss = loss
+        source.k, source.temperature = _k_and_temperature(loss, args, num_classes_of(built))
+    return source
+
+
+def _recorded_name(checkpoint: Checkpoint) -> str | None:
+    name = checkpoint.args.get("model") or checkpoint.arch
+    # torchvision's training script shares model names with timm; only its arguments have this one
+    return f"torchvision:{name}" if name and "val_crop_size" in checkpoint.args else name
+
+
+def _rebuild(checkpoint: Checkpoint, name: str, num_classes: int | None) -> nn.Module:
+    """The model as it was trained; the number of classes is read from the weights where nobody says."""
+    args = checkpoint.args
+    classes = num_classes or args.get("num_classes") or None
+    built = build(name, num_classes=classes, options=_model_options(args))
+    if classes is None and (found := _classes_in(checkpoint, built)):
+        built = build(name, num_classes=found, options=_model_options(args))
+    if args.get("normalize_classifier") is not None:
+        normalize_classifier(built, scale=args["normalize_classifier"], learn_scale=bool(args.get("learn_scale")))
+    return built
+
+
+def _classes_in(checkpoint: Checkpoint, model: nn.Module) -> int | None:
+    """How many classes the weights of the model's classifier have, where they are not as many as the model's."""
+    with contextlib.suppress(ValueError):
+        name, _ = find_classifier(model)[0]
+        weight = checkpoint.state.get(f"{name}.weight")
+        if isinstance(weight, Tensor) and weight.ndim and len(weight) != num_classes_of(model):
+            return len(weight)
+    return None
+
+
+def _model_options(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a training run that change what its model computes."""
+    options = dict(args.get("model_kwargs") or {})
+    if channels := args.get("in_chans") or (args.get("input_size") or (None,))[0]:
+        options["in_chans"] = channels
+    for key, name in (("gp", "global_pool"), ("bn_eps", "bn_eps")):
+        if args.get(key):
+            options[name] = args[key]
+    return options
+
+
+def _k_and_temperature(loss: str, args: Mapping[str, Any], n: int) -> tuple[int | None, float | None]:
+    """k and the temperature of the marginals that the loss trains: its own, else k tau for scores s / (k tau)."""
+    context = {"num_classes": n, "class_counts": [1] * n}  # a loss is built for its k alone
+    try:
+        builder = get_loss_builder(loss)
+        made = create_loss(loss, **{**accepted_context(builder, context), **(args.get("loss_opt") or {})})
+    except Exception as error:  # a plug-in that is not installed here, or no longer takes these options
+        warnings.warn(f"k and the temperature of loss {loss!r} are not known here: {error}", stacklevel=2)
+        return None, args.get("marginal_temperature")
+    k, tau = getattr(made, "k", None), getattr(made, "tau", None)
+    temperature = args.get("marginal_temperature") or getattr(made, "temperature", None)
+    if temperature is None and k is not None and tau is not None:
+        temperature = k * tau
+    return k, temperature
+
+
+def _licence(model: nn.Module) -> str | None:
+    return (getattr(model, "pretrained_cfg", None) or {}).get("license")

@@ -1,0 +1,250 @@
+"""A trained classifier as one ONNX file: logits, exact top-k marginals and the top-k classes.
+
+The file is built in a temporary folder beside its destination, verified there, and only then moved into place.
+"""
+
+import copy
+import os
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from topk_export.verification.verify import graph
+from topk_export.conversion.convert import convert, quantise
+from topk_export.errors import ExportError, ModelFileError
+from topk_export.runtime.metadata import SEMANTICS, Metadata
+from topk_export.runtime.preprocess import Preprocess
+from topk_export.conversion.recipe import check_class_names
+from topk_export.conversion.source import K, Source, load_source
+from topk_export.verification.verify import Progress, sample_input, verify, versions, write_report
+from topk_registry.nn.classifier import find_classifier
+from topk_registry.nn.head import TopKHead
+
+OUTPUTS = tuple(SEMANTICS)
+DTYPES = ("fp32", "fp16-backbone", "int8-dynamic")
+PREPROCESS = ("metadata", "in-graph")
+OPSETS = range(18, 24)
+PORTABLE_OPSET = 21  # from 22 on, onnxruntime's CUDA provider leaves MaxPool to the CPU
+FILES = ("labels.txt", "preprocess.json", "sample_io.npz", "export_report.json", "model.onnx")
+
+
+def export_onnx(
+    model_or_checkpoint: nn.Module | str | Path,
+    path: str | Path,
+    *,
+    k: int | None = None,
+    temperature: float | None = None,
+    opset: int = 18,
+    batch: str | int = "dynamic",
+    dtype: str = "fp32",
+    outputs: Sequence[str] = OUTPUTS,
+    preprocess: str = "metadata",
+    class_names: Sequence[str] | None = None,
+    verify: bool = True,
+    model: str | None = None,
+    num_classes: int | None = None,
+    pretrained: bool = False,
+    use_ema: bool = True,
+    data_config: Mapping[str, Any] | None = None,
+    triton: str | Path | None = None,
+    progress: Progress = lambda message: None,
+) -> Path:
+    """Export a classifier with its top-k head, and return the path of the file.
+
+    Args:
+        model_or_checkpoint: a module, a timm or torchvision model name, a checkpoint, or a training run's folder.
+        path: the file to write, or a folder for ``model.onnx``; its report, labels and sample go beside it.
+        k: size of the set; default: the training run's, else 5.
+        temperature: divides the logits before the marginals; default: k tau of the run's loss, else 1.
+        opset: ONNX operator set, 18 to 23.
+        batch: ``"dynamic"`` or a fixed batch size.
+        dtype: ``"fp32"``; ``"fp16-backbone"``: half precision up to the logits; ``"int8-dynamic"``: onnxruntime's
+            dynamic quantisation of the backbone's matrix products. The head is float32 always.
+        outputs: which of logits, marginals and indices the file gives.
+        preprocess: ``"metadata"``: the input is normalised float32 [B, C, H, W], and the file says how to make it;
+            ``"in-graph"``: the input is uint8 [B, H, W, C] of the right size, and the graph normalises it.
+        class_names: one name a class; default: those of the run or of the published weights, else numbers.
+        verify: check the file, and refuse to write one that fails.
+        model, num_classes, pretrained, use_ema, data_config: see :func:`topk_export.conversion.source.load_source`.
+        triton: also write a Triton Inference Server repository into this folder.
+        progress: called with a line of text at each step.
+
+    Example:
+        >>> export_onnx("output/train/20260101-resnet50", "resnet50.onnx", k=5)  # doctest: +SKIP
+        PosixPath('resnet50.onnx')
+    """
+    _check_options(opset, batch, dtype, outputs, preprocess)
+    path = Path(path)
+    path = path if path.suffix == ".onnx" else path / "model.onnx"
+    progress("loading the model")
+    source = load_source(
+        model_or_checkpoint,
+        model=model,
+        num_classes=num_classes,
+        pretrained=pretrained,
+        use_ema=use_ema,
+        data_config=data_config,
+    )
+    backbone, n = _prepare(source)
+    k = _check_k(source.k if k is None and source.k is not None else k if k is not None else K, n)
+    temperature = _check_temperature(source.temperature or 1.0 if temperature is None else temperature)
+    metadata = Metadata(
+        k=k,
+        temperature=temperature,
+        num_classes=n,
+        class_names=check_class_names(class_names if class_names is not None else source.class_names, n),
+        preprocess=source.preprocess,
+        in_graph=preprocess == "in-graph",
+        outputs={name: SEMANTICS[name] for name in outputs},
+        backbone=source.name,
+        opset=opset,
+        dtype=dtype,
+        torch=torch.__version__,
+        timm=versions().get("timm", ""),
+        checkpoint_sha256=source.sha256,
+        licence=source.licence,
+        loss=source.loss,
+        versions=versions(),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
+        staged = Path(folder)
+        _write(backbone, metadata, batch, staged, progress)
+        _verify(staged, metadata, verify, progress)
+        if triton is not None:
+            from topk_export.serve.triton import write_repository
+
+            write_repository(staged / "model.onnx", triton, name=path.stem)
+        for name in FILES:
+            os.replace(staged / name, path if name == "model.onnx" else path.with_name(name))
+    progress(f"wrote {path}")
+    return path
+
+
+class Exported(nn.Module):
+    """What is traced: normalisation where it is in the graph, the backbone, the head in float32."""
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, backbone: nn.Module, metadata: Metadata) -> None:
+        super().__init__()
+        recipe = metadata.preprocess
+        half = metadata.dtype == "fp16-backbone"
+        self.backbone = backbone.half() if half else backbone
+        self.head = TopKHead(metadata.k, temperature=metadata.temperature)
+        self.in_graph, self.dtype = metadata.in_graph, torch.float16 if half else torch.float32
+        low, high = recipe.range
+        mean, std = (torch.tensor(v, dtype=torch.float32).view(1, -1, 1, 1) for v in (recipe.mean, recipe.std))
+        self.register_buffer("shift", (mean - low) * 255 / (high - low), persistent=False)
+        self.register_buffer("scale", 255 * std / (high - low), persistent=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.in_graph:
+            x = (x.permute(0, 3, 1, 2).float() - self.shift) / self.scale
+        logits = self.backbone(x.to(self.dtype)).float()
+        out = self.head(logits)
+        return out.logits, out.marginals, out.indices
+
+
+def _check_options(opset: int, batch: str | int, dtype: str, outputs: Sequence[str], preprocess: str) -> None:
+    if opset not in OPSETS:
+        raise ValueError(f"opset must be {OPSETS[0]} to {OPSETS[-1]}, got {opset!r}")
+    if opset > PORTABLE_OPSET:
+        warnings.warn(f"opset {opset}: onnxruntime's CUDA provider leaves MaxPool to the CPU from 22 on", stacklevel=3)
+    if batch != "dynamic" and (isinstance(batch, (str, bool)) or batch < 1):
+        raise ValueError(f"batch must be 'dynamic' or a number of at least 1, got {batch!r}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if preprocess not in PREPROCESS:
+        raise ValueError(f"preprocess must be one of {', '.join(PREPROCESS)}, got {preprocess!r}")
+    if isinstance(outputs, str) or not outputs or not set(outputs) <= set(OUTPUTS) or len(set(outputs)) < len(outputs):
+        raise ValueError(f"outputs must be some of {', '.join(OUTPUTS)}, each once, got {outputs!r}")
+
+
+def _prepare(source: Source) -> tuple[nn.Module, int]:
+    """A copy of the model in evaluation mode on the CPU, and its number of classes, read from a forward pass."""
+    try:
+        find_classifier(source.model)
+    except ValueError as error:
+        raise ExportError(f"nothing to predict with: {error}") from error
+    backbone = copy.deepcopy(source.model).cpu().float().eval().requires_grad_(False)
+    size = tuple(source.preprocess.input_size)
+    try:
+        with torch.no_grad():
+            out = backbone(torch.zeros(2, *size))
+    except Exception as error:
+        raise ExportError(f"{source.name} does not run on an input of size {list(size)}: {error}") from error
+    if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[1] < 2 or not out.is_floating_point():
+        got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ExportError(f"{source.name} is no classifier: expected logits [batch, classes], it gives {got}")
+    return backbone, out.shape[1]
+
+
+def _check_k(k: int, n: int) -> int:
+    if isinstance(k, bool) or int(k) != k or not 1 <= k < n:
+        raise ValueError(f"k must be an integer of at least 1 and below the number of classes, {n}; got {k!r}")
+    return int(k)
+
+
+def _check_temperature(temperature: float) -> float:
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature must be above 0 and finite, got {temperature!r}")
+    return float(temperature)
+
+
+def _write(backbone: nn.Module, metadata: Metadata, batch: str | int, folder: Path, progress: Progress) -> None:
+    import onnx
+
+    inputs = sample_input(metadata, batch if isinstance(batch, int) else 5)
+    with torch.no_grad():
+        logits = _reference(backbone, metadata, torch.from_numpy(inputs))
+    progress("tracing and converting")
+    model = convert(Exported(backbone, metadata).eval(), inputs, metadata.opset, batch)
+    if metadata.dtype == "int8-dynamic":
+        progress("quantising")
+        model = quantise(model)
+    graph.strip(model)
+    graph.keep_outputs(model, metadata.outputs)
+    graph.set_metadata(model, metadata.to_props())
+    try:
+        onnx.save(model, str(folder / "model.onnx"))
+    except ValueError as error:
+        raise ExportError(f"one ONNX file holds at most 2 GiB, this model is larger: {error}") from error
+    np.savez_compressed(folder / "sample_io.npz", input=inputs, torch_logits=logits.numpy())
+    (folder / "labels.txt").write_text("\n".join(metadata.class_names) + "\n", encoding="utf-8")
+    write_report(_preprocess_file(metadata), folder / "preprocess.json")
+
+
+def _reference(backbone: nn.Module, metadata: Metadata, x: Tensor) -> Tensor:
+    """The logits of torch in float32, whatever precision is exported."""
+    full = Metadata(**{**vars(metadata), "dtype": "fp32"})
+    return Exported(copy.deepcopy(backbone), full).eval()(x)[0]
+
+
+def _preprocess_file(metadata: Metadata) -> dict[str, Any]:
+    recipe: Preprocess = metadata.preprocess
+    return {**vars(recipe), "scale_size": recipe.scale_size, "in_graph": metadata.in_graph}
+
+
+def _verify(folder: Path, metadata: Metadata, wanted: bool, progress: Progress) -> None:
+    report: dict[str, Any] = {"passed": None, "not_verified": ["everything: the export was asked not to verify"]}
+    if wanted:
+        progress("verifying with onnxruntime")
+        try:
+            report = verify(folder / "model.onnx")
+        except ModelFileError as error:
+            raise ExportError(f"the exported file does not load: {error}") from error
+    report["metadata"] = {
+        key: value for key, value in vars(metadata).items() if key not in ("class_names", "preprocess")
+    }
+    write_report(report, folder / "export_report.json")
+    failed = [check["name"] for check in report.get("checks", ()) if check["passed"] is False]
+    if failed:
+        raise ExportError(f"the exported file failed its verification, so none was written: {'; '.join(failed)}")

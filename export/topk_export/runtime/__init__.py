@@ -1,0 +1,1 @@
+"""Prediction from an exported file with numpy, onnxruntime and Pillow."""

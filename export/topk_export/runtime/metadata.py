@@ -1,0 +1,89 @@
+"""What an exported file says about itself: JSON values under plain keys in the ONNX model's ``metadata_props``.
+
+The file alone is enough to predict with: class names, k and temperature, and how an image becomes its input. Readers
+accept their own schema version and older ones; a newer one is an error, because its keys may mean something else.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from topk_export.errors import ModelFileError
+from topk_export.runtime.preprocess import Preprocess
+
+SCHEMA = "topk_registry.nn.classifier"
+VERSION = 1
+
+SEMANTICS = {
+    "logits": "scores [batch, num_classes], float32, as the backbone gives them (not divided by the temperature)",
+    "marginals": "the chance that each class is in the top-k set [batch, num_classes], float32; they sum to k, and are "
+    "not a softmax",
+    "indices": "the k classes of the largest scores [batch, k], int64, best first",
+}
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Everything a reader of the file needs; ``preprocess`` is stored flat, key by key."""
+
+    k: int
+    temperature: float
+    num_classes: int
+    class_names: tuple[str, ...]
+    preprocess: Preprocess
+    in_graph: bool = False  # the graph takes uint8 [batch, height, width, channels] and normalises it
+    outputs: Mapping[str, str] = field(default_factory=lambda: dict(SEMANTICS))
+    task: str = "image-classification"
+    backbone: str = ""
+    opset: int = 18
+    dtype: str = "fp32"
+    torch: str = ""
+    timm: str = ""
+    checkpoint_sha256: str | None = None
+    licence: str | None = None
+    loss: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def to_props(self) -> dict[str, str]:
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "preprocess"}
+        values |= asdict(self.preprocess) | {"schema": f"{SCHEMA}/{VERSION}"}
+        return {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
+
+    @classmethod
+    def from_props(cls, props: Mapping[str, str], source: str = "the model") -> "Metadata":
+        """Parse the metadata of a model; raise :class:`ModelFileError` where it is absent, broken or newer."""
+        if "schema" not in props:
+            raise ModelFileError(
+                f"{source} carries no topk_registry metadata (expected the key 'schema', found "
+                f"{', '.join(map(repr, props)) or 'none'}): export it with `topk-registry export`"
+            )
+        try:
+            values = {key: json.loads(props[key]) for key in _known() if key in props}
+            _check_schema(json.loads(props["schema"]), source)
+            sizes = {f.name: values.pop(f.name) for f in fields(Preprocess) if f.name in values}
+            values["class_names"] = tuple(map(str, values["class_names"]))
+            made = cls(preprocess=Preprocess(**sizes), **values)
+        except ModelFileError:
+            raise
+        except (ValueError, TypeError, KeyError) as error:
+            raise ModelFileError(f"the metadata of {source} is broken: {error}") from error
+        if len(made.class_names) != made.num_classes:
+            raise ModelFileError(
+                f"the metadata of {source} is broken: {made.num_classes} classes, {len(made.class_names)} names"
+            )
+        return made
+
+
+def _known() -> list[str]:
+    return [f.name for kind in (Metadata, Preprocess) for f in fields(kind) if f.name != "preprocess"]
+
+
+def _check_schema(schema: Any, source: str) -> None:
+    name, _, version = str(schema).partition("/")
+    if name != SCHEMA or not version.isdigit():
+        raise ModelFileError(f"{source} has schema {schema!r}, expected {SCHEMA}/{VERSION} or older")
+    if int(version) > VERSION:
+        raise ModelFileError(
+            f"{source} has schema {schema!r}, newer than this version reads ({SCHEMA}/{VERSION}): upgrade topk-registry"
+        )

@@ -1,0 +1,1 @@
+"""Checks and timing of an exported file. Needs onnx and onnxruntime, not torch."""

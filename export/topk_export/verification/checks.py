@@ -1,0 +1,183 @@
+"""The single checks of an exported file: its graph, runs of the model, and its head alone on hard rows."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from topk_export.verification.verify import graph
+from topk_export.verification.verify import reference
+from topk_export.runtime.metadata import Metadata
+from topk_export.runtime.session import open_session
+
+BATCHES = (1, 2, 5)
+MARGINALS_RTOL = 1e-5
+LOGITS_RTOL = 1e-5
+# odds below 2^-126 are denormal numbers, which CPUs and GPUs may flush to 0; a marginal is less than 1e3 times its odds
+SMALLEST = 1e-35
+MARGIN = 4.0  # of the derived tolerances of reduced precision: four standard deviations
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at; ``passed`` is None where it could not be."""
+
+    name: str
+    passed: bool | None
+    measured: float | str | None = None
+    tolerance: float | str | None = None
+    note: str = ""
+
+
+def check_graph(model: Any, session: Any) -> list[Check]:
+    import onnx
+
+    try:
+        onnx.checker.check_model(model, full_check=True)
+        valid = Check("onnx.checker, full", True)
+    except Exception as error:  # checker and shape inference raise different types
+        valid = Check("onnx.checker, full", False, note=str(error))
+    foreign, bad = graph.domains(model), graph.forbidden(model.graph)
+    batch = session.get_inputs()[0].shape[0]
+    return [
+        valid,
+        Check("default operator domain only", not foreign, note=", ".join(foreign)),
+        Check("no Loop, Scan, If, Sigmoid, Einsum or MatMul in the head", not bad, note=", ".join(bad)),
+        Check("no stack traces or local paths in the graph", graph.traces(model) == 0, graph.traces(model)),
+        Check("batch axis", isinstance(batch, str) or batch >= 1, str(batch), note=_batch_note(batch)),
+        Check("nodes in the head", True, len(graph.head_nodes(model.graph))),
+    ]
+
+
+def _batch_note(batch: Any) -> str:
+    return "symbolic" if isinstance(batch, str) else "fixed at export"
+
+
+def check_runs(
+    session: Any, metadata: Metadata, inputs: np.ndarray, torch_logits: np.ndarray | None, *, layers: int
+) -> list[Check]:
+    """Runs at several batch sizes, the outputs against torch's logits where they are known, and against each other."""
+    names = [output.name for output in session.get_outputs()]
+    fixed = session.get_inputs()[0].shape[0]
+    batches = (fixed,) if isinstance(fixed, int) else BATCHES
+    checks, last = [], {}
+    for batch in batches:
+        feed = np.resize(inputs, (batch, *inputs.shape[1:])) if batch > len(inputs) else inputs[:batch]
+        try:
+            last = dict(zip(names, session.run(names, {session.get_inputs()[0].name: feed}), strict=True))
+        except Exception as error:  # onnxruntime raises many types
+            checks.append(Check(f"runs at batch {batch}", False, note=str(error)))
+            continue
+        right = all(value.shape == _shape(name, batch, metadata) for name, value in last.items())
+        checks.append(Check(f"runs at batch {batch}", right, str({n: v.shape for n, v in last.items()})))
+        if "logits" in last and torch_logits is not None:
+            wanted = np.resize(torch_logits, (batch, metadata.num_classes))
+            checks.append(_check_logits(last["logits"], wanted, metadata, layers, batch))
+    if "logits" in last and "marginals" in last:
+        checks += _check_marginals("model", last["logits"], last["marginals"], metadata)
+    if "logits" in last and "indices" in last:
+        checks.append(_check_indices("model", last["logits"], last["indices"], metadata.k))
+    return checks
+
+
+def _shape(name: str, batch: int, metadata: Metadata) -> tuple[int, int]:
+    return batch, metadata.k if name == "indices" else metadata.num_classes
+
+
+def _check_logits(got: np.ndarray, wanted: np.ndarray, metadata: Metadata, layers: int, batch: int) -> Check:
+    """fp32: the largest error over the largest logit. Reduced precision: root mean squares about the row's mean."""
+    name = f"logits against torch in fp32, batch {batch}"
+    if metadata.dtype == "fp32":
+        error = float(np.abs(got - wanted).max() / max(np.abs(wanted).max(), 1e-30))
+        return Check(name, error <= LOGITS_RTOL, error, LOGITS_RTOL, "largest error over largest logit")
+    spread = wanted - wanted.mean(-1, keepdims=True)
+    error = float(np.sqrt(((got - wanted) ** 2).mean() / max((spread**2).mean(), 1e-30)))
+    limit, how = reduced_tolerance(metadata.dtype, layers)
+    agree = float((got.argmax(-1) == wanted.argmax(-1)).mean())
+    return Check(name, error <= limit, error, limit, f"{how}; the same best class on {agree:.0%} of rows")
+
+
+def reduced_tolerance(dtype: str, layers: int) -> tuple[float, str]:
+    """What rounding may do to the logits, relative to their spread: independent errors of L layers add in squares.
+
+    fp16 rounds weights and activations to u = 2^-11 relative. int8 has 255 steps over a range of about 8 standard
+    deviations, so each rounding has standard deviation 8 / (255 sqrt(12)) = 0.9 %. Either strikes twice a layer, once
+    in the weights and once in the activations.
+    """
+    unit = {"fp16-backbone": 2.0**-11, "int8-dynamic": 8 / (255 * 12**0.5)}[dtype]
+    limit = MARGIN * unit * (2 * max(layers, 1)) ** 0.5
+    return limit, f"root mean square over spread, {MARGIN:g} x {unit:.2g} x sqrt(2 x {layers} layers)"
+
+
+def check_head(model: Any, metadata: Metadata, device: str) -> list[Check]:
+    session = open_session(graph.head_model(model).SerializeToString(), device=device)
+    names = [output.name for output in session.get_outputs()]
+    checks = []
+    for name, logits in hard_rows(metadata.num_classes, metadata.k).items():
+        outputs = dict(zip(names, _run_rows(session, names, logits), strict=True))
+        checks += _check_marginals(f"head alone, {name}", logits, outputs["marginals"], metadata)
+        if "indices" in outputs:
+            checks.append(_check_indices(f"head alone, {name}", logits, outputs["indices"], metadata.k))
+    return checks
+
+
+def _run_rows(session: Any, names: list[str], logits: np.ndarray) -> list[np.ndarray]:
+    """The head's outputs, through runs of the batch size that the graph fixes, if it does."""
+    fixed = session.get_outputs()[0].shape[0]
+    size = fixed if isinstance(fixed, int) else len(logits)
+    padded = np.concatenate((logits, np.zeros((-len(logits) % size, logits.shape[1]), np.float32)))
+    runs = [session.run(names, {graph.LOGITS: padded[i : i + size]}) for i in range(0, len(padded), size)]
+    return [np.concatenate(parts)[: len(logits)] for parts in zip(*runs, strict=True)]
+
+
+def hard_rows(n: int, k: int) -> dict[str, np.ndarray]:
+    """Rows on which a careless head fails, by name; each [rows, n] in float32."""
+    rng = np.random.default_rng(0)
+    normal = rng.standard_normal((2, n)).astype(np.float32)
+    few = {m for m in (1, k - 1, k, k + 1, 2 * k + 1) if 0 < m < n}
+    gaps = np.stack([np.where(np.arange(n) < m, 100.0, 0.0) for m in sorted(few)]).astype(np.float32)
+    return {
+        "normal": normal,
+        "ties": rng.integers(0, 3, (2, n)).astype(np.float32),
+        "flat": np.zeros((1, n), np.float32),
+        "nearly flat": 1e-4 * normal,
+        "gaps of 100": gaps,
+        "gaps of 100 and noise": gaps + normal[:1],
+        "shift of 1e3": 5 * normal + np.float32(1e3),
+        "shift of -1e3": 5 * normal - np.float32(1e3),
+        "far tail": np.linspace(40, -40, n, dtype=np.float32)[None],
+    }
+
+
+def _check_marginals(name: str, logits: np.ndarray, got: np.ndarray, metadata: Metadata) -> list[Check]:
+    wanted = reference.marginals(logits, metadata.k, metadata.temperature)
+    error = float(marginal_error(got, wanted))
+    off = float(np.abs(got.astype(np.float64).sum(-1) - metadata.k).max() / metadata.k)
+    return [
+        Check(f"marginals ({name})", error <= MARGINALS_RTOL, error, MARGINALS_RTOL, "relative, against float64"),
+        Check(f"sum of marginals is k ({name})", off <= MARGINALS_RTOL, off, MARGINALS_RTOL, "relative"),
+    ]
+
+
+def marginal_error(got: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest relative error above SMALLEST; infinite where one is NaN, or one below SMALLEST comes out large."""
+    got = got.astype(np.float64)
+    small = wanted < SMALLEST
+    error = np.where(small, 0.0, np.abs(got - wanted) / np.where(small, 1.0, wanted))
+    wrong = np.isnan(got) | (small & ((got < 0) | (got > 2 * SMALLEST)))
+    return float(np.where(wrong, np.inf, error).max(initial=0.0))
+
+
+def _check_indices(name: str, logits: np.ndarray, indices: np.ndarray, k: int) -> Check:
+    """As sets, and up to ties: k different classes, none below the k-th largest score."""
+    lowest = -np.sort(-logits, axis=-1)[:, k - 1]
+    different = all(len(set(row.tolist())) == k for row in indices)
+    right = different and bool((np.take_along_axis(logits, indices, -1) >= lowest[:, None]).all())
+    return Check(f"top-k classes ({name})", right)
+
+
+def count_layers(model: Any) -> int:
+    if model is None:
+        return 1
+    kinds = ("Conv", "MatMul", "Gemm", "ConvInteger", "MatMulInteger")
+    return sum(node.op_type in kinds for node in model.graph.node)

@@ -1,0 +1,150 @@
+"""What is checked of every exported file, and again by ``topk-registry verify`` on any machine (no torch needed).
+
+The marginals are held against the float64 definition on onnxruntime's *own* logits, so the head's error is not mixed
+with the backbone's. The head is also run alone, on rows that a backbone rarely gives: ties, gaps, shifts, flat rows.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from topk_export.verification.verify import graph
+from topk_export.verification.checks import BATCHES, Check, check_graph, check_head, check_runs, count_layers
+from topk_export.errors import ModelFileError
+from topk_export.runtime.metadata import Metadata
+from topk_export.runtime.session import device_of, open_session, placement
+
+
+def verify(
+    path: str | Path,
+    *,
+    device: str = "cpu",
+    require_gpu: bool = False,
+    threads: int | None = None,
+    sample: str | Path | None = None,
+) -> dict[str, Any]:
+    """Check an exported file; the returned report has ``passed``, ``checks`` and ``not_verified``.
+
+    Args:
+        path: ``model.onnx``.
+        device: where to run it.
+        require_gpu: refuse to run on the CPU.
+        threads: CPU threads of one run.
+        sample: ``sample_io.npz`` of the export; default: the one beside the model, if there.
+    """
+    model = load_proto(path)
+    shown = path if model is None else _with_logits(model)
+    session = open_session(shown, device=device, require_gpu=require_gpu, threads=threads)
+    metadata = Metadata.from_props(session.get_modelmeta().custom_metadata_map, str(path))
+    found = Path(sample) if sample is not None else Path(path).with_name("sample_io.npz")
+    recorded = _load_sample(found, required=sample is not None)
+    checks: list[Check] = []
+    if model is not None:
+        checks += check_graph(model, session)
+    inputs = sample_input(metadata) if recorded is None else recorded["input"]
+    logits = None if recorded is None else recorded["torch_logits"]
+    checks += check_runs(session, metadata, inputs, logits, layers=count_layers(model))
+    if model is not None and "marginals" in {output.name for output in model.graph.output}:
+        checks += check_head(model, metadata, device)
+    return _report(checks, metadata, session, model is not None)
+
+
+def report_lines(report: dict) -> list[str]:
+    """A report as lines of text."""
+    marks = {True: "ok  ", False: "FAIL", None: "skip"}
+    lines = []
+    for check in report["checks"]:
+        figure = "" if check["measured"] is None else f"  {_short(check['measured'])}"
+        limit = "" if check["tolerance"] is None else f" (limit {_short(check['tolerance'])})"
+        note = f"  {check['note']}" if check["note"] else ""
+        lines.append(f"{marks[check['passed']]} {check['name']}{figure}{limit}{note}")
+    return [*lines, *(f"not verified: {item}" for item in report["not_verified"])]
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def sample_input(metadata: Metadata, batch: int = max(BATCHES)) -> np.ndarray:
+    """A batch of smooth random images with noise, as the model takes them."""
+    c, h, w = metadata.preprocess.input_size
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 256, (batch, 4, 4, c)).repeat(-(-h // 4), 1).repeat(-(-w // 4), 2)[:, :h, :w]
+    pixels = np.clip(coarse + rng.normal(0, 20, coarse.shape), 0, 255).astype(np.uint8)
+    return pixels if metadata.in_graph else metadata.preprocess.normalise(pixels)
+
+
+def load_proto(path: str | Path) -> Any:
+    try:
+        import onnx
+    except ImportError:
+        return None
+    try:
+        return onnx.load(str(path))
+    except FileNotFoundError as error:
+        raise ModelFileError(f"{path} does not exist") from error
+    except Exception as error:  # protobuf's errors share no base class with onnx's
+        raise ModelFileError(f"{path} is not an ONNX model: {error}") from error
+
+
+def _with_logits(model: Any) -> bytes:
+    """The model with its logits among its outputs, whatever the export kept."""
+    import onnx
+
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model)
+    graph.expose(shown, graph.LOGITS)
+    return shown.SerializeToString()
+
+
+def _load_sample(path: Path, *, required: bool) -> dict | None:
+    if not required and not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            return {name: data[name] for name in ("input", "torch_logits")}
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelFileError(f"{path} is not a sample of an export: {error}") from error
+
+
+def _report(checks: list[Check], metadata: Metadata, session: Any, has_onnx: bool) -> dict:
+    not_verified = [] if device_of(session) != "cpu" else ["any GPU provider: this was run on the CPU"]
+    if not has_onnx:
+        not_verified.append("the graph and the head alone: the onnx package is not installed")
+    if not any(check.name.startswith("logits against") for check in checks):
+        not_verified.append("the logits against torch: no sample_io.npz beside the model")
+    return {
+        "passed": all(check.passed is not False for check in checks),
+        "device": device_of(session),
+        "placement": placement(session),
+        "k": metadata.k,
+        "num_classes": metadata.num_classes,
+        "temperature": metadata.temperature,
+        "dtype": metadata.dtype,
+        "versions": versions(),
+        "checks": [asdict(check) for check in checks],
+        "not_verified": not_verified,
+    }
+
+
+def versions() -> dict[str, str]:
+    """The versions of what takes part, where installed."""
+    found = {}
+    for name in ("topk-registry", "torch", "timm", "torchvision", "onnx", "onnxruntime", "onnxruntime-gpu", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def write_report(report: dict, path: Path) -> None:
+    path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+Progress = Callable[[str], None]

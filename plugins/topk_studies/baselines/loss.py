@@ -1,0 +1,53 @@
+"""The smooth top-k SVM loss as published, over any algorithm for log sigma_{k-1} and log sigma_k.
+
+With x = s/(k tau), and sigma_j over the classes other than the label y,
+
+    L(s, y) = tau log(exp(alpha/tau) sigma_k + exp(x_y) sigma_{k-1}) - tau log(exp(x_y) sigma_{k-1})
+
+whose first sum runs over all k-subsets, those without the label raised by the margin, and whose second over those with
+the label.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from topk_studies.baselines.algorithm2 import LogSigmas, default_order
+from topk_studies.baselines.divide_conquer import divide_and_conquer
+from topk_studies.baselines.semiring import LINEAR
+from topk_studies.baselines.summation import summation
+
+LogSigmaPair = Callable[[Tensor, int], tuple[Tensor, Tensor]]  # x [B, n], k -> log sigma_{k-1}, log sigma_k
+
+
+def _last_two(log_sigma: Tensor) -> tuple[Tensor, Tensor]:
+    return log_sigma[-2], log_sigma[-1]
+
+
+ALGORITHMS: dict[str, LogSigmaPair] = {
+    "summation": lambda x, k: _last_two(summation(x, k)),
+    "summation in linear space": lambda x, k: _last_two(summation(x, k, semiring=LINEAR)),
+    "divide and conquer": lambda x, k: _last_two(divide_and_conquer(x, k)),
+    "divide and conquer in linear space": lambda x, k: _last_two(divide_and_conquer(x, k, semiring=LINEAR)),
+    "algorithm 2": lambda x, k: LogSigmas.apply(x, k, default_order(k)),
+}
+
+
+def smooth_topk_svm(
+    s: Tensor, y: Tensor, *, k: int, tau: float, alpha: float = 1.0, algorithm: str = "algorithm 2"
+) -> Tensor:
+    """Mean loss of scores s [B, n] at labels y [B].
+
+    Example:
+        >>> smooth_topk_svm(torch.zeros(1, 3), torch.tensor([0]), k=1, tau=1.0, alpha=0.0)  # log 3
+        tensor(1.0986)
+
+    Reference: Berrada, Zisserman, Kumar 2018, Smooth Loss Functions for Deep Top-k Classification, section 4.
+    """
+    x = s / (k * tau)
+    is_label = torch.arange(s.shape[1], device=s.device) == y[:, None]
+    others = x[~is_label].view(len(s), -1)
+    below, at_k = ALGORITHMS[algorithm](others, k)
+    with_label = x[is_label] + below
+    return tau * (torch.logaddexp(at_k + alpha / tau, with_label) - with_label).mean()

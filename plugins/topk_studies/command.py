@@ -1,0 +1,170 @@
+"""``topk-registry study NAME``: a table or figure of the papers, on your data or on the built-in set."""
+
+import argparse
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from topk_registry import registry
+from topk_studies.engine.catalogue import STUDIES, UnknownStudyError, load_study
+from topk_studies.report.output import print_section, write_data
+from topk_studies.report import plots
+from topk_studies.report.html import write_html
+from topk_studies.engine.runner import run_study
+from topk_studies.engine.store import Store
+from topk_studies.engine.study import BUDGETS, Options
+from topk_registry.train.config.flags import ParseOptions
+
+ALL = "all"
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.list:
+        print("\n".join(f"{name:<16} {title}" for name, title in STUDIES.items()))
+        return 0
+    if not args.names:
+        parser.error("name a study, or 'all'; --list lists them")
+    names = list(STUDIES) if ALL in args.names else args.names
+    try:
+        for name in names:
+            load_study(name)
+    except UnknownStudyError as error:
+        parser.error(str(error))
+    for loss in args.losses or ():
+        registry.get_loss_builder(loss)  # a name that nobody has is an error here, with those that there are
+    try:
+        plots.require()
+    except plots.MissingExtraError as error:
+        print(f"topk-registry study: {error}", file=sys.stderr)
+        return 1
+    store = Store(args.output)
+    try:
+        with _interruptible():
+            status = 0 if args.report_only else _run(names, args, store)
+    except KeyboardInterrupt:
+        print(f"\nstopped; finished runs are in {store.root}. Go on with\n  {_command(argv)}", file=sys.stderr)
+        return 130
+    return max(status, _report(names, store))
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM is as Ctrl-C, and both reach a command that a shell has put in the background, deaf to Ctrl-C."""
+    before = {signum: signal.signal(signum, signal.default_int_handler) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _run(names: Sequence[str], args: argparse.Namespace, store: Store) -> int:
+    options = _options(args)
+    failed = 0
+    for name in names:
+        print(f"== {name}", flush=True)
+        study = load_study(name)
+        records = run_study(study, options, store, jobs=args.jobs, rerun=args.rerun)
+        store.write_study(name, records, {"command": _command([name, *_given(args)]), "budget": options.budget})
+        failed += sum(bool(record.error) for record in records)
+    return 1 if failed else 0
+
+
+def _report(names: Sequence[str], store: Store) -> int:
+    """Print the studies that were asked for, and write the reports of all that the folder holds."""
+    sections = write_data(store)
+    write_html(sections, store.root / "report.html")
+    for section in sections:
+        if section.name in names:
+            print_section(section)
+    missing = [name for name in names if name not in {section.name for section in sections}]
+    if missing:
+        print(f"no runs of {', '.join(missing)} in {store.root}", file=sys.stderr)
+        return 1
+    print(f"\n{store.root}: report.html, summary.json, runs.csv, runs.json")
+    return 0
+
+
+def _options(args: argparse.Namespace) -> Options:
+    flags = {**args.flags}
+    for name in ("dataset", "data_dir", "dataset_opt", "num_classes", "val_split", "superclasses"):
+        if getattr(args, name):
+            flags[name] = getattr(args, name)
+    if args.dataset_download:
+        flags["dataset_download"] = True
+    return Options(
+        losses=tuple(dict.fromkeys(args.losses)) if args.losses else None,
+        budget=args.budget,
+        seeds=tuple(dict.fromkeys(args.seeds)) if args.seeds else None,
+        flags=flags,
+        test_split=args.test_split,
+        device=args.device,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="topk-registry study",
+        description="Run a study of the papers: its runs, each once (they are cached in --output, and an interrupted "
+        "command goes on where it stopped), then tables in the terminal and a report. Without data named it runs on a "
+        "built-in set.",
+    )
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help="studies, or 'all'; see --list")
+    add("--list", action="store_true", help="list the studies")
+    add("--losses", nargs="+", metavar="LOSS", help="registered losses to compare (default: the paper's)")
+    add("--budget", choices=BUDGETS, default="small", help="small: minutes on a laptop; paper: the paper's own setting")
+    add("--seeds", nargs="+", type=int, metavar="S", help="random seeds (default: the study's)")
+    add("--jobs", "-j", type=int, default=1, metavar="N", help="runs side by side, each with its share of the cores")
+    add("--output", default="output/studies", metavar="DIR", help="where runs and reports go (default: %(default)s)")
+    add("--rerun", action="store_true", help="run anew what is cached, as after a change to a loss of your own")
+    add("--report-only", action="store_true", help="write the report anew from what is cached")
+    add("--device", default="cuda", metavar="NAME", help="as in timm train: cuda is the CPU where there is none")
+    data = parser.add_argument_group("data and training, as in timm train").add_argument
+    data("--dataset", default="", metavar="NAME", help="<type>/<name> as in timm, or topk/<name>")
+    data("--data-dir", default="", metavar="DIR", help="the data's root directory")
+    data("--dataset-opt", nargs="*", default={}, action=ParseOptions, metavar="K=V", help="of a registered data set")
+    data("--dataset-download", action="store_true", help="let the data set download itself")
+    data("--num-classes", type=int, metavar="N", help="number of classes")
+    data(
+        "--val-split",
+        default="",
+        metavar="NAME",
+        help="what chooses epochs and trials: a split, or a held-out fraction",
+    )
+    data("--test-split", metavar="NAME", help="what is reported")
+    data("--superclasses", default="", metavar="FILE", help="the superclass of each class, for label noise")
+    data(
+        "--flags",
+        nargs="*",
+        default={},
+        action=ParseOptions,
+        metavar="K=V",
+        help="any other flag of timm train in every training run, such as model=resnet18 epochs=30 batch_size=128",
+    )
+    return parser
+
+
+def _command(argv: Sequence[str]) -> str:
+    return shlex.join(["topk-registry", "study", *argv])
+
+
+def _given(args: argparse.Namespace) -> list[str]:
+    """The options that were given, less the studies and what concerns this call alone."""
+    words: list[str] = []
+    defaults = _parser().parse_args([])
+    for name, value in vars(args).items():
+        if value == getattr(defaults, name) or name in ("names", "rerun", "report_only", "output", "jobs"):
+            continue
+        words.append("--" + name.replace("_", "-"))
+        if isinstance(value, dict):
+            words += [f"{key}={item}" for key, item in value.items()]
+        elif isinstance(value, list):
+            words += map(str, value)
+        elif value is not True:
+            words.append(str(value))
+    return words

@@ -1,0 +1,1 @@
+"""Runs of a study: configurations, cache, workers, tuning, statistics."""

@@ -1,0 +1,117 @@
+"""The cache of finished runs: one JSON file each, named by a hash of what was asked.
+
+A folder of studies holds ``runs/KIND/KEY.json`` (the records), ``studies/NAME.json`` (which of them belong to a study)
+and ``work/KIND/KEY/`` (what an interrupted run goes on from).
+"""
+
+import hashlib
+import json
+import os
+import platform
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from topk_studies.engine.study import Configuration, Record
+
+PACKAGES = ("topk-registry", "torch", "timm", "numpy", "numba")
+
+
+class Store:
+    """Records under a folder.
+
+    Args:
+        root: the folder; it is made when something is written.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+
+    def get(self, kind: str, version: int, configuration: Configuration) -> Record | None:
+        """The record of this run, whether it finished or failed; None if there is none that can be read."""
+        return self._read(self._path(kind, key_of(version, configuration)))
+
+    def put(self, record: Record) -> None:
+        """Write a record; a reader sees all of it or none."""
+        key = key_of(record.version, record.configuration)
+        write_json(self._path(record.kind, key), asdict(record))
+
+    def work(self, kind: str, version: int, configuration: Configuration) -> Path:
+        """The folder that this run may write into."""
+        return self.root / "work" / kind / key_of(version, configuration)
+
+    def write_study(self, name: str, records: Sequence[Record], about: dict[str, Any]) -> None:
+        """Note which records belong to a study, and what its command was."""
+        runs = [f"{record.kind}/{key_of(record.version, record.configuration)}" for record in records]
+        write_json(self.root / "studies" / f"{name}.json", {**about, "runs": runs})
+
+    def read_study(self, name: str) -> tuple[list[Record], dict[str, Any]] | None:
+        """The records of a study and what was noted with them; None if it was never run here."""
+        path = self.root / "studies" / f"{name}.json"
+        try:
+            about = json.loads(path.read_text(encoding="utf-8"))
+            paths = [self._path(*run.split("/")) for run in about["runs"]]
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            warnings.warn(f"{path} cannot be read ({error}): run the study again", stacklevel=2)
+            return None
+        return [record for record in map(self._read, paths) if record is not None], about
+
+    def _path(self, kind: str, key: str) -> Path:
+        return self.root / "runs" / kind / f"{key}.json"
+
+    def _read(self, path: Path) -> Record | None:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            return Record(**{field.name: content[field.name] for field in fields(Record)})
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            warnings.warn(f"{path} is no record of a run ({error}): the run is repeated", stacklevel=3)
+            return None
+
+
+def key_of(version: int, configuration: Configuration) -> str:
+    """The same for equal configurations, however their entries are ordered."""
+    return hashlib.sha256(f"{version}:{canonical(configuration)}".encode()).hexdigest()[:20]
+
+
+def canonical(configuration: Configuration) -> str:
+    return json.dumps(configuration, sort_keys=True, separators=(",", ":"))
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write beside the old file, then rename."""
+    write_file(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_file(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    half.write_text(text, encoding="utf-8")
+    os.replace(half, path)
+
+
+def unique(configurations: Iterable[Configuration]) -> list[Configuration]:
+    """Without repeats, in order."""
+    return list({canonical(configuration): configuration for configuration in configurations}.values())
+
+
+def versions() -> dict[str, str]:
+    """What a record notes of its surroundings."""
+    return {"python": platform.python_version(), "machine": _machine(), **{name: _version(name) for name in PACKAGES}}
+
+
+def _machine() -> str:
+    return f"{platform.machine()}, {os.cpu_count()} cores"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,150 @@
+"""Averaging over crops by top-k marginals or by softmax: Berrada et al. 2018, appendix C."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topk_registry import topk_marginals
+from topk_registry.metrics import TopKAccuracy
+from topk_studies.engine import training
+from topk_studies.report.display import commands
+from topk_studies.engine.settings import K
+from topk_studies.engine.statistics import difference, estimate, judge
+from topk_studies.engine.study import Configuration, Findings, Note, Options, Progress, Record, Table
+from topk_studies.engine.tuning import seed_of
+from topk_studies.engine.variants import variant_runs
+from topk_registry.train.setup.build import Run
+from topk_registry.train.setup.datasets import open_split
+from topk_registry.train.engine.evaluate import Crops, readable, temperature_of
+from topk_registry.train.setup.loaders import create_eval_loader
+
+TITLE = "Multi-crop"
+QUESTION = "Does averaging top-5 marginals over crops beat averaging softmax, or the scores themselves?"
+REFERENCE = "Berrada et al. 2018, section 5.2 and appendix C"
+RUNS, VERSION, ALONE = "multi-crop", 1, False
+
+LOSSES = ("ce", "smooth_topk_svm")
+TAU = 0.1
+TEMPERED = ("smooth_topk_svm", "topk_nll")
+CROPS = 10
+SEEDS = (0, 1, 2)
+WAYS = {
+    "centre": "the centre crop alone",
+    "scores": "mean of the scores",
+    "softmax": "mean of softmax",
+    "tempered": "mean of softmax at the temperature of the marginals",
+    "marginals": f"mean of top-{K} marginals",
+}
+
+
+def configurations(options: Options, known: Sequence[Record]) -> list[Configuration]:
+    wanted = []
+    for loss in options.losses or LOSSES:
+        own = {"tau": TAU} if loss in TEMPERED else {}
+        wanted += [{**run_, "crops": CROPS} for run_ in variant_runs(options, loss, own, options.seeds or SEEDS)]
+    return wanted
+
+
+def run(configuration: Configuration, work: Path, progress: Progress) -> dict[str, Any]:
+    """Train, then average the crops of the test images in every way, with the weights of the best epoch."""
+    from timm.models import load_checkpoint
+
+    trained = training.train(configuration, work, progress)
+    assert trained.folder is not None
+    load_checkpoint(trained.model, str(trained.folder / "model_best.pth.tar"))
+    temperature = temperature_of(trained.args, trained.task.criterion)
+    return {"temperature": temperature, "ways": average_crops(trained, configuration, temperature)}
+
+
+@torch.inference_mode()
+def average_crops(trained: Run, configuration: Configuration, temperature: float) -> dict[str, dict[str, float]]:
+    """Top-1 and top-5 accuracy on the test split, in percent, for each way of averaging."""
+    crops = configuration["crops"]
+    config = training.data_config(trained)
+    test = open_split(trained.args, configuration["test_split"], training=False)
+    loader = create_eval_loader(trained.args, test, config, trained.compute, transform=Crops(config, crops))
+    metrics = {way: TopKAccuracy((1, K), num_classes=trained.args.num_classes) for way in WAYS}
+    trained.model.eval()
+    for images, target in readable(loader):
+        logits = (
+            trained.model(images.to(trained.compute.device)).float().cpu().unflatten(0, (crops, -1))
+        )  # [crops, B, n]
+        target = target[: logits.shape[1]].cpu()
+        for way, scores in averages(logits, temperature).items():
+            metrics[way].update(scores, target)
+    return {way: {name: 100 * value for name, value in metric.compute().items()} for way, metric in metrics.items()}
+
+
+def averages(logits: Tensor, temperature: float) -> dict[str, Tensor]:
+    """What ranks the classes [B, n], by each way, from the scores of the crops [crops, B, n]; crop 4 is the centre."""
+    return {
+        "centre": logits[4],
+        "scores": logits.mean(0),
+        "softmax": logits.softmax(-1).mean(0),
+        "tempered": (logits / temperature).softmax(-1).mean(0),
+        "marginals": topk_marginals(logits, K, temperature=temperature).mean(0),
+    }
+
+
+def report(records: Sequence[Record]) -> Findings:
+    groups: dict[str, dict[int, Record]] = {}
+    for record in records:
+        groups.setdefault(record.configuration["flags"]["loss"], {})[seed_of(record)] = record
+    tables = tuple(_table(f"Top-{k} accuracy of {CROPS} crops", groups, f"top{k}") for k in (K, 1))
+    return Findings(
+        tables=tables,
+        notes=tuple(_notes(groups)),
+        protocol=_protocol(records),
+        commands=commands("multi-crop", records),
+    )
+
+
+def _table(title: str, groups: dict[str, dict[int, Record]], metric: str) -> Table:
+    rows = tuple(
+        (loss, *(estimate(list(_scores(runs, way, metric).values())) for way in WAYS)) for loss, runs in groups.items()
+    )
+    note = f"Percent on the test split. {'; '.join(f'{way}: {words}' for way, words in WAYS.items())}. The paper's own "
+    return Table(
+        title, ("loss", *WAYS), rows, f"{note}numbers are in its appendix C.", compared=tuple(WAYS), along="row"
+    )
+
+
+def _scores(runs: dict[int, Record], way: str, metric: str) -> dict[int, float]:
+    return {seed: record.result["ways"][way][metric] for seed, record in sorted(runs.items())}
+
+
+def _notes(groups: dict[str, dict[int, Record]]) -> list[Note]:
+    metric = f"top{K}"
+    claims = (
+        ("Averaging crops beats the centre crop.", "marginals", "centre"),
+        (
+            "Averaging top-5 marginals is the better prediction of five classes (Berrada, appendix C).",
+            "marginals",
+            "softmax",
+        ),
+    )
+    return [
+        judge(
+            claim,
+            difference(_scores(runs, better, metric), _scores(runs, worse, metric)),
+            f"{loss}, top-{K} by {better} less by {worse}",
+        )
+        for claim, better, worse in claims
+        for loss, runs in groups.items()
+    ]
+
+
+def _protocol(records: Sequence[Record]) -> str:
+    if not records:
+        return ""
+    flags = records[0].configuration["flags"]
+    temperatures = {record.configuration["flags"]["loss"]: record.result["temperature"] for record in records}
+    told = ", ".join(f"{value:g} for {loss}" for loss, value in temperatures.items())
+    return (
+        f"Data {flags.get('dataset') or flags.get('data_dir')}, network {flags.get('model')}, {flags.get('epochs')} "
+        "epochs; the weights of the epoch that is best on the validation split. Marginals at the temperature k tau of "
+        f"the loss: {told}."
+    )

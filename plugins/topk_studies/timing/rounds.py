@@ -1,0 +1,125 @@
+"""Times of forward and backward, taken in rounds: every contestant once a round, so that noise hits all alike."""
+
+import gc
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topk_studies.timing.contest import Loss
+
+Sample = tuple[float, float]  # seconds of the forward and of the backward pass of one step
+Step = Callable[[], Sample]
+
+
+class OverLimitError(Exception):
+    """A step took longer than it may."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Seconds."""
+
+    median: float
+    q1: float
+    q3: float
+    minimum: float
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> "Spread":
+        q1, median, q3 = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
+        return cls(median, q1, q3, min(seconds))
+
+
+def step(loss: Loss, logits: Tensor, target: Tensor, *, clock: "Clock | None" = None) -> Step:
+    """One forward and backward pass, timed each; the gradient is allocated anew, as an optimiser's zero_grad has it."""
+    clock = clock or (CUDA if logits.is_cuda else CPU)
+
+    def run() -> Sample:
+        start = clock.mark()
+        value = loss(logits, target)
+        middle = clock.mark()
+        value.backward()
+        end = clock.mark()
+        logits.grad = None
+        return clock.seconds(start, middle), clock.seconds(middle, end)
+
+    return run
+
+
+def interleave(
+    steps: Mapping[str, Step],
+    samples: dict[str, list[Sample]],
+    *,
+    repeats: int,
+    limit: float,
+    tick: Callable[[str], None] = lambda name: None,
+) -> None:
+    """Append up to ``repeats`` samples of every step to ``samples``, in rounds over all of them.
+
+    A step whose samples add up to ``limit`` seconds sits out the remaining rounds. The lists are the caller's, so that
+    an interrupt loses nothing.
+    """
+    gc.disable()
+    try:
+        order = list(steps.items())
+        for _ in range(repeats):
+            gc.collect()  # between rounds, lest cycles of one contestant fill the memory or stop another's clock
+            order.append(order.pop(0))  # each goes first, with cold caches, in its turn
+            for name, run in order:
+                if sum(map(sum, samples[name])) < limit:
+                    samples[name].append(run())
+                tick(name)
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise :class:`OverLimitError` inside the block after so many seconds, at the next Python instruction.
+
+    Signals reach the main thread only; elsewhere there is no limit.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def expire(*_: object) -> None:
+        raise OverLimitError(f"over the limit of {seconds:g} s")
+
+    previous = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+@dataclass(frozen=True)
+class Clock:
+    mark: Callable[[], Any]
+    seconds: Callable[[Any, Any], float]  # between two marks
+
+
+def _cuda_mark() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _cuda_seconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    end.synchronize()
+    return start.elapsed_time(end) / 1000
+
+
+CPU = Clock(time.perf_counter, lambda start, end: end - start)
+CPU_TIME = Clock(time.thread_time, lambda start, end: end - start)  # of this thread: blind to other processes
+CUDA = Clock(_cuda_mark, _cuda_seconds)

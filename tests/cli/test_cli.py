@@ -1,0 +1,257 @@
+"""The command line over the registry."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from topk_registry.cli.main import main as cli
+from topk_registry.registry import environment
+from topk_registry.cli.main import doctor
+
+
+def python(*argv, **options):
+    return subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=120, **options)
+
+
+@pytest.fixture
+def fresh(site):
+    """The registry of losses reads the test's distributions, here as everywhere."""
+    from topk_registry import refresh_plugins
+
+    site.module(
+        "acme_losses", "class Mine:\n    '''A loss of acme's.'''\n    def __call__(self, logits, target): ...\n"
+    )
+    site.distribution("acme-losses", {"acme": "acme_losses:Mine"}, version="2.5")
+    refresh_plugins()
+    return site
+
+
+def test_losses_are_listed_with_owner_status_and_summary(fresh, capsys):
+    assert cli.main(["losses", "ac*", "ce"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["NAME", "FROM", "STATUS", "SUMMARY"]
+    assert rows[0].split(maxsplit=4) == ["acme", "acme-losses", "2.5", "available", "A loss of acme's."]
+    assert rows[1].split()[:2] == ["ce", "timm"]
+
+
+def test_json_holds_everything_that_is_known(fresh, capsys):
+    assert cli.main(["losses", "acme", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert entry == {
+        "name": "acme",
+        "distribution": "acme-losses",
+        "version": "2.5",
+        "value": "acme_losses:Mine",
+        "status": "available",
+        "error": "",
+        "summary": "A loss of acme's.",
+    }
+
+
+def test_disabled_losses_are_listed_with_the_reason(fresh, capsys, monkeypatch):
+    monkeypatch.setenv("TOPK_REGISTRY_DISABLE", "acme")
+    assert cli.main(["losses", "acme"]) == 0
+    assert "disabled by TOPK_REGISTRY_DISABLE" in capsys.readouterr().out
+
+
+def test_no_match_is_status_1_with_a_hint(fresh, capsys):
+    assert cli.main(["losses", "acm"]) == 1
+    assert "'*acm*' matches inside names" in capsys.readouterr().err
+    assert cli.main(["losses", "acme", "--exclude", "a*"]) == 1
+
+
+def test_why_tells_of_a_loss_that_works(fresh, capsys):
+    assert cli.main(["losses", "--why", "acme"]) == 0
+    assert "acme is acme_losses:Mine of acme-losses 2.5; it imports and builds" in capsys.readouterr().out
+
+
+def test_why_tells_what_a_loss_needs(fresh, capsys):
+    fresh.module("acme_losses", "def Mine(class_counts): ...\n")
+    assert cli.main(["losses", "--why", "acme"]) == 0
+    assert "loss 'acme' needs class_counts" in capsys.readouterr().out
+
+
+def test_why_prints_the_full_error_of_a_factory_that_complains(fresh, capsys):
+    fresh.module("acme_losses", "def Mine():\n    return None + 1\n")
+    assert cli.main(["losses", "--why", "acme"]) == 1
+    out, error = capsys.readouterr()
+    assert "return None + 1" in error
+    assert "acme is acme_losses:Mine of acme-losses 2.5; it imports, and does not build without options: Type" in out
+
+
+@pytest.mark.parametrize("source", ["def Mine():\n    raise OSError('disk full')\n", "raise OSError('disk full')\n"])
+def test_why_prints_the_full_error(fresh, capsys, source):
+    fresh.module("acme_losses", source)
+    assert cli.main(["losses", "--why", "acme"]) == 1
+    error = capsys.readouterr().err
+    assert "raise OSError('disk full')" in error
+    assert "direct cause" in error
+    assert "'acme' of acme-losses 2.5" in error
+
+
+def test_an_unknown_name_is_one_line_without_a_traceback(fresh, capsys):
+    assert cli.main(["losses", "--why", "acmee"]) == 1
+    error = capsys.readouterr().err
+    assert "the closest are acme" in error
+    assert "Traceback" not in error
+
+
+def test_help_and_version_and_wrong_commands(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/timm"])
+    assert cli.main([]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: timm COMMAND")
+    assert all(name in out for name in cli.COMMANDS)
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("topk-registry ")
+    assert cli.main(["loses"]) == 2
+    assert "no command is called 'loses'; try losses" in capsys.readouterr().err
+
+
+def test_listing_is_quick_and_imports_neither_torch_nor_a_plugin():
+    code = (
+        "import sys, topk_registry.cli.main as cli\n"
+        "assert cli.main(['losses']) == 0\n"
+        "heavy = {'torch', 'timm', 'numpy', 'topk_plugins', 'topk_export'} & set(sys.modules)\n"
+        "raise SystemExit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    seconds = []
+    for _ in range(3):  # the first may compile bytecode
+        before = processor_seconds_of_children()
+        result = python("-c", code)
+        seconds.append(processor_seconds_of_children() - before)
+        assert result.returncode == 0, result.stderr
+    assert "topk_hinge" in result.stdout
+    assert min(seconds) < 0.3
+
+
+def processor_seconds_of_children():
+    """User and system time, which other work on the machine does not stretch as it does the clock on the wall."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = (
+        "import sys; before = set(sys.modules); import topk_registry, topk_export\n"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
+        "outside = new - sys.stdlib_module_names - {'topk_registry', 'topk_export'}\n"
+        "raise SystemExit(f'imported {outside}' if outside else 0)"
+    )
+    assert python("-c", code).returncode == 0
+
+
+def test_a_closed_pipe_is_no_traceback():
+    command = f"'{sys.executable}' -m topk_registry losses --json | head -n 1"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "[\n"
+    assert result.stderr == ""
+
+
+def test_doctor_reports_versions_and_a_broken_plugin(fresh, capsys):
+    fresh.module("acme_losses", "raise OSError('disk full')\n")
+    assert cli.main(["doctor", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["facts"]["torch"] == environment.installed_version("torch")
+    assert [line for line in report["problems"] if "'acme' of acme-losses 2.5" in line and "disk full" in line]
+
+
+def test_doctor_tells_of_wildcards_that_match_nothing(fresh, monkeypatch):
+    monkeypatch.setenv("TOPK_REGISTRY_DISABLE", "acme-losses, acme-lossse")
+    monkeypatch.setenv("TOPK_REGISTRY_PLUGINS", "topk_*, globex:*")
+    report = doctor.Report()
+    doctor._plugins(report)
+    assert [note for note in report.notes if "matches no" in note] == [
+        "TOPK_REGISTRY_PLUGINS: 'globex:*' matches no plug-in here",
+        "TOPK_REGISTRY_DISABLE: 'acme-lossse' matches no plug-in here",
+    ]
+
+
+def test_doctor_survives_metadata_that_cannot_be_read(fresh, capsys):
+    garbled = fresh.distribution("garbled", {}) / "entry_points.txt"
+    garbled.write_bytes(b"[console_scripts]\n\xff\xfe = a:b\n")
+    (fresh.distribution("nameless", {}) / "METADATA").write_text("\n")
+    cli.main(["doctor", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert "timm command" in report["facts"]
+    assert len([line for line in report["problems"] if "garbled" in line]) == 1
+
+
+def test_doctor_goes_on_where_one_look_fails(capsys, monkeypatch):
+    def _gpu(report):
+        raise RuntimeError("the driver is gone")
+
+    monkeypatch.setattr(doctor, "_gpu", _gpu)
+    assert cli.main(["doctor", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert "looking at gpu failed: RuntimeError: the driver is gone" in report["problems"]
+    assert "plug-ins" in report["facts"]
+
+
+def test_doctor_without_problems_is_status_0(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "examine", lambda: doctor.Report({"torch": "2"}, ["a thing to know"]))
+    assert cli.main(["doctor"]) == 0
+    assert capsys.readouterr().out.split("\n") == ["torch  2", "", "note: a thing to know", "", "no problems found", ""]
+
+
+def test_two_wheels_of_onnxruntime_are_a_problem(site):
+    for name in ("onnxruntime", "onnxruntime-gpu"):
+        record = site.distribution(name, {}, version="9.9") / "RECORD"
+        record.write_text("onnxruntime/__init__.py,sha256=0,1\n")
+    site.distribution("onnxruntime-extensions", {}, version="9.9")
+    report = doctor.Report()
+    doctor._onnxruntime(report)
+    assert "onnxruntime 9.9" in report.facts["onnxruntime"]
+    assert "onnxruntime-gpu 9.9" in report.facts["onnxruntime"]
+    assert "extensions" not in report.facts["onnxruntime"]
+    assert "overwrite each other's files" in report.problems[0]
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    def write(folder, module):
+        path = tmp_path / folder / "timm"
+        path.parent.mkdir()
+        path.write_text(f"#!/usr/bin/env python\nimport sys\nfrom {module} import main\nsys.exit(main())\n")
+        path.chmod(0o755)
+        return path
+
+    monkeypatch.setenv("PATH", f"{tmp_path / 'first'}:{tmp_path / 'second'}")
+    return write
+
+
+def test_the_timm_command_that_wins_is_named(commands):
+    first, _ = commands("first", "topk_registry.cli.main"), commands("second", "timm.cli")
+    report = doctor.Report()
+    doctor._commands(report)
+    assert report.facts["timm command"] == f"{first} of topk-registry (topk_registry.cli.main)"
+    assert not report.problems
+
+
+def test_a_timm_command_that_is_not_ours_is_a_problem(commands):
+    commands("first", "timm.cli")
+    commands("second", "topk_registry.cli.main")
+    report = doctor.Report()
+    doctor._commands(report)
+    assert "of another environment (timm.cli)" in report.facts["timm command"]
+    assert "is not ours" in report.problems[0]
+
+
+def test_two_distributions_that_install_timm_are_a_problem(site, commands):
+    commands("first", "timm.cli")
+    site.distribution("rival", {"timm": "timm.cli:main"}, group="console_scripts")
+    report = doctor.Report()
+    doctor._commands(report)
+    assert "of rival (timm.cli)" in report.facts["timm command"]
+    assert "rival and topk-registry each install a timm command" in report.problems[0]
+
+
+def test_no_timm_command_is_only_worth_knowing(commands):
+    report = doctor.Report()
+    doctor._commands(report)
+    assert report.facts["timm command"] == "not on PATH"
+    assert not report.problems
+    assert report.notes

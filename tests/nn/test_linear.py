@@ -1,0 +1,235 @@
+"""The fused classifier and loss: the loss on the logits, without the logits."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import topk_registry as tr
+from topk_registry import LinearSmoothTopK, linear_smooth_topk
+from topk_studies.timing.memory import peak_bytes
+
+INF, NAN = float("inf"), float("nan")
+OPTIONS = [
+    {},
+    {"k": 1, "tau": 0.1},
+    {"tau": 1e-36},
+    {"tau": 10.0, "alpha": 0.0},
+    {"k": 40, "tau": 0.01, "reduction": "sum"},
+    {"alpha": torch.linspace(0, 2, 60)},
+]
+
+
+def layer(n=60, *, B=12, d=8, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(n)
+    features, weight, bias = (torch.randn(shape, dtype=dtype, generator=generator) for shape in ((B, d), (n, d), (n,)))
+    target = torch.randint(n, (B,), generator=generator)
+    return *(t.requires_grad_() for t in (features, weight, bias)), target
+
+
+def on_logits(features, weight, bias, target, *, class_weight=None, **options):
+    loss = tr.create_loss("smooth_topk_svm", weight=class_weight, **options)
+    return loss(F.linear(features, weight, bias), target)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("ignored", [False, True])
+def test_loss_and_gradients_are_those_of_the_loss_on_logits(options, reduction, weighted, ignored):
+    *tensors, target = layer()
+    class_weight = torch.linspace(0, 3, 60) if weighted else None
+    target = target.masked_fill(torch.arange(12) % 3 == 0, -100) if ignored else target
+    options = {"class_weight": class_weight, **options, "reduction": reduction}
+    found = linear_smooth_topk(*tensors, target, chunk=17, **options)
+    expected = on_logits(*tensors, target, **options)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    gradients = (torch.autograd.grad(loss.sum(), tensors) for loss in (found, expected))
+    for a, b in zip(*gradients, strict=True):
+        assert (a - b).abs().max() <= 3e-6 * b.abs().max()
+
+
+def test_the_likelihood_is_the_loss_without_a_margin():
+    *tensors, target = layer()
+    expected = tr.create_loss("topk_nll", k=3, tau=0.5)(F.linear(*tensors), target)
+    torch.testing.assert_close(linear_smooth_topk(*tensors, target, k=3, tau=0.5, alpha=0.0, chunk=9), expected)
+
+
+def test_cross_entropy_to_rounding():
+    *tensors, target = layer()
+    found = linear_smooth_topk(*tensors, target, k=1, alpha=0.0, chunk=9)
+    torch.testing.assert_close(found, F.cross_entropy(F.linear(*tensors), target), rtol=1e-6, atol=1e-6)
+
+
+def test_gradcheck():
+    *tensors, target = layer(23, B=4, dtype=torch.float64)
+    target[1] = -100
+    assert torch.autograd.gradcheck(lambda *t: linear_smooth_topk(*t, target, k=3, tau=0.5, chunk=8), tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    *tensors, target = layer()
+    with torch.autocast("cpu", dtype=dtype):
+        found, expected = linear_smooth_topk(*tensors, target, chunk=17), on_logits(*tensors, target)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    tensors = [t.detach().to(dtype).requires_grad_() for t in tensors]
+    found = linear_smooth_topk(*tensors, target, chunk=17)
+    torch.testing.assert_close(found, on_logits(*tensors, target), rtol=1e-6, atol=1e-6)
+    found.backward()
+    assert all(t.grad.dtype == dtype and t.grad.isfinite().all() for t in tensors)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("B", [0, 3])
+def test_without_targets_it_is_what_cross_entropy_is(reduction, B):
+    features, weight, bias, _ = layer()
+    target = torch.full((B,), -100)
+    found = linear_smooth_topk(features[:B], weight, bias, target, reduction=reduction)
+    expected = F.cross_entropy(F.linear(features[:B], weight, bias), target, reduction=reduction)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    found.sum().backward()
+    assert not weight.grad.any()
+    assert not features.grad.any()
+
+
+def test_a_nan_row_is_nan_alone():
+    features, weight, bias, target = layer()
+    clean = linear_smooth_topk(features, weight, bias, target, reduction="none", chunk=17)
+    with torch.no_grad():
+        features[3, 0] = NAN
+    loss = linear_smooth_topk(features, weight, bias, target, reduction="none", chunk=17)
+    others = torch.arange(12) != 3
+    assert loss[3].isnan()
+    assert torch.equal(loss[others], clean[others])
+    (gradient,) = torch.autograd.grad(loss.sum(), features)
+    assert gradient[others].isfinite().all()
+
+
+def test_a_second_derivative_is_refused_not_wrong():
+    *tensors, target = layer()
+    gradients = torch.autograd.grad(linear_smooth_topk(*tensors, target), tensors, create_graph=True)
+    for gradient in gradients:
+        with pytest.raises(RuntimeError, match="differentiable once"):
+            gradient.square().sum().backward(retain_graph=True)
+
+
+def test_the_functional_gradient_is_the_same():
+    features, weight, bias, target = layer()
+    (expected,) = torch.autograd.grad(linear_smooth_topk(features, weight, bias, target), features)
+    rest = weight.detach(), bias.detach(), target
+    found = torch.func.grad(lambda x: linear_smooth_topk(x, *rest))(features.detach())
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_compiles_into_one_graph():
+    *tensors, target = layer()
+    target[0] = -100
+    eager = LinearSmoothTopK(8, 60, tau=0.1, chunk=17, class_weight=torch.linspace(0.5, 1, 60))
+    compiled = torch.compile(eager, fullgraph=True, backend="aot_eager")
+    features = tensors[0]
+    results = [
+        (loss, *torch.autograd.grad(loss, [features, *eager.parameters()]))
+        for loss in (compiled(features, target), eager(features, target))
+    ]
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_the_module_is_a_linear_layer_and_its_loss():
+    torch.manual_seed(0)
+    linear = nn.Linear(8, 60)
+    torch.manual_seed(0)
+    head = LinearSmoothTopK(8, 60, k=3, tau=0.1, chunk=17, ignore_index=59)
+    assert torch.equal(head.weight, linear.weight)
+    assert torch.equal(head.bias, linear.bias)
+    head.load_state_dict(linear.state_dict())
+    features, _, _, target = layer()
+    loss = tr.create_loss("smooth_topk_svm", k=3, tau=0.1, ignore_index=59)
+    torch.testing.assert_close(head(features, target), loss(linear(features), target), rtol=1e-6, atol=1e-6)
+    for temperature in (None, 2.0):
+        found = head.topk(features, temperature=temperature)
+        expected = tr.TopKHead(3, temperature=temperature or 3 * 0.1)(linear(features))
+        assert torch.equal(found.indices, expected.indices)
+        torch.testing.assert_close(found.marginals, expected.marginals.gather(1, expected.indices), rtol=0, atol=1e-6)
+    assert "k=3, tau=0.1" in repr(head)
+    assert LinearSmoothTopK(8, 60, bias=False).bias is None
+
+
+def test_a_model_trains_with_it():
+    torch.manual_seed(0)
+    centres = torch.randn(50, 16)
+    target = torch.randint(50, (256,))
+    images = centres[target] + 0.1 * torch.randn(256, 16)
+    head = LinearSmoothTopK(16, 50, k=3, tau=0.1, chunk=20)
+    optimizer = torch.optim.SGD(head.parameters(), lr=3.0)
+    for _ in range(60):
+        optimizer.zero_grad()
+        head(images, target).backward()
+        optimizer.step()
+    assert (head.topk(images).indices[:, 0] == target).float().mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 60}, r"k must be an integer from 1 to n - 1 = 59, got 60"),
+        ({"tau": 0.0}, r"tau must be positive and finite, got 0.0"),
+        ({"alpha": -1.0}, r"alpha must be finite and not negative, got -1.0"),
+        ({"alpha": torch.ones(3)}, r"alpha must be one number, or one a class \[60\], got \[3\]"),
+        ({"class_weight": torch.ones(3)}, r"class_weight must be one factor a class \[60\], got \[3\]"),
+        ({"reduction": "median"}, r"reduction must be one of 'none', 'mean', 'sum', got 'median'"),
+        ({"target": torch.full((12,), 60)}, r"target must be in \[0, 59\] \(or ignore_index = -100\), got 60"),
+        ({"target": torch.zeros(12, 60)}, r"target must be class indices \[12\], got torch.float32"),
+        ({"weight": torch.zeros(60, 7)}, r"expected features \[B, d\], weight \[n, d\]"),
+    ],
+)
+def test_bad_input_is_told_what_is_wrong(options, message):
+    features, weight, bias, target = layer()
+    arguments = {"features": features, "weight": weight, "bias": bias, "target": target, **options}
+    with pytest.raises(ValueError, match=message):
+        linear_smooth_topk(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 60}, r"k must be an integer from 1 to num_classes - 1 = 59, got 60"),
+        ({"alpha": [-1.0] * 60}, r"alpha must be one non-negative number, or one a class"),
+        ({"class_weight": [-1.0] * 60}, r"weight must hold one finite, non-negative factor a class"),
+    ],
+)
+def test_bad_options_are_told_of_when_the_module_is_built(options, message):
+    with pytest.raises(ValueError, match=message):
+        LinearSmoothTopK(8, 60, **options)
+
+
+@pytest.mark.parametrize("n", [20_000, 40_000])
+def test_a_step_takes_the_gradients_and_a_few_chunks(n):
+    *tensors, target = layer(n, B=256)
+
+    def step():
+        linear_smooth_topk(*tensors, target, chunk=1000).backward()
+
+    step()
+    for t in tensors:
+        t.grad = None
+    gradients = sum(t.nbytes for t in tensors)
+    assert peak_bytes(step) <= gradients + 4 * 256 * 1000 * 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_process_stays_far_below_the_logits():
+    """By the system's own count, of everything that is allocated anywhere."""
+    command = [sys.executable, "-m", "tests.linear_peak", "100000"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(result.stdout)
+    # the parameters, their gradients, and what else there is
+    assert figures["peak"] - figures["before"] <= 2 * figures["parameters"] + 0.5 * figures["logits"]

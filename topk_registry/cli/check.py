@@ -1,0 +1,68 @@
+"""``topk-registry check NAME``: the conformance kit on a registered loss."""
+
+import argparse
+import ast
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from topk_registry.registry.options import CONTEXT, accepted_context, check_options
+from topk_registry.registry import get_loss_builder
+from topk_registry.testing import CheckResult, iter_checks, run_checks
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    options = dict(args.opt)
+    expected = dict.fromkeys(args.expect, "expected on the command line")
+    try:
+        build = get_loss_builder(args.name)
+        check_options(f"loss {args.name!r}", build, [*accepted_context(build, dict.fromkeys(CONTEXT)), *options])
+        checks = iter_checks(args.name, options=options, num_classes=args.num_classes, expected_failed_checks=expected)
+    except (TypeError, ValueError) as error:
+        print(f"topk-registry check: {error}", file=sys.stderr)
+        return 2
+    results = list(run_checks(checks)) if args.json else list(_printed(run_checks(checks)))
+    if args.json:
+        report = {"loss": args.name, "options": options, "num_classes": args.num_classes}
+        print(json.dumps({**report, "results": [asdict(result) for result in results]}, indent=2, default=str))
+    return int(any(result.status == "failed" for result in results))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="topk-registry check",
+        description="Run the conformance kit on a registered loss. The exit status is 1 where a check fails. Building "
+        "the loss imports its plug-in, which runs its code.",
+    )
+    parser.add_argument("name", help="a name of `topk-registry losses`, or distribution:name")
+    parser.add_argument("--opt", nargs="+", action="extend", default=[], type=_pair, metavar="K=V", help="its options")
+    parser.add_argument("--num-classes", type=int, default=16, metavar="N", help="classes in the data (default: 16)")
+    parser.add_argument(
+        "--expect", nargs="+", action="extend", default=[], metavar="CHECK", help="checks that must fail, and may"
+    )
+    parser.add_argument("--json", action="store_true", help="everything that was found, for programs")
+    return parser
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"expected key=value, got {text!r}")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
+
+
+def _printed(results: Iterable[CheckResult]) -> Iterable[CheckResult]:
+    """The results as they come, each after its line of the table; the counts last."""
+    counts: Counter[str] = Counter()
+    for result in results:
+        print(f"{result.name:<36}  {result.status:<8}  {result.message}".rstrip(), flush=True)
+        counts[result.status] += 1
+        yield result
+    print(", ".join(f"{count} {status}" for status, count in counts.items()))

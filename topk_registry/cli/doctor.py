@@ -1,0 +1,134 @@
+"""``topk-registry doctor``: what is installed, what works, and what stands in the way."""
+
+import argparse
+import json
+import platform
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+from topk_registry import registry
+from topk_registry.registry import environment
+from topk_registry.registry.discovery import idle_patterns
+from topk_registry.registry.errors import PluginError
+
+REQUIRED = ("torch", "timm")
+OPTIONAL = ("torchvision", "triton", "numba", "onnx", "onnxscript", "onnxruntime")
+
+
+@dataclass
+class Report:
+    """Facts by name, what is worth knowing, and what is wrong (which makes the exit status 1)."""
+
+    facts: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="topk-registry doctor",
+        description="Show versions, GPUs, the timm command that wins, and broken plug-ins. Imports the packages it "
+        "names and every plug-in that is not disabled, which runs their code. Exit status 1: something is wrong.",
+    )
+    parser.add_argument("--json", action="store_true", help="the report for programs")
+    args = parser.parse_args(argv)
+    report = examine()
+    print(json.dumps(asdict(report), indent=2) if args.json else _text(report))
+    return 1 if report.problems else 0
+
+
+def examine() -> Report:
+    """Look at everything; no part's failure hides another's finding."""
+    report = Report({"python": f"{platform.python_version()} ({sys.executable})", "platform": platform.platform()})
+    for name in ("topk-registry", *REQUIRED, *OPTIONAL):
+        report.facts[name] = environment.installed_version(name) or "not installed"
+    for look in (_onnxruntime, _imports, _gpu, _commands, _plugins):
+        try:
+            look(report)
+        except Exception as error:
+            report.problems.append(f"looking at {look.__name__[1:]} failed: {type(error).__name__}: {error}")
+    report.problems = list(dict.fromkeys(report.problems))
+    return report
+
+
+def _onnxruntime(report: Report) -> None:
+    wheels = environment.wheels_of("onnxruntime")
+    report.facts["onnxruntime"] = ", ".join(wheels) or report.facts["onnxruntime"]
+    if len(wheels) > 1:
+        report.problems.append(
+            f"{' and '.join(wheels)} overwrite each other's files: uninstall all of them, then install the one you want"
+        )
+
+
+def _imports(report: Report) -> None:
+    for name in (*REQUIRED, *OPTIONAL):
+        if report.facts[name] == "not installed":
+            if name in REQUIRED:
+                report.problems.append(f"{name} is not installed")
+            continue
+        try:
+            import_module(name)
+        except Exception as error:
+            report.problems.append(f"{name} is installed and fails to import: {type(error).__name__}: {error}")
+
+
+def _gpu(report: Report) -> None:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        report.facts["gpu"] = "unknown without torch"
+        return
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    report.facts["gpu"] = ", ".join(names) or "none that torch can use"
+    if runtime := sys.modules.get("onnxruntime"):
+        providers = getattr(runtime, "get_available_providers", list)()
+        report.facts["onnxruntime providers"] = ", ".join(providers) or "none"
+
+
+def _commands(report: Report) -> None:
+    declared = environment.declared_commands("timm")
+    if len(declared) > 1:
+        report.problems.append(
+            f"{' and '.join(sorted(declared.values()))} each install a timm command, and the last installed won; "
+            "topk-train and `python -m topk_registry train` are always ours"
+        )
+    found = environment.commands_on_path("timm")
+    if not found:
+        report.facts["timm command"] = "not on PATH"
+        report.notes.append(f"the commands are in {sysconfig.get_path('scripts')}, which is not on PATH")
+        return
+    module = environment.wrapped_module(found[0])
+    owner = declared.get(module or "", "another environment" if module else "an unknown owner")
+    report.facts["timm command"] = f"{found[0]} of {owner}" + (f" ({module})" if module else "")
+    if module != "topk_registry.cli.main":
+        report.problems.append(f"the timm command that wins is not ours: {found[0]}; use topk-train instead")
+    elif found[0].parent.resolve() != Path(sysconfig.get_path("scripts")).resolve():
+        report.notes.append(f"the timm command that wins, {found[0]}, is not the one beside {sys.executable}")
+
+
+def _plugins(report: Report) -> None:
+    works = {"loss": 0, "dataset": 0}
+    for names in (registry.losses, registry.datasets):
+        report.problems += names.problems()
+        for info in names.infos():
+            if info.status == "disabled" or (info.status == "broken" and info.distribution == "timm"):
+                report.notes.append(f"{names.kind} {info.name!r}: {info.error}")
+                continue
+            try:
+                names.builder(info.name)
+                works[names.kind] += 1
+            except PluginError as error:
+                report.problems.append(str(error))
+    report.notes += idle_patterns([*registry.losses.plugins(), *registry.datasets.plugins()])
+    report.facts["plug-ins"] = f"{works['loss']} losses and {works['dataset']} data sets import"
+
+
+def _text(report: Report) -> str:
+    width = max(map(len, report.facts))
+    lines = [f"{name:<{width}}  {value}" for name, value in report.facts.items()]
+    for title, found in (("note", report.notes), ("problem", report.problems)):
+        lines += ["", *(f"{title}: {line}" for line in found)] if found else []
+    return "\n".join(lines if report.problems else [*lines, "", "no problems found"])

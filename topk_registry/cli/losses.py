@@ -1,0 +1,73 @@
+"""``topk-registry losses``: the registered losses, from metadata and source files alone."""
+
+import argparse
+import json
+import shutil
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from topk_registry import registry
+from topk_registry.registry.options import check_options
+
+_HEADER = ("NAME", "FROM", "STATUS", "SUMMARY")
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    if args.why:
+        return _why(args.why)
+    infos = registry.losses.infos(args.filter, exclude=args.exclude)
+    if args.json:
+        print(json.dumps([asdict(info) for info in infos], indent=2))
+    elif infos:
+        _print_table([_HEADER, *map(_row, infos)])
+    else:
+        wider = f"; '*{args.filter[0]}*' matches inside names" if args.filter and "*" not in args.filter[0] else ""
+        print(f"no loss matches{wider}", file=sys.stderr)
+    return 0 if infos else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="topk-registry losses",
+        description="List the registered losses. Nothing is imported, so a plug-in that fails only on import is not "
+        "known to be broken; --why imports it, which runs its code.",
+    )
+    parser.add_argument("filter", nargs="*", help="wildcards over names, as in '*hinge*', or distribution:name")
+    parser.add_argument("--exclude", action="append", default=[], metavar="WILDCARD", help="names to leave out")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="everything that is known, for programs")
+    output.add_argument("--why", metavar="NAME", help="import this loss and print the full error if it is broken")
+    return parser
+
+
+def _row(info: registry.LossInfo) -> tuple[str, ...]:
+    return info.name, f"{info.distribution} {info.version}".strip() or "-", info.status, info.error or info.summary
+
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()[:limit])
+
+
+def _why(name: str) -> int:
+    build = registry.losses.builder(name)  # the command line prints what is wrong, with its cause
+    info = registry.loss_info(name)
+    status = 0
+    try:
+        check_options(f"loss {name!r}", build, ())
+    except TypeError as needs:
+        state = f"it imports, and is not built here: {needs}"
+    else:
+        try:
+            registry.create_loss(name)
+            state = "it imports and builds"
+        except (TypeError, ValueError) as error:  # a factory's own complaint, which may be a fault of its own
+            traceback.print_exception(error)
+            state, status = f"it imports, and does not build without options: {type(error).__name__}: {error}", 1
+    print(f"{name} is {info.value} of {info.distribution or 'this process'} {info.version}".rstrip() + f"; {state}")
+    return status

@@ -1,0 +1,1 @@
+"""Base classes of losses: targets, options, precision and reduction."""

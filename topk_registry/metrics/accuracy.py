@@ -1,0 +1,139 @@
+"""What the papers measure: top-k accuracy in all its averages, gradient sparsity, calibration of marginals.
+
+Every metric is a few sums. ``update`` adds a batch to them without waiting for the device, ``compute`` adds them over
+ranks and divides; logits are never kept.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from topk_registry.metrics.streaming import StreamingMetric, check_labels, ratio, set_sizes
+from topk_registry.metrics.calibration import MarginalCalibration
+
+__all__ = ["GradientSparsity", "MarginalCalibration", "StreamingMetric", "TopKAccuracy"]
+
+
+class TopKAccuracy(StreamingMetric):
+    """Top-k accuracy for several k at once: over samples, over classes, and over frequent and rare classes.
+
+    Results are named ``top5`` (share of samples), ``macro_top5`` (mean of the classes' own shares, classes without
+    samples left out) and, with ``class_counts``, ``many_top5``, ``medium_top5``, ``few_top5``: the same mean over
+    classes with more than ``many``, with ``few`` to ``many``, with fewer than ``few`` training samples.
+
+    Tied scores share their places: with a scores above the label's and b equal to it (its own included), the label is
+    in the top k with credit (k - a) / b, cut to [0, 1], which is its chance under random tie-breaking. So constant
+    scores get k / n. A NaN counts as above every label, and a label whose own score is NaN is missed.
+
+    Args:
+        k: one set size or several. Beyond the number of classes it is always a hit.
+        num_classes: n; not needed with ``class_counts``.
+        class_counts: how many training samples each class has [n].
+        many, few: the limits of the split; the defaults are those of ImageNet-LT.
+        ignore_index: rows with this label do not count.
+        device: where the sums start; they follow the logits. Needed for a rank that may see no batch under NCCL.
+
+    Example:
+        >>> metric = TopKAccuracy((1, 2), num_classes=3)
+        >>> metric.update(torch.tensor([[0.2, 0.9, 0.5], [0.2, 0.9, 0.5]]), torch.tensor([1, 2]))
+        >>> metric.compute()
+        {'top1': 0.5, 'macro_top1': 0.5, 'top2': 1.0, 'macro_top2': 1.0}
+
+    Reference: Garcin et al. 2022 (macro-average top-k accuracy); Liu et al. 2019, *Large-Scale Long-Tailed Recognition
+    in an Open World* (the split).
+    """
+
+    def __init__(
+        self,
+        k: int | Sequence[int] = (1, 5),
+        *,
+        num_classes: int | None = None,
+        class_counts: Tensor | Sequence[int] | None = None,
+        many: int = 100,
+        few: int = 20,
+        ignore_index: int = -100,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.k = set_sizes(k)
+        counts = None if class_counts is None else torch.as_tensor(class_counts).cpu()
+        n = num_classes if counts is None else counts.numel()
+        if n is None or num_classes not in (None, n):
+            raise ValueError(f"expected num_classes, or class_counts of as many entries, got {num_classes} and {n}")
+        self.ignore_index = ignore_index
+        self.groups = {} if counts is None else _shots(counts, many, few)
+        super().__init__(
+            hits=torch.zeros(len(self.k), n, dtype=torch.float64, device=device),
+            seen=torch.zeros(n, dtype=torch.int64, device=device),
+        )
+
+    def update(self, logits: Tensor, target: Tensor) -> None:
+        """Count a batch of scores [B, n] with labels [B]."""
+        check_labels(logits, target, self.ignore_index)
+        n = self.sums["seen"].numel()
+        if logits.shape[1] != n:
+            raise ValueError(f"the metric has {n} classes, logits have {logits.shape[1]}")
+        self.follow(logits)
+        target = target.long()  # an ignore_index of -100 would be compared with bytes as 156
+        valid = target != self.ignore_index
+        label = torch.where(valid, target, 0)
+        hits, seen = self.sums["hits"], self.sums["seen"]
+        hits.index_add_(1, label, valid * _credit(logits.detach(), label, self.k, hits.dtype))
+        seen.index_add_(0, label, valid.to(seen.dtype))
+
+    def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
+        hits, seen = totals["hits"], totals["seen"]
+        results = {}
+        for k, hit in zip(self.k, hits, strict=True):
+            results[f"top{k}"] = ratio(hit.sum(), seen.sum())
+            for name, group in {"macro": torch.ones_like(seen, dtype=torch.bool), **self.groups}.items():
+                present = group & (seen > 0)
+                results[f"{name}_top{k}"] = ratio((hit[present] / seen[present]).sum(), present.sum())
+        return results
+
+
+class GradientSparsity(StreamingMetric):
+    """The share of entries of the loss's gradient, with respect to the logits, that are not zero: ``nonzero``.
+
+    Hinge losses on the k-th score move two logits a sample, cross-entropy all n; noise fills the hinge's gradient in.
+
+    Example:
+        >>> metric = GradientSparsity()
+        >>> logits = torch.randn(8, 100, requires_grad=True)
+        >>> topk_registry.create_loss("topk_hinge")(metric.watch(logits), torch.arange(8)).backward()
+        >>> metric.compute()["nonzero"] <= 2 / 100
+        True
+
+    Reference: Garcin et al. 2022, Figure 2.
+    """
+
+    def __init__(self, *, device: torch.device | str | None = None) -> None:
+        zero = torch.zeros((), dtype=torch.int64, device=device)
+        super().__init__(nonzero=zero, entries=zero.clone())
+
+    def update(self, gradient: Tensor) -> None:
+        """Count the entries of a gradient, of any shape."""
+        self.follow(gradient)
+        self.sums["nonzero"] += torch.count_nonzero(gradient)
+        self.sums["entries"] += gradient.numel()
+
+    def watch(self, logits: Tensor) -> Tensor:
+        """Count the gradient of these logits when it comes; returns them."""
+        logits.register_hook(lambda gradient: self.update(gradient.detach()))
+        return logits
+
+    def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
+        return {"nonzero": ratio(totals["nonzero"], totals["entries"])}
+
+
+def _credit(logits: Tensor, label: Tensor, k: Sequence[int], dtype: torch.dtype) -> Tensor:
+    own = logits.gather(1, label[:, None])
+    above = (~(logits <= own)).sum(1, dtype=dtype)  # so that NaN counts as above
+    tied = (logits == own).sum(1).clamp(min=1)
+    return torch.stack([((size - above) / tied).clamp(0, 1) for size in k])  # [len(k), B]
+
+
+def _shots(counts: Tensor, many: int, few: int) -> dict[str, Tensor]:
+    if not 0 <= few <= many:
+        raise ValueError(f"expected 0 <= few <= many, got few = {few} and many = {many}")
+    return {"many": counts > many, "medium": (counts >= few) & (counts <= many), "few": counts < few}

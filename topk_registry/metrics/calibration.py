@@ -1,0 +1,89 @@
+"""Calibration of top-k marginals: whether the probabilities come true."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from topk_registry.metrics.streaming import StreamingMetric, check_labels, ratio, set_sizes
+
+
+class MarginalCalibration(StreamingMetric):
+    """Does a class with marginal p belong to the top-k set a fraction p of the time?
+
+    Marginals say that the right answers of a sample are a set S of k classes, and pi_i = P(i in S). Pooling all classes
+    i of all samples x, and writing b for those whose marginal falls into a bin,
+
+        calibration_error = sum_b | sum_{(x, i) in b} 1[i in S(x)] - pi_i(x) | / sum_{(x, i)} pi_i(x)
+
+    relates the surplus or lack of right answers in each bin to the k answers a sample: 0 where marginals are
+    calibrated, 2 where none of them is ever right. At k = 1 it is n times the classwise calibration error of a softmax.
+
+    S is observed whole where a data set has k labels a sample (a target [B, n] of zeros and ones). Where it has one
+    (a target [B]), that label is taken as one of the k answers, drawn at random, so that k 1[i = y] has the mean
+    1[i in S]. In this sense ``topk_nll`` is calibrated at its optimum pi_i = k P(y = i | x), as long as no label is
+    more certain than 1 / k. One that is shows in :meth:`reliability` as an observed rate above 1, which no marginal
+    can follow: single labels measure calibration where they are ambiguous.
+
+    Args:
+        k: the set size of the marginals.
+        bins: how many bins of equal width [0, 1] is cut into, or their edges.
+        ignore_index: rows with this label do not count.
+        device: where the sums start; they follow the marginals.
+
+    Example:
+        >>> metric = MarginalCalibration(k=2)
+        >>> metric.update(torch.tensor([[1.0, 0.5, 0.5]] * 2), torch.tensor([[1, 1, 0], [1, 0, 1]]))
+        >>> metric.compute()
+        {'calibration_error': 0.0}
+    """
+
+    def __init__(
+        self,
+        k: int,
+        *,
+        bins: int | Sequence[float] = 15,
+        ignore_index: int = -100,
+        device: torch.device | str | None = None,
+    ) -> None:
+        edges = [b / max(bins, 1) for b in range(bins + 1)] if isinstance(bins, int) else list(bins)
+        if len(edges) < 2 or sorted(edges) != edges or edges[0] > 0 or edges[-1] < 1:
+            raise ValueError(f"bins must be a positive number, or rising edges from 0 to 1, got {bins!r}")
+        (self.k,) = set_sizes([k])
+        self.ignore_index = ignore_index
+        self.edges = torch.tensor(edges, dtype=torch.float64)
+        zero = torch.zeros(len(edges) - 1, dtype=torch.float64, device=device)
+        super().__init__(predicted=zero, observed=zero.clone(), entries=zero.clone())
+
+    def update(self, marginals: Tensor, target: Tensor) -> None:
+        """Count a batch of marginals [B, n] with labels [B], or with sets of answers [B, n] as zeros and ones."""
+        members = target.float() if target.shape == marginals.shape else self._members(marginals, target)
+        self.follow(marginals)
+        sums = self.sums
+        counted = members.isfinite().flatten()
+        p = marginals.detach().flatten().to(sums["predicted"].dtype)
+        b = torch.bucketize(p, self.edges[1:-1].to(p))
+        for name, values in (("predicted", p), ("observed", members.flatten()), ("entries", torch.ones_like(p))):
+            sums[name].index_add_(0, b, torch.where(counted, values, 0).to(p.dtype))
+
+    def _members(self, marginals: Tensor, target: Tensor) -> Tensor:
+        check_labels(marginals, target, self.ignore_index)
+        target = target.long()  # an ignore_index of -100 would be compared with bytes as 156
+        ignored = target == self.ignore_index
+        label = torch.where(ignored, 0, target)
+        members = torch.zeros_like(marginals, dtype=torch.float32).scatter_(1, label[:, None], self.k)
+        return members.masked_fill(ignored[:, None], torch.nan)
+
+    def reliability(self, *, sync: bool = True) -> dict[str, list[float]]:
+        """A reliability diagram, bin by bin: mean ``predicted`` marginal, ``observed`` rate, number of ``entries``."""
+        totals = {name: value.cpu() for name, value in self.totals(sync=sync).items()}
+        entries = totals["entries"]
+        return {
+            "predicted": (totals["predicted"] / entries).tolist(),
+            "observed": (totals["observed"] / entries).tolist(),
+            "entries": entries.tolist(),
+        }
+
+    def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
+        predicted, observed = totals["predicted"], totals["observed"]
+        return {"calibration_error": ratio((observed - predicted).abs().sum(), predicted.sum())}

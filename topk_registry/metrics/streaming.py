@@ -1,0 +1,74 @@
+"""What metrics share: sums that are added to batch by batch, and over ranks when asked for."""
+
+import math
+from collections.abc import Sequence
+from numbers import Integral
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from topk_registry.losses.base import check_logits, check_target
+
+
+class StreamingMetric:
+    """Sums over a data set. A subclass adds to ``self.sums`` in ``update`` and divides them in ``ratios``."""
+
+    def __init__(self, **sums: Tensor) -> None:
+        with torch.inference_mode(False):  # a sum made in inference mode could not be added to outside
+            self.sums = {name: value.clone() for name, value in sums.items()}
+
+    def reset(self) -> None:
+        """Forget everything."""
+        for value in self.sums.values():
+            value.zero_()
+
+    def compute(self, *, sync: bool = True) -> dict[str, float]:
+        """The results so far, by name; NaN where nothing was seen.
+
+        In a distributed run the sums of all ranks count, so every rank must call it; ``sync=False`` is this rank's own.
+        The metric itself stays as it is, and may be updated further.
+        """
+        return self.ratios({name: value.cpu() for name, value in self.totals(sync=sync).items()})
+
+    def totals(self, *, sync: bool = True) -> dict[str, Tensor]:
+        """A copy of the sums, added over ranks."""
+        totals = {name: value.clone() for name, value in self.sums.items()}
+        if sync and dist.is_available() and dist.is_initialized():
+            for value in totals.values():
+                dist.all_reduce(value)
+        return totals
+
+    def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
+        """The results, by name, from sums on the CPU."""
+        raise TypeError(f"{type(self).__name__} must define ratios(totals) -> results by name")
+
+    def follow(self, batch: Tensor) -> None:
+        """Move the sums to the device of a batch."""
+        # Apple's devices have no float64
+        narrow = batch.device.type == "mps"
+        with torch.inference_mode(False):
+            for name, value in self.sums.items():
+                dtype = torch.float32 if narrow and value.is_floating_point() else value.dtype
+                self.sums[name] = value.to(batch.device, dtype)
+
+
+def check_labels(logits: Tensor, target: Tensor, ignore_index: int) -> None:
+    """Raise unless target is integer [B], within the classes of the scores [B, n]."""
+    check_logits(logits)
+    if target.is_floating_point():
+        raise ValueError(f"target must be class indices (integer, [batch]), got {target.dtype} {list(target.shape)}")
+    check_target(logits, target, ignore_index=ignore_index)
+
+
+def ratio(part: Tensor, whole: Tensor) -> float:
+    """part / whole, NaN where the whole is empty."""
+    return part.item() / whole.item() if whole else math.nan
+
+
+def set_sizes(k: int | Sequence[int]) -> list[int]:
+    """One set size or several, as a list."""
+    sizes = list(k) if isinstance(k, Sequence) else [k]
+    if not sizes or not all(isinstance(size, Integral) and not isinstance(size, bool) and size > 0 for size in sizes):
+        raise ValueError(f"k must be one or several integers of at least 1, got {k!r}")
+    return [int(size) for size in sizes]

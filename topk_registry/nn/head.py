@@ -1,0 +1,166 @@
+"""The prediction head: exact probabilities of being in the top-k set, as a module and around any classifier."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from topk_registry.nn.classifier import num_classes_of
+from topk_registry.ops.ksubset import topk_label_margins, topk_marginals
+from topk_registry.ops.ksubset.onnx_form import static_marginals
+
+# torch 2.6 tells compiling and exporting not apart: there both take the form that is exported
+_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+
+
+class TopKOutput(NamedTuple):
+    """What the head says: scores, the probability of each class to be in the top-k set, the k most probable classes."""
+
+    logits: Tensor  # [..., n]
+    marginals: Tensor  # [..., n], sums to k
+    indices: Tensor  # [..., k], most probable first
+
+
+class TopKHead(nn.Module):
+    """Logits to top-k probabilities: pi_i = P(i in S), S a k-set drawn in proportion to prod exp(logits / temperature).
+
+    The marginals sum to k; for k = 1 they are softmax. They are computed in at least single precision, whatever the
+    logits come in, and are differentiable.
+
+    Args:
+        k: size of the set, 1 <= k <= n - 1.
+        temperature: positive. For a model trained with ``smooth_topk_svm`` the paper uses k * tau; see
+            :func:`fit_temperature` to fit it to held-out data.
+
+    Shape: logits [..., n] -> :class:`TopKOutput`.
+
+    Example:
+        >>> head = TopKHead(2)
+        >>> head(torch.tensor([2.0, 1.0, 0.0, -1.0])).indices
+        tensor([0, 1])
+
+    Reference: Berrada, Zisserman, Kumar 2018, section 5.2 and appendix C.
+    """
+
+    k: int
+    temperature: float
+
+    def __init__(self, k: int, *, temperature: float = 1.0) -> None:
+        super().__init__()
+        if isinstance(k, bool) or int(k) != k or k < 1:
+            raise ValueError(f"k must be an integer of at least 1, got {k!r}")
+        if not 0.0 < temperature < math.inf:
+            raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
+        self.k = int(k)
+        self.temperature = float(temperature)
+
+    def forward(self, logits: Tensor) -> TopKOutput:
+        marginals = _marginals(logits, self.k, self.temperature)
+        # by logits: marginals rise with them, but saturate at 1 and would tie there
+        return TopKOutput(logits, marginals, logits.topk(self.k).indices)
+
+    def extra_repr(self) -> str:
+        return f"k={self.k}, temperature={self.temperature:g}"
+
+
+class TopKClassifier(nn.Module):
+    """A timm or torchvision classifier with a :class:`TopKHead`, averaging over crops where the input has several.
+
+    Marginals of several crops of an image are averaged, as in the paper: the mean of probabilities of being in the
+    top-k set is one again, and still sums to k.
+
+    Args:
+        model: any classifier that maps [B, C, H, W] to logits [B, n].
+        k, temperature: as in :class:`TopKHead`.
+
+    Shape: images [B, C, H, W], or crops [B, crops, C, H, W] -> :class:`TopKOutput`. With crops, ``logits`` is their
+    mean and ``indices`` orders the averaged marginals.
+
+    Example:
+        >>> model = TopKClassifier(timm.create_model("resnet18", num_classes=100), k=5)
+        >>> model(torch.randn(2, 10, 3, 64, 64)).marginals.sum(-1)
+        tensor([5.0000, 5.0000])
+    """
+
+    model: nn.Module
+    head: TopKHead
+
+    def __init__(self, model: nn.Module, k: int, *, temperature: float = 1.0) -> None:
+        super().__init__()
+        n = num_classes_of(model)
+        if k >= n:
+            raise ValueError(f"k must be below the number of classes: k = {k}, the model predicts {n}")
+        self.model = model
+        self.head = TopKHead(k, temperature=temperature)
+
+    def forward(self, images: Tensor) -> TopKOutput:
+        if images.ndim not in (4, 5):
+            raise ValueError(f"expected images [B, C, H, W] or crops [B, crops, C, H, W], got {list(images.shape)}")
+        if images.ndim == 4:
+            return self.head(_main_output(self.model(images)))
+        logits = _main_output(self.model(images.flatten(0, 1))).unflatten(0, images.shape[:2])  # [B, crops, n]
+        marginals = self.head(logits).marginals.mean(1)
+        return TopKOutput(logits.mean(1), marginals, marginals.topk(self.head.k).indices)
+
+
+def _marginals(logits: Tensor, k: int, temperature: float) -> Tensor:
+    """The operator; while a graph is exported, its form of fixed shapes and standard operations."""
+    if not _is_exporting():
+        return topk_marginals(logits, k, temperature=temperature)
+    rows = logits if logits.ndim == 2 else logits.reshape(-1, logits.shape[-1])
+    return static_marginals(rows, k, temperature).view(logits.shape)
+
+
+def _main_output(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """Inception networks and distilled transformers return further heads' logits beside the main ones in training."""
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def fit_temperature(logits: Tensor, target: Tensor, k: int, *, tolerance: float = 1e-3) -> float:
+    """The temperature at which held-out labels are most likely to be in the top-k set.
+
+    Minimises mean_i -log pi_{y_i}(logits_i / T) over log T: first on a grid from a thousandth to a thousand times the
+    spread of the logits, then by golden section around the best point, to a relative ``tolerance``.
+
+    Args:
+        logits: held-out scores [N, n], from data that the model was not trained on.
+        target: their labels [N], int64.
+        k: size of the set.
+
+    Example:
+        >>> T = fit_temperature(val_logits, val_labels, k=5)
+        >>> head = TopKHead(5, temperature=T)
+    """
+    logits = logits.detach().float() if logits.dtype != torch.float64 else logits.detach()
+    if logits.ndim != 2 or not len(logits):
+        raise ValueError(f"expected held-out logits [N, n] with N >= 1, got {list(logits.shape)}")
+    spread = float(logits.std(-1).mean())
+    if not 0.0 < spread < math.inf:
+        raise ValueError(f"fitting a temperature needs logits that differ and are finite, got a deviation of {spread}")
+
+    def nll(log_t: float) -> float:
+        t = math.exp(log_t)
+        return float(F.softplus(-topk_label_margins(logits, target, k, temperature=t) / t).mean())
+
+    step = math.log(10.0) / 2
+    grid = [math.log(spread) + step * i for i in range(-6, 7)]
+    best = min(grid, key=nll)
+    return math.exp(_golden_section(nll, best - step, best + step, tolerance))
+
+
+def _golden_section(f, low: float, high: float, tolerance: float) -> float:
+    ratio = (math.sqrt(5) - 1) / 2
+    a, b = high - ratio * (high - low), low + ratio * (high - low)
+    f_a, f_b = f(a), f(b)
+    while high - low > tolerance:
+        if f_a < f_b:
+            high, b, f_b = b, a, f_a
+            a = high - ratio * (high - low)
+            f_a = f(a)
+        else:
+            low, a, f_a = a, b, f_b
+            b = low + ratio * (high - low)
+            f_b = f(b)
+    return (low + high) / 2

@@ -1,0 +1,51 @@
+"""The operator as a module, for use inside networks."""
+
+from torch import Generator, Tensor, nn
+
+from topk_registry.ops.perturbed.api import check_options, perturbed_topk
+
+
+class PerturbedTopK(nn.Module):
+    """The smoothed k-th largest entry of the last axis, :func:`perturbed_topk`, with its options fixed.
+
+    It draws noise in training and in evaluation alike: the module stands for the smooth function f_eps, which is the
+    same in both, and not for a regulariser. Fix the generator, or raise ``num_samples``, for steadier values; for the
+    plain k-th largest take ``epsilon=0``.
+
+    Args:
+        k: which largest, 1 <= k <= n.
+        epsilon: standard deviation of the noise, in the unit of the scores.
+        num_samples: how many draws.
+        impl: as in :func:`perturbed_topk`.
+
+    Example:
+        >>> import torch
+        >>> PerturbedTopK(2, epsilon=0.0)(torch.tensor([[3.0, 1.0, 2.0]]))
+        tensor([2.])
+    """
+
+    k: int
+    epsilon: float
+    num_samples: int
+
+    def __init__(self, k: int, *, epsilon: float = 1.0, num_samples: int = 5, impl: str = "auto") -> None:
+        super().__init__()
+        check_options(k, epsilon, num_samples, impl)
+        self.k = int(k)
+        self.epsilon = float(epsilon)
+        self.num_samples = int(num_samples)
+        self.impl = impl
+
+    def forward(self, scores: Tensor, *, generator: Generator | None = None, noise: Tensor | None = None) -> Tensor:
+        return perturbed_topk(
+            scores,
+            self.k,
+            epsilon=self.epsilon,
+            num_samples=self.num_samples,
+            generator=generator,
+            noise=noise,
+            impl=self.impl,
+        )
+
+    def extra_repr(self) -> str:
+        return f"k={self.k}, epsilon={self.epsilon:g}, num_samples={self.num_samples}"

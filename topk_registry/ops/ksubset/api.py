@@ -1,0 +1,243 @@
+"""The one door to the k-subset operator: checks what comes in, chooses an implementation, and keeps its promises.
+
+An implementation is a module with four functions on contiguous rows s [B, n], 2k <= n, in single or double precision
+(those that say so take half precision too)::
+
+    label_margins(s, label [B], k, theta) -> (margin [B], gradient [B, n])
+    label_hinges(s, label [B], k, theta, hinge) -> (margin [B], gradient [B, n], value [B], slope [B])
+    margins(s, k, theta) -> [B, n]
+    margins_backward(g [B, n], s, k, theta) -> [B, n]
+
+Everything else (other shapes and dtypes, larger k, bad input) is settled here.
+"""
+
+from math import inf, isfinite
+from numbers import Integral
+
+import torch
+from torch import Tensor
+
+from topk_registry.ops.hinge import Hinge
+from topk_registry.ops.ksubset import autograd, backends
+
+
+def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0, impl: str = "auto") -> Tensor:
+    """How far each class is inside the top-k set, in units of the scores: a smooth gap to the k-th best other class.
+
+    margin_i = temperature * l_i(logits / temperature), with the log-odds l of :func:`topk_log_odds`. As the temperature
+    goes to zero it becomes logits_i - (the k-th largest of the other logits), and it is finite for any temperature.
+
+    Args:
+        logits: scores [..., n]; -inf marks a class that cannot be chosen.
+        k: size of the set, 1 <= k <= n - 1.
+        temperature: a positive number.
+        impl: ``"auto"``, or the name of an implementation.
+
+    Returns:
+        Margins [..., n], in single precision for half-precision logits, else in the dtype of the logits.
+
+    Example:
+        >>> topk_margins(torch.tensor([3.0, 2.0, 1.0]), 2, temperature=1e-6)
+        tensor([ 2.0000,  1.0000, -1.0000])
+    """
+    return _margins(logits, k, temperature, impl).to(output_dtype(logits))
+
+
+def topk_log_odds(logits: Tensor, k: int, *, impl: str = "auto") -> Tensor:
+    """Log-odds of each class being in a random k-set that is drawn with probability proportional to prod exp(logits).
+
+    l_i = x_i + log sigma_{k-1}(e without i) - log sigma_k(e without i), e = exp(x), with sigma_j the j-th elementary
+    symmetric polynomial. Exact to rounding, differentiable for any cotangent; arguments as :func:`topk_margins`.
+
+    Example:
+        >>> topk_log_odds(torch.zeros(4), 1)
+        tensor([-1.0986, -1.0986, -1.0986, -1.0986])
+
+    Reference: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018.
+    """
+    return topk_margins(logits, k, impl=impl)
+
+
+def topk_marginals(logits: Tensor, k: int, *, temperature: float = 1.0, impl: str = "auto") -> Tensor:
+    """Probability of each class to be in the top-k set: sigmoid of the log-odds of ``logits / temperature``.
+
+    pi_i = e_i sigma_{k-1}(e without i) / sigma_k(e); they sum to k. For k = 1 this is softmax. Arguments as
+    :func:`topk_margins`.
+
+    Example:
+        >>> topk_marginals(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2).sum()
+        tensor(2.0000)
+    """
+    return torch.sigmoid(_margins(logits, k, temperature, impl) / temperature).to(output_dtype(logits))
+
+
+def topk_label_margins(
+    logits: Tensor, label: Tensor, k: int, *, temperature: float = 1.0, impl: str = "auto"
+) -> Tensor:
+    """The entry of :func:`topk_margins` at each row's label, with a backward pass that costs one multiplication.
+
+    Args:
+        logits: scores [B, n].
+        label: class indices [B], int64.
+        k, temperature, impl: as in :func:`topk_margins`.
+
+    Returns:
+        Margins [B] in double precision.
+    """
+    return _at_labels(logits, label, k, temperature, impl, None)
+
+
+def smooth_topk_hinge(
+    logits: Tensor,
+    label: Tensor,
+    k: int,
+    *,
+    tau: float = 1.0,
+    alpha: float | Tensor = 1.0,
+    impl: str = "auto",
+) -> Tensor:
+    """The smooth top-k SVM of each row: a hinge, smoothed by tau, on the label's margin at the temperature k tau.
+
+    L = tau softplus((alpha - margin_y / k) / tau), differentiated by hand as one function: on small batches autograd's
+    own steps would take longer than the work.
+
+    Args:
+        logits: scores [B, n].
+        label: class indices [B], int64.
+        k, impl: as in :func:`topk_margins`.
+        tau: temperature, positive.
+        alpha: margin, one for all classes or one a class [n]; it gets no gradient.
+
+    Returns:
+        Losses [B], in at least single precision. Differentiable once.
+
+    Example:
+        >>> smooth_topk_hinge(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([1]), 2, tau=1e-6)
+        tensor([0.5000])
+
+    Reference: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018.
+    """
+    if not 0.0 < tau < inf:
+        raise ValueError(f"tau must be positive and finite, got {tau!r}")
+    check(logits, k, tau)
+    k = _fixed(k)
+    if not isinstance(alpha, Tensor):
+        alpha = logits.new_full((), alpha, dtype=output_dtype(logits))
+    if alpha.shape not in ((), logits.shape[1:]):
+        raise ValueError(f"alpha must be one number, or one a class {list(logits.shape[1:])}, got {list(alpha.shape)}")
+    return _at_labels(logits, label, k, k * tau, impl, (alpha.detach(), tau)).to(output_dtype(logits))
+
+
+def _at_labels(
+    logits: Tensor, label: Tensor, k: int, temperature: float, impl: str, options: tuple[Tensor, float] | None
+) -> Tensor:
+    """The label's margin in double precision, or with ``options`` alpha and tau a hinge on a k-th of it."""
+    check(logits, k, temperature)
+    if label.dtype != torch.int64 or label.shape != logits.shape[:1] or logits.ndim != 2:
+        raise ValueError(
+            f"expected logits [B, n] and int64 labels [B], got {list(logits.shape)} and {label.dtype} "
+            f"{list(label.shape)}"
+        )
+    s, size, theta, sign, backend = prepare(logits, k, temperature, impl)
+    alpha, tau = options or (None, 0.0)
+    if alpha is not None:
+        alpha = alpha.to(s.device, output_dtype(s)).contiguous()
+    if torch.compiler.is_compiling():
+        from topk_registry.ops.ksubset import custom_ops as library
+
+        margin = library.label_margins(s, label, size, theta, backend)
+        return sign * margin if alpha is None else Hinge(alpha, sign / k, tau).definition(margin, label)[0]
+    on_cpu = logits.device.type == "cpu"  # values are looked at there only: elsewhere that would stall the device
+    if on_cpu and not backends.TABLE[backend].checks_labels:
+        check_labels(label, logits.shape[1])
+
+    def kernel(s: Tensor, label: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        kernels = backends.load(backend)
+        if alpha is None:
+            margin, gradient = kernels.label_margins(s, label, size, theta)
+            value, slope = sign * margin, torch.full_like(margin, sign)
+        else:
+            hinge = Hinge(alpha, sign / k, tau)
+            margin, gradient, value, slope = kernels.label_hinges(s, label, size, theta, hinge)
+        if on_cpu and not isfinite(margin.sum()):  # what too few scores come to, and a label out of range
+            check_labels(label, s.shape[1])
+            _check_finite(sign * s, k)
+        return value, slope, gradient
+
+    return autograd.LabelMargins.apply(s, label, alpha, kernel)[0]
+
+
+def _margins(logits: Tensor, k: int, temperature: float, impl: str) -> Tensor:
+    """In the precision they are computed in: where that is double, they may be beyond the range of single."""
+    check(logits, k, temperature)
+    compiling = torch.compiler.is_compiling()
+    if logits.device.type == "cpu" and not compiling:
+        _check_finite(logits.detach(), k)
+    s, k, theta, sign, backend = prepare(logits, k, temperature, impl)
+    if compiling:
+        from topk_registry.ops.ksubset import custom_ops as library
+
+        rows = library.margins(s, k, theta, backend)
+    else:
+        kernels = backends.load(backend)
+        rows = autograd.Margins.apply(s, k, theta, kernels.margins, kernels.margins_backward)
+    return (rows if sign > 0 else -rows).view(logits.shape)
+
+
+def output_dtype(logits: Tensor) -> torch.dtype:
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+def prepare(logits: Tensor, k: int, temperature: float, impl: str) -> tuple[Tensor, int, float, int, str]:
+    """Rows to work on, with 2k <= n: drawing k classes by x is leaving out n - k by -x, so the log-odds change sign."""
+    n = logits.shape[-1]
+    sign = 1 if 2 * k <= n else -1
+    k = _fixed(k if sign > 0 else n - k)
+    # coefficients span e^k and margins grow with the temperature: both can be more than single precision holds
+    double = logits.dtype == torch.float64 or k > 64 or temperature > 1e30
+    backend = _choose(impl, logits.device, k, double)
+    half = backends.TABLE[backend].takes_half and logits.dtype in (torch.float16, torch.bfloat16)
+    s = logits if half else logits.to(torch.float64 if double else torch.float32)
+    s = s.reshape(-1, n)
+    # below this the margins no longer depend on the temperature, but its reciprocal would overflow
+    theta = max(float(temperature), 4 * torch.finfo(torch.float64 if double else torch.float32).tiny)
+    return (s if sign > 0 else -s).contiguous(), k, theta, sign, backend
+
+
+def _fixed(k: int) -> int:
+    """A number, to choose implementations by: in a graph that was compiled for another k before, it is a symbol."""
+    return len(range(k))
+
+
+def _choose(impl: str, device: torch.device, k: int, double: bool) -> str:
+    if not torch.compiler.is_compiling():
+        return backends.choose(impl, device, k, double)
+    from topk_registry.ops.ksubset import custom_ops as library
+
+    return library.choose(impl, device, k, double)
+
+
+def check(logits: Tensor, k: int, temperature: float) -> None:
+    if not logits.is_floating_point() or logits.ndim < 1:
+        raise ValueError(f"logits must be floating point [..., n], got {logits.dtype} {list(logits.shape)}")
+    n = logits.shape[-1]
+    if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k < n:
+        raise ValueError(f"k must be an integer from 1 to n - 1 = {n - 1}, got {k!r}")
+    if not 0.0 < temperature < inf:
+        raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
+
+
+def check_labels(label: Tensor, n: int) -> None:
+    if label.numel():
+        low, high = (int(bound) for bound in label.aminmax())
+        if low < 0 or high >= n:
+            raise ValueError(f"label must be in [0, {n - 1}], got {low if low < 0 else high}")
+
+
+def _check_finite(logits: Tensor, k: int) -> None:
+    """A row with too few scores is an error where it is seen, and NaN elsewhere."""
+    if not logits.numel() or bool(logits.amin() > -torch.inf):
+        return
+    scores = (logits != -torch.inf).sum(-1)
+    if bool((scores <= k).any()):
+        raise ValueError(f"every row needs at least k + 1 = {k + 1} scores above -inf, one has {int(scores.min())}")

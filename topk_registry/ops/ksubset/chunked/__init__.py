@@ -1,0 +1,1 @@
+"""The k-subset operator over classes that come in chunks."""

@@ -1,0 +1,150 @@
+"""A linear classifier and the k-subset operator in one: the logits never exist as a whole."""
+
+from math import isfinite
+from numbers import Integral
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from topk_registry.ops.ksubset import api as dispatch
+from topk_registry.ops.ksubset.chunked import custom_ops as linear_ops
+from topk_registry.ops.ksubset.chunked.state import State, merge, top_margins
+
+CPU_CHUNK = 1 << 20  # scores in a chunk: few enough to stay in the cache
+GPU_CHUNK = 1 << 24  # enough to keep the device busy
+LEAST_CHUNK = 1024  # classes: below this the products of matrices are slow
+
+
+def linear_label_margins(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    label: Tensor,
+    k: int,
+    *,
+    temperature: float = 1.0,
+    chunk: int | None = None,
+) -> Tensor:
+    """``topk_label_margins(F.linear(features, weight, bias), label, k)`` in the memory of a chunk of the logits.
+
+    Args:
+        features: [B, d].
+        weight: [n, d], a row a class.
+        bias: [n] or None.
+        label: class indices [B], int64.
+        k, temperature: as in :func:`topk_margins`.
+        chunk: so many classes at a time; None chooses for speed.
+
+    Returns:
+        Margins [B] in double precision, differentiable once to features, weight and bias. Under autocast matrices are
+        multiplied in half precision, as by ``F.linear``, and everything else is done in single.
+
+    Example:
+        >>> features, weight = torch.randn(8, 64), torch.randn(1000, 64)
+        >>> linear_label_margins(features, weight, None, torch.arange(8), 5).shape
+        torch.Size([8])
+    """
+    like = logits_like(features, weight, bias)
+    dispatch.check(like, k, temperature)
+    if label.dtype != torch.int64 or label.shape != features.shape[:1]:
+        raise ValueError(f"label must be int64 {list(features.shape[:1])}, got {label.dtype} {list(label.shape)}")
+    # elsewhere a look would stall the device, or break the graph
+    looked_at = features.device.type == "cpu" and not torch.compiler.is_compiling()
+    if looked_at:
+        dispatch.check_labels(label, len(weight))
+    options = int(k), float(temperature), _chunk(features, k, chunk), _product_dtype(features)
+    margin, top, _, _ = linear_ops.LinearLabelMargins.apply(features, weight, bias, label, *options)
+    if looked_at and not isfinite(margin.detach().sum()):
+        _check_scores(top.detach(), k, linear_ops.as_rows(features, weight, k, temperature))
+    return margin
+
+
+class TopClasses(NamedTuple):
+    """The k classes of the largest scores, largest first, and what is known of them."""
+
+    indices: Tensor  # [B, k]
+    logits: Tensor  # [B, k]
+    marginals: Tensor  # [B, k], probability of being in the top-k set
+
+
+@torch.no_grad()
+def linear_topk(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    k: int,
+    *,
+    temperature: float = 1.0,
+    chunk: int | None = None,
+) -> TopClasses:
+    """The k largest of ``F.linear(features, weight, bias)`` with their ``topk_marginals``, in the memory of a chunk.
+
+    Not differentiable. Arguments as :func:`linear_label_margins`.
+
+    Example:
+        >>> linear_topk(torch.eye(3), torch.eye(3), None, 1).marginals.T
+        tensor([[0.5761, 0.5761, 0.5761]])
+    """
+    like = logits_like(features, weight, bias)
+    dispatch.check(like, k, temperature)
+    k, chunk, x = int(k), _chunk(features, k, chunk), features.to(_product_dtype(features))
+    like, _, theta, sign = linear_ops.as_rows(features, weight, k, temperature)
+    with torch.autocast(features.device.type, enabled=False):
+        if sign < 0 or len(weight) <= max(chunk, 2 * k + 2):  # the top group would be all classes
+            logits = F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+            marginals = dispatch.topk_marginals(logits, k, temperature=temperature)
+            top, indices = logits.topk(k)
+            return TopClasses(indices, top, marginals.gather(1, indices))
+        state: State | None = None
+        for first, _, _, s in linear_ops.score_chunks(x, weight, bias, chunk, like):
+            part = linear_ops.kernels(like, k + 1).summarise(s, k + 1, theta, first, out=s)
+            state = part if state is None else merge(state, part, theta)
+    assert state is not None
+    marginals = torch.sigmoid(top_margins(state, theta) / theta).to(dispatch.output_dtype(x))
+    return TopClasses(state.classes[:, :k], state.top[:, :k].to(x.dtype), marginals)
+
+
+def logits_like(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """No rows [0, n] of the logits' dtype, to look up what that asks for; raises where no logits could be made."""
+    given = [t for t in (features, weight, bias) if t is not None]
+    shapes = [list(t.shape) for t in given]
+    if (
+        features.ndim != 2
+        or weight.ndim != 2
+        or shapes[0][1:] != shapes[1][1:]
+        or shapes[2:] not in ([], [shapes[1][:1]])
+    ):
+        raise ValueError(f"expected features [B, d], weight [n, d] and bias [n] or None, got {shapes}")
+    dtypes = {_product_dtype(t) for t in given}
+    if len(dtypes) > 1 or not features.is_floating_point():
+        raise ValueError(
+            "features, weight and bias must be floating point, and of one dtype outside autocast, "
+            f"got {[t.dtype for t in given]}"
+        )
+    return features.new_empty(0, len(weight))
+
+
+def _product_dtype(x: Tensor) -> torch.dtype:
+    """What F.linear would multiply in: autocast leaves double precision alone."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
+def _chunk(features: Tensor, k: int, chunk: int | None) -> int:
+    if chunk is None:
+        scores = CPU_CHUNK if features.device.type == "cpu" else GPU_CHUNK
+        return max(scores // max(len(features), 1), LEAST_CHUNK, 8 * int(k))
+    if isinstance(chunk, bool) or not isinstance(chunk, Integral) or chunk < 1:
+        raise ValueError(f"chunk must be a number of classes of at least 1, got {chunk!r}")
+    return int(chunk)
+
+
+def _check_scores(top: Tensor, k: int, rows: tuple[Tensor, int, float, int]) -> None:
+    """A row with too few scores: the k-th best of the others is none."""
+    _, inner_k, _, sign = rows
+    if bool((top[:, inner_k - 1] == -sign * torch.inf).any()):
+        raise ValueError(f"every row needs at least k + 1 = {k + 1} scores above -inf, one has fewer")

@@ -1,0 +1,152 @@
+"""A linear classifier and the k-subset operator over chunks of classes, as operators that torch knows by name.
+
+The forward pass streams the state of each row over the chunks. The backward pass makes the scores of a chunk again,
+turns them into their gradient in place, and multiplies that into the gradients of features, weight and bias. Beside
+those the memory is that of a chunk, whatever the number of classes.
+"""
+
+from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from topk_registry.ops.ksubset import backends
+from topk_registry.ops.ksubset import api as dispatch
+from topk_registry.ops.ksubset.chunked import state as streaming
+from topk_registry.ops.ksubset.autograd import once
+from topk_registry.ops.ksubset.chunked.state import State, finish, merge, put
+from topk_registry.ops.ksubset.torch.rows import top_group_size
+
+
+def as_rows(features: Tensor, weight: Tensor, k: int, temperature: float) -> tuple[Tensor, int, float, int]:
+    """What the operator works on for the logits of a layer: no rows [0, n] of its dtype, k with 2k <= n, theta, and the
+    sign of the scores, as they are in ``dispatch``."""
+    return dispatch.prepare(features.new_empty(0, len(weight)), k, temperature, "torch")[:4]
+
+
+def kernels(like: Tensor, k: int) -> ModuleType:
+    """Which module's ``summarise`` and ``gradient`` serve here."""
+    if backends.choose("auto", like.device, k, like.dtype == torch.float64) == "numba":
+        return import_module("topk_registry.ops.ksubset.numba.chunks")
+    return streaming
+
+
+def score_chunks(
+    x: Tensor, weight: Tensor, bias: Tensor | None, chunk: int, like: Tensor, sign: int = 1
+) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+    """For each chunk its first class, its rows of the weight, and its scores [B, chunk], times sign: as the flat memory
+    that ``streaming.put`` takes, and as the view of it. The memory is used again for the next one."""
+    B, n = len(x), len(weight)
+    memory = like.new_empty(B * min(chunk, n) + 1)
+    for first in range(0, n, chunk):
+        W = weight[first : first + chunk].to(x.dtype)
+        b = None if bias is None else bias[first : first + chunk].to(x.dtype)
+        flat = memory[: B * len(W) + 1]
+        s = flat[:-1].view(B, len(W))
+        _multiply(x, W.T, out=s, bias=b)
+        yield first, W, flat, s.neg_() if sign < 0 else s
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
+    """out = a b + bias, in one pass where the product has the dtype of its place."""
+    if a.dtype != out.dtype:
+        out.copy_(F.linear(a, b.T, bias))
+    elif bias is None:
+        torch.mm(a, b, out=out)
+    else:
+        torch.addmm(bias, a, b, out=out)
+
+
+_OPTIONS = "Tensor features, Tensor weight, Tensor? bias, Tensor label, int k, float temperature, int chunk"
+
+
+@torch.library.custom_op(
+    "topk_registry::linear_label_margins",
+    mutates_args=(),
+    schema=f"({_OPTIONS}, ScalarType dtype) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def label_margins(features, weight, bias, label, k, temperature, chunk, dtype):
+    """The margins [B], and the state of the classes other than the label."""
+    like, k, theta, sign = as_rows(features, weight, k, temperature)
+    state, nothing = None, like.new_full((len(label), 1), -torch.inf)
+    score = torch.full_like(nothing[:, 0], torch.nan)  # it stays where a label, unseen on a GPU, is none of the classes
+    with torch.autocast(features.device.type, enabled=False):
+        for first, _, flat, s in score_chunks(features.to(dtype), weight, bias, chunk, like, sign):
+            local = label - first
+            mine = (local >= 0) & (local < s.shape[1])
+            score = torch.where(mine, s.gather(1, local.clamp(0, s.shape[1] - 1)[:, None])[:, 0], score)
+            put(flat, label[:, None], nothing, first)
+            part = kernels(like, k).summarise(s, k, theta, first, out=s)
+            state = part if state is None else merge(state, part, theta)
+    assert state is not None
+    top, classes, P = state
+    f = finish(State(top, classes, P.double()), theta)
+    return sign * (score.double() - f.a.double() + f.shift), top.contiguous(), classes.contiguous(), P.double()
+
+
+@label_margins.register_fake
+def _(features, weight, bias, label, k, temperature, chunk, dtype):
+    like, k, _, _ = as_rows(features, weight, k, temperature)
+    B, T = len(label), min(top_group_size(k), len(weight))
+    double = features.new_empty(B, dtype=torch.float64)
+    return double, like.new_empty(B, T), label.new_empty(B, T), double.new_empty(k, B)
+
+
+@torch.library.custom_op(
+    "topk_registry::linear_label_margins_backward",
+    mutates_args=(),
+    schema=f"(Tensor g, Tensor top, Tensor classes, Tensor P, {_OPTIONS}, ScalarType dtype, bool[] wanted) -> Tensor[]",
+)
+def label_margins_backward(g, top, classes, P, features, weight, bias, label, k, temperature, chunk, dtype, wanted):
+    """Those wanted of the gradients to features, weight and bias."""
+    like, k, theta, sign = as_rows(features, weight, k, temperature)
+    f, g = finish(State(top, classes, P), theta), g.to(like)[:, None]
+    x, sums = features.to(dtype), like.new_zeros(features.shape if wanted[0] else ())
+    dW = torch.empty_like(weight) if wanted[1] else None
+    db = torch.empty_like(bias) if wanted[2] else None
+    with torch.autocast(features.device.type, enabled=False):
+        for first, W, flat, s in score_chunks(x, weight, bias, chunk, like, sign):
+            # the margin of -s is minus that of s: its gradient to the scores is the same
+            ds = kernels(like, k).gradient(s, label, f, theta, first, flat).mul_(g).to(dtype)
+            if wanted[0]:
+                sums += ds @ W
+            if dW is not None:
+                _multiply(ds.T, x, out=dW[first : first + chunk])
+            if db is not None:
+                db[first : first + chunk] = ds.sum(0)
+    return [d for d in (sums.to(features.dtype) if wanted[0] else None, dW, db) if d is not None]
+
+
+@label_margins_backward.register_fake
+def _(g, top, classes, P, features, weight, bias, label, k, temperature, chunk, dtype, wanted):
+    return [torch.empty_like(t) for t, is_wanted in zip((features, weight, bias), wanted, strict=True) if is_wanted]
+
+
+class LinearLabelMargins(torch.autograd.Function):
+    """:func:`label_margins` with its gradients; the other outputs are there to be kept."""
+
+    @staticmethod
+    def forward(features, weight, bias, label, k, temperature, chunk, dtype):
+        return label_margins(features, weight, bias, label, k, temperature, chunk, dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        features, weight, bias, label, *ctx.options = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*output, features, weight, bias, label)
+
+    @staticmethod
+    def backward(ctx, g: Tensor, *_):
+        wanted = list(ctx.needs_input_grad[:3])
+        if g is None or not any(wanted):
+            return (None,) * 8
+        found = iter(once(_gradients, g, *ctx.saved_tensors, *ctx.options, wanted))
+        return *(next(found) if is_wanted else None for is_wanted in wanted), *(None,) * 5
+
+
+def _gradients(g: Tensor, margin: Tensor, *args) -> tuple[Tensor, ...]:
+    """The margin, not used, is what the gradients are known to depend on, whichever tensors ask for them."""
+    return tuple(label_margins_backward(g, *args))

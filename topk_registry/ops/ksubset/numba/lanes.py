@@ -1,0 +1,188 @@
+"""The small polynomials of several rows at once: the last axis of every array, a lane a row, is what becomes vector
+instructions. All in double precision; x and the tilt t are handled as odds, exp(x) and exp(-t)."""
+
+import numpy as np
+
+from topk_registry.ops.ksubset.numba.compiled import compiled, exp64
+
+LARGEST = 600.0  # of x: exp(x) and sums of it stay finite, and so much above the k-th class more makes no difference
+
+
+@compiled
+def exponentials(x):
+    """x <- exp(x)."""
+    for j in range(len(x)):
+        line = x[j]
+        for i in range(len(line)):
+            line[i] = exp64(min(line[i], LARGEST)) if line[i] > -LARGEST else 0.0
+
+
+@compiled
+def tilt(E, mass, k, start, stop, u):
+    """u = exp(-t), t = min over m < k of log(R_m / (k - m)) of torch_path.tilt, for the lanes from start to stop."""
+    R = mass.copy()
+    for j in range(k - 1, len(E)):
+        for i in range(start, stop):
+            R[i] += E[j, i]
+    u[start:stop] = 1 / R[start:stop]
+    for m in range(k - 2, -1, -1):
+        for i in range(start, stop):
+            R[i] += E[m, i]
+            u[i] = max(u[i], (k - m) / R[i])
+
+
+@compiled
+def top_group(E, P, u):
+    """From the top group's exp(x) and the tail's power sums, which are tilted in place: the factors q + p X of the top
+    group and ``products`` of them, starting from the tail's polynomial."""
+    (T, width), k = E.shape, len(P)
+    p, q = np.empty((T, width)), np.empty((T, width))
+    before, after = np.empty((T + 1, k + 1, width)), np.empty((T + 1, k + 1, width))
+    factor = np.ones(width)
+    for j in range(k):
+        for i in range(width):
+            factor[i] *= u[i]
+            P[j, i] *= factor[i]
+    for j in range(T):
+        for i in range(width):
+            odds = E[j, i] * u[i]
+            q[j, i] = 1 / (1 + odds)
+            p[j, i] = odds * q[j, i]
+    tail_polynomial(P, before[0])
+    products(q, p, before, after)
+    return p, q, before, after
+
+
+@compiled
+def tail_polynomial(P, b):
+    """b_0..b_k of prod (1 + w_i X), from power sums, P[j - 1] = sum w_i^j, by Newton's identities; scaled by
+    exp(-P_1 / 2), halfway between its first and its largest coefficient."""
+    for i in range(b.shape[1]):
+        b[0, i] = exp64(-0.5 * min(P[0, i], 1200.0))
+    for j in range(1, len(b)):
+        total = b[j]
+        total[:] = 0
+        for power in range(1, j + 1):
+            sign = (1.0 if power % 2 else -1.0) / j
+            for i in range(len(total)):
+                total[i] += sign * b[j - power, i] * P[power - 1, i]
+
+
+@compiled
+def products(q, p, before, after):
+    """before[i]: before[0] times the first i factors q + p X; after[i]: the product of all from the i-th on."""
+    T = len(p)
+    after[T] = 0
+    after[T, 0] = 1
+    for i in range(T):
+        _times(before[i], q[i], p[i], before[i + 1])
+        h = T - 1 - i
+        _times(after[h + 1], q[h], p[h], after[h])
+
+
+@compiled
+def _times(c, q, p, out):
+    for i in range(len(q)):
+        out[0, i] = q[i] * c[0, i]
+    for j in range(1, len(c)):
+        for i in range(len(q)):
+            out[j, i] = q[i] * c[j, i] + p[i] * c[j - 1, i]
+
+
+@compiled
+def without(before, after, left_out, degree, e):
+    """e: the coefficient of this degree of the product of all factors but one."""
+    e[:] = 0
+    for j in range(degree + 1):
+        for i in range(len(e)):
+            e[i] += before[left_out, j, i] * after[left_out + 1, degree - j, i]
+
+
+@compiled
+def label_gradient(p, before, after, g):
+    """g[i] = p_i (e_{k-2} / c_{k-1} - e_{k-1} / c_k), e the product without factor i."""
+    (T, width), k = p.shape, before.shape[1] - 1
+    below, two_below = np.empty(width), np.empty(width)
+    for j in range(T):
+        without(before, after, j, k - 1, below)
+        two_below[:] = 0
+        if k > 1:
+            without(before, after, j, k - 2, two_below)
+        for i in range(len(below)):
+            g[j, i] = p[j, i] * (two_below[i] / before[T, k - 1, i] - below[i] / before[T, k, i])
+
+
+@compiled
+def balanced(c, lane, out):
+    """rho = c_{k-1} / c_k of one lane, and its coefficients tilted by log rho and scaled, so that the last two are 1.
+
+    Those too small to matter would send Horner's rule into denormal numbers, and are zero.
+    """
+    k = len(out) - 1
+    rho = c[k - 1, lane] / c[k, lane]
+    scale = 1 / c[k, lane]
+    for j in range(k, -1, -1):
+        scaled = c[j, lane] * scale
+        out[j] = scaled if scaled > 2.0**-70 else 0.0
+        scale /= rho
+    return rho
+
+
+@compiled
+def cotangents(q, p, before, after, g_below, g_last, g_product, g_x):
+    """Reverse of ``products`` and ``without``: from g_below[i] and g_last[i], the cotangents of coefficients k - 1 and
+    k of the product without factor i, and g_product, those of the whole product, to g_x, those of x, p = sigmoid(x);
+    g_product becomes the cotangents of before[0]."""
+    T, k, lanes = len(p), before.shape[1] - 1, p.shape[1]
+    g_q, g_p = np.zeros((T, lanes)), np.zeros((T, lanes))
+    g_after, passed = np.zeros((k + 2, lanes)), np.zeros((k + 2, lanes))  # one more, always 0, spares a special case
+    _add_correlation(before[0], g_below[0], g_last[0], g_after)
+    for j in range(1, T):
+        _through_factor(after[j + 1], g_after, q[j], p[j], g_q[j], g_p[j], passed)
+        _add_correlation(before[j], g_below[j], g_last[j], passed)
+        g_after, passed = passed, g_after
+    g_before = g_after
+    g_before[: k + 1] = g_product
+    for j in range(T - 1, -1, -1):
+        _through_factor(before[j], g_before, q[j], p[j], g_q[j], g_p[j], passed)
+        _add_correlation(after[j + 1], g_below[j], g_last[j], passed)
+        g_before, passed = passed, g_before
+        for i in range(lanes):
+            g_x[j, i] = p[j, i] * q[j, i] * (g_p[j, i] - g_q[j, i])
+    g_product[:] = g_before[: k + 1]
+
+
+@compiled
+def _through_factor(c, g, q, p, g_q, g_p, passed):
+    """Reverse of ``_times``: ``passed`` becomes the cotangents of c."""
+    for j in range(len(c)):
+        for i in range(len(q)):
+            g_q[i] += g[j, i] * c[j, i]
+            g_p[i] += g[j + 1, i] * c[j, i]
+            passed[j, i] = q[i] * g[j, i] + p[i] * g[j + 1, i]
+
+
+@compiled
+def _add_correlation(c, g_below, g_last, g):
+    """Reverse of ``without`` for one of the two products, the other one being c."""
+    k = len(c) - 1
+    for j in range(k + 1):
+        for i in range(len(g_last)):
+            g[j, i] += g_last[i] * c[k - j, i]
+    for j in range(k):
+        for i in range(len(g_last)):
+            g[j, i] += g_below[i] * c[k - 1 - j, i]
+
+
+@compiled
+def power_sum_cotangents(P, b, g):
+    """Reverse of ``tail_polynomial``, b_0 being a constant: what the b_j make of their cotangents g is left in P."""
+    k, lanes = len(P), P.shape[1]
+    g_P = np.zeros_like(P)
+    for j in range(k, 0, -1):
+        for power in range(1, j + 1):
+            sign = (1.0 if power % 2 else -1.0) / j
+            for i in range(lanes):
+                g_P[power - 1, i] += sign * g[j, i] * b[j - power, i]
+                g[j - power, i] += sign * g[j, i] * P[power - 1, i]
+    P[:] = g_P

@@ -1,0 +1,1 @@
+"""The k-subset operator in plain torch operations."""

@@ -1,0 +1,192 @@
+"""The margins of every class in plain torch operations, differentiable: each large step is an autograd Function with a
+gradient of its own, the small polynomials of the top group are left to autograd."""
+
+import torch
+from torch import Tensor
+
+from topk_registry.ops.ksubset.torch.rows import (
+    balanced,
+    horner,
+    label_hinges,
+    label_margins,
+    polynomials,
+    power_sums,
+    row_blocks,
+    tail_odds,
+    tilt,
+    tilted,
+    top_group_size,
+)
+
+__all__ = ["label_hinges", "label_margins", "margins", "margins_backward"]
+
+
+class TailOdds(torch.autograd.Function):
+    """:func:`tail_odds` of scores [B, n]; the gradient is that to s / theta, see :class:`ToOdds`."""
+
+    @staticmethod
+    def forward(s: Tensor, a: Tensor, outside_tail: Tensor, theta: float) -> Tensor:
+        w = torch.empty_like(s)
+        for rows in row_blocks(s):
+            tail_odds(s[rows], a[rows], outside_tail[rows], theta, out=w[rows])
+        return w
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        (w,) = ctx.saved_tensors
+        return g * w, None, None, None
+
+
+class PowerSums(torch.autograd.Function):
+    """:func:`power_sums` of odds [B, n]; dP_j/dw_i = j w_i^(j-1)."""
+
+    @staticmethod
+    def forward(w: Tensor, k: int) -> Tensor:
+        return torch.cat([power_sums(w[rows], k) for rows in row_blocks(w)], 1)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        (w,) = ctx.saved_tensors
+        slopes = g * torch.arange(1, g.shape[0] + 1, dtype=g.dtype, device=g.device)[:, None]  # [k, B]
+        dw = torch.empty_like(w)
+        for rows in row_blocks(w):
+            acc = dw[rows].copy_(slopes[-1, rows, None].expand_as(w[rows]))
+            for slope in slopes[:-1, rows].flip(0):
+                acc.mul_(w[rows]).add_(slope[:, None])
+        return dw, None
+
+
+class LeaveTailOut(torch.autograd.Function):
+    """shift + log d_{k-1} - log d_k, d = c / (1 + v X), v = scale w, for every w: [B, n], [k+1, B], [B], [B] -> [B, n].
+
+    With g_{k-1}, g_k the gradients to d_{k-1} and d_k: dc_j = sum_i g_{k-1} (-v)^(k-1-j) + g_k (-v)^(k-j), and since
+    dd_j/dv = -e_{j-1} with e = d / (1 + v X), dv = -(g_{k-1} e_{k-2} + g_k e_{k-1}).
+    """
+
+    @staticmethod
+    def forward(w: Tensor, c: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        out = torch.empty_like(w)
+        for rows in row_blocks(w):
+            v = w[rows] * scale[rows, None]
+            d = horner(v, c[:-1, rows])
+            last = torch.sub(c[-1, rows, None], v.mul_(d), out=v)
+            torch.div(d, last, out=out[rows]).log_().add_(shift[rows, None])
+        return out
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs[:3])
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        w, c, scale = ctx.saved_tensors
+        k = c.shape[0] - 1
+        dw, dc = torch.zeros_like(w), torch.empty_like(c)
+        for rows in row_blocks(w):
+            v, e, c_rows = w[rows] * scale[rows, None], dw[rows], c[:, rows, None]
+            d = c_rows[0].expand_as(v).clone()  # d_0, with e_{-1} = 0
+            for j in range(1, k):
+                torch.sub(d, e.mul_(v), out=e)
+                torch.sub(c_rows[j], d.mul_(v), out=d)
+            last = torch.mul(v, d)
+            torch.sub(c_rows[k], last, out=last)
+            g_last = torch.div(g[rows], last, out=last).neg_()
+            chain = torch.div(g[rows], d).addcmul_(g_last, v, value=-1.0)  # what reaches d_{k-1} in all
+            # e_{k-1} = d_{k-1} - v e_{k-2}
+            e.mul_(chain).addcmul_(g_last, d).mul_(-scale[rows, None])
+            dc[k, rows] = g_last.sum(-1)
+            for j in range(k - 1, -1, -1):
+                dc[j, rows] = chain.sum(-1)
+                chain.mul_(v).neg_()
+        return dw, dc, None, None
+
+
+class ToOdds(torch.autograd.Function):
+    """(s - a) / theta; with :class:`ToScores` it leaves theta out of gradients, where it cancels but could overflow."""
+
+    @staticmethod
+    def forward(s: Tensor, a: Tensor, theta: float) -> Tensor:
+        return (s - a) / theta
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        return g, None, None
+
+
+class ToScores(torch.autograd.Function):
+    """(s - a) + theta * rest, from the rest of the log-odds; see :class:`ToOdds`."""
+
+    @staticmethod
+    def forward(s: Tensor, a: Tensor, rest: Tensor, theta: float) -> Tensor:
+        return (s - a).add_(rest, alpha=theta)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        return g, None, g, None
+
+
+def margins(s: Tensor, k: int, theta: float) -> Tensor:
+    """The margins theta l [B, n] of every class: [B, n] -> [B, n]."""
+    out = torch.empty_like(s)
+    for rows in row_blocks(s, 2 * k * k):
+        out[rows] = differentiable_margins(s[rows], k, theta)
+    return out
+
+
+def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
+    """The vector-Jacobian product of :func:`margins`: cotangents g [B, n], scores [B, n] -> [B, n].
+
+    Block by block the margins are computed anew, so that memory for the products of the top group is not needed for all
+    rows at once: it would be many times that of the scores.
+    """
+    out = torch.empty_like(s)
+    for rows in row_blocks(s, 2 * k * k):
+        with torch.enable_grad():
+            block = s[rows].detach().requires_grad_()
+            (out[rows],) = torch.autograd.grad(differentiable_margins(block, k, theta), block, g[rows])
+    return out
+
+
+def differentiable_margins(s: Tensor, k: int, theta: float) -> Tensor:
+    """The margins as autograd sees them: [B, n] -> [B, n].
+
+    Tilts and references are constants to autograd: they cancel. What depends on the scores are the tail's odds and
+    power sums (kernels with gradients of their own) and the small polynomials of the top group (plain autograd).
+    """
+    top, where = s.detach().topk(min(top_group_size(k + 1), s.shape[1]))
+    kth, next_one = top[:, k - 1], top[:, k]  # references of the two tilts
+    w = TailOdds.apply(s, next_one, where, theta)
+    P = PowerSums.apply(w, k)
+    gap = (next_one - kth) / theta
+
+    s_top = s.gather(1, where).T
+    x, x_next = ToOdds.apply(s_top, kth, theta), ToOdds.apply(s_top, next_one, theta)
+    t = tilt(x.detach(), P[0].detach() * gap.exp(), k)
+    t_next = tilt(x_next.detach(), P[0].detach(), k + 1)
+    both = torch.cat((tilted(P, gap - t), tilted(P, -t_next)), 1)
+    c, e = polynomials(torch.cat((x - t, x_next - t_next), 1), both, k, depth=1)
+    B = s.shape[0]
+    c, e = c[:, :B], torch.cat((e[:k, :, B:], e[k:, :, :B]))  # e [T, 2, B]
+    log_rho, c = balanced(c, k)
+
+    first_k = torch.arange(len(e), device=s.device)[:, None] < k
+    shift, reference = torch.where(first_k, -t_next, -t), torch.where(first_k, next_one, kth)
+    in_top = ToScores.apply(s_top, reference, shift + (e[:, 0] / e[:, 1]).log(), theta)
+    rest = LeaveTailOut.apply(w, c, torch.exp(gap + log_rho - t), log_rho - t)
+    return ToScores.apply(s, kth[:, None], rest, theta).scatter_(1, where, in_top.T)

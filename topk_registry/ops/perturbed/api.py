@@ -1,0 +1,124 @@
+"""The one door to the operator: checks what comes in, chooses an implementation, and keeps its promises.
+
+Implementations work on rows [rows, n] of single or double precision. The torch path takes any noise, or makes it by a
+generator. The others make theirs from a seed, see backends.py.
+"""
+
+import math
+from functools import partial
+
+import torch
+from torch import Generator, Tensor
+
+from topk_registry.ops.perturbed import backends
+from topk_registry.ops.perturbed.torch import kth as torch_path
+from topk_registry.ops.perturbed.autograd import PerturbedKth
+
+IMPLEMENTATIONS = ("torch", *backends.TABLE)
+SEEDS = 2**63 - 1
+
+
+def perturbed_topk(
+    scores: Tensor,
+    k: int,
+    *,
+    epsilon: float = 1.0,
+    num_samples: int = 5,
+    generator: Generator | None = None,
+    noise: Tensor | None = None,
+    impl: str = "auto",
+) -> Tensor:
+    """The k-th largest score smoothed by Gaussian noise, estimated without bias from a few draws.
+
+        f_eps(s) = E[(s + eps Z)_[k]],   grad f_eps(s) = E[one-hot of the class that is k-th in s + eps Z]
+
+    Value and gradient are means over the same draws of Z ~ N(0, I). ``epsilon=0`` is the plain k-th largest. A row with
+    a NaN gives NaN for that row only.
+
+    The noise for a seed depends on the implementation. ``"torch"`` fills tensors with it. ``"numba"`` takes one number
+    from the generator at each call, and its noise is a function of that number, the row's place, the draw and the
+    class: the same for any number of threads, and whatever the scores and the other rows are.
+
+    Args:
+        scores: floating point [..., n].
+        k: which largest, 1 <= k <= n.
+        epsilon: standard deviation of the noise, in the unit of the scores.
+        num_samples: how many draws B.
+        generator: where the noise comes from, on the device of the scores; without it, torch's global generator.
+        noise: the draws themselves [B, ..., n], instead of random ones.
+        impl: ``"auto"``, the fastest that is installed for the device of the scores; ``"numba"``, on the CPU; or
+            ``"torch"``, which also serves where there is no noise to be made.
+
+    Returns:
+        The estimate [...], differentiable, in single precision for half-precision scores.
+
+    Example:
+        >>> scores = torch.tensor([3.0, 1.0, 2.0], requires_grad=True)
+        >>> perturbed_topk(scores, 2, epsilon=1.0, noise=torch.eye(3)[[0, 1]] * 1.5, num_samples=2)
+        tensor(2.2500, grad_fn=<ViewBackward0>)
+
+    Reference:
+        Garcin, Servajean, Joly, Salmon. Stochastic smoothing of the top-K calibrated hinge loss for deep imbalanced
+        classification. ICML 2022.
+    """
+    check_options(k, epsilon, num_samples, impl)
+    k, num_samples = int(k), int(num_samples)
+    _check_shapes(scores, k, num_samples, noise)
+    wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    rows = wide.reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
+    if noise is not None:
+        noise = noise.detach().to(rows).reshape(num_samples, *rows.shape)
+    value = _mean_kth(rows, k, float(epsilon), num_samples, generator, noise, impl)
+    return value.reshape(scores.shape[:-1])
+
+
+def _mean_kth(
+    rows: Tensor,
+    k: int,
+    epsilon: float,
+    num_samples: int,
+    generator: Generator | None,
+    noise: Tensor | None,
+    impl: str,
+) -> Tensor:
+    backend = _choose(impl, rows.device) if backends.fits(rows, k, epsilon, noise) else None
+    if backend is None:
+        options = {"k": k, "epsilon": epsilon, "num_samples": num_samples, "generator": generator, "noise": noise}
+        return PerturbedKth.apply(rows, partial(torch_path.perturbed_kth, **options))[0]
+    seed = torch.randint(SEEDS, (), generator=generator, device=rows.device)
+    if torch.compiler.is_compiling():
+        from topk_registry.ops.perturbed import custom_ops as library
+
+        return library.perturbed_kth(rows, seed, k, epsilon, num_samples, backend)[0]
+    options = {"seed": seed, "k": k, "epsilon": epsilon, "num_samples": num_samples}
+    return PerturbedKth.apply(rows, partial(backends.load(backend).perturbed_kth, **options))[0]
+
+
+def _choose(impl: str, device: torch.device) -> str | None:
+    if not torch.compiler.is_compiling():
+        return backends.choose(impl, device)
+    from topk_registry.ops.perturbed import custom_ops as library
+
+    return library.choose(impl, device)
+
+
+def check_options(k: int, epsilon: float, num_samples: int, impl: str) -> None:
+    """Raise unless the options are possible for some scores."""
+    for name, count in (("k", k), ("num_samples", num_samples)):
+        if isinstance(count, bool) or int(count) != count or count < 1:
+            raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
+    if not 0 <= epsilon < math.inf:
+        raise ValueError(f"epsilon must be finite and at least 0, got {epsilon!r}")
+    if impl != "auto" and impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl must be 'auto' or one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {impl!r}")
+
+
+def _check_shapes(scores: Tensor, k: int, num_samples: int, noise: Tensor | None) -> None:
+    if scores.ndim < 1 or not scores.is_floating_point():
+        raise ValueError(f"scores must be floating point [..., n], got {scores.dtype} {list(scores.shape)}")
+    if k > scores.shape[-1]:
+        raise ValueError(f"k must be at most the number of scores in a row: k = {k}, scores {list(scores.shape)}")
+    if noise is not None and noise.shape != (num_samples, *scores.shape):
+        raise ValueError(
+            f"noise must be [num_samples, *scores.shape] = {[num_samples, *scores.shape]}, got {list(noise.shape)}"
+        )

@@ -1,0 +1,1 @@
+"""The perturbed top-k operator in plain torch operations."""

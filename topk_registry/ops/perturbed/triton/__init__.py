@@ -1,0 +1,1 @@
+"""The perturbed top-k operator as a Triton kernel."""

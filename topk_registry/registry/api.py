@@ -1,0 +1,106 @@
+"""Losses and data sets by name.
+
+A plug-in is an entry point that an installed distribution declares in its own ``pyproject.toml``:
+
+    [project.entry-points."topk_registry.losses"]
+    their_loss = "their_package.their_module:TheirLoss"
+
+The factory is a class or a function that takes keyword options and returns a callable ``(logits, target) -> Tensor``.
+Listing reads metadata and source files and imports nothing; asking for a loss imports its module, which runs that
+plug-in's code. What was found is remembered for the life of the process; :func:`refresh_plugins` looks again.
+
+One name, several owners: this process's own ``register_loss`` goes first; two distributions that declare the same name
+are an error when that name is asked for, and ``distribution:name`` picks one. timm's own names stay timm's.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from topk_registry.registry import timm_losses
+from topk_registry.registry.registry import B, Builder, LossInfo, Registry
+from topk_registry.registry.errors import BrokenPluginError
+
+__all__ = [
+    "LossInfo",
+    "Registry",
+    "create_loss",
+    "datasets",
+    "get_loss_builder",
+    "is_loss",
+    "list_losses",
+    "loss_info",
+    "losses",
+    "refresh_plugins",
+    "register_loss",
+]
+
+losses: Registry = Registry("topk_registry.losses", "loss", reserved=tuple(timm_losses.SUMMARIES))
+datasets: Registry = Registry("topk_registry.datasets", "dataset")
+
+
+def list_losses(filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
+    """The names of the registered losses, sorted; imports no plug-in.
+
+    Args:
+        filter: a wildcard or several, as in ``timm.list_models``: ``"topk"`` is that name alone, ``"*topk*"`` all that
+            have it in them; ``"distribution:*"`` are the losses of one distribution.
+        exclude: a wildcard or several to leave out.
+
+    Example:
+        >>> list_losses("topk_hinge*", exclude="*_convex")
+        ['topk_hinge', 'topk_hinge_calibrated']
+    """
+    return losses.names(filter, exclude=exclude)
+
+
+def is_loss(name: str) -> bool:
+    """Whether a loss of this name (or ``distribution:name``) is registered and not disabled; imports no plug-in."""
+    return name in losses
+
+
+def loss_info(name: str) -> LossInfo:
+    """What is known of a loss without importing it: owner, version, status, reason if broken, one-line summary."""
+    return losses.info(name)
+
+
+def get_loss_builder(name: str) -> Builder:
+    """The factory of a loss; imports its plug-in. Errors as in :meth:`Registry.builder`."""
+    return losses.builder(name)
+
+
+def create_loss(name: str, **options: Any) -> Any:
+    """The loss of this name, built with these options: a callable ``(logits, target) -> Tensor``.
+
+    Args:
+        name: a name of :func:`list_losses`, or ``distribution:name``.
+        options: the factory's keyword options; one that it does not take is a TypeError that lists those it does.
+
+    Example:
+        >>> loss = create_loss("topk_hinge", k=3)
+    """
+    loss = losses.create(name, **options)
+    if not callable(loss):
+        raise BrokenPluginError(
+            f"{losses.describe(name)} built {loss!r}, which is no callable (logits, target) -> Tensor"
+        )
+    return loss
+
+
+def register_loss(name: str, override: bool = False) -> Callable[[B], B]:
+    """Register a loss factory in this process, for a notebook or a script that is no distribution.
+
+    A name that is taken is an error unless ``override=True``, which hides the other one from this process; it stays
+    within reach as ``distribution:name``. timm's own names cannot be overridden.
+
+    Example:
+        >>> @register_loss("my_loss")
+        ... def my_loss(scale: float = 1.0):
+        ...     return lambda logits, target: scale * logits.logsumexp(-1).mean()
+    """
+    return losses.register(name, override=override)
+
+
+def refresh_plugins() -> None:
+    """Look for plug-ins anew: after an installation, or a repair, while the process runs."""
+    losses.refresh()
+    datasets.refresh()

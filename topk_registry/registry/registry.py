@@ -1,0 +1,287 @@
+"""One entry-point group as a catalogue of names: who owns each, what state it is in, and the factory behind it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import invalidate_caches
+from threading import RLock
+from typing import Any, Literal, TypeVar
+
+from topk_registry.registry import source
+from topk_registry.registry import timm_losses
+from topk_registry.registry.discovery import Plugin, denied, discover, matches, normalise
+from topk_registry.registry.errors import (
+    AmbiguousPluginError,
+    BrokenPluginError,
+    DisabledPluginError,
+    NameTakenError,
+    UnknownPluginError,
+)
+from topk_registry.registry.options import check_options
+
+Builder = Callable[..., Any]
+Status = Literal["available", "loaded", "registered", "timm", "broken", "ambiguous", "disabled"]
+B = TypeVar("B", bound=Builder)
+
+
+@dataclass(frozen=True)
+class LossInfo:
+    """What is known of a name without importing its plug-in; a data set has the same fields.
+
+    ``status`` is ``available`` (found, not imported), ``loaded`` (imported by this process), ``registered`` (by this
+    process's own code), ``timm`` (timm's own), or ``broken``, ``ambiguous`` or ``disabled``, and then ``error`` says
+    why. A plug-in that fails only when it is imported is known to be broken once it was asked for.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    value: str
+    status: Status
+    error: str
+    summary: str
+
+
+class Registry:
+    """The names of one entry-point group, with what this process registered and what is reserved for timm."""
+
+    def __init__(self, group: str, kind: str, *, reserved: Sequence[str] = ()) -> None:
+        self.group = group
+        self.kind = kind
+        self._reserved = {name: Plugin(name, timm_losses.VALUE, "timm", timm_losses.installed()) for name in reserved}
+        self._registered: dict[str, Builder] = {}
+        self._found: dict[str, list[Plugin]] | None = None
+        self._problems: list[str] = []
+        self._loaded: dict[Plugin, Builder] = {}
+        self._failed: dict[Plugin, str] = {}
+        self._lock = RLock()
+
+    def refresh(self) -> None:
+        """Forget what was found, loaded and broken; what this process registered stays."""
+        with self._lock:
+            invalidate_caches()
+            self._found = None
+            self._loaded.clear()
+            self._failed.clear()
+
+    def problems(self) -> list[str]:
+        """A line for each installed distribution whose metadata could not be read."""
+        self._plugins()
+        return list(self._problems)
+
+    def plugins(self) -> list[Plugin]:
+        """Every declaration that was found, disabled ones too."""
+        return [plugin for owners in self._plugins().values() for plugin in owners]
+
+    def names(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
+        """The sorted names that may be asked for; broken and ambiguous ones are among them, disabled ones are not."""
+        return [name for name in self._every_name(filter, exclude) if not self._is_disabled(name)]
+
+    def infos(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[LossInfo]:
+        """What is known of every name that matches, disabled ones too."""
+        return [self.info(name) for name in self._every_name(filter, exclude)]
+
+    def info(self, name: str) -> LossInfo:
+        """What is known of a name; it imports nothing."""
+        try:
+            plugin = self._pick(name)
+        except (AmbiguousPluginError, DisabledPluginError) as error:
+            status: Status = "ambiguous" if isinstance(error, AmbiguousPluginError) else "disabled"
+            found = self._candidates(name)
+            owners = ", ".join(plugin.distribution for plugin in self._allowed(found) or found)
+            return LossInfo(name, owners, "", "", status, str(error), "")
+        status, error = self._state(plugin)
+        return LossInfo(
+            name, plugin.distribution, plugin.version, plugin.value, status, error, self._summary(plugin, status)
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and not self._is_disabled(name)
+
+    def builder(self, name: str) -> Builder:
+        """The factory behind a name; imports its plug-in, which runs the plug-in's code.
+
+        Raises:
+            UnknownPluginError, AmbiguousPluginError, DisabledPluginError: the name picks no single plug-in.
+            BrokenPluginError: its plug-in cannot be imported or is no factory; the cause is chained.
+        """
+        plugin = self._pick(name)
+        if self._is_timms(plugin):
+            return timm_losses.builder(plugin.name)
+        return self._registered[plugin.name] if not plugin.distribution else self._load(plugin)
+
+    def create(self, name: str, **options: Any) -> Any:
+        """What the factory behind a name returns for these options.
+
+        A TypeError names the options that the factory does not take, or misses. The factory's own TypeError and
+        ValueError speak of the options and pass through; any other failure is a BrokenPluginError.
+        """
+        build = self.builder(name)
+        check_options(f"{self.kind} {name!r}", build, options)
+        try:
+            return build(**options)
+        except (TypeError, ValueError, BrokenPluginError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # a factory that calls sys.exit ends itself, not the training run
+            raise BrokenPluginError(f"{self.describe(name)} failed while it built: {_reason(error)}") from error
+
+    def describe(self, name: str) -> str:
+        """The kind, the name, the owner and the value, as errors speak of them."""
+        return _describe(self.kind, self._pick(name))
+
+    def register(self, name: str, *, override: bool = False) -> Callable[[B], B]:
+        """A decorator that registers a factory under a name in this process; see :func:`register_loss`."""
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a {self.kind} is a string, as in @register_{self.kind}('mine'), got {name!r}")
+        if not name or any(c in ":*?[]," or c.isspace() for c in name):
+            raise ValueError(f"the name of a {self.kind} has no space, colon, comma or wildcard in it, got {name!r}")
+
+        def decorate(builder: B) -> B:
+            if not callable(builder):
+                raise TypeError(f"{self.kind} {name!r} needs a callable factory, got {type(builder).__name__}")
+            with self._lock:
+                self._check_free(name, builder, override)
+                self._registered[name] = builder
+            return builder
+
+        return decorate
+
+    def unregister(self, name: str) -> None:
+        """Take back this process's own registration of a name; what it hid is seen again."""
+        with self._lock:
+            if self._registered.pop(name, None) is None:
+                raise UnknownPluginError(f"this process has registered no {self.kind} {name!r}")
+
+    def _check_free(self, name: str, builder: Builder, override: bool) -> None:
+        if name in self._reserved:
+            raise NameTakenError(f"{name!r} is one of timm's own names ({', '.join(self._reserved)}): choose another")
+        if not override and name in self and self._registered.get(name) is not builder:
+            owners = ", ".join(plugin.owner or "this process" for plugin in self._candidates(name))
+            raise NameTakenError(f"{self.kind} {name!r} is taken by {owners}; override=True replaces it here")
+
+    def _plugins(self) -> dict[str, list[Plugin]]:
+        with self._lock:
+            if self._found is None:
+                found, self._problems = discover(self.group)
+                by_name: dict[str, list[Plugin]] = {}
+                for plugin in sorted(found, key=lambda plugin: plugin.qualified):
+                    by_name.setdefault(plugin.name, []).append(plugin)
+                self._found = by_name
+            return self._found
+
+    def _candidates(self, name: str) -> list[Plugin]:
+        owner, _, bare = name.rpartition(":")
+        if bare in self._reserved and owner in ("", "timm"):
+            return [self._reserved[bare]]
+        if not owner and bare in self._registered:
+            return [Plugin(bare, _place(self._registered[bare]), "", "")]
+        found = self._plugins().get(bare, [])
+        return [plugin for plugin in found if not owner or normalise(plugin.distribution) == normalise(owner)]
+
+    def _pick(self, name: str) -> Plugin:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a {self.kind} is a string, got {name!r}")
+        found = self._candidates(name)
+        allowed = self._allowed(found)
+        if len(allowed) == 1:
+            return allowed[0]
+        if allowed:
+            owners = " and ".join(f"{plugin.owner} ({plugin.value})" for plugin in allowed)
+            picks = [plugin.qualified for plugin in allowed]
+            single = sorted(repr(pick) for pick in picks if picks.count(pick) == 1)
+            way_out = f"ask for {' or '.join(single)}" if single else "only its author can settle that"
+            raise AmbiguousPluginError(f"{self.kind} {name!r} is declared by {owners}; {way_out}")
+        if found:
+            raise DisabledPluginError(f"{_describe(self.kind, found[0])} is disabled by {self._denied(found[0])}")
+        raise UnknownPluginError(self._unknown(name))
+
+    def _unknown(self, name: str) -> str:
+        known = self.names()
+        lower = {other.lower(): other for other in known}
+        close = [lower[other] for other in get_close_matches(name.rpartition(":")[2].lower(), lower, n=3, cutoff=0.5)]
+        hint = f"the closest are {', '.join(close)}" if close else f"there are {', '.join(known) or 'none'}"
+        command = "`topk-registry losses` lists all" if self.kind == "loss" else f"{self.group} is the group read"
+        return f"no {self.kind} is called {name!r}; {hint}; {command}"
+
+    def _is_timms(self, plugin: Plugin) -> bool:
+        return plugin is self._reserved.get(plugin.name)
+
+    def _denied(self, plugin: Plugin) -> str | None:
+        return denied(plugin) if plugin.distribution and not self._is_timms(plugin) else None
+
+    def _allowed(self, plugins: Sequence[Plugin]) -> list[Plugin]:
+        return [plugin for plugin in plugins if not self._denied(plugin)]
+
+    def _is_disabled(self, name: str) -> bool:
+        return not self._allowed(self._candidates(name))
+
+    def _every_name(self, filter: str | Sequence[str], exclude: str | Sequence[str]) -> list[str]:
+        wanted, unwanted = _as_list(filter) or ["*"], _as_list(exclude)
+
+        def hit(patterns: list[str], name: str) -> bool:
+            return any(matches(pattern, plugin) for pattern in patterns for plugin in self._candidates(name))
+
+        names = {*self._reserved, *self._registered, *self._plugins()}
+        return sorted(name for name in names if hit(wanted, name) and not hit(unwanted, name))
+
+    def _load(self, plugin: Plugin) -> Builder:
+        if plugin in self._loaded:
+            return self._loaded[plugin]
+        try:
+            builder = plugin.load()
+            if not callable(builder):
+                raise TypeError(f"a factory is a class or a function, {plugin.value} is {type(builder).__name__}")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit, and what compiled extensions and pytest derive from BaseException
+            self._failed[plugin] = _reason(error)
+            raise BrokenPluginError(f"{_describe(self.kind, plugin)} is broken: {_reason(error)}") from error
+        self._failed.pop(plugin, None)
+        self._loaded[plugin] = builder
+        return builder
+
+    def _state(self, plugin: Plugin) -> tuple[Status, str]:
+        if self._is_timms(plugin):
+            problem = timm_losses.problem()
+            return ("broken", problem) if problem else ("timm", "")
+        if not plugin.distribution:
+            return "registered", ""
+        if plugin in self._loaded:
+            return "loaded", ""
+        problem = self._failed.get(plugin) or _visible_problem(plugin)
+        return ("broken", problem) if problem else ("available", "")
+
+    def _summary(self, plugin: Plugin, status: Status) -> str:
+        if self._is_timms(plugin):
+            return timm_losses.SUMMARIES[plugin.name]
+        if not plugin.distribution:
+            return source.first_line(self._registered[plugin.name].__doc__)
+        return "" if status == "broken" else source.summary(*plugin.parse())
+
+
+def _describe(kind: str, plugin: Plugin) -> str:
+    return f"{kind} {plugin.name!r} of {plugin.owner or 'this process'} ({plugin.value})"
+
+
+def _visible_problem(plugin: Plugin) -> str:
+    try:
+        module, _ = plugin.parse()
+    except ValueError as error:
+        return str(error)
+    try:
+        return "" if source.find_spec(module) else f"module {module!r} is not installed"
+    except Exception:  # a finder that cannot tell: asking for the plug-in will
+        return ""
+
+
+def _place(builder: Builder) -> str:
+    inner = getattr(builder, "func", builder)  # a functools.partial has its name inside
+    return f"{getattr(inner, '__module__', '?')}:{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _as_list(patterns: str | Sequence[str]) -> list[str]:
+    return [p for p in ([patterns] if isinstance(patterns, str) else patterns) if p]

@@ -1,0 +1,84 @@
+"""The call itself: what comes out, and what must not happen on the way."""
+
+import torch
+from torch import Tensor
+
+from topk_registry.testing.expect import expect, expect_close, expect_finite
+from topk_registry.testing.subject import Subject, evaluate, value_and_gradient
+
+
+def returns_differentiable_scalar(subject: Subject) -> None:
+    """A training step calls ``loss(logits, target).backward()``."""
+    logits = subject.logits().requires_grad_()
+    value = evaluate(subject.build(), logits, subject.labels())
+    expect(isinstance(value, Tensor), f"expected a torch.Tensor, got {type(value).__name__}")
+    expect(value.ndim == 0, f"expected a 0-dim tensor by default, got shape {list(value.shape)}")
+    expect_finite(value, "loss")
+    expect(value.requires_grad, "expected a loss that requires grad, got one cut off from the logits")
+    value.backward()
+    expect(logits.grad is not None, "expected a gradient on the logits, got none")
+
+
+def prefers_the_label(subject: Subject) -> None:
+    """A minimiser must be drawn towards the label: it scores last in one batch, first in the other."""
+    label = subject.labels()
+    first = 4 * subject.one_hot(label)
+    best, worst = (evaluate(subject.build(), logits, label).item() for logits in (first, 4 - first))
+    expect(best < worst, f"expected less loss with the label first ({best:.6g}) than with the label last ({worst:.6g})")
+
+
+def repeats_under_a_seed(subject: Subject) -> None:
+    """An experiment can be repeated only if torch.manual_seed fixes whatever is drawn."""
+    logits, labels = subject.logits(), subject.labels()
+    first, second = (evaluate(subject.build(), logits, labels) for _ in range(2))
+    expect(torch.equal(first, second), f"expected the same loss under the same seed, got {first} and {second}")
+
+
+def leaves_inputs_alone(subject: Subject) -> None:
+    """The logits are logged and the target reused after the loss; whatever they held they still hold."""
+    for target in (subject.labels(), subject.distributions()):
+        logits = subject.logits()
+        logits_before, target_before = logits.clone(), target.clone()
+        try:
+            evaluate(subject.build(), logits, target)
+        except (ValueError, TypeError, RuntimeError, IndexError):
+            if not target.is_floating_point():
+                raise  # a loss may refuse dense targets, which is another check's matter
+        expect(torch.equal(logits, logits_before), "expected the logits unchanged, got them written to")
+        expect(torch.equal(target, target_before), "expected the target unchanged, got it written to")
+
+
+def works_without_grad(subject: Subject) -> None:
+    """Validation runs under inference_mode or no_grad, and gives the value that training gives."""
+    loss, logits, labels = subject.build(), subject.logits(), subject.labels()
+    wanted, _ = value_and_gradient(loss, logits, labels)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            expect_close(evaluate(loss, logits, labels), wanted, f"loss under {mode.__name__}", floor=1.0)
+    expect_close(evaluate(loss, logits, labels), wanted, "loss of logits that require no grad", floor=1.0)
+
+
+def accepts_noncontiguous_logits(subject: Subject) -> None:
+    """Scores come transposed or sliced out of larger tensors; a kernel that assumes strides reads the wrong ones."""
+    loss, labels, logits = subject.build(), subject.labels(), subject.logits()
+    _, wanted = value_and_gradient(loss, logits, labels)
+    transposed = logits.t().contiguous().t()
+    strided = torch.stack([logits, -logits], dim=-1)[..., 0]
+    for strange in (transposed, strided):
+        subject.expect_same_value(
+            lambda: loss(logits, labels), lambda s=strange: loss(s, labels), "loss of non-contiguous logits"
+        )
+        leaf = strange.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(evaluate(loss, leaf, labels), leaf)
+        if not subject.is_random:  # random numbers may be drawn in the order of memory
+            expect_close(gradient, wanted, "gradient of non-contiguous logits")
+
+
+CHECKS = (
+    returns_differentiable_scalar,
+    prefers_the_label,
+    repeats_under_a_seed,
+    leaves_inputs_alone,
+    works_without_grad,
+    accepts_noncontiguous_logits,
+)

@@ -1,0 +1,94 @@
+"""Options that losses share with ``torch.nn.CrossEntropyLoss`` mean here what they mean there."""
+
+import torch
+from torch import Tensor
+
+from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect, expect_close
+from topk_registry.testing.subject import EPOCHS, Subject, evaluate, value_and_gradient
+
+
+def reduction_is_consistent(subject: Subject) -> None:
+    """``none`` gives one loss a row, ``sum`` its sum, ``mean`` its mean; a typo is an error, not a default."""
+    subject.require("reduction")
+    logits, labels = subject.logits(), subject.labels()
+    plain = {"weight": None} if subject.takes("weight") else {}
+    rows, total, mean = (evaluate(subject.build(reduction=r, **plain), logits, labels) for r in ("none", "sum", "mean"))
+    expect(rows.shape == labels.shape, f"expected losses [{len(labels)}] of reduction 'none', got {list(rows.shape)}")
+    expect_close(total, rows.sum(), "loss of reduction 'sum'", floor=1.0)
+    expect_close(mean, rows.mean(), "loss of reduction 'mean'", floor=1.0)
+    try:
+        evaluate(subject.build(reduction="average"), logits, labels)
+    except ValueError:
+        return
+    raise CheckFailedError("expected a ValueError for reduction='average', got a loss")
+
+
+def weight_scales_rows(subject: Subject) -> None:
+    """``weight`` multiplies a row by its label's factor; ``mean`` divides by the sum of those factors."""
+    subject.require("weight", "reduction")
+    logits, labels, weight = subject.logits(), subject.labels(), _weight(subject)
+    hard = {"label_smoothing": 0.0} if subject.takes("label_smoothing") else {}
+    plain = evaluate(subject.build(weight=None, reduction="none", **hard), logits, labels)
+    rows, mean = (evaluate(subject.build(weight=weight, reduction=r, **hard), logits, labels) for r in ("none", "mean"))
+    wanted = plain * weight[labels]
+    expect_close(rows, wanted, "loss of weighted rows", floor=1.0)
+    expect_close(mean, wanted.sum() / weight[labels].sum(), "weighted mean loss", floor=1.0)
+    expect_close(weight, _weight(subject), "weight after the call")
+
+
+def ignore_index_skips_rows(subject: Subject) -> None:
+    """Rows labelled ``ignore_index`` cost nothing, push nothing, and are not counted in the mean."""
+    subject.require("ignore_index")
+    logits, labels = subject.logits(), subject.labels()
+    kept = torch.tensor([0, 2, 3])
+    for index in (-100, int(labels[1])):
+        loss = subject.build(ignore_index=index)
+        marked = labels.clone()
+        marked[1] = index
+        _, gradient = value_and_gradient(loss, logits, marked)
+        expect(not gradient[1].any(), f"expected no gradient on a row with ignore_index = {index}, got {gradient[1]}")
+        subject.expect_same_value(
+            lambda loss=loss, marked=marked: loss(logits, marked),
+            lambda loss=loss: loss(logits[kept], labels[kept]),
+            f"loss with a row of ignore_index = {index}",
+        )
+
+
+def label_smoothing_is_a_soft_target(subject: Subject) -> None:
+    """``label_smoothing=e`` is the dense target (1 - e) one-hot + e/n, class weights included."""
+    subject.require("label_smoothing", "reduction")
+    logits, labels, n = subject.logits(), subject.labels(), subject.num_classes
+    target = 0.9 * subject.one_hot(labels) + 0.1 / n
+    for weight in (None, _weight(subject)) if subject.takes("weight") else (None,):
+        common = {"reduction": "none", "weight": weight} if subject.takes("weight") else {"reduction": "none"}
+        value, gradient = value_and_gradient(subject.build(label_smoothing=0.1, **common), logits, labels)
+        wanted, wanted_gradient = value_and_gradient(subject.build(label_smoothing=0.0, **common), logits, target)
+        expect_close(value, wanted, "loss with label_smoothing", floor=1.0)
+        expect_close(gradient, wanted_gradient, "gradient with label_smoothing")
+
+
+def set_epoch_is_harmless(subject: Subject) -> None:
+    """A trainer calls ``set_epoch`` before every epoch of a loss that has it, the last included."""
+    loss = subject.build()
+    set_epoch = getattr(loss, "set_epoch", None)
+    if not callable(set_epoch):
+        raise NotApplicableError("has no set_epoch")
+    for epoch in range(EPOCHS):
+        set_epoch(epoch)
+        value, gradient = value_and_gradient(loss, subject.logits(), subject.labels())
+        expect(
+            bool(value.isfinite() & gradient.isfinite().all()), f"expected a finite loss in epoch {epoch}, got {value}"
+        )
+
+
+def _weight(subject: Subject) -> Tensor:
+    return torch.linspace(0.5, 2.0, subject.num_classes)
+
+
+CHECKS = (
+    reduction_is_consistent,
+    weight_scales_rows,
+    ignore_index_skips_rows,
+    label_smoothing_is_a_soft_target,
+    set_epoch_is_harmless,
+)

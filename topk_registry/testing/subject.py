@@ -1,0 +1,182 @@
+"""What is under test: a factory of losses, its options, and the data every check draws on."""
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect_close
+from topk_registry.registry.options import CONTEXT, accepted_context
+from topk_registry.registry import get_loss_builder
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+BATCH = 4
+EPOCHS = 10
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+SEED = 20_180_221
+DRAWS = 64  # seeds over which a random loss is averaged; the standard error comes down to an eighth
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A loss factory with the options it is built with.
+
+    Args:
+        factory: takes keyword options, returns a callable ``(logits [B, n], target)``.
+        name: what reports call it.
+        options: keyword options of every build.
+        num_classes: n of the data; above 2k + 1 both regimes of a top-k loss are met.
+    """
+
+    factory: Callable[..., Loss]
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    num_classes: int = 16
+
+    @classmethod
+    def of(cls, loss: object, options: Mapping[str, Any] | None = None, num_classes: int = 16) -> "Subject":
+        """A subject from a registered name, a factory, a loss object, or a plain ``loss(logits, target)``."""
+        if isinstance(loss, str):
+            return cls(get_loss_builder(loss), loss, options or {}, num_classes)
+        name = getattr(loss, "__name__", None) or type(loss).__name__
+        return cls(_as_factory(loss), name, options or {}, num_classes)
+
+    def build(self, **options: Any) -> Loss:
+        """A fresh loss: the subject's options, the context its signature names, and what the check asks for."""
+        return self.factory(**{**accepted_context(self.factory, self._context()), **self.options, **options})
+
+    def takes(self, option: str) -> bool:
+        return option in self._named
+
+    def require(self, *options: str) -> None:
+        missing = [option for option in options if not self.takes(option)]
+        if missing:
+            raise NotApplicableError(f"takes no option {', '.join(missing)}")
+
+    @functools.cached_property
+    def _named(self) -> frozenset[str]:
+        return frozenset(named_options(self.factory))
+
+    def _context(self) -> dict[str, Any]:
+        n = self.num_classes
+        return {
+            "num_classes": n,
+            "class_counts": [max(1, 500 // (c + 1)) for c in range(n)],
+            "smoothing": 0.0,
+            "soft_targets": False,
+            "total_epochs": EPOCHS,
+        }
+
+    @functools.cached_property
+    def is_random(self) -> bool:
+        """Whether two calls on the same batch differ."""
+        loss, logits, labels = self.build(), self.logits(), self.labels()
+        seed(SEED)
+        return not torch.equal(loss(logits, labels), loss(logits, labels))
+
+    def logits(self, batch: int = BATCH, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Generic scores [batch, n]: no ties, no kinks within reach of a finite difference."""
+        return torch.randn(batch, self.num_classes, generator=_generator(), dtype=torch.float64).to(dtype)
+
+    def labels(self, batch: int = BATCH) -> Tensor:
+        """Distinct labels where n allows it [batch]."""
+        return torch.randperm(max(self.num_classes, batch), generator=_generator())[:batch] % self.num_classes
+
+    def distributions(self, batch: int = BATCH, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Distributions with mass on every class [batch, n]."""
+        return self.logits(batch, dtype=torch.float64).roll(1, dims=-1).softmax(-1).to(dtype)
+
+    def one_hot(self, labels: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        return nn.functional.one_hot(labels, self.num_classes).to(dtype)
+
+    def expect_same_value(self, left: Callable[[], Tensor], right: Callable[[], Tensor], what: str) -> None:
+        """Raise unless both give the same; of a random loss, the same mean within six standard errors."""
+        if not self.is_random:
+            expect_close(_seeded(left, SEED), _seeded(right, SEED), what, floor=1.0)
+            return
+        lefts = torch.stack([_seeded(left, SEED + i) for i in range(DRAWS)])
+        rights = torch.stack([_seeded(right, SEED + DRAWS + i) for i in range(DRAWS)])
+        apart = (lefts.mean(0) - rights.mean(0)).abs()
+        allowed = 6 * ((lefts.var(0) + rights.var(0)) / DRAWS).sqrt() + 1e-6
+        if not (apart <= allowed).all():
+            raise CheckFailedError(
+                f"expected {what} to have the same mean over {DRAWS} seeds, "
+                f"got a difference of {apart.max():.3g} (six standard errors: {allowed.min():.3g})"
+            )
+
+
+def seed(number: int) -> None:
+    """torch.manual_seed, without the stack trace that it keeps for each call while CUDA is not in use."""
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
+
+
+def evaluate(loss: Loss, logits: Tensor, target: Tensor) -> Tensor:
+    """The loss under the same seed at every call, so that a random loss repeats itself."""
+    seed(SEED)
+    return loss(logits, target)
+
+
+def value_and_gradient(loss: Loss, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss, and the gradient of its sum with respect to the logits."""
+    leaf = logits.detach().clone().requires_grad_()
+    value = evaluate(loss, leaf, target)
+    (gradient,) = torch.autograd.grad(value.sum(), leaf)
+    return value.detach(), gradient
+
+
+def named_options(factory: Callable[..., object]) -> Iterator[str]:
+    """The options a factory's signature names; a class with ``**options`` also names those of its bases."""
+    if isinstance(factory, type):
+        for base in factory.__mro__:
+            if "__init__" in vars(base):
+                parameters = inspect.signature(base.__init__).parameters.values()
+                yield from _keywords(list(parameters)[1:])
+                if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                    return
+    else:
+        yield from _keywords(inspect.signature(factory).parameters.values())
+
+
+def _keywords(parameters: Any) -> Iterator[str]:
+    return (p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+
+
+def _as_factory(loss: Any) -> Callable[..., Loss]:
+    """A factory as it is; of a loss itself, a factory that returns it, bound to the options it is given."""
+    if isinstance(loss, nn.Module):
+        return lambda: copy.deepcopy(loss)
+    if not _takes_scores(loss):
+        return loss
+
+    @functools.wraps(loss, updated=())
+    def factory(**options: Any) -> Loss:
+        return functools.partial(loss, **options) if options else loss
+
+    return factory
+
+
+def _takes_scores(function: Any) -> bool:
+    """Whether it must be given two things that are no context of a factory: scores and a target."""
+    if isinstance(function, type) or not callable(function):
+        return False
+    needed = [
+        p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind in _BY_PLACE
+    ]
+    return len([name for name in needed if name not in CONTEXT]) >= 2
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(SEED)
+
+
+def _seeded(call: Callable[[], Tensor], number: int) -> Tensor:
+    seed(number)
+    return call().detach()

@@ -1,0 +1,1 @@
+"""Flags of a training run, and how they are read."""

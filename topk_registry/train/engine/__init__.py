@@ -1,0 +1,1 @@
+"""Epochs, evaluation, checkpoints and signals."""

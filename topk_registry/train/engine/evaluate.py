@@ -1,0 +1,192 @@
+"""Accuracy of a model on a loader: top-k and macro top-k for several k, many-, medium- and few-shot, and a loss.
+
+A class is ranked by its score, or by the loss's own ``probabilities(logits)`` where it has them (the spherical family).
+With several crops an image's ranking for top-k is the mean over crops of the top-k marginals (Berrada et al. 2018), of
+which the k = 1 case is softmax.
+"""
+
+import math
+import re
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from timm.task.evaluator import evaluation_sample_limit
+from torch import Tensor, nn
+
+from topk_registry import topk_marginals
+from topk_registry.metrics import StreamingMetric, TopKAccuracy
+from topk_registry.train.setup.compute import Compute
+from topk_registry.train.errors import DataError, TrainError
+
+METRIC = re.compile(r"(?:(macro|many|medium|few)[-_])?top(\d+)|loss")
+
+
+def parse_metric(name: str) -> str:
+    """The column name of a metric as users write it: ``macro-top5`` is ``macro_top5``."""
+    if not METRIC.fullmatch(name):
+        raise TrainError(f"--eval-metric must be loss, topK, macro-topK, many-topK, medium-topK or few-topK for a "
+                         f"number K, got {name!r}")  # fmt: skip
+    return name.replace("-", "_")
+
+
+def metric_sizes(name: str) -> list[int]:
+    """The k to evaluate: 1, 5, and the metric's own."""
+    match = METRIC.fullmatch(name)
+    own = [int(match[2])] if match and match[2] else []
+    return sorted({1, 5, *own})
+
+
+def readable(loader: Iterable[Any]) -> Iterator[Any]:
+    """The loader's batches; what goes wrong in making one is a ``DataError``."""
+    batches = iter(loader)
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except (OSError, RuntimeError, SyntaxError, ValueError) as error:
+            raise DataError(f"cannot read the evaluation data: {error}") from error
+        yield batch
+
+
+class MeanLoss(StreamingMetric):
+    """Mean negative log-likelihood over samples."""
+
+    def __init__(self) -> None:
+        super().__init__(loss=torch.zeros((), dtype=torch.float64), seen=torch.zeros((), dtype=torch.float64))
+
+    def update(self, scores: Tensor, target: Tensor) -> None:
+        self.follow(scores)
+        self.sums["loss"] += nn.functional.nll_loss(scores, target, reduction="sum")
+        self.sums["seen"] += len(target)
+
+    def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
+        return {"loss": (totals["loss"] / totals["seen"]).item()}
+
+
+class Crops:
+    """An image as 5 or 10 crops (corners and centre, and their mirror images), each a uint8 array [3, h, w]."""
+
+    def __init__(self, config: dict[str, Any], crops: int) -> None:
+        from timm.data.transforms import str_to_interp_mode
+        from torchvision.transforms import FiveCrop, Resize, TenCrop
+
+        height, width = config["input_size"][1:]
+        # a full-size centre crop has no corners to look at: leave the usual margin of 7/8
+        margin = min(config["crop_pct"], 0.875)
+        mode: Any = str_to_interp_mode(config["interpolation"])
+        self.resize = Resize(round(max(height, width) / margin), mode)
+        self.crop = (FiveCrop if crops == 5 else TenCrop)((height, width))
+
+    def __call__(self, image: Image.Image) -> tuple[np.ndarray, ...]:
+        return tuple(
+            np.ascontiguousarray(np.asarray(crop).transpose(2, 0, 1)) for crop in self.crop(self.resize(image))
+        )
+
+
+class Evaluator:
+    """Runs a model over a loader and returns its metrics, accuracies in percent.
+
+    Args:
+        loader: evaluation batches.
+        compute: device and precision.
+        num_classes: n.
+        sizes: the k of top-k.
+        counts: training samples a class, for the many-, medium- and few-shot split.
+        crops: how many consecutive groups of a batch are crops of the same images.
+        tta: how many consecutive samples are one.
+        temperature: of the marginals that crops are averaged by.
+        stop: asked before each batch; True abandons the pass.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        compute: Compute,
+        *,
+        num_classes: int,
+        sizes: Sequence[int] = (1, 5),
+        counts: Sequence[int] | None = None,
+        channels_last: bool = False,
+        crops: int = 0,
+        tta: int = 0,
+        temperature: float = 1.0,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.loader, self.num_classes, self.sizes, self.counts = loader, num_classes, list(sizes), counts
+        self.compute, self.channels_last = compute, channels_last
+        self.crops, self.tta, self.temperature, self.stop = crops, tta, temperature, stop
+
+    @torch.inference_mode()
+    def __call__(self, model: nn.Module, criterion: object = None) -> dict[str, float] | None:
+        """The metrics, or None if it was stopped. ``criterion.probabilities`` predicts, where there is one."""
+        probabilities = getattr(criterion, "probabilities", None)
+        loss = MeanLoss()
+        accuracy = [self._accuracy([k]) for k in self.sizes] if self.crops else [self._accuracy(self.sizes)]
+        model.eval()
+        limit = evaluation_sample_limit(self.loader)
+        for images, target in readable(self.loader):
+            if self.stop():
+                return None
+            logits = self._forward(model, images)
+            target = target.to(logits.device)
+            target = target[: len(target) // max(1, self.crops)][:: max(1, self.tta)]
+            likelihood, ranked = self._scores(logits, probabilities)
+            if limit is not None:  # beyond are the samples that make ranks even
+                target = target[: max(0, limit)]
+                limit -= len(target)
+            if len(target):
+                loss.update(likelihood[: len(target)].clamp(min=1e-30).log(), target)
+                for metric, scores in zip(accuracy, ranked, strict=True):
+                    metric.update(scores[: len(target)], target)
+        return self._results(loss, accuracy)
+
+    def _accuracy(self, sizes: list[int]) -> TopKAccuracy:
+        if self.counts is not None:
+            return TopKAccuracy(sizes, class_counts=self.counts, device=self.compute.device)
+        return TopKAccuracy(sizes, num_classes=self.num_classes, device=self.compute.device)
+
+    def _forward(self, model: nn.Module, images: Tensor) -> Tensor:
+        images = images.to(device=self.compute.device, dtype=self.compute.dtype)
+        if self.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        with self.compute.autocast():
+            output = model(images)
+        logits = output[0] if isinstance(output, (tuple, list)) else output
+        return logits.float()
+
+    def _scores(self, logits: Tensor, probabilities: Callable[[Tensor], Tensor] | None) -> tuple[Tensor, list[Tensor]]:
+        """The likelihood [B, n], and what ranks the classes for each metric."""
+        if self.tta > 1:
+            logits = logits.unflatten(0, (-1, self.tta)).mean(1)
+        likelihood = probabilities(logits) if probabilities else logits.softmax(-1)
+        if not self.crops:
+            return likelihood, [likelihood if probabilities else logits]
+        likelihood = self._mean_over_crops(likelihood)
+        return likelihood, [likelihood if probabilities else self._marginals(logits, k) for k in self.sizes]
+
+    def _marginals(self, logits: Tensor, k: int) -> Tensor:
+        k = k if k < logits.shape[1] else 1  # with every class in the set, any ranking has the label in it
+        return self._mean_over_crops(topk_marginals(logits, k, temperature=self.temperature))
+
+    def _mean_over_crops(self, values: Tensor) -> Tensor:
+        return values.unflatten(0, (self.crops, -1)).mean(0)
+
+    def _results(self, loss: MeanLoss, accuracy: list[TopKAccuracy]) -> dict[str, float]:
+        results = loss.compute()
+        for metric in accuracy:
+            # a group that no class is in has no accuracy
+            results |= {name: 100 * value for name, value in metric.compute().items() if not math.isnan(value)}
+        return results
+
+
+def temperature_of(args: Namespace, criterion: object) -> float:
+    """The marginals' temperature: the flag's, else the loss's own, else 1."""
+    own = getattr(criterion, "temperature", None)
+    if args.marginal_temperature is not None:
+        return args.marginal_temperature
+    return float(own) if isinstance(own, (int, float)) else 1.0

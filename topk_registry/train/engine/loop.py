@@ -1,0 +1,147 @@
+"""One epoch of training, from any step on."""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from timm import utils
+from torch import Tensor
+from torch import distributed as dist
+
+from topk_registry.train.errors import NonFiniteLossError
+
+if TYPE_CHECKING:
+    from topk_registry.train.setup.build import Run
+
+
+def train_epoch(run: "Run", stopped: Callable[[], bool]) -> bool:
+    """Train on what is left of ``run.progress``'s epoch; False if it was stopped, after a whole update."""
+    progress, steps = run.progress, len(run.loader)
+    run.model.train()
+    run.optimizer.zero_grad()
+    batches = run.loader.pass_of(progress.epoch, progress.step)
+    for images, target in run.report.steps(batches, epoch=progress.epoch, first=progress.step, total=steps):
+        step = progress.step
+        images, target = _to_device(run, images, target)
+        updates = step + 1 == steps or (step + 1) % run.args.grad_accum_steps == 0
+        loss, stop = _step(run, images, target, step, updates, stopped)
+        progress.loss_sum += loss * len(images)
+        progress.samples += len(images)
+        progress.step += 1
+        if updates:
+            _after_update(run, images)
+            if stop:
+                return False
+    sync_lookahead = getattr(run.optimizer, "sync_lookahead", None)
+    if sync_lookahead is not None:
+        sync_lookahead()
+    return True
+
+
+def mean_loss(run: "Run") -> float:
+    """The epoch's mean training loss, over all processes."""
+    sums = torch.tensor([run.progress.loss_sum, run.progress.samples], dtype=torch.float64)
+    if run.args.distributed:
+        sums = sums.to(run.compute.device)
+        dist.all_reduce(sums)
+    return (sums[0] / sums[1]).item() if sums[1] else math.nan
+
+
+def _step(
+    run: "Run", images: Tensor, target: Tensor, step: int, updates: bool, stopped: Callable[[], bool]
+) -> tuple[float, bool]:
+    syncs = updates or not run.args.distributed
+    with torch.enable_grad() if syncs else run.task.no_sync():
+        with run.compute.autocast():
+            result = run.task(images, target)
+        loss = result["loss"]
+        value = loss.item()
+        stop, bad = agree(run, stopped(), not math.isfinite(value))
+        if bad:
+            raise NonFiniteLossError(_save_batch(run, images, target, result["output"], value))
+        _backward(run, loss / _accumulated(run, step), updates)
+    return value, stop
+
+
+def _backward(run: "Run", loss: Tensor, updates: bool) -> None:
+    args = run.args
+    clipped = run.task.get_clip_parameters(exclude_head="agc" in args.clip_mode) if args.clip_grad else None
+    second_order = getattr(run.optimizer, "is_second_order", False)
+    if run.compute.scaler is not None:
+        run.compute.scaler(loss, run.optimizer, args.clip_grad, args.clip_mode, clipped, second_order, updates)
+        return
+    loss.backward(create_graph=second_order)
+    if updates:
+        if clipped is not None:
+            utils.dispatch_clip_grad(clipped, value=args.clip_grad, mode=args.clip_mode)
+        run.optimizer.step()
+
+
+def _after_update(run: "Run", images: Tensor) -> None:
+    args, progress = run.args, run.progress
+    run.optimizer.zero_grad()
+    update = math.ceil(progress.step / args.grad_accum_steps)
+    total = progress.epoch * run.updates_per_epoch + update
+    run.task.update_ema(step=total)
+    if args.synchronize_step and run.compute.device.type == "cuda":
+        torch.cuda.synchronize()
+    if run.scheduler is not None:
+        run.scheduler.step_update(num_updates=total, metric=progress.loss_sum / progress.samples)
+    if update % args.log_interval == 0 or progress.step == len(run.loader):
+        run.report.step(progress.loss_sum / progress.samples, run.lr)
+        if args.save_images and run.folder is not None:
+            from torchvision.utils import save_image
+
+            save_image(images, run.folder / f"train-batch-{progress.step}.jpg", padding=0, normalize=True)
+    if args.recovery_interval and update % args.recovery_interval == 0:
+        run.save_recovery()
+
+
+def _accumulated(run: "Run", step: int) -> int:
+    """How many batches are in the update that this one belongs to: the last may have fewer."""
+    steps, size = len(run.loader), run.args.grad_accum_steps
+    return size if step < steps - steps % size else steps % size
+
+
+def _to_device(run: "Run", images: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    images, target = images.to(device=run.compute.device, dtype=run.compute.dtype), target.to(device=run.compute.device)
+    return (images.contiguous(memory_format=torch.channels_last) if run.args.channels_last else images), target
+
+
+def agree(run: "Run", stop: bool, bad: bool) -> tuple[bool, bool]:
+    """What any process saw, all act on: gradients are exchanged, so none may leave the loop alone."""
+    if not run.args.distributed:
+        return stop, bad
+    flags = torch.tensor([stop, bad], dtype=torch.int32, device=run.compute.device)
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    return bool(flags[0]), bool(flags[1])
+
+
+def _save_batch(run: "Run", images: Tensor, target: Tensor, output: Tensor, value: float) -> str:
+    """Save what led to the loss, before any weight has changed, and say so."""
+    where = f"epoch {run.progress.epoch + 1}, batch {run.progress.step + 1} of {len(run.loader)}"
+    if math.isfinite(value):
+        return f"the loss of {where} is not finite in another process"
+    message = f"the loss of {where} is {value}"
+    if run.folder is None:
+        return message
+    path = run.folder / f"nonfinite-batch-rank{run.args.rank}.pth"
+    content = {
+        "images": images.cpu(),
+        "target": target.cpu(),
+        "output": output.detach().cpu(),
+        "loss": value,
+        "loss_record": run.loss,
+        "epoch": run.progress.epoch,
+        "step": run.progress.step,
+        "state_dict": utils.get_state_dict(run.model),
+    }
+    try:
+        torch.save(content, path)
+    except (OSError, RuntimeError) as error:
+        return f"{message}; the batch could not be saved: {error}"
+    return (
+        f"{message}. The batch, the scores and the weights that made them are in {path} (torch.load). "
+        "A lower --lr, --clip-grad, or --amp-dtype bfloat16 are the usual remedies"
+    )

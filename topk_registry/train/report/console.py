@@ -1,0 +1,124 @@
+"""What a run shows and leaves behind: a progress bar, a line an epoch, a table, ``summary.csv`` and ``curves.svg``."""
+
+import csv
+import io
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tqdm import tqdm
+
+from topk_registry.train.report.curves import Panel, draw
+from topk_registry.train.errors import SaveError
+from topk_registry.train.engine.state import Progress, Row
+
+SHOWN = ("train_loss", "eval_loss", "eval_top1", "eval_top5", "eval_macro_top5")
+
+
+class Report:
+    """Prints on the first process, and writes into the run's folder."""
+
+    def __init__(self, *, title: str, metric: str, epochs: int, primary: bool) -> None:
+        self.title, self.metric, self.epochs, self.primary = title, metric, epochs, primary
+        self.folder: Path | None = None  # once there is one to write into
+        self.began = time.perf_counter()
+        self._bar: Any = None
+
+    def say(self, text: str) -> None:
+        if self.primary:
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
+
+    def steps(self, batches: Iterable[Any], *, epoch: int, first: int, total: int) -> Iterator[Any]:
+        """The batches, behind a progress bar on a terminal."""
+        hidden = not (self.primary and sys.stderr.isatty())
+        label = f"epoch {epoch + 1}/{self.epochs}"
+        with tqdm(batches, label, total, leave=False, initial=first, disable=hidden, dynamic_ncols=True) as bar:
+            self._bar = bar
+            yield from bar
+
+    def step(self, loss: float, lr: float) -> None:
+        """Text beside the bar."""
+        if self._bar is not None:
+            self._bar.set_postfix(loss=f"{loss:.3f}", lr=f"{lr:.2e}", refresh=False)
+
+    def epoch(self, row: Row, seconds: float) -> None:
+        width = len(str(self.epochs))
+        names = dict.fromkeys((*SHOWN, f"eval_{self.metric}"))
+        values = [f"{_label(name)} {_number(name, row[name])}" for name in names if name in row]
+        self.say(f"epoch {int(row['epoch']) + 1:{width}}/{self.epochs}  " + "  ".join(values) + f"  {seconds:.1f} s")
+
+    def write(self, history: list[Row]) -> None:
+        """``summary.csv`` and ``curves.svg``, whole, so that a resumed run repeats no line."""
+        if self.folder is not None and history:
+            write_text(self.folder / "summary.csv", csv_text(history))
+            write_text(self.folder / "curves.svg", draw(self.title, _panels(history)))
+
+    def arguments(self, values: dict[str, Any]) -> None:
+        if self.folder is not None:
+            write_text(self.folder / "args.yaml", yaml.safe_dump(values, default_flow_style=False))
+
+    def finish(self, progress: Progress) -> None:
+        """The table at the end: the last epoch, and the best by the metric that picks checkpoints."""
+        if not progress.history:
+            return
+        last = progress.history[-1]
+        best = next((row for row in progress.history if row["epoch"] == progress.best_epoch), last)
+        names = [name for name in last if name not in ("epoch", "lr") and not math.isnan(last[name])]
+        width = max(map(len, map(_label, names)))
+        lines = ["", f"{'':{width}}  {'last':>10}  {'best':>10}", f"{'epoch':{width}}  {last['epoch'] + 1:>10g}  "
+                 f"{best['epoch'] + 1:>10g}"]  # fmt: skip
+        lines += [
+            f"{_label(name):{width}}  {_number(name, last[name]):>10}  {_number(name, best.get(name, math.nan)):>10}"
+            for name in names
+        ]
+        lines.append(f"\nbest by {self.metric}; {time.perf_counter() - self.began:.0f} s in all")
+        if self.folder is not None:
+            lines.append(f"{self.folder}: model_best.pth.tar, last.pth.tar, summary.csv, curves.svg, args.yaml")
+        self.say("\n".join(lines))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file beside the old one, then rename: a reader sees one or the other."""
+    half = path.with_name(path.name + ".tmp")
+    try:
+        half.write_text(text, encoding="utf-8")
+        os.replace(half, path)
+    except OSError as error:
+        half.unlink(missing_ok=True)
+        raise SaveError(f"could not write {path}: {error}") from error
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV, under every name that any of them has."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _panels(history: list[Row]) -> list[Panel]:
+    def line(name: str) -> list[tuple[float, float]]:
+        return [(row["epoch"] + 1, row[name]) for row in history if name in row]
+
+    loss = {"training loss": line("train_loss"), "evaluation NLL": line("eval_loss")}
+    accuracy = {_label(name): line(name) for name in ("eval_top1", "eval_top5", "eval_macro_top5")}
+    return [Panel("Loss", loss), Panel("Accuracy", accuracy, unit="%")]
+
+
+def _label(name: str) -> str:
+    """``eval_macro_top5`` as it is read: macro top-5."""
+    if "top" in name:
+        name = name.removeprefix("eval_").replace("top", "top-")
+    return name.replace("_", " ")
+
+
+def _number(name: str, value: float) -> str:
+    return f"{value:.2f}%" if "top" in name else f"{value:.4f}"

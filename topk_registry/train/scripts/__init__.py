@@ -1,0 +1,1 @@
+"""Other people's training scripts, run with a registered loss."""
