@@ -1,9 +1,14 @@
-"""How many threads torch uses, for as long as a test runs."""
+"""Fixtures of many rooms: how many threads torch uses, and throwaway distributions with plug-ins."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 import torch
+
+from topk_registry import refresh_plugins
+from topk_registry.registry.registry import Registry
 
 
 @pytest.fixture
@@ -17,3 +22,47 @@ def threads() -> Iterator[None]:
 @pytest.fixture
 def one_thread(threads: None) -> None:
     torch.set_num_threads(1)
+
+
+class Site:
+    """A folder that stands for site-packages."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+
+    def module(self, name: str, source: str) -> None:
+        path = self.root.joinpath(*name.split("."))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".py").write_text(source)
+
+    def distribution(
+        self, name: str, losses: Mapping[str, str], *, version: str = "1.0", group: str = "topk_registry.losses"
+    ) -> Path:
+        info = self.root / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        lines = "\n".join(f"{loss} = {value}" for loss, value in losses.items())
+        (info / "entry_points.txt").write_text(f"[{group}]\n{lines}\n")
+        return info
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.delenv("TOPK_REGISTRY_PLUGINS", raising=False)
+    monkeypatch.delenv("TOPK_REGISTRY_DISABLE", raising=False)
+    before = set(sys.modules)
+    folder = Site(tmp_path / "site")
+    monkeypatch.syspath_prepend(folder.root)
+    yield folder
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder.root)):
+            del sys.modules[name]
+    monkeypatch.undo()
+    refresh_plugins()
+
+
+@pytest.fixture
+def registry(site: Site) -> Registry:
+    """A registry of its own over the losses' group, read after the test's distributions were written."""
+    return Registry("topk_registry.losses", "loss", reserved=("ce", "bce"))

@@ -9,18 +9,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from topk_registry.losses.base import ClassificationLoss, TopKLoss
-    from topk_registry.registry.registry import LossInfo
     from topk_registry.nn.classifier import CosineClassifier, normalize_classifier
-    from topk_registry.registry.errors import (
-        AmbiguousPluginError,
-        BrokenPluginError,
-        DisabledPluginError,
-        NameTakenError,
-        PluginError,
-        UnknownPluginError,
-    )
     from topk_registry.nn.head import TopKClassifier, TopKHead, TopKOutput, fit_temperature
     from topk_registry.nn.linear import LinearSmoothTopK, linear_smooth_topk
+    from topk_registry.nn.perturbed import PerturbedTopK
     from topk_registry.ops.hinge import soft_hinge
     from topk_registry.ops.ksubset import (
         smooth_topk_hinge,
@@ -29,9 +21,8 @@ if TYPE_CHECKING:
         topk_marginals,
         topk_margins,
     )
-    from topk_registry.ops.perturbed import PerturbedTopK, perturbed_topk
-    from topk_registry.registry.options import accepted_context
-    from topk_registry.registry import (
+    from topk_registry.ops.perturbed import perturbed_topk
+    from topk_registry.registry.api import (
         create_loss,
         get_loss_builder,
         is_loss,
@@ -40,35 +31,45 @@ if TYPE_CHECKING:
         refresh_plugins,
         register_loss,
     )
+    from topk_registry.registry.errors import (
+        AmbiguousPluginError,
+        BrokenPluginError,
+        DisabledPluginError,
+        NameTakenError,
+        PluginError,
+        UnknownPluginError,
+    )
+    from topk_registry.registry.options import accepted_context
+    from topk_registry.registry.registry import LossInfo
 
 _HOMES = {
-    "AmbiguousPluginError": "errors",
-    "BrokenPluginError": "errors",
-    "ClassificationLoss": "base",
-    "CosineClassifier": "classifier",
-    "DisabledPluginError": "errors",
-    "LinearSmoothTopK": "linear",
-    "LossInfo": "catalogue",
-    "NameTakenError": "errors",
-    "PerturbedTopK": "ops.perturbed",
-    "PluginError": "errors",
-    "TopKClassifier": "head",
-    "TopKHead": "head",
-    "TopKLoss": "base",
-    "TopKOutput": "head",
-    "UnknownPluginError": "errors",
-    "accepted_context": "options",
-    "create_loss": "registry",
-    "fit_temperature": "head",
-    "get_loss_builder": "registry",
-    "is_loss": "registry",
-    "linear_smooth_topk": "linear",
-    "list_losses": "registry",
-    "loss_info": "registry",
-    "normalize_classifier": "classifier",
+    "AmbiguousPluginError": "registry.errors",
+    "BrokenPluginError": "registry.errors",
+    "ClassificationLoss": "losses.base",
+    "CosineClassifier": "nn.classifier",
+    "DisabledPluginError": "registry.errors",
+    "LinearSmoothTopK": "nn.linear",
+    "LossInfo": "registry.registry",
+    "NameTakenError": "registry.errors",
+    "PerturbedTopK": "nn.perturbed",
+    "PluginError": "registry.errors",
+    "TopKClassifier": "nn.head",
+    "TopKHead": "nn.head",
+    "TopKLoss": "losses.base",
+    "TopKOutput": "nn.head",
+    "UnknownPluginError": "registry.errors",
+    "accepted_context": "registry.options",
+    "create_loss": "registry.api",
+    "fit_temperature": "nn.head",
+    "get_loss_builder": "registry.api",
+    "is_loss": "registry.api",
+    "linear_smooth_topk": "nn.linear",
+    "list_losses": "registry.api",
+    "loss_info": "registry.api",
+    "normalize_classifier": "nn.classifier",
     "perturbed_topk": "ops.perturbed",
-    "refresh_plugins": "registry",
-    "register_loss": "registry",
+    "refresh_plugins": "registry.api",
+    "register_loss": "registry.api",
     "smooth_topk_hinge": "ops.ksubset",
     "soft_hinge": "ops.hinge",
     "topk_label_margins": "ops.ksubset",

@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from topk_export.conversion.to_onnx import export_onnx
     from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError
     from topk_export.runtime.predictor import Prediction, Predictor
-    from topk_export.conversion.to_onnx import export_onnx
     from topk_export.verification.verify import verify
 
 _HOMES = {
@@ -18,10 +18,10 @@ _HOMES = {
     "ExportError": "errors",
     "ImageError": "errors",
     "ModelFileError": "errors",
-    "Prediction": "predictor",
-    "Predictor": "predictor",
-    "export_onnx": "to_onnx",
-    "verify": "verification",
+    "Prediction": "runtime.predictor",
+    "Predictor": "runtime.predictor",
+    "export_onnx": "conversion.to_onnx",
+    "verify": "verification.verify",
 }
 
 __all__ = [

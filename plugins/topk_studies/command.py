@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from topk_registry import registry
+from topk_registry.train.config.flags import ParseOptions
 from topk_studies.engine.catalogue import STUDIES, UnknownStudyError, load_study
-from topk_studies.report.output import print_section, write_data
-from topk_studies.report import plots
-from topk_studies.report.html import write_html
 from topk_studies.engine.runner import run_study
 from topk_studies.engine.store import Store
 from topk_studies.engine.study import BUDGETS, Options
-from topk_registry.train.config.flags import ParseOptions
+from topk_studies.report import plots
+from topk_studies.report.html import write_html
+from topk_studies.report.output import print_section, write_data
 
 ALL = "all"
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from topk_registry import ClassificationLoss, register_loss
-from topk_registry.cli.main import main as cli
+from topk_registry.cli import main as cli
 
 
 class Scaled(ClassificationLoss):

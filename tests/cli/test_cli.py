@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from topk_registry.cli.main import main as cli
+from topk_registry.cli import doctor
+from topk_registry.cli import main as cli
 from topk_registry.registry import environment
-from topk_registry.cli.main import doctor
 
 
 def python(*argv, **options):

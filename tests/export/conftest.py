@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from topk_export import export_onnx
-from topk_export.verification.verify import graph
+from topk_export.verification import graph
 
 DATA = {"input_size": (3, 8, 8), "crop_pct": 1.0, "interpolation": "bilinear"}
 

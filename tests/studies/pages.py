@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from topk_studies.report import plots
 from topk_studies.engine.study import Estimate, Figure, Findings, Median, Note, Record, Section, Table
+from topk_studies.report import plots
 
 HOSTILE = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\"> & \"quotes\" 'too'"
 NUMBERS = Table(

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from topk_studies.report.cells import best_cells, text
 from topk_studies.engine.study import Estimate, Median, Table
+from topk_studies.report.cells import best_cells, text
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from tests.studies.pages import HOSTILE, SHOWN, sections
-from topk_studies.report.html import page, write_html
 from topk_studies.engine.study import Findings, Section
+from topk_studies.report.html import page, write_html
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 

@@ -10,10 +10,10 @@ import torch
 
 import topk_registry as tr
 from topk_registry import registry
+from topk_studies.engine.study import Options, Record
 from topk_studies.experiments import landscape
 from topk_studies.experiments.landscape_findings import DRAWS, EPSILONS, HINGE, NOISED, at, grid, is_convex, rms
 from topk_studies.report import plots
-from topk_studies.engine.study import Options, Record
 
 SHAPE = {"k": 2, "scale": 2.0, "label": 0, "divisions": 6, "class_counts": [100, 30, 10], "replications": 100}
 

@@ -8,9 +8,9 @@ from itertools import combinations
 import pytest
 
 from topk_registry import list_losses
+from topk_studies.engine.study import Estimate, Figure, Median
 from topk_studies.report import plots
 from topk_studies.report.plots import COLOURS, LOOKS, looks
-from topk_studies.engine.study import Estimate, Figure, Median
 
 SHEETS = ("#ffffff", "#1f2126")  # of the page, in light and in dark
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from tests.oracles import mp_smooth_svm
-from topk_studies.baselines import ALGORITHMS, LINEAR, LOG, LogSigmas, divide_and_conquer, smooth_topk_svm
-from topk_studies.baselines import summation
+from topk_studies.baselines import ALGORITHMS, LINEAR, LOG, LogSigmas, divide_and_conquer, smooth_topk_svm, summation
 
 EXACT_GRADIENT = [name for name in ALGORITHMS if name != "algorithm 2"]
 EPS = torch.finfo(torch.float64).eps

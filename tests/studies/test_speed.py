@@ -8,10 +8,10 @@ import torch
 
 import topk_registry as tr
 from topk_registry import registry
-from topk_studies.experiments import speed
 from topk_studies.baselines.algorithms import ALGORITHM_2, AUTHORS, DIVIDE, PYTOPK, SUMMATION
-from topk_studies.report import plots
 from topk_studies.engine.study import Median, Options, Record
+from topk_studies.experiments import speed
+from topk_studies.report import plots
 from topk_studies.timing.contest import OURS
 
 SMALL = {"B": 4, "n": 30, "k": 3, "tau": 1.0, "dtype": "float32", "device": "cpu", "repeats": 3, "limit": 30.0}

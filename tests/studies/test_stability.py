@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from topk_studies.experiments import stability
 from topk_studies.baselines.algorithms import ALGORITHM_2, AUTHORS, CONTESTANTS, LINEAR_SUMMATION, PLAIN, SUMMATION
 from topk_studies.baselines.exact import mp_smooth_svm
-from topk_studies.report import plots
-from topk_studies.experiments.stability_findings import TAUS
 from topk_studies.engine.study import Options, Record
+from topk_studies.experiments import stability
+from topk_studies.experiments.stability_findings import TAUS
+from topk_studies.report import plots
 from topk_studies.timing.contest import OURS, Case, Contestant, UnavailableError
 
 SMALL = {"taus": [1.0, 1e-3, 1e-36], "B": 6, "n": 20, "k": 3, "exact_rows": 4, "device": "cpu"}

@@ -97,7 +97,7 @@ def test_the_users_flags_come_last(tiny):
 INTERRUPTED = """
 import json, sys
 from pathlib import Path
-from topk_studies import training
+from topk_studies.engine import training
 def tell(share, words):
     print(words, file=sys.stderr, flush=True)
 try:

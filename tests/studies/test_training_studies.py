@@ -5,14 +5,14 @@ from itertools import pairwise
 
 import pytest
 
+from topk_registry.train.config.arguments import parse_args
 from topk_studies.engine import training
 from topk_studies.engine.catalogue import STUDIES, UnknownStudyError, load_study
-from topk_studies.report.cells import text
 from topk_studies.engine.settings import RATES
 from topk_studies.engine.statistics import estimate
 from topk_studies.engine.store import canonical, unique
 from topk_studies.engine.study import BUDGETS, Estimate, Options, Record
-from topk_registry.train.config.arguments import parse_args
+from topk_studies.report.cells import text
 
 from .conftest import trained
 

@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 
 from topk_registry import topk_marginals
-from topk_registry.train.setup.compute import Compute
-from topk_registry.train.errors import TrainError
 from topk_registry.train.engine.evaluate import Crops, Evaluator, metric_sizes, parse_metric, temperature_of
+from topk_registry.train.errors import TrainError
+from topk_registry.train.setup.compute import Compute
 
 N = 7
 

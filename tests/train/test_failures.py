@@ -9,7 +9,7 @@ import pytest
 import torch
 from timm.utils import CheckpointSaver
 
-from topk_registry.train.report.console import console as report
+from topk_registry.train.report import console as report
 
 from .conftest import unclosed_files
 

@@ -64,7 +64,7 @@ def test_without_data_the_built_in_job_runs(tmp_path, capsys):
 
 
 def test_every_entrance_is_the_same_command(monkeypatch, capsys):
-    from topk_registry.cli.main import main as cli
+    from topk_registry.cli import main as cli
 
     monkeypatch.setattr("sys.argv", ["topk-train", "--loss", "no_such_loss"])
     assert cli.train() == 1

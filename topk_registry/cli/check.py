@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from topk_registry.registry.options import CONTEXT, accepted_context, check_options
 from topk_registry.registry import get_loss_builder
+from topk_registry.registry.options import CONTEXT, accepted_context, check_options
 from topk_registry.testing import CheckResult, iter_checks, run_checks
 
 

@@ -16,7 +16,10 @@ from topk_registry.registry.errors import PluginError
 COMMANDS = {
     "train": ("topk_registry.train.command", "train an image classifier by the name of its loss"),
     "validate": ("topk_registry.train.validate", "evaluate a checkpoint or a pretrained model"),
-    "torchvision-train": ("topk_registry.train.scripts.torchvision", "run torchvision's training script with a loss by name"),
+    "torchvision-train": (
+        "topk_registry.train.scripts.torchvision",
+        "run torchvision's training script with a loss by name",
+    ),
     "study": ("topk_studies.command", "repeat the papers' studies, on your data or on a built-in set"),
     "losses": ("topk_registry.cli.losses", "list the registered losses, or say why one is broken"),
     "check": ("topk_registry.cli.check", "run the conformance kit on a registered loss"),

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from topk_registry.metrics.streaming import StreamingMetric, check_labels, ratio, set_sizes
 from topk_registry.metrics.calibration import MarginalCalibration
+from topk_registry.metrics.streaming import StreamingMetric, check_labels, ratio, set_sizes
 
 __all__ = ["GradientSparsity", "MarginalCalibration", "StreamingMetric", "TopKAccuracy"]
 

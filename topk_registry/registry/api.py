@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from topk_registry.registry import timm_losses
-from topk_registry.registry.registry import B, Builder, LossInfo, Registry
 from topk_registry.registry.errors import BrokenPluginError
+from topk_registry.registry.registry import B, Builder, LossInfo, Registry
 
 __all__ = [
     "LossInfo",

@@ -7,8 +7,7 @@ from importlib import invalidate_caches
 from threading import RLock
 from typing import Any, Literal, TypeVar
 
-from topk_registry.registry import source
-from topk_registry.registry import timm_losses
+from topk_registry.registry import source, timm_losses
 from topk_registry.registry.discovery import Plugin, denied, discover, matches, normalise
 from topk_registry.registry.errors import (
     AmbiguousPluginError,

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from topk_registry.train.errors import TrainError
 from topk_registry.train.config.flags import ParseOptions, create_parser
+from topk_registry.train.errors import TrainError
 
 # what a training run recorded and a flag need not repeat
 RECORDED = {
@@ -45,9 +45,7 @@ def validate(args: Namespace) -> dict[str, Any]:
     from timm.data import resolve_data_config
     from timm.models import load_checkpoint
 
-    from topk_registry.train.setup import build
-    from topk_registry.train.setup import datasets
-    from topk_registry.train.setup import models
+    from topk_registry.train.setup import build, datasets, models
     from topk_registry.train.setup.compute import Compute
 
     settings = _settings(args)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
 
-from topk_export.verification.bench import Timing, devices, measure
 from topk_export.commands.common import command, positive, say
+from topk_export.verification.bench import Timing, devices, measure
 
 _COLUMNS = ("device", "batch", "runs", "median ms", "p95 ms", "images/s", "head ms", "head share")
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from topk_export.verification.verify import graph
 from topk_export.errors import ExportError
 from topk_export.runtime.metadata import SEMANTICS
+from topk_export.verification import graph
 
 
 def convert(module: nn.Module, inputs: np.ndarray, opset: int, batch: str | int) -> Any:

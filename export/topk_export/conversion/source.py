@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from topk_export.conversion.checkpoint import Checkpoint, fill, read
+from topk_export.conversion.recipe import preprocess_of, published_names
 from topk_export.errors import ExportError
 from topk_export.runtime.preprocess import Preprocess
-from topk_export.conversion.recipe import preprocess_of, published_names
 from topk_registry import accepted_context, create_loss, get_loss_builder, normalize_classifier
 from topk_registry.nn.classifier import find_classifier, num_classes_of
 

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from topk_export.verification.verify import graph
 from topk_export.conversion.convert import convert, quantise
+from topk_export.conversion.recipe import check_class_names
+from topk_export.conversion.source import K, Source, load_source
 from topk_export.errors import ExportError, ModelFileError
 from topk_export.runtime.metadata import SEMANTICS, Metadata
 from topk_export.runtime.preprocess import Preprocess
-from topk_export.conversion.recipe import check_class_names
-from topk_export.conversion.source import K, Source, load_source
+from topk_export.verification import graph
 from topk_export.verification.verify import Progress, sample_input, verify, versions, write_report
 from topk_registry.nn.classifier import find_classifier
 from topk_registry.nn.head import TopKHead

@@ -12,7 +12,7 @@ from typing import Any
 from topk_export.errors import ModelFileError
 from topk_export.runtime.preprocess import Preprocess
 
-SCHEMA = "topk_registry.nn.classifier"
+SCHEMA = "topk_registry.classifier"
 VERSION = 1
 
 SEMANTICS = {

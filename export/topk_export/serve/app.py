@@ -19,9 +19,9 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import BaseModel
 
-from topk_export.serve.batching import Batcher, OverloadedError, WarmUp
 from topk_export.errors import ImageError, ImageTooLargeError
 from topk_export.runtime.predictor import Predictor
+from topk_export.serve.batching import Batcher, OverloadedError, WarmUp
 from topk_export.serve.upload import image_bytes
 
 POLICY = (
@@ -180,7 +180,7 @@ def create_app(predictor: Predictor, limits: Limits = Limits()) -> FastAPI:
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> HTMLResponse:
-        text = (files("topk_export") / "page.html").read_text(encoding="utf-8")
+        text = (files("topk_export.serve") / "page.html").read_text(encoding="utf-8")
         return HTMLResponse(text, headers={"Content-Security-Policy": POLICY})
 
     return app

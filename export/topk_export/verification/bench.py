@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from topk_export.verification.verify import graph
 from topk_export.errors import ExportError
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.session import PROVIDERS, BoundRunner, device_of, import_onnxruntime, nvidia_gpus, open_session
+from topk_export.verification import graph
 from topk_export.verification.verify import load_proto, sample_input
 
 WARM_UP = 3

@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from topk_export.verification.verify import graph
-from topk_export.verification.verify import reference
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.session import open_session
+from topk_export.verification import graph, reference
 
 BATCHES = (1, 2, 5)
 MARGINALS_RTOL = 1e-5

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from topk_export.verification.verify import graph
-from topk_export.verification.checks import BATCHES, Check, check_graph, check_head, check_runs, count_layers
 from topk_export.errors import ModelFileError
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.session import device_of, open_session, placement
+from topk_export.verification import graph
+from topk_export.verification.checks import BATCHES, Check, check_graph, check_head, check_runs, count_layers
 
 
 def verify(

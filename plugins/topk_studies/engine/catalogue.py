@@ -33,4 +33,4 @@ def load_study(name: str) -> "Study":
         close = get_close_matches(name, STUDIES, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}? " if close else ""
         raise UnknownStudyError(f"no study is called {name!r}; {hint}There are {', '.join(STUDIES)}")
-    return cast("Study", import_module(f"topk_studies.{name.replace('-', '_')}"))
+    return cast("Study", import_module(f"topk_studies.experiments.{name.replace('-', '_')}"))

@@ -14,19 +14,19 @@ from timm.data import resolve_data_config
 from torch import nn
 
 from topk_registry.metrics import GradientSparsity, TopKAccuracy
-from topk_studies.engine.study import Configuration, ConfigurationError, Options, Progress
 from topk_registry.train.config.arguments import parse_args
 from topk_registry.train.engine.begin import begin
-from topk_registry.train.setup.build import Run, build, create_evaluator
-from topk_registry.train.setup.compute import Compute
-from topk_registry.train.setup.datasets import Data, open_split
-from topk_registry.train.errors import Interrupted, TrainError
 from topk_registry.train.engine.evaluate import Evaluator
-from topk_registry.train.setup.preflight import check
-from topk_registry.train.report.console import Report
 from topk_registry.train.engine.run import run_epochs
 from topk_registry.train.engine.signals import StopRequest
 from topk_registry.train.engine.state import Row
+from topk_registry.train.errors import Interrupted, TrainError
+from topk_registry.train.report.console import Report
+from topk_registry.train.setup.build import Run, build, create_evaluator
+from topk_registry.train.setup.compute import Compute
+from topk_registry.train.setup.datasets import Data, open_split
+from topk_registry.train.setup.preflight import check
+from topk_studies.engine.study import Configuration, ConfigurationError, Options, Progress
 
 RUNS = "train"
 VERSION = 1

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from topk_studies.engine import training
+from topk_studies.engine.settings import RATES, trials
+from topk_studies.engine.study import Configuration, Findings, Note, Options, Record
+from topk_studies.engine.tuning import Choice, choices, tuned_runs
 from topk_studies.report.display import (
     commands,
     differences_table,
@@ -13,9 +16,6 @@ from topk_studies.report.display import (
     spelt,
     trials_table,
 )
-from topk_studies.engine.settings import RATES, trials
-from topk_studies.engine.study import Configuration, Findings, Note, Options, Record
-from topk_studies.engine.tuning import Choice, choices, tuned_runs
 
 TITLE = "Encouraging losses"
 QUESTION = "Does a bonus for samples that are classified well already raise accuracy?"

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from topk_studies.engine import training
-from topk_studies.report.display import commands, differences_table, judge_pair, list_table, protocol, trials_table
 from topk_studies.engine.settings import BUILT_IN, IMAGENET, base_flags
 from topk_studies.engine.study import Configuration, Findings, Note, Options, Record
 from topk_studies.engine.tuning import Choice, choices, tuned_runs
+from topk_studies.report.display import commands, differences_table, judge_pair, list_table, protocol, trials_table
 
 TITLE = "Imbalance"
 QUESTION = "Which loss finds the rare classes of a long tail among its five guesses?"

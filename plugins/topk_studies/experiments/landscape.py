@@ -14,8 +14,8 @@ from torch import Tensor
 
 from topk_registry import registry
 from topk_studies.engine import registered
-from topk_studies.experiments.landscape_findings import DRAWS, EPSILONS, NOISED, REPLICATIONS, SHAPE, findings, grid
 from topk_studies.engine.study import Configuration, Options, Progress, Record
+from topk_studies.experiments.landscape_findings import DRAWS, EPSILONS, NOISED, REPLICATIONS, SHAPE, findings, grid
 
 TITLE = "Landscapes"
 QUESTION = "What does each loss look like where three scores trade off, and what do eps and B change?"

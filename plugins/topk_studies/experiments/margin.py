@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from topk_studies.engine import training
-from topk_studies.report.display import commands, grid_table, judge_pair, lines_figure, protocol
 from topk_studies.engine.study import Configuration, Findings, Note, Options, Record
 from topk_studies.engine.tuning import Choice, groups, label_noise_of
 from topk_studies.engine.variants import option_of, variant_runs, variants
+from topk_studies.report.display import commands, grid_table, judge_pair, lines_figure, protocol
 
 TITLE = "Margin"
 QUESTION = "Does the smooth top-5 SVM need its margin, and how large a one?"

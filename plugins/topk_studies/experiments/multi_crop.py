@@ -9,17 +9,17 @@ from torch import Tensor
 
 from topk_registry import topk_marginals
 from topk_registry.metrics import TopKAccuracy
+from topk_registry.train.engine.evaluate import Crops, readable, temperature_of
+from topk_registry.train.setup.build import Run
+from topk_registry.train.setup.datasets import open_split
+from topk_registry.train.setup.loaders import create_eval_loader
 from topk_studies.engine import training
-from topk_studies.report.display import commands
 from topk_studies.engine.settings import K
 from topk_studies.engine.statistics import difference, estimate, judge
 from topk_studies.engine.study import Configuration, Findings, Note, Options, Progress, Record, Table
 from topk_studies.engine.tuning import seed_of
 from topk_studies.engine.variants import variant_runs
-from topk_registry.train.setup.build import Run
-from topk_registry.train.setup.datasets import open_split
-from topk_registry.train.engine.evaluate import Crops, readable, temperature_of
-from topk_registry.train.setup.loaders import create_eval_loader
+from topk_studies.report.display import commands
 
 TITLE = "Multi-crop"
 QUESTION = "Does averaging top-5 marginals over crops beat averaging softmax, or the scores themselves?"

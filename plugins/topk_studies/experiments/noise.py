@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 
 from topk_studies.engine import training
+from topk_studies.engine.statistics import difference, judge
+from topk_studies.engine.study import Configuration, Findings, Note, Options, Record
+from topk_studies.engine.tuning import Choice, choices, groups, label_noise_of, tuned_runs
 from topk_studies.report.display import (
     commands,
     differences_table,
@@ -12,9 +15,6 @@ from topk_studies.report.display import (
     protocol,
     trials_table,
 )
-from topk_studies.engine.statistics import difference, judge
-from topk_studies.engine.study import Configuration, Findings, Note, Options, Record
-from topk_studies.engine.tuning import Choice, choices, groups, label_noise_of, tuned_runs
 
 TITLE = "Label noise"
 QUESTION = "Does a loss keep its accuracy where a share of the training labels is drawn anew within their superclass?"

@@ -4,6 +4,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from topk_studies.engine import training
+from topk_studies.engine.statistics import difference
+from topk_studies.engine.study import Configuration, Findings, Note, Options, Record
+from topk_studies.engine.tuning import Choice
+from topk_studies.engine.variants import option_of, variant_runs, variants
 from topk_studies.report.display import (
     commands,
     curves_figure,
@@ -13,10 +17,6 @@ from topk_studies.report.display import (
     lines_figure,
     protocol,
 )
-from topk_studies.engine.statistics import difference
-from topk_studies.engine.study import Configuration, Findings, Note, Options, Record
-from topk_studies.engine.tuning import Choice
-from topk_studies.engine.variants import option_of, variant_runs, variants
 
 TITLE = "Noise parameter"
 QUESTION = "How do the noise's deviation epsilon and the number of draws B change the noised loss and its gradient?"

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from topk_studies.engine import training
+from topk_studies.engine.settings import base_flags
+from topk_studies.engine.study import Configuration, Findings, Note, Options, Record
+from topk_studies.engine.tuning import Choice, choices, groups, tuned_runs
 from topk_studies.report.display import (
     commands,
     differences_table,
@@ -13,9 +16,6 @@ from topk_studies.report.display import (
     protocol,
     trials_table,
 )
-from topk_studies.engine.settings import base_flags
-from topk_studies.engine.study import Configuration, Findings, Note, Options, Record
-from topk_studies.engine.tuning import Choice, choices, groups, tuned_runs
 
 TITLE = "Little data"
 QUESTION = "Does a top-k loss gain on cross-entropy where there are fewer training images?"

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from topk_studies.engine import registered
 from topk_studies.baselines.algorithms import (
     ALGORITHM_2,
     AUTHORS,
@@ -23,8 +22,9 @@ from topk_studies.baselines.algorithms import (
     PYTOPK,
     SUMMATION,
 )
-from topk_studies.experiments.speed_findings import AGAINST_K, findings
+from topk_studies.engine import registered
 from topk_studies.engine.study import Configuration, Options, Progress, Record
+from topk_studies.experiments.speed_findings import AGAINST_K, findings
 from topk_studies.timing.contest import CROSS_ENTROPY, OURS, Case, Contestant, Loss
 from topk_studies.timing.machine import busy, cpu_name, usable
 from topk_studies.timing.measure import Row, measure

@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from topk_studies.baselines.paper import SPHERICAL
 from topk_studies.engine import training
+from topk_studies.engine.settings import BUILT_IN, base_flags
+from topk_studies.engine.study import Configuration, Findings, Note, Options, Record
+from topk_studies.engine.tuning import Choice, choices, groups, tuned_runs
 from topk_studies.report.display import (
     commands,
     differences_table,
@@ -13,10 +17,6 @@ from topk_studies.report.display import (
     protocol,
     trials_table,
 )
-from topk_studies.baselines.paper import SPHERICAL
-from topk_studies.engine.settings import BUILT_IN, base_flags
-from topk_studies.engine.study import Configuration, Findings, Note, Options, Record
-from topk_studies.engine.tuning import Choice, choices, groups, tuned_runs
 
 TITLE = "Spherical losses"
 QUESTION = "Do the spherical alternatives to softmax win with few classes, and lose with many?"

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from topk_studies.baselines.algorithms import CONTESTANTS
 from topk_studies.baselines.exact import mp_smooth_svm
-from topk_studies.experiments.stability_findings import EXACT_ROWS, PRECISIONS, SHAPE, TAUS, findings
 from topk_studies.engine.study import Configuration, Options, Progress, Record
+from topk_studies.experiments.stability_findings import EXACT_ROWS, PRECISIONS, SHAPE, TAUS, findings
 from topk_studies.timing.contest import Case, UnavailableError
 from topk_studies.timing.machine import usable
 

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 
 from topk_studies.engine import training
+from topk_studies.engine.study import Configuration, Findings, Note, Options, Record
+from topk_studies.engine.tuning import Choice
+from topk_studies.engine.variants import option_of, variant_runs, variants
 from topk_studies.report.display import (
     commands,
     curves_figure,
@@ -12,9 +15,6 @@ from topk_studies.report.display import (
     lines_figure,
     protocol,
 )
-from topk_studies.engine.study import Configuration, Findings, Note, Options, Record
-from topk_studies.engine.tuning import Choice
-from topk_studies.engine.variants import option_of, variant_runs, variants
 
 TITLE = "Temperature"
 QUESTION = "How does the temperature of the smooth top-5 SVM change what is learned, and how many scores learn from it?"

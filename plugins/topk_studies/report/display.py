@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from topk_studies.report.plots import legend, lines
 from topk_studies.engine.statistics import difference, judge
 from topk_studies.engine.study import Estimate, Figure, Note, Record, Table, Value
 from topk_studies.engine.training import command
 from topk_studies.engine.tuning import Choice, score
+from topk_studies.report.plots import legend, lines
 
 Key = Callable[[Choice], Any]
 Name = Callable[[Choice], str]

@@ -6,9 +6,9 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from topk_studies.engine.study import Section
 from topk_studies.report import parts
 from topk_studies.report.parts import each
-from topk_studies.engine.study import Section
 
 TITLE = "Studies of top-k losses"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from topk_studies.engine.catalogue import STUDIES, load_study
-from topk_studies.report.cells import text
 from topk_studies.engine.store import Store, key_of, write_file, write_json
 from topk_studies.engine.study import Estimate, Median, Record, Section, Table, Value
+from topk_studies.report.cells import text
 
 
 def write_data(store: Store) -> list[Section]:

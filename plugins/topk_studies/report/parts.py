@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from topk_studies.engine.study import Figure, Note, Record, Table
 from topk_studies.report import plots
 from topk_studies.report.cells import Cell, best_cells, is_number, text
-from topk_studies.engine.study import Figure, Note, Record, Table
 
 LARGEST_SVG = 700_000  # characters; what is more intricate becomes a PNG
 VERDICTS = {"agrees": "Agrees", "differs": "Differs", "open": "Open"}

@@ -62,7 +62,7 @@ def test_models_by_name(model, tmp_path):
 def test_the_metadata_is_complete(export):
     said = props(export(N, k=3, temperature=0.5, class_names=tuple("abcdefghijkl")))
     expected = {
-        "schema": "topk_registry.nn.classifier/1",
+        "schema": "topk_registry.classifier/1",
         "task": "image-classification",
         "k": 3,
         "temperature": 0.5,

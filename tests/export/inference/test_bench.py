@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from topk_export.verification.bench import devices, measure
 from topk_export.commands import bench
 from topk_export.errors import DeviceError, ModelFileError
 from topk_export.runtime.session import nvidia_gpus
+from topk_export.verification.bench import devices, measure
 
 
 def test_the_model_and_its_head_are_timed(model_file):

@@ -116,7 +116,7 @@ def test_errors_are_one_line(capsys, edited, picture, tmp_path):
     for model, message in (
         (tmp_path / "gone.onnx", "does not exist"),
         (edited(props={"schema": None}), "carries no topk_registry metadata"),
-        (edited(props={"schema": "topk_registry.nn.classifier/2"}), "upgrade topk-registry"),
+        (edited(props={"schema": "topk_registry.classifier/2"}), "upgrade topk-registry"),
     ):
         assert predict.main([str(model), image, "--device", "cpu"]) == 1
         out, err = capsys.readouterr()

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from topk_export import DeviceError, ImageError, ModelFileError, Predictor
-from topk_export.runtime.session import session as runtime
+from topk_export.runtime import session as runtime
 from topk_export.runtime.predictor import softmax
 from topk_registry import topk_marginals
 
@@ -174,7 +174,7 @@ def test_files_that_are_no_exported_models_are_errors(tmp_path, edited):
     with pytest.raises(ModelFileError, match="carries no topk_registry metadata"):
         Predictor(edited(props={"schema": None}), device="cpu")
     with pytest.raises(ModelFileError, match="newer than this version reads"):
-        Predictor(edited(props={"schema": "topk_registry.nn.classifier/99"}), device="cpu")
+        Predictor(edited(props={"schema": "topk_registry.classifier/99"}), device="cpu")
     with pytest.raises(ModelFileError, match=r"metadata of .* is broken"):
         Predictor(edited(props={"mean": [0.5]}), device="cpu")
 

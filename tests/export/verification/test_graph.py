@@ -13,8 +13,8 @@ from tests.ops.ksubset.scores import KINDS, scores
 from tests.ops.ksubset.test_static import assert_near, rows
 from tests.oracles import mp_marginals
 from topk_export import ExportError
-from topk_export.verification.verify import graph
 from topk_export.runtime.session import open_session
+from topk_export.verification import graph
 
 FORBIDDEN = {"Loop", "Scan", "If", "Sigmoid", "Einsum", "MatMul", "Gemm", "Atan", "CumProd"}
 

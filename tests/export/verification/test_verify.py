@@ -124,7 +124,7 @@ def drop_metadata(model):
 def newer(model):
     for entry in model.metadata_props:
         if entry.key == "schema":
-            entry.value = '"topk_registry.nn.classifier/2"'
+            entry.value = '"topk_registry.classifier/2"'
 
 
 def broken(model):

@@ -7,8 +7,8 @@ import torch
 
 from tests.ops.ksubset.scores import KINDS, scores
 from topk_registry.ops import openmp as team
-from topk_registry.ops.ksubset.torch import all_classes as composite
 from topk_registry.ops.ksubset import numba as cpu
+from topk_registry.ops.ksubset.torch import all_classes as composite
 
 INF, NAN = float("inf"), float("nan")
 SIZES = [(2, 1), (3, 1), (7, 3), (40, 20), (100, 5), (513, 5), (1300, 50)]

@@ -12,8 +12,8 @@ from tests.ops.ksubset.scores import KINDS, scores
 from tests.ops.ksubset.test_accuracy import TAUS
 from topk_registry import topk_label_margins, topk_margins
 from topk_registry.ops.ksubset.chunked import state as streaming
-from topk_registry.ops.ksubset.torch import rows as torch_path
 from topk_registry.ops.ksubset.chunked.state import finish, gradient, merge, summarise, top_margins
+from topk_registry.ops.ksubset.torch import rows as torch_path
 
 INF = float("inf")
 

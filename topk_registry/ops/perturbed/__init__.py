@@ -6,6 +6,5 @@ of each class to be the k-th: E[one-hot of the k-th]. Both expectations are esti
 """
 
 from topk_registry.ops.perturbed.api import perturbed_topk
-from topk_registry.nn.perturbed import PerturbedTopK
 
-__all__ = ["PerturbedTopK", "perturbed_topk"]
+__all__ = ["perturbed_topk"]

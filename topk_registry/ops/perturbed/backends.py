@@ -11,7 +11,10 @@ from torch import Tensor
 
 from topk_registry.ops import optional
 
-TABLE = {"numba": ("cpu", "cpu"), "triton": ("cuda", "cuda")}  # the package each needs: the type of device, the module
+TABLE = {
+    "numba": ("cpu", "numba"),
+    "triton": ("cuda", "triton.kth"),
+}  # the package each needs: the type of device, the module
 EPSILONS = 1e-30, 1e30  # in single precision these can be divided by
 GPU_LARGEST_N = 16384  # scores that fit into one program's registers beside their noise
 GPU_LARGEST_RANK = 64  # counted from the nearer end: as many maxima are taken

@@ -12,9 +12,9 @@ from timm.models import safe_model_name
 from timm.task import load_task_ema_checkpoint, resume_task_checkpoint
 from torch import distributed as dist
 
-from topk_registry.train.setup.build import Run, distribute
-from topk_registry.train.errors import TrainError
 from topk_registry.train.engine.state import LAST, Checkpoints, restore
+from topk_registry.train.errors import TrainError
+from topk_registry.train.setup.build import Run, distribute
 
 OUTPUT = Path("output", "train")
 

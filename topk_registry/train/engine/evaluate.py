@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from topk_registry import topk_marginals
 from topk_registry.metrics import StreamingMetric, TopKAccuracy
-from topk_registry.train.setup.compute import Compute
 from topk_registry.train.errors import DataError, TrainError
+from topk_registry.train.setup.compute import Compute
 
 METRIC = re.compile(r"(?:(macro|many|medium|few)[-_])?top(\d+)|loss")
 

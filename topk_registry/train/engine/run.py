@@ -10,14 +10,14 @@ from timm import utils
 from torch import distributed as dist
 
 from topk_registry.train.engine.begin import begin
+from topk_registry.train.engine.loop import agree, mean_loss, train_epoch
+from topk_registry.train.engine.signals import StopRequest
+from topk_registry.train.engine.state import LAST, Row
+from topk_registry.train.errors import DataError, Interrupted, TrainError
 from topk_registry.train.setup.build import Run, build, distribute
 from topk_registry.train.setup.compute import Compute
 from topk_registry.train.setup.datasets import name_of
-from topk_registry.train.errors import DataError, Interrupted, TrainError
-from topk_registry.train.engine.loop import agree, mean_loss, train_epoch
 from topk_registry.train.setup.preflight import check
-from topk_registry.train.engine.signals import StopRequest
-from topk_registry.train.engine.state import LAST, Row
 
 
 def train(args: Namespace) -> int:

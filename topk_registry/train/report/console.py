@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 from tqdm import tqdm
 
-from topk_registry.train.report.curves import Panel, draw
-from topk_registry.train.errors import SaveError
 from topk_registry.train.engine.state import Progress, Row
+from topk_registry.train.errors import SaveError
+from topk_registry.train.report.curves import Panel, draw
 
 SHOWN = ("train_loss", "eval_loss", "eval_top1", "eval_top5", "eval_macro_top5")
 

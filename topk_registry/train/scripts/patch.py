@@ -16,8 +16,14 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from topk_registry.data.labels import class_counts, class_names_of, labels_of
-from topk_registry.train.setup.criterion import Context, create_criterion, loss_record, needs_class_counts, try_criterion
 from topk_registry.train.errors import TrainError
+from topk_registry.train.setup.criterion import (
+    Context,
+    create_criterion,
+    loss_record,
+    needs_class_counts,
+    try_criterion,
+)
 
 CRITERION = ("loss_fn", "criterion")
 LOADER = ("data_loader", "loader")

@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from topk_registry import registry
-from topk_registry.train.errors import TrainError
 from topk_registry.train.config.flags import ParseOptions
+from topk_registry.train.errors import TrainError
 
 ENVIRONMENT = "TIMM_TRAIN_SCRIPT"
 

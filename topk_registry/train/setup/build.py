@@ -14,15 +14,21 @@ from timm.scheduler import create_scheduler_v2, scheduler_kwargs
 from torch import distributed as dist
 from torch import nn
 
-from topk_registry.train.setup.compute import Compute
-from topk_registry.train.setup.criterion import Context, create_criterion, loss_record, needs_class_counts, try_criterion
-from topk_registry.train.setup.datasets import PREFIX, Data, name_of, open_data
-from topk_registry.train.errors import TrainError
 from topk_registry.train.engine.evaluate import Crops, Evaluator, metric_sizes, temperature_of
+from topk_registry.train.engine.state import Checkpoints, Progress, RegistryTask, snapshot
+from topk_registry.train.errors import TrainError
+from topk_registry.train.report.console import Report
+from topk_registry.train.setup.compute import Compute
+from topk_registry.train.setup.criterion import (
+    Context,
+    create_criterion,
+    loss_record,
+    needs_class_counts,
+    try_criterion,
+)
+from topk_registry.train.setup.datasets import PREFIX, Data, name_of, open_data
 from topk_registry.train.setup.loaders import TrainLoader, create_eval_loader, create_train_loader
 from topk_registry.train.setup.models import build_model, channels_of, place_model
-from topk_registry.train.report.console import Report
-from topk_registry.train.engine.state import Checkpoints, Progress, RegistryTask, snapshot
 
 SHOTS = ("many", "medium", "few")
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from topk_registry.data.labels import is_indexed
+from topk_registry.train.errors import DataError
 from topk_registry.train.setup.batches import Batches, BatchOrder, SeededErasing
 from topk_registry.train.setup.compute import Compute
 from topk_registry.train.setup.criterion import uses_soft_targets
-from topk_registry.train.errors import DataError
 
 
 class TrainLoader:

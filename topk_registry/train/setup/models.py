@@ -9,9 +9,9 @@ from timm.models import create_model
 from torch import nn
 
 from topk_registry.nn.classifier import normalize_classifier, num_classes_of
+from topk_registry.train.errors import TrainError
 from topk_registry.train.setup import convnet  # noqa: F401  registers the built-in network
 from topk_registry.train.setup.compute import Compute
-from topk_registry.train.errors import TrainError
 
 
 def channels_of(args: Namespace) -> int:

@@ -5,11 +5,17 @@ from argparse import Namespace
 from timm.models import get_arch_pretrained_cfgs, is_model, list_models
 from timm.optim import get_optimizer_class
 
-from topk_registry.train.setup import convnet  # noqa: F401  registers the built-in network
-from topk_registry.train.setup.criterion import Context, needs_class_counts, takes_smoothing, try_criterion, uses_soft_targets
-from topk_registry.train.setup.datasets import check_data_arguments
-from topk_registry.train.errors import TrainError
 from topk_registry.train.engine.evaluate import parse_metric
+from topk_registry.train.errors import TrainError
+from topk_registry.train.setup import convnet  # noqa: F401  registers the built-in network
+from topk_registry.train.setup.criterion import (
+    Context,
+    needs_class_counts,
+    takes_smoothing,
+    try_criterion,
+    uses_soft_targets,
+)
+from topk_registry.train.setup.datasets import check_data_arguments
 
 LIKELY_CLASSES = 1000
 

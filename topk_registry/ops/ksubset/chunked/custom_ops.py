@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topk_registry.ops.ksubset import backends
 from topk_registry.ops.ksubset import api as dispatch
-from topk_registry.ops.ksubset.chunked import state as streaming
+from topk_registry.ops.ksubset import backends
 from topk_registry.ops.ksubset.autograd import once
+from topk_registry.ops.ksubset.chunked import state as streaming
 from topk_registry.ops.ksubset.chunked.state import State, finish, merge, put
 from topk_registry.ops.ksubset.torch.rows import top_group_size
 

@@ -5,8 +5,7 @@ import math
 
 import numpy as np
 
-from topk_registry.ops.ksubset.numba import lanes
-from topk_registry.ops.ksubset.numba import rows
+from topk_registry.ops.ksubset.numba import lanes, rows
 from topk_registry.ops.ksubset.numba.compiled import compiled
 
 

@@ -23,9 +23,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.hinge import Hinge
-from topk_registry.ops.ksubset.triton import all_classes
-from topk_registry.ops.ksubset.triton import one_label
-from topk_registry.ops.ksubset.triton import passes
+from topk_registry.ops.ksubset.triton import all_classes, one_label, passes
 
 FUSED_LARGEST_K = 10
 SEGMENT = 16384  # scores that one program selects the largest from, twice as many in half precision

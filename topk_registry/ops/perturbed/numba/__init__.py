@@ -19,8 +19,7 @@ from numba import carray
 from torch import Tensor
 
 from topk_registry.ops import openmp as team
-from topk_registry.ops.perturbed.numba import kernel
-from topk_registry.ops.perturbed.numba import noise
+from topk_registry.ops.perturbed.numba import kernel, noise
 
 ALONE = 1 << 15  # scores, counted in every draw, to a thread at least: about 20 microseconds of work
 STEP = 1 << 14  # scores that a thread takes at a time, at most

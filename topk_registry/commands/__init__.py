@@ -1,1 +1,0 @@
-"""The commands of the command line, one module each with ``main(argv) -> int``."""

@@ -1,0 +1,7 @@
+"""What the papers measure: top-k accuracy in all its averages, gradient sparsity, calibration of marginals."""
+
+from topk_registry.metrics.accuracy import GradientSparsity, TopKAccuracy
+from topk_registry.metrics.calibration import MarginalCalibration
+from topk_registry.metrics.streaming import StreamingMetric
+
+__all__ = ["GradientSparsity", "MarginalCalibration", "StreamingMetric", "TopKAccuracy"]
