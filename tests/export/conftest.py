@@ -1,12 +1,20 @@
-"""Small models to export, and each export once."""
+"""Small models to export, each export once, and what serves them."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import onnx
 import onnxruntime
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
-from topk_export import export_onnx
+from tests.export.colours import COLOURS, exported
+from tests.export.serve.service import Service
+from topk_export import Predictor, export_onnx
 from topk_export.verification import graph
 
 DATA = {"input_size": (3, 8, 8), "crop_pct": 1.0, "interpolation": "bilinear"}
@@ -41,3 +49,64 @@ def head_session():
         return onnxruntime.InferenceSession(head.SerializeToString(), providers=["CPUExecutionProvider"])
 
     return session
+
+
+@pytest.fixture(scope="session")
+def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported(tmp_path_factory.mktemp("metadata") / "colours.onnx")
+
+
+@pytest.fixture(scope="session")
+def in_graph_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported(tmp_path_factory.mktemp("in-graph") / "colours.onnx", preprocess="in-graph")
+
+
+@pytest.fixture(scope="session")
+def predictor(model_file: Path) -> Predictor:
+    return Predictor(model_file, device="cpu", threads=1)
+
+
+@pytest.fixture
+def edited(model_file: Path, tmp_path: Path) -> Callable[..., Path]:
+    """A copy of the model with metadata, batch size or outputs changed."""
+
+    def edit(*, props: dict[str, Any] | None = None, batch: int | None = None, outputs: tuple[str, ...] = ()) -> Path:
+        model = onnx.load(str(model_file))
+        if props is not None:
+            known = {prop.key: prop.value for prop in model.metadata_props}
+            known |= {key: json.dumps(value) for key, value in props.items()}
+            del model.metadata_props[:]
+            for key in known.keys() - {key for key, value in props.items() if value is None}:
+                model.metadata_props.add(key=key, value=known[key])
+        if batch is not None:
+            for value in (*model.graph.input, *model.graph.output):
+                value.type.tensor_type.shape.dim[0].dim_value = batch
+        if outputs:
+            kept = [output for output in model.graph.output if output.name in outputs]
+            del model.graph.output[:]
+            model.graph.output.extend(kept)
+        path = tmp_path / f"edited-{len(list(tmp_path.glob('edited-*')))}.onnx"
+        onnx.save(model, str(path))
+        return path
+
+    return edit
+
+
+@pytest.fixture(scope="session")
+def service(model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """``topk-registry serve`` in a process of its own."""
+    with Service(model_file, tmp_path_factory.mktemp("service") / "log", "--max-pixels", "4000000") as running:
+        yield running
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Callable[..., Path]:
+    """A file of one colour."""
+
+    def write(colour: str, name: str | None = None, size: tuple[int, int] = (60, 50)) -> Path:
+        path = tmp_path / (name or f"{colour}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size, COLOURS[colour]).save(path)
+        return path
+
+    return write

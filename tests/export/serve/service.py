@@ -1,15 +1,24 @@
 """Helpers around a served model: the command in a process of its own, and requests to it."""
 
+import contextlib
 import http.client
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import uvicorn
+
+from topk_export import Predictor
+from topk_export.serve.app import Limits, create_app
 
 
 class Service:
@@ -92,3 +101,45 @@ def form(image: bytes, field: str = "image") -> tuple[bytes, dict[str, str]]:
         f'--line\r\nContent-Disposition: form-data; name="{field}"; filename="a.png"\r\nContent-Type: image/png\r\n\r\n'
     )
     return head.encode() + image + b"\r\n--line--\r\n", {"Content-Type": "multipart/form-data; boundary=line"}
+
+
+@contextlib.contextmanager
+def served(predictor: Predictor, **limits: float) -> Iterator[int]:
+    """An application in this process; gives its port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(create_app(predictor, Limits(**limits)), log_level="critical"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()
+        assert not thread.is_alive()
+
+
+def wait_until(condition) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+class Held:
+    """A predictor whose runs, from the second on, wait for the gate; or fail."""
+
+    def __init__(self, predictor: Predictor, error: Exception | None = None) -> None:
+        self._inner, self.error = predictor, error
+        self.gate, self.runs, self.hold = threading.Event(), 0, False
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def run(self, x):
+        self.runs += 1
+        if self.error is not None:
+            raise self.error
+        if self.hold:
+            assert self.gate.wait(20)
+        return self._inner.run(x)

@@ -9,11 +9,10 @@ import onnxruntime
 import pytest
 from google.protobuf import text_format
 
+from tests.export.colours import COLOURS, K
 from topk_export.commands import serve
 from topk_export.errors import ModelFileError
 from topk_export.serve.triton import write_repository
-
-from .conftest import COLOURS, K
 
 
 def schema() -> Any:

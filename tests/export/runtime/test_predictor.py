@@ -12,12 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.export.colours import COLOURS, ColourClassifier, K, noise
 from topk_export import DeviceError, ImageError, ModelFileError, Predictor
 from topk_export.runtime import session as runtime
 from topk_export.runtime.predictor import softmax
 from topk_registry import topk_marginals
-
-from .conftest import COLOURS, ColourClassifier, K, noise
 
 IMAGES = [noise(40 + 3 * i, 60, seed=i) for i in range(7)]
 CUDA_WORKS = runtime.nvidia_gpus() > 0 and "CUDAExecutionProvider" in onnxruntime.get_available_providers()

@@ -1,79 +1,17 @@
 """The HTTP service: answers, limits, errors, batching, metrics, shutdown."""
 
-import contextlib
-import io
 import re
 import socket
-import threading
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-import uvicorn
 from PIL import Image
 
-from topk_export import Predictor
+from tests.export.colours import COLOURS, K, encoded, noise, png, png_of
+from tests.export.serve.service import Held, Service, form, predict, request, served, wait_until
 from topk_export.serve import loadtest
-from topk_export.serve.app import Limits, create_app
-
-from .conftest import COLOURS, K, noise
-from .service import Service, form, predict, request
-from .test_preprocess import png_of
-
-
-def png(colour: str) -> bytes:
-    return encoded(Image.new("RGB", (60, 50), COLOURS[colour]))
-
-
-def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind)
-    return buffer.getvalue()
-
-
-@contextlib.contextmanager
-def served(predictor: Predictor, **limits: float) -> Iterator[int]:
-    """An application in this process; gives its port."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(predictor, Limits(**limits)), log_level="critical"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(20)
-        listener.close()
-        assert not thread.is_alive()
-
-
-def wait_until(condition) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-class Held:
-    """A predictor whose runs, from the second on, wait for the gate; or fail."""
-
-    def __init__(self, predictor: Predictor, error: Exception | None = None) -> None:
-        self._inner, self.error = predictor, error
-        self.gate, self.runs, self.hold = threading.Event(), 0, False
-
-    def __getattr__(self, name):
-        return getattr(self._inner, name)
-
-    def run(self, x):
-        self.runs += 1
-        if self.error is not None:
-            raise self.error
-        if self.hold:
-            assert self.gate.wait(20)
-        return self._inner.run(x)
 
 
 def test_health_readiness_and_the_model(service):

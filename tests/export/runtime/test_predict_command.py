@@ -6,9 +6,8 @@ import json
 
 import pytest
 
+from tests.export.colours import COLOURS, K
 from topk_export.commands import predict
-
-from .conftest import COLOURS, K
 
 
 @pytest.fixture

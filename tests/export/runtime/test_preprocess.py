@@ -1,19 +1,14 @@
 """The evaluation transform is timm's, pixel by pixel, and broken images are refused with a reason."""
 
-import io
-import struct
-import zlib
-
 import numpy as np
 import pytest
 from PIL import Image
 from timm.data import create_transform
 
+from tests.export.colours import encoded, noise, png_of
 from topk_export import ImageError
 from topk_export.errors import ImageTooLargeError
 from topk_export.runtime.preprocess import Preprocess, read_image
-
-from .conftest import noise
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 INCEPTION = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
@@ -136,20 +131,8 @@ def test_the_range_of_values_before_normalisation():
     assert np.allclose(our_input(recipe, np.full((8, 8, 3), 30, np.uint8)), (30 - 100) / 2)
 
 
-def png_of(width: int, height: int, rows: bytes = b"") -> bytes:
-    """A PNG that declares a size, with as much content as is given."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-
-
-def encoded(form: str) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(noise(100, 100)).save(buffer, form)
-    return buffer.getvalue()
+def picture(form: str) -> bytes:
+    return encoded(Image.fromarray(noise(100, 100)), form)
 
 
 def test_an_image_bomb_is_refused_before_it_is_decoded():
@@ -158,7 +141,7 @@ def test_an_image_bomb_is_refused_before_it_is_decoded():
     with pytest.raises(ImageTooLargeError, match="too many pixels"):
         read_image(png_of(60_000, 60_000))
     with pytest.raises(ImageTooLargeError, match="100 x 100 pixels, and more than 9999"):
-        read_image(encoded("PNG"), max_pixels=9999)
+        read_image(picture("PNG"), max_pixels=9999)
 
 
 def test_a_strip_that_resizing_would_blow_up_is_refused():
@@ -169,7 +152,7 @@ def test_a_strip_that_resizing_would_blow_up_is_refused():
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_a_truncated_file_is_refused(form, tmp_path):
-    path, whole = tmp_path / "broken", encoded(form)
+    path, whole = tmp_path / "broken", picture(form)
     for share in (0.2, 0.5, 0.9):
         path.write_bytes(whole[: int(share * len(whole))])
         with pytest.raises(ImageError, match="broken"):

@@ -6,10 +6,8 @@ import os
 import pytest
 
 from tests.browser import chromium, complaints, window
-
-from .conftest import COLOURS, K
-from .service import predict
-from .test_serving import png
+from tests.export.colours import COLOURS, K, png
+from tests.export.serve.service import predict
 
 DROP = """
 const [encoded, name, type] = arguments;
