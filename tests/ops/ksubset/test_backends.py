@@ -65,7 +65,7 @@ def test_without_numba_the_torch_path_serves_and_says_so_once(monkeypatch):
 
 @pytest.mark.usefixtures("forgotten")
 def test_a_numba_that_does_not_work_is_told_of_once(monkeypatch):
-    monkeypatch.setitem(sys.modules, "topk_registry.ops.ksubset.numba", None)  # importing it raises
+    monkeypatch.setitem(sys.modules, "topk_registry.ops.ksubset.numba.backend", None)  # importing it raises
     monkeypatch.delattr(importlib.import_module("topk_registry.ops.ksubset"), "numba", raising=False)
     with pytest.warns(UserWarning, match="numba is installed but cannot be used, the top-k losses are slower"):
         assert backends.choose("auto", CPU, 1, False) == "torch"
@@ -75,7 +75,7 @@ def test_a_numba_that_does_not_work_is_told_of_once(monkeypatch):
 
 @pytest.mark.usefixtures("forgotten")
 def test_kernels_that_do_not_do_here_what_they_should_are_not_used(monkeypatch):
-    cpu = pytest.importorskip("topk_registry.ops.ksubset.numba")
+    cpu = pytest.importorskip("topk_registry.ops.ksubset.numba.backend")
 
     def fails(*_):
         raise RuntimeError("no compiler")

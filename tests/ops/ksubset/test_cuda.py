@@ -19,7 +19,7 @@ from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset import definition
 from topk_registry.ops.ksubset.torch import all_classes as composite
 
-cuda = pytest.importorskip("topk_registry.ops.ksubset.triton", exc_type=ImportError)
+cuda = pytest.importorskip("topk_registry.ops.ksubset.triton.backend", exc_type=ImportError)
 
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402

@@ -7,7 +7,7 @@ import torch
 
 from tests.ops.ksubset.scores import KINDS, scores
 from topk_registry.ops import openmp as team
-from topk_registry.ops.ksubset import numba as cpu
+from topk_registry.ops.ksubset.numba import backend as cpu
 from topk_registry.ops.ksubset.torch import all_classes as composite
 
 INF, NAN = float("inf"), float("nan")

@@ -17,7 +17,7 @@ from tests.ops.triton_runs import (
 )
 from topk_registry.ops.perturbed import backends
 
-cuda = pytest.importorskip("topk_registry.ops.perturbed.triton.kth", exc_type=ImportError)
+cuda = pytest.importorskip("topk_registry.ops.perturbed.triton.backend", exc_type=ImportError)
 
 INF, NAN = float("inf"), float("nan")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's

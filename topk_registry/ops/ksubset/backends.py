@@ -28,14 +28,14 @@ def _on_gpu(device: torch.device, k: int, double: bool) -> bool:
 
 TABLE = {
     "numba": Backend(
-        "numba",
+        "numba.backend",
         "numba",
         lambda device, k, double: device.type == "cpu" and k <= 256,  # tables of k^2 numbers leave the cache beyond
         "the CPU and k or n - k up to 256",
         checks_labels=True,
     ),
     "triton": Backend(
-        "triton",
+        "triton.backend",
         "triton",
         _on_gpu,
         "GPUs of compute capability 8.0 and up, half or single precision, and k or n - k up to 64",

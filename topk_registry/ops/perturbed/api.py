@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from topk_registry.ops.perturbed import backends
 from topk_registry.ops.perturbed.autograd import PerturbedKth
-from topk_registry.ops.perturbed.torch import kth as torch_path
+from topk_registry.ops.perturbed.torch import backend as torch_path
 
 IMPLEMENTATIONS = ("torch", *backends.TABLE)
 SEEDS = 2**63 - 1

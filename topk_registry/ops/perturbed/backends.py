@@ -12,8 +12,8 @@ from torch import Tensor
 from topk_registry.ops import optional
 
 TABLE = {
-    "numba": ("cpu", "numba"),
-    "triton": ("cuda", "triton.kth"),
+    "numba": ("cpu", "numba.backend"),
+    "triton": ("cuda", "triton.backend"),
 }  # the package each needs: the type of device, the module
 EPSILONS = 1e-30, 1e30  # in single precision these can be divided by
 GPU_LARGEST_N = 16384  # scores that fit into one program's registers beside their noise

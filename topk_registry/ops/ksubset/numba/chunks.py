@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops import openmp as team
-from topk_registry.ops.ksubset import numba as cpu
+from topk_registry.ops.ksubset.numba import backend as cpu
 from topk_registry.ops.ksubset.numba import rows
 from topk_registry.ops.ksubset.numba.compiled import compiled
 from topk_registry.ops.ksubset.torch.rows import Coefficients, State
@@ -81,7 +81,7 @@ def _summarise(dtype: torch.dtype) -> team.Body:
 
     @team.compiled
     def body(job):
-        assert edition  # part of the cache's key, see cpu/__init__.py
+        assert edition  # part of the cache's key, see backend.py
         B, n, k, step, theta, address = cpu.operands(job, 4)
         T = min(2 * k + 1, n)
         s, top = cpu.array(address[0], (B, n), real), cpu.array(address[1], (B, T), real)
@@ -98,7 +98,7 @@ def _gradient(dtype: torch.dtype) -> team.Body:
 
     @team.compiled
     def body(job):
-        assert edition  # part of the cache's key, see cpu/__init__.py
+        assert edition  # part of the cache's key, see backend.py
         B, n, k, step, theta, address = cpu.operands(job, 8)
         s, out = cpu.array(address[0], (B, n), real), cpu.array(address[7], (B, n), real)
         width = cpu.array(address[1], 1, np.int64)[0]

@@ -1,11 +1,11 @@
 """The algorithm of torch_path on a few rows: passes over the scores row by row (rows.py), then the small polynomials of
-all of them at once (lanes.py), then the last passes. A row that holds a NaN or too few scores gives NaN."""
+all of them at once (polynomial.py), then the last passes. A row that holds a NaN or too few scores gives NaN."""
 
 import math
 
 import numpy as np
 
-from topk_registry.ops.ksubset.numba import lanes, rows
+from topk_registry.ops.ksubset.numba import polynomial, rows
 from topk_registry.ops.ksubset.numba.compiled import compiled
 
 
@@ -32,11 +32,11 @@ def label_rows(s, label, k, theta, margin, gradient):
             P[:, r] = power
             fine[r] = not np.isnan(power[0] + s[r, label[r]])
 
-    lanes.exponentials(E)
-    lanes.tilt(E, P[0], k, 0, B, u)
-    p, _, before, after = lanes.top_group(E, P, u)
+    polynomial.exponentials(E)
+    polynomial.tilt(E, P[0], k, 0, B, u)
+    p, _, before, after = polynomial.top_group(E, P, u)
     in_top = np.empty((T, B))
-    lanes.label_gradient(p, before, after, in_top)
+    polynomial.label_gradient(p, before, after, in_top)
 
     c = np.empty(k + 1, s.dtype)
     for r in range(B):
@@ -45,7 +45,7 @@ def label_rows(s, label, k, theta, margin, gradient):
             margin[r] = np.nan
             g[:] = np.nan
             continue
-        rho = lanes.balanced(before[T], r, c)
+        rho = polynomial.balanced(before[T], r, c)
         rows.label_gradient(g, c, real(u[r] * rho), piece)
         for j in range(T):
             g[where[r, j]] = in_top[j, r]
@@ -77,15 +77,15 @@ def margin_rows(s, k, theta, out):
     below, last = np.empty(2 * B), np.empty(2 * B)
     in_top, c, piece = np.empty((T, 2 * B)), np.empty(k + 1, s.dtype), np.empty(rows.PIECE, s.dtype)
     for j in range(T):
-        lanes.without(before, after, j, k - 1, below)
-        lanes.without(before, after, j, k, last)
+        polynomial.without(before, after, j, k - 1, below)
+        polynomial.without(before, after, j, k, last)
         for i in range(2 * B):
             in_top[j, i] = math.log(u[i] * below[i] / last[i])
     for r in range(B):
         if not fine[r]:
             out[r] = np.nan
             continue
-        rho = lanes.balanced(before[T], r, c)
+        rho = polynomial.balanced(before[T], r, c)
         shift = math.log(u[r] * rho)
         a = top[r, k - 1]
         rows.tail_margins(s[r], out[r], c, real(gap[r] * u[r] * rho), a, real(theta), real(shift), piece)
@@ -113,7 +113,7 @@ def margin_rows_backward(cotangent, s, k, theta, out):
             lane = B + r if j < k else r
             g_below[j, lane] = g[where[r, j]]
             g[where[r, j]] = 0
-        rho = lanes.balanced(before[T], r, c)
+        rho = polynomial.balanced(before[T], r, c)
         rows.tail_cotangents(w[r], c, real(gap[r] * u[r] * rho), g, g_c, piece)
         scale = 1 / before[T, k, r]
         for j in range(k, -1, -1):
@@ -124,14 +124,14 @@ def margin_rows_backward(cotangent, s, k, theta, out):
 
     below, last = np.empty(2 * B), np.empty(2 * B)
     for j in range(T):
-        lanes.without(before, after, j, k - 1, below)
-        lanes.without(before, after, j, k, last)
+        polynomial.without(before, after, j, k - 1, below)
+        polynomial.without(before, after, j, k, last)
         for i in range(2 * B):
             if g_below[j, i] != 0:  # the other tilt may have made it 0 / 0
                 g_last[j, i] = -g_below[j, i] / last[i]
                 g_below[j, i] /= below[i]
-    lanes.cotangents(q, p, before, after, g_below, g_last, g_product, g_x)
-    lanes.power_sum_cotangents(P, before[0], g_product)
+    polynomial.cotangents(q, p, before, after, g_below, g_last, g_product, g_x)
+    polynomial.power_sum_cotangents(P, before[0], g_product)
 
     for r in range(B):
         if not fine[r]:
@@ -178,8 +178,8 @@ def both_tilts(s, k, theta, w):
                 factor *= gap[r]
                 P[j, r] = power[j] * factor
 
-    lanes.exponentials(E)
-    lanes.tilt(E, mass, k, 0, B, u)
-    lanes.tilt(E, mass, k + 1, B, 2 * B, u)
-    p, q, before, after = lanes.top_group(E, P, u)
+    polynomial.exponentials(E)
+    polynomial.tilt(E, mass, k, 0, B, u)
+    polynomial.tilt(E, mass, k + 1, B, 2 * B, u)
+    p, q, before, after = polynomial.top_group(E, P, u)
     return top, where, fine, P, u, gap, p, q, before, after

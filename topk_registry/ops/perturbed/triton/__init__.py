@@ -1,1 +1,1 @@
-"""The perturbed top-k operator as a Triton kernel."""
+"""The perturbed top-k operator on GPUs, in Triton."""

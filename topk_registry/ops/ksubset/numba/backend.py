@@ -1,0 +1,134 @@
+"""The k-subset operator on the CPU, compiled by numba: fewer passes over the scores than torch operations make.
+
+Rows are shared out among threads; nothing in a row depends on another, nor on who works on it.
+"""
+# pyright: reportCallIssue=false, reportArgumentType=false
+# numba's intrinsics are called without their first parameter
+
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numba import carray
+from torch import Tensor
+
+from topk_registry.ops import openmp as team
+from topk_registry.ops.hinge import Hinge
+from topk_registry.ops.ksubset.numba import kernels
+from topk_registry.ops.ksubset.numba.compiled import compiled
+
+ALONE = 1 << 14  # steps to a thread at least: about 20 microseconds of work
+WIDTH = 16  # rows that a thread takes at a time, at most, for their polynomials to fill vectors
+GROUP = 1 << 16  # scores that a thread takes at a time, about: they and the polynomials are to stay in its cache
+
+
+def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tensor, Tensor]:
+    """The margin theta l_y [B] of each row's label and its gradient to the scores: [B, n], [B] -> [B], [B, n]."""
+    margin, gradient = torch.empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
+    no_hinge = (None, None, None)
+    share(_label_margins(s.dtype), s, k, theta, label, margin, gradient, *no_hinge, numbers=(0, 0.0, 0.0))
+    return margin, gradient
+
+
+def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -> tuple[Tensor, ...]:
+    """:func:`label_margins`, and what the hinge makes of the margins: its value [B] and its slope [B]."""
+    margin, gradient = torch.empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
+    value, slope = s.new_empty(s.shape[0]), s.new_empty(s.shape[0])
+    numbers = (hinge.alpha.numel(), hinge.scale, hinge.tau)
+    share(_label_margins(s.dtype), s, k, theta, label, margin, gradient, hinge.alpha, value, slope, numbers=numbers)
+    return margin, gradient, value, slope
+
+
+def margins(s: Tensor, k: int, theta: float) -> Tensor:
+    """The margins theta l of every class: [B, n] -> [B, n]."""
+    out = torch.empty_like(s)
+    share(_margins(s.dtype), s, k, theta, out)
+    return out
+
+
+def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
+    """The vector-Jacobian product of :func:`margins`: cotangents g [B, n], scores [B, n] -> [B, n]."""
+    out = torch.empty_like(s)
+    share(_margins_backward(s.dtype), s, k, theta, g.contiguous(), out)
+    return out
+
+
+def share(
+    body: team.Body, s: Tensor, k: int, theta: float, *tensors: Tensor | None, numbers: tuple[float, ...] = ()
+) -> None:
+    """Let threads run ``body`` on the rows of s, with ``tensors`` (their addresses, 0 for none) and ``numbers``."""
+    B, n = s.shape
+    steps = B * (n + 500 + 2 * (2 * k + 3) ** 2)  # over the scores, and what a row costs besides, as measured
+    threads = max(1, min(torch.get_num_threads(), B, steps // ALONE))
+    step = max(1, min(WIDTH, GROUP // n, GROUP // (2 * k + 3) ** 2, -(-B // threads)))
+    addresses = [s.data_ptr(), *(0 if tensor is None else tensor.data_ptr() for tensor in tensors)]
+    fields = "qqqqd" + "q" * len(addresses) + "d" * len(numbers)
+    team.run(body, fields, B, n, k, step, theta, *addresses, *numbers, threads=threads)
+
+
+@compiled
+def operands(job, tensors):
+    """What :func:`share` has put into a job: the sizes, and the addresses of so many tensors."""
+    _, B, n, k, step = carray(job, 5, np.int64)
+    return B, n, k, step, carray(job, 6, np.float64)[5], carray(job, 6 + tensors, np.int64)[6:]
+
+
+@compiled
+def array(address, shape, real):
+    return carray(team.pointer(address), shape, real)
+
+
+@lru_cache(maxsize=2)
+def _label_margins(dtype: torch.dtype) -> team.Body:
+    real, edition = real_of(dtype), team.edition(Path(__file__).parent)
+
+    @team.compiled
+    def body(job):
+        assert edition  # part of the cache's key: numba does not see that other files have changed
+        B, n, k, step, theta, address = operands(job, 7)
+        classes, scale, tau = carray(job, 16, np.float64)[13:]
+        s, gradient = array(address[0], (B, n), real), array(address[3], (B, n), real)
+        label, margin = array(address[1], B, np.int64), array(address[2], B, np.float64)
+        alpha = array(address[4], np.int64(classes), real)
+        value, slope = array(address[5], B, real), array(address[6], B, real)
+        for i, j in team.spans(job, step, B):
+            kernels.label_rows(s[i:j], label[i:j], k, theta, margin[i:j], gradient[i:j])
+            if classes > 0:
+                kernels.hinge_rows(margin[i:j], label[i:j], alpha, scale, tau, value[i:j], slope[i:j])
+
+    return body
+
+
+@lru_cache(maxsize=2)
+def _margins(dtype: torch.dtype) -> team.Body:
+    real, edition = real_of(dtype), team.edition(Path(__file__).parent)
+
+    @team.compiled
+    def body(job):
+        assert edition  # as above
+        B, n, k, step, theta, address = operands(job, 2)
+        s, out = array(address[0], (B, n), real), array(address[1], (B, n), real)
+        for i, j in team.spans(job, step, B):
+            kernels.margin_rows(s[i:j], k, theta, out[i:j])
+
+    return body
+
+
+@lru_cache(maxsize=2)
+def _margins_backward(dtype: torch.dtype) -> team.Body:
+    real, edition = real_of(dtype), team.edition(Path(__file__).parent)
+
+    @team.compiled
+    def body(job):
+        assert edition  # as above
+        B, n, k, step, theta, address = operands(job, 3)
+        s, g, out = array(address[0], (B, n), real), array(address[1], (B, n), real), array(address[2], (B, n), real)
+        for i, j in team.spans(job, step, B):
+            kernels.margin_rows_backward(g[i:j], s[i:j], k, theta, out[i:j])
+
+    return body
+
+
+def real_of(dtype: torch.dtype) -> type:
+    return np.float64 if dtype == torch.float64 else np.float32

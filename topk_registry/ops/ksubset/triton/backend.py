@@ -1,0 +1,190 @@
+"""The k-subset operator on GPUs, in Triton: the algorithm of torch_path in one kernel, or in a few passes.
+
+One label a row, k up to 10 and rows up to 16,384 scores: one kernel, which holds the row in registers, reads the logits
+once and writes the gradient once. Above that, and for the margins of all classes, a few passes over the logits, and
+between them a small kernel that works on a few numbers a row. The split is by registers and compile time: the odds and
+their powers must fit beside all that depends on the top group, which in the one kernel is unrolled, k (2k+1) steps in
+every thread.
+
+The kernels are held against the definition under Triton's interpreter, and compiled for GPUs where there is none; the
+sizes below follow from the registers that the compiler reports, not from a stopwatch.
+
+Half-precision scores are read as they are and computed with in single precision. A row's results depend on nothing but
+that row. Rows with a NaN, with fewer than k + 1 finite scores, or with a label that is no class, come out as NaN.
+Nothing waits for the device.
+"""
+# launches take options that kernels do not name
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topk_registry.ops.hinge import Hinge
+from topk_registry.ops.ksubset.triton import all_classes, one_label, passes
+
+FUSED_LARGEST_K = 10
+SEGMENT = 16384  # scores that one program selects the largest from, twice as many in half precision
+TILE = 4096  # scores that one program writes
+
+
+def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tensor, Tensor]:
+    """The margin theta l_y [B] of each row's label, in double precision, and its gradient: [B, n], [B] -> [B], [B, n].
+
+    The gradient has the dtype of the scores.
+    """
+    margin = s.new_empty(s.shape[0], dtype=torch.float64)
+    gradient = torch.empty_like(s)
+    none = {"alpha_ptr": margin, "value_ptr": margin, "slope_ptr": margin, "HINGE": False, "PER_CLASS": False}
+    numbers = {"scale": 0.0, "scale_low": 0.0, "tau": 0.0, "tau_low": 0.0}
+    _at_labels(s, label, k, theta, margin, gradient, none | numbers)
+    return margin, gradient
+
+
+def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -> tuple[Tensor, ...]:
+    """:func:`label_margins`, and what the hinge makes of the margins: its value [B] and its slope [B]."""
+    margin = s.new_empty(s.shape[0], dtype=torch.float64)
+    gradient, alpha = torch.empty_like(s), hinge.alpha
+    value, slope = alpha.new_empty(s.shape[0]), alpha.new_empty(s.shape[0])
+    tensors = {"alpha_ptr": alpha, "value_ptr": value, "slope_ptr": slope, "HINGE": True, "PER_CLASS": alpha.ndim > 0}
+    scale, tau = _two_singles(hinge.scale), _two_singles(max(hinge.tau, 4 * torch.finfo(torch.float32).tiny))
+    numbers = {"scale": scale[0], "scale_low": scale[1], "tau": tau[0], "tau_low": tau[1]}
+    _at_labels(s, label, k, theta, margin, gradient, tensors | numbers)
+    return margin, gradient, value, slope
+
+
+def _at_labels(
+    s: Tensor, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Tensor, hinge: dict[str, Any]
+) -> None:
+    if s.numel():
+        fused = k <= FUSED_LARGEST_K and s.shape[1] <= SEGMENT
+        with _device(s):
+            (_fused_label if fused else _label_in_passes)(s, label, k, theta, margin, gradient, hinge)
+
+
+def margins(s: Tensor, k: int, theta: float) -> Tensor:
+    """The margins theta l of every class, in single precision: [B, n] -> [B, n]."""
+    out = torch.empty_like(s, dtype=torch.float32)
+    if not s.numel():
+        return out
+    n, inverse, group = s.shape[1], 1 / theta, _group(k, k + 1)
+    with _device(s):
+        top, where, _, state, in_top, _ = _solved_margins(s, None, k, theta)
+        grid, tile = _tiles(s)
+        all_classes.finish_margins[grid](s, top, where, state, in_top, out, n, theta, inverse, **group, **tile)
+    return out
+
+
+def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
+    """The product of g with the derivatives of :func:`margins`: [B, n], [B, n] -> [B, n] in the dtype of the scores."""
+    g, out = g.contiguous(), torch.empty_like(s)
+    if not s.numel():
+        return out
+    (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k + 1), _power_of_two(k + 1)
+    with _device(s):
+        top, where, b, state, _, marks = _solved_margins(s, g, k, theta)
+        grid, tile = _tiles(s)
+        products, H, W = torch.empty_like(marks), top.new_empty(B, 2, k), top.new_empty(*grid, k)
+        all_classes.sum_marks[grid](s, g, top, where, state, W, n, inverse, k=k, T=group["T"], **tile)
+        all_classes.solve_marks[(B, 2)](
+            top, where, b, W.sum(1), marks, g, state, H, products, n, inverse, KP=KP, **group, **_lanes(group)
+        )
+        all_classes.finish_marks[grid](s, g, top, where, state, H, products.sum(1), out, n, inverse, **group, **tile)
+    return out
+
+
+def _solved_margins(s: Tensor, g: Tensor | None, k: int, theta: float) -> tuple[Tensor, ...]:
+    """What the last passes over all classes need of each row: its top group, the polynomials' coefficients, the margins
+    of the top group, and with cotangents g what reaches those."""
+    (B, n), group, KP = s.shape, _group(k, k + 1), _power_of_two(k + 1)
+    top, where, sums = _top_and_sums(s, None, theta, k, k, group["T"])
+    b, state, in_top = top.new_empty(B, 4, KP), top.new_empty(B, k + 4), torch.empty_like(top)
+    marks = in_top if g is None else top.new_empty(B, 2, group["T"])
+    solving = {"KP": KP, "MARKS": g is not None, **group, **_lanes(group)}
+    g = s if g is None else g
+    all_classes.solve_margins[(B,)](top, where, sums, b, g, state, in_top, marks, n, theta, 1 / theta, **solving)
+    return top, where, b, state, in_top, marks
+
+
+def _fused_label(
+    s: Tensor, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Tensor, hinge: dict[str, Any]
+) -> None:
+    (B, n), N = s.shape, _power_of_two(s.shape[1])
+    theta, low = _two_singles(theta)
+    sizes = {"N": N, **_group(k, k), **_options(N // 1024)}
+    one_label.label_rows[(B,)](s, label, margin, gradient, n, theta, low, 1 / (theta + low), **hinge, **sizes)
+
+
+def _label_in_passes(
+    s: Tensor, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Tensor, hinge: dict[str, Any]
+) -> None:
+    (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k), _power_of_two(k + 1)
+    top, where, sums = _top_and_sums(s, label, theta, k, k - 1, group["T"])
+    b, state, in_top = top.new_empty(B, 2, KP), top.new_empty(B, k + 2), torch.empty_like(top)
+    solving = {"KP": KP, **hinge, **group, **_lanes(group)}
+    passes.solve_label[(B,)](s, label, top, sums, b, margin, state, in_top, n, *_two_singles(theta), inverse, **solving)
+    grid, tile = _tiles(s)
+    passes.finish_label[grid](s, label, top, where, state, in_top, gradient, n, inverse, **group, **tile)
+
+
+def _top_and_sums(s: Tensor, label: Tensor | None, theta: float, k: int, rank: int, T: int) -> tuple[Tensor, ...]:
+    """Of each row the T largest scores, their classes, and the power sums of the rest: [B, T], [B, T], [B, k].
+
+    The odds are relative to the largest score but ``rank``. Without the label, where there is one.
+    """
+    (B, n), N = s.shape, min(_longest(s), _power_of_two(s.shape[1]))
+    segments = -(-n // N)
+    top = s.new_empty(B, segments, T, dtype=torch.float32)
+    where = torch.empty_like(top, dtype=torch.int32)
+    without_label, label = label is not None, where if label is None else label
+    passes.select[(B, segments)](s, label, top, where, n, T=T, N=N, WITHOUT_LABEL=without_label, **_options(N // 1024))
+    if segments > 1:  # stable: ties stay in the order of classes
+        top, order = (x[:, :T].contiguous() for x in top.flatten(1).sort(stable=True, dim=1, descending=True))
+        where = where.flatten(1).gather(1, order)
+    grid, tile = _tiles(s)
+    sums = top.new_empty(*grid, k)
+    passes.sum_tail[grid](
+        s, label, top, where, sums, n, 1 / theta, k=k, T=T, REFERENCE=rank, WITHOUT_LABEL=without_label, **tile
+    )
+    return top, where, sums.sum(1)
+
+
+def _group(k: int, depth: int) -> dict[str, int]:
+    """Sizes of the top group, and of the vector of its lanes, which has one to spare."""
+    T = 2 * depth + 1
+    return {"k": k, "T": T, "TP": _power_of_two(T + 1)}
+
+
+def _lanes(group: dict[str, int]) -> dict[str, int | bool]:
+    return _options(group["TP"] // 32)  # one a thread
+
+
+def _tiles(s: Tensor) -> tuple[tuple[int, int], dict[str, int | bool]]:
+    """Programs that share out the rows [B, tiles], and their options."""
+    N = min(TILE, _power_of_two(s.shape[1]))
+    return (s.shape[0], -(-s.shape[1] // N)), {"N": N, **_options(N // 512)}
+
+
+def _options(warps: int) -> dict[str, int | bool]:
+    # the number of warps follows from n and k alone: it decides the order of sums, and with it the last bit
+    return {"num_warps": min(16, max(1, warps)), "enable_fp_fusion": True}
+
+
+def _longest(s: Tensor) -> int:
+    return SEGMENT * 4 // s.element_size()
+
+
+def _two_singles(theta: float) -> tuple[float, float]:
+    """A number as the sum of two that fit into single precision, in which kernels are given theirs."""
+    high = torch.tensor(theta, dtype=torch.float32).item()
+    return high, theta - high
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(1, n - 1).bit_length()
+
+
+def _device(s: Tensor) -> AbstractContextManager:
+    return torch.cuda.device(s.device) if s.is_cuda else nullcontext()
