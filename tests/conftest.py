@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from topk_registry import refresh_plugins
+from topk_registry.cli.commands import commands
+from topk_registry.registry import timm_losses
 from topk_registry.registry.registry import Registry
 
 
@@ -60,9 +62,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
             del sys.modules[name]
     monkeypatch.undo()
     refresh_plugins()
+    commands.refresh()
 
 
 @pytest.fixture
 def registry(site: Site) -> Registry:
     """A registry of its own over the losses' group, read after the test's distributions were written."""
-    return Registry("topk_registry.losses", "loss", reserved=("ce", "bce"))
+    reserved = {name: plugin for name, plugin in timm_losses.reserved().items() if name in ("ce", "bce")}
+    return Registry("topk_registry.losses", "loss", reserved=reserved)

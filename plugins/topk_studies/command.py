@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from topk_registry import registry
-from topk_registry.train.config.flags import ParseOptions
+from topk_registry.cli import ArgumentParser, ParseOptions
 from topk_studies.engine.catalogue import STUDIES, UnknownStudyError, load_study
 from topk_studies.engine.runner import run_study
 from topk_studies.engine.store import Store
@@ -21,6 +21,7 @@ ALL = "all"
 
 
 def main(argv: Sequence[str]) -> int:
+    """Repeat the studies of the papers, on your data or on a built-in set."""
     parser = _parser()
     args = parser.parse_args(argv)
     if args.list:
@@ -106,8 +107,8 @@ def _options(args: argparse.Namespace) -> Options:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
         prog="topk-registry study",
         description="Run a study of the papers: its runs, each once (they are cached in --output, and an interrupted "
         "command goes on where it stopped), then tables in the terminal and a report. Without data named it runs on a "

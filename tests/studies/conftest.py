@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.registry.conftest import site  # noqa: F401  a folder in the place of site-packages
 from topk_studies.engine.store import Store
 from topk_studies.engine.study import Options, Record
 
@@ -75,7 +74,7 @@ class Stub:
 
 
 @pytest.fixture
-def stub(site, tmp_path, monkeypatch):  # noqa: F811
+def stub(site, tmp_path, monkeypatch):
     """A study whose runs square a number, or fail as ``Options.flags`` say."""
     site.module("stub_study", textwrap.dedent(STUB))
     monkeypatch.setenv("PYTHONPATH", str(site.root))

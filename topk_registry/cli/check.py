@@ -1,22 +1,21 @@
 """``topk-registry check NAME``: the conformance kit on a registered loss."""
 
-import argparse
-import ast
 import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
 
+from topk_registry.cli import ArgumentParser, ParseOptions, positive
 from topk_registry.registry import get_loss_builder
 from topk_registry.registry.options import CONTEXT, accepted_context, check_options
 from topk_registry.testing import CheckResult, iter_checks, run_checks
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run the conformance kit on a registered loss."""
     args = _parser().parse_args(argv)
-    options = dict(args.opt)
+    options = args.opt
     expected = dict.fromkeys(args.expect, "expected on the command line")
     try:
         build = get_loss_builder(args.name)
@@ -32,30 +31,22 @@ def main(argv: Sequence[str]) -> int:
     return int(any(result.status == "failed" for result in results))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
         prog="topk-registry check",
         description="Run the conformance kit on a registered loss. The exit status is 1 where a check fails. Building "
         "the loss imports its plug-in, which runs its code.",
     )
     parser.add_argument("name", help="a name of `topk-registry losses`, or distribution:name")
-    parser.add_argument("--opt", nargs="+", action="extend", default=[], type=_pair, metavar="K=V", help="its options")
-    parser.add_argument("--num-classes", type=int, default=16, metavar="N", help="classes in the data (default: 16)")
+    parser.add_argument("--opt", nargs="+", default={}, action=ParseOptions, metavar="K=V", help="options of the loss")
+    parser.add_argument(
+        "--num-classes", type=positive, default=16, metavar="N", help="classes in the data (default: 16)"
+    )
     parser.add_argument(
         "--expect", nargs="+", action="extend", default=[], metavar="CHECK", help="checks that must fail, and may"
     )
-    parser.add_argument("--json", action="store_true", help="everything that was found, for programs")
+    parser.add_argument("--json", action="store_true", help="print all results, for programs")
     return parser
-
-
-def _pair(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise argparse.ArgumentTypeError(f"expected key=value, got {text!r}")
-    try:
-        return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return key, value
 
 
 def _printed(results: Iterable[CheckResult]) -> Iterable[CheckResult]:

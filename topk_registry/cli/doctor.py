@@ -1,6 +1,5 @@
 """``topk-registry doctor``: what is installed, what works, and what stands in the way."""
 
-import argparse
 import json
 import platform
 import sys
@@ -11,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from topk_registry import registry
+from topk_registry.cli import ArgumentParser
 from topk_registry.registry import environment
 from topk_registry.registry.discovery import idle_patterns
 from topk_registry.registry.errors import PluginError
@@ -29,7 +29,8 @@ class Report:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    """Show versions, GPUs, backends, commands on PATH and broken plug-ins."""
+    parser = ArgumentParser(
         prog="topk-registry doctor",
         description="Show versions, GPUs, the timm command that wins, and broken plug-ins. Imports the packages it "
         "names and every plug-in that is not disabled, which runs their code. Exit status 1: something is wrong.",

@@ -1,6 +1,5 @@
 """``topk-registry losses``: the registered losses, from metadata and source files alone."""
 
-import argparse
 import json
 import shutil
 import sys
@@ -9,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from topk_registry import registry
+from topk_registry.cli import ArgumentParser
 from topk_registry.registry.options import check_options
 
 _HEADER = ("NAME", "FROM", "STATUS", "SUMMARY")
 
 
 def main(argv: Sequence[str]) -> int:
+    """List the registered losses, or say why one is broken."""
     args = _parser().parse_args(argv)
     if args.why:
         return _why(args.why)
@@ -29,8 +30,8 @@ def main(argv: Sequence[str]) -> int:
     return 0 if infos else 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
         prog="topk-registry losses",
         description="List the registered losses. Nothing is imported, so a plug-in that fails only on import is not "
         "known to be broken; --why imports it, which runs its code.",

@@ -34,7 +34,7 @@ __all__ = [
     "register_loss",
 ]
 
-losses: Registry = Registry("topk_registry.losses", "loss", reserved=tuple(timm_losses.SUMMARIES))
+losses: Registry = Registry("topk_registry.losses", "loss", reserved=timm_losses.reserved())
 datasets: Registry = Registry("topk_registry.datasets", "dataset")
 
 

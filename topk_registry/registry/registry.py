@@ -1,10 +1,11 @@
-"""One entry-point group as a catalogue of names: who owns each, what state it is in, and the factory behind it."""
+"""The names of one entry-point group: who owns each, its state, and the factory behind it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import invalidate_caches
 from threading import RLock
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from topk_registry.registry import source, timm_losses
@@ -21,11 +22,12 @@ from topk_registry.registry.options import check_options
 Builder = Callable[..., Any]
 Status = Literal["available", "loaded", "registered", "timm", "broken", "ambiguous", "disabled"]
 B = TypeVar("B", bound=Builder)
+_LISTINGS = {"loss": "`topk-registry losses` lists all", "command": "`topk-registry --help` lists all"}
 
 
 @dataclass(frozen=True)
 class LossInfo:
-    """What is known of a name without importing its plug-in; a data set has the same fields.
+    """Owner, version, status and summary of a name, without an import; data sets and commands have the same fields.
 
     ``status`` is ``available`` (found, not imported), ``loaded`` (imported by this process), ``registered`` (by this
     process's own code), ``timm`` (timm's own), or ``broken``, ``ambiguous`` or ``disabled``, and then ``error`` says
@@ -42,12 +44,18 @@ class LossInfo:
 
 
 class Registry:
-    """The names of one entry-point group, with what this process registered and what is reserved for timm."""
+    """The names of one entry-point group, those that this process registered, and reserved ones.
 
-    def __init__(self, group: str, kind: str, *, reserved: Sequence[str] = ()) -> None:
+    Args:
+        group: the entry-point group that is read.
+        kind: what a name stands for, as errors call it: ``loss``, ``dataset`` or ``command``.
+        reserved: names that nobody else can take and that no environment variable disables, with what they stand for.
+    """
+
+    def __init__(self, group: str, kind: str, *, reserved: Mapping[str, Plugin] = MappingProxyType({})) -> None:
         self.group = group
         self.kind = kind
-        self._reserved = {name: Plugin(name, timm_losses.VALUE, "timm", timm_losses.installed()) for name in reserved}
+        self._reserved = dict(reserved)
         self._registered: dict[str, Builder] = {}
         self._found: dict[str, list[Plugin]] | None = None
         self._problems: list[str] = []
@@ -153,7 +161,8 @@ class Registry:
 
     def _check_free(self, name: str, builder: Builder, override: bool) -> None:
         if name in self._reserved:
-            raise NameTakenError(f"{name!r} is one of timm's own names ({', '.join(self._reserved)}): choose another")
+            owner, own = self._reserved[name].distribution, ", ".join(self._reserved)
+            raise NameTakenError(f"{name!r} is one of {owner}'s own names ({own}): choose another")
         if not override and name in self and self._registered.get(name) is not builder:
             owners = ", ".join(plugin.owner or "this process" for plugin in self._candidates(name))
             raise NameTakenError(f"{self.kind} {name!r} is taken by {owners}; override=True replaces it here")
@@ -170,7 +179,7 @@ class Registry:
 
     def _candidates(self, name: str) -> list[Plugin]:
         owner, _, bare = name.rpartition(":")
-        if bare in self._reserved and owner in ("", "timm"):
+        if bare in self._reserved and owner in ("", self._reserved[bare].distribution):
             return [self._reserved[bare]]
         if not owner and bare in self._registered:
             return [Plugin(bare, _place(self._registered[bare]), "", "")]
@@ -199,14 +208,17 @@ class Registry:
         lower = {other.lower(): other for other in known}
         close = [lower[other] for other in get_close_matches(name.rpartition(":")[2].lower(), lower, n=3, cutoff=0.5)]
         hint = f"the closest are {', '.join(close)}" if close else f"there are {', '.join(known) or 'none'}"
-        command = "`topk-registry losses` lists all" if self.kind == "loss" else f"{self.group} is the group read"
-        return f"no {self.kind} is called {name!r}; {hint}; {command}"
+        listing = _LISTINGS.get(self.kind, f"{self.group} is the group read")
+        return f"no {self.kind} is called {name!r}; {hint}; {listing}"
 
-    def _is_timms(self, plugin: Plugin) -> bool:
+    def _is_reserved(self, plugin: Plugin) -> bool:
         return plugin is self._reserved.get(plugin.name)
 
+    def _is_timms(self, plugin: Plugin) -> bool:
+        return self._is_reserved(plugin) and plugin.value == timm_losses.VALUE
+
     def _denied(self, plugin: Plugin) -> str | None:
-        return denied(plugin) if plugin.distribution and not self._is_timms(plugin) else None
+        return denied(plugin) if plugin.distribution and not self._is_reserved(plugin) else None
 
     def _allowed(self, plugins: Sequence[Plugin]) -> list[Plugin]:
         return [plugin for plugin in plugins if not self._denied(plugin)]

@@ -6,6 +6,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from topk_registry.registry.discovery import Plugin
 from topk_registry.registry.errors import BrokenPluginError
 from topk_registry.registry.source import read
 
@@ -20,6 +21,11 @@ SUMMARIES = {
     "db": "Distribution-balanced loss, multi-label.",
 }
 VALUE = "timm.loss:create_classification_loss"
+
+
+def reserved() -> dict[str, Plugin]:
+    """timm's names, each owned by the installed timm."""
+    return {name: Plugin(name, VALUE, "timm", installed()) for name in SUMMARIES}
 
 
 def builder(name: str) -> Callable[..., Any]:

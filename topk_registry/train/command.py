@@ -10,6 +10,7 @@ from topk_registry.train.scripts.run import ENVIRONMENT, run_timm, split_argumen
 
 
 def main(argv: Sequence[str]) -> int:
+    """Train an image classifier with a loss by name."""
     ours, theirs = split_arguments(argv, prog="timm train", flag="--train-script")
     script = ours.script or os.environ.get(ENVIRONMENT, "")
     if script:

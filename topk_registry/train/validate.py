@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from topk_registry.train.config.flags import ParseOptions, create_parser
+from topk_registry.cli import ArgumentParser, ParseOptions
+from topk_registry.train.config.flags import create_parser
 from topk_registry.train.errors import TrainError
 
 # what a training run recorded and a flag need not repeat
@@ -26,6 +27,7 @@ RECORDED = {
 
 
 def main(argv: Sequence[str]) -> int:
+    """Evaluate a checkpoint or a pretrained model."""
     args = _parser().parse_args(argv)
     try:
         results = validate(args)
@@ -77,7 +79,7 @@ def validate(args: Namespace) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="timm validate", description=__doc__, argument_default=argparse.SUPPRESS)
+    parser = ArgumentParser(prog="timm validate", description=__doc__, argument_default=argparse.SUPPRESS)
     add = parser.add_argument
     add("data", nargs="?", metavar="DIR", default=None, help="the data's root directory (or --data-dir)")
     add("--checkpoint", default="", metavar="PATH", help="a checkpoint; without one, the model's published weights")

@@ -1,20 +1,21 @@
 """``topk-registry bench``: latency and throughput by batch size and provider, and the head's share of them."""
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
 
-from topk_export.commands.common import command, positive, say
+from topk_export.commands.common import command, say
 from topk_export.verification.bench import Timing, devices, measure
+from topk_registry.cli import ArgumentParser, positive
 
 _COLUMNS = ("device", "batch", "runs", "median ms", "p95 ms", "images/s", "head ms", "head share")
 
 
 @command
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="topk-registry bench", description=__doc__)
+    """Time an exported file and its head's share."""
+    parser = ArgumentParser(prog="topk-registry bench", description=__doc__)
     parser.add_argument("model", metavar="model.onnx")
     parser.add_argument("--batch-sizes", type=positive, nargs="+", default=(1, 8, 32), metavar="N")
     parser.add_argument("--device", choices=("all", "cpu", "cuda", "tensorrt"), default="all")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError
 from topk_export.runtime.session import DEVICES
+from topk_registry.cli import positive
 
 EXPECTED = (ExportError, ModelFileError, ImageError, DeviceError, ImportError, ValueError, OSError)
 
@@ -45,13 +46,6 @@ def add_runtime_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--require-gpu", action="store_true", help="fail rather than run on the CPU")
     parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads of one run")
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
 
 
 def share(text: str) -> float:

@@ -1,15 +1,16 @@
 """``topk-registry export``: a trained classifier as one self-describing ONNX file."""
 
-import argparse
 from collections.abc import Sequence
 
-from topk_export.commands.common import command, positive, say
+from topk_export.commands.common import command, say
+from topk_registry.cli import ArgumentParser, positive
 
 _DATA = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
 
 
 @command
 def main(argv: Sequence[str]) -> int:
+    """Export a trained classifier as one ONNX file with exact top-k probabilities."""
     args = _parser().parse_args(argv)
     say("importing torch")
     from topk_export.conversion.recipe import read_class_names
@@ -43,8 +44,8 @@ def _batch(text: str) -> str | int:
     return text if text == "dynamic" else positive(text)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
         prog="topk-registry export",
         description="Export a classifier with its exact top-k head to ONNX. The source is the output folder of a "
         "training run, a checkpoint, or the name of a timm or torchvision model.",

@@ -1,6 +1,5 @@
 """``topk-registry predict``: the top-k classes of images, with their exact probabilities of belonging there."""
 
-import argparse
 import csv
 import json
 import sys
@@ -10,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from topk_export.commands.common import add_runtime_flags, command, positive, say, share
+from topk_export.commands.common import add_runtime_flags, command, say, share
 from topk_export.errors import ImageError
 from topk_export.runtime.predictor import Prediction, Predictor
+from topk_registry.cli import ArgumentParser, positive
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"}
 Result = tuple[Path, "Prediction | ImageError"]
@@ -20,6 +20,7 @@ Result = tuple[Path, "Prediction | ImageError"]
 
 @command
 def main(argv: Sequence[str]) -> int:
+    """Print the top-k classes of images from an exported file."""
     args = _parser().parse_args(argv)
     paths = find_images(args.images)
     predictor = Predictor(
@@ -30,8 +31,8 @@ def main(argv: Sequence[str]) -> int:
     return 1 if write(results) else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="topk-registry predict", description=__doc__)
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="topk-registry predict", description=__doc__)
     parser.add_argument("model", metavar="model.onnx")
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, or folders to search")
     parser.add_argument("--coverage", type=share, metavar="P", help="also the fewest classes with this softmax share")

@@ -1,15 +1,16 @@
 """``topk-registry serve``: an exported model over HTTP, with a page to try it on."""
 
-import argparse
 import socket
 from collections.abc import Sequence
 
-from topk_export.commands.common import add_runtime_flags, command, positive, say
+from topk_export.commands.common import add_runtime_flags, command, say
 from topk_export.runtime.preprocess import MAX_PIXELS
+from topk_registry.cli import ArgumentParser, positive
 
 
 @command
 def main(argv: Sequence[str]) -> int:
+    """Serve an exported file over HTTP."""
     args = _parser().parse_args(argv)
     if args.triton:
         from topk_export.serve.triton import write_repository
@@ -64,8 +65,8 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="topk-registry serve", description=__doc__)
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="topk-registry serve", description=__doc__)
     parser.add_argument("model", metavar="model.onnx")
     parser.add_argument("--host", default="127.0.0.1", help="default: this machine only; there is no authentication")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")

@@ -1,16 +1,17 @@
 """``topk-registry verify``: repeat the checks of an export, on any machine."""
 
-import argparse
 import json
 from collections.abc import Sequence
 
 from topk_export.commands.common import add_runtime_flags, command
 from topk_export.verification.verify import report_lines, verify
+from topk_registry.cli import ArgumentParser
 
 
 @command
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="topk-registry verify", description=__doc__)
+    """Repeat the checks of an exported file."""
+    parser = ArgumentParser(prog="topk-registry verify", description=__doc__)
     parser.add_argument("model", metavar="model.onnx")
     parser.add_argument("--sample", metavar="FILE", help="sample_io.npz of the export (default: beside the model)")
     parser.add_argument("--json", action="store_true", help="the whole report")

@@ -3,7 +3,6 @@
 python -m topk_export.serve.loadtest http://127.0.0.1:8000 --requests 200 --concurrency 8 --seconds 10
 """
 
-import argparse
 import http.client
 import io
 import ipaddress
@@ -20,6 +19,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 from PIL import Image
+
+from topk_registry.cli import ArgumentParser
 
 MAX_REQUESTS, MAX_CONCURRENCY, MAX_SECONDS = 10_000, 64, 120.0
 
@@ -94,7 +95,7 @@ def noise_jpeg(size: int = 256) -> bytes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m topk_export.serve.loadtest", description=__doc__)
+    parser = ArgumentParser(prog="python -m topk_export.serve.loadtest", description=__doc__)
     parser.add_argument("url")
     parser.add_argument("--image", type=Path, help="what to send (default: coloured noise)")
     parser.add_argument("--requests", type=int, default=200, help=f"at most this many (default: 200, {MAX_REQUESTS})")

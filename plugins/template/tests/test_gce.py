@@ -5,6 +5,7 @@ import torch
 
 from gce_loss import GeneralisedCrossEntropy
 from topk_registry import create_loss, loss_info
+from topk_registry.cli.main import main as topk_registry_main
 from topk_registry.testing import parametrize_with_checks
 
 
@@ -36,3 +37,19 @@ def test_q_one_is_the_absolute_error():
 def test_q_out_of_range(q):
     with pytest.raises(ValueError, match="q must be in"):
         GeneralisedCrossEntropy(q=q)
+
+
+def test_the_command(capsys):
+    # the command line finds it by its entry point, and it has a line in --help
+    assert topk_registry_main(["gce-weights", "--q", "0", "1"]) == 0
+    header, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert header == ["p", "q=0", "q=1"]
+    assert [[float(cell) for cell in row] for row in rows] == [[p, 1.0, p] for p in (0.01, 0.1, 0.5, 0.9)]
+    assert topk_registry_main(["--help"]) == 0
+    assert "gce-weights Print how strongly" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_command_refuses_a_negative_q(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        topk_registry_main(["gce-weights", "--q", "-1"])
+    assert "must be at least 0, got -1" in capsys.readouterr().err

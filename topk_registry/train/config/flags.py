@@ -1,27 +1,13 @@
 """The flags of ``timm train``: timm's own, under timm's names, meanings and defaults, and those this trainer adds."""
 
 import argparse
-import ast
 from typing import Any
 
-
-class ParseOptions(argparse.Action):
-    """``key=value`` pairs, values read as Python literals; a repeated flag adds to what came before."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
-    ) -> None:
-        options = dict(getattr(namespace, self.dest, None) or {})
-        for pair in values:
-            key, equals, value = pair.partition("=")
-            if not equals or not key:
-                parser.error(f"{option_string} takes key=value, got {pair!r}")
-            options[key] = _literal(value)
-        setattr(namespace, self.dest, options)
+from topk_registry.cli import ArgumentParser, ParseOptions
 
 
-def create_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def create_parser() -> ArgumentParser:
+    parser = ArgumentParser(
         prog="timm train",
         description="Train an image classifier by the name of its loss. No data named: on a built-in data set.",
         parents=[config_parser()],
@@ -33,8 +19,8 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def config_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(add_help=False)
+def config_parser() -> ArgumentParser:
+    parser = ArgumentParser(add_help=False)
     parser.add_argument(
         "-c", "--config", default="", metavar="FILE", help="YAML file of defaults, such as an args.yaml"
     )
@@ -317,10 +303,3 @@ def _elsewhere(parser: argparse.ArgumentParser) -> None:
     for flags, kind in kinds:
         for flag in flags:
             parser.add_argument(flag, help=argparse.SUPPRESS, **kind)
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text

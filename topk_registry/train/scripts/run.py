@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from topk_registry import registry
-from topk_registry.train.config.flags import ParseOptions
+from topk_registry.cli import ArgumentParser, ParseOptions
 from topk_registry.train.errors import TrainError
 
 ENVIRONMENT = "TIMM_TRAIN_SCRIPT"
@@ -19,7 +19,7 @@ ENVIRONMENT = "TIMM_TRAIN_SCRIPT"
 
 def split_arguments(argv: Sequence[str], *, prog: str, flag: str) -> tuple[argparse.Namespace, list[str]]:
     """Our arguments (script, loss, loss_opt), and the script's own."""
-    parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
+    parser = ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
     parser.add_argument(flag, dest="script", default="", metavar="PATH")
     parser.add_argument("--loss", default="", metavar="NAME")
     parser.add_argument("--loss-opt", nargs="*", default={}, action=ParseOptions, metavar="K=V")

@@ -5,16 +5,20 @@ from collections.abc import Sequence
 
 from topk_registry.train.scripts.run import run_torchvision, split_arguments
 
-USAGE = """usage: topk-registry torchvision-train --script PATH [--loss NAME] [--loss-opt K=V ...] ...
+PROGRAM = "topk-registry torchvision-train"
+USAGE = f"""usage: {PROGRAM} --script PATH [--loss NAME] [--loss-opt K=V ...] ...
 
 Runs torchvision's references/classification/train.py (its folder as it is in a checkout), unmodified, with a registered
 loss in the place of its own; evaluation keeps cross-entropy. Every other argument is the script's."""
 
 
 def main(argv: Sequence[str]) -> int:
-    ours, theirs = split_arguments(argv, prog="topk-registry torchvision-train", flag="--script")
-    if not ours.script:
-        asked = "-h" in theirs or "--help" in theirs
-        print(USAGE, file=sys.stdout if asked else sys.stderr)
-        return 0 if asked else 2
-    return run_torchvision(ours.script, theirs, ours)
+    """Run torchvision's training script with a loss by name."""
+    ours, theirs = split_arguments(argv, prog=PROGRAM, flag="--script")
+    if ours.script:
+        return run_torchvision(ours.script, theirs, ours)
+    if "-h" in theirs or "--help" in theirs:
+        print(USAGE)
+        return 0
+    print(f"{PROGRAM}: the following arguments are required: --script; see {PROGRAM} --help", file=sys.stderr)
+    return 2

@@ -1,0 +1,113 @@
+"""Commands come in by entry points, and a plug-in's is listed and run as our own are."""
+
+import sys
+
+import pytest
+
+from topk_registry.cli import main as cli
+from topk_registry.cli.commands import CORE, commands
+
+SOURCE = '''"""A module of acme's."""
+def main(argv):
+    """Greet."""
+    print("hello", *argv)
+    return len(argv)
+'''
+
+
+@pytest.fixture
+def acme(site):
+    site.module("acme_tools", SOURCE)
+    site.distribution("acme-tools", {"greet": "acme_tools:main"}, version="2.5", group=commands.group)
+    commands.refresh()
+    return site
+
+
+def shown(capsys):
+    assert cli.main(["--help"]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_plugins_command_is_listed_under_its_distribution_and_not_imported(acme, capsys):
+    _, _, foreign = shown(capsys).partition("commands of acme-tools 2.5:\n")
+    assert foreign.splitlines()[0].split() == ["greet", "Greet."]
+    assert "acme_tools" not in sys.modules
+
+
+def test_it_gets_its_arguments_and_its_status_is_the_command_lines(acme, capsys):
+    assert cli.main(["greet", "a", "--b", "c"]) == 3
+    assert capsys.readouterr().out == "hello a --b c\n"
+    assert cli.main(["acme-tools:greet"]) == 0
+    assert cli.main(["help", "greet"]) == 1
+    assert capsys.readouterr().out == "hello\nhello --help\n"
+
+
+def test_one_that_is_not_installed_is_listed_as_broken_and_others_run(acme, capsys):
+    acme.distribution("hollow", {"vanish": "hollow_tools:main"}, group=commands.group)
+    commands.refresh()
+    assert "vanish             broken: module 'hollow_tools' is not installed" in shown(capsys)
+    assert cli.main(["vanish"]) == 1
+    assert "command 'vanish' of hollow 1.0 (hollow_tools:main) is broken" in capsys.readouterr().err
+    assert cli.main(["greet"]) == 0
+
+
+def test_one_that_fails_on_import_prints_the_full_error(acme, capsys):
+    acme.module("acme_tools", "raise OSError('disk full')\n")
+    assert cli.main(["greet"]) == 1
+    error = capsys.readouterr().err
+    assert "raise OSError('disk full')" in error
+    assert "command 'greet' of acme-tools 2.5 (acme_tools:main) is broken: OSError: disk full" in error
+    assert "greet              broken: OSError: disk full" in shown(capsys)
+
+
+def test_two_owners_of_a_name_are_an_error_that_says_how_to_pick_one(acme, capsys):
+    acme.distribution("rival-tools", {"greet": "acme_tools:main", "export": "acme_tools:main"}, group=commands.group)
+    commands.refresh()
+    assert cli.main(["greet"]) == 2
+    assert "ask for 'acme-tools:greet' or 'rival-tools:greet'" in capsys.readouterr().err
+    assert cli.main(["export"]) == 2
+    assert "'rival-tools:export' or 'topk-registry:export'" in capsys.readouterr().err
+    assert "greet              ambiguous: " in shown(capsys)
+
+
+def test_a_disabled_command_is_listed_with_the_reason(acme, capsys, monkeypatch):
+    monkeypatch.setenv("TOPK_REGISTRY_DISABLE", "acme-tools")
+    assert "disabled by TOPK_REGISTRY_DISABLE" in shown(capsys)
+    assert cli.main(["greet"]) == 2
+    assert "disabled by TOPK_REGISTRY_DISABLE" in capsys.readouterr().err
+
+
+def test_the_cores_own_commands_can_be_neither_taken_nor_disabled(acme, capsys, monkeypatch):
+    acme.distribution("greedy", {"doctor": "acme_tools:main"}, group=commands.group)
+    monkeypatch.setenv("TOPK_REGISTRY_PLUGINS", "greedy")
+    commands.refresh()
+    assert set(CORE) <= set(commands.names())
+    assert commands.info("doctor").value == CORE["doctor"]
+    assert commands.info("export").status == "disabled"
+    assert cli.main(["greedy:doctor", "x"]) == 1
+    assert capsys.readouterr().out == "hello x\n"
+
+
+def test_every_command_of_ours_has_a_summary_and_a_module():
+    for info in commands.infos("topk-registry:*"):
+        assert info.status in ("available", "loaded"), info
+        assert info.summary.endswith("."), info
+
+
+@pytest.mark.parametrize("name", [info.name for info in commands.infos("topk-registry:*")])
+def test_a_usage_error_is_one_line_that_points_to_help(name, capsys):
+    if name == "torchvision-train":
+        assert cli.main([name]) == 2
+    else:
+        with pytest.raises(SystemExit, match="2"):
+            cli.main([name, "--no-such-flag"])
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{name} --help" in error
+
+
+def test_an_unknown_flag_names_the_closest(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["losses", "--exlude", "ce"])
+    message = "topk-registry losses: unrecognized arguments: --exlude (did you mean --exclude?)"
+    assert message in capsys.readouterr().err
