@@ -25,7 +25,7 @@ FILES = sorted(
 FOUNDATION = {
     "topk_registry",
     "topk_registry.__main__",
-    *(f"topk_registry.cli{name}" for name in ("", ".doctor", ".losses", ".main")),
+    *(f"topk_registry.cli{name}" for name in ("", ".commands", ".doctor", ".losses", ".main", ".parser")),
     *(
         f"topk_registry.registry{name}"
         for name in ("", ".api", ".discovery", ".environment", ".errors", ".options", ".registry", ".source")
@@ -75,6 +75,9 @@ def files_of(*prefixes: str) -> list[Path]:
     return [path for path in FILES if any((module_of(path) + ".").startswith(prefix + ".") for prefix in prefixes)]
 
 
+MODELS = ("topk_registry.nn.head", "topk_registry.nn.classifier", "topk_registry.train.setup")
+
+
 def label(path: Path) -> str:
     return module_of(path)
 
@@ -122,9 +125,7 @@ def test_export_imports_public_names_and_what_models_are_made_of(path):
         if module == "topk_registry":
             assert name in topk_registry.__all__
         elif module.split(".")[0] == "topk_registry":
-            assert module in ("topk_registry.nn.head", "topk_registry.nn.classifier", "topk_registry.train.setup"), (
-                module
-            )
+            assert module in ("topk_registry.cli", *MODELS), module
 
 
 def test_the_exporter_leaves_the_mathematics_to_the_head():
