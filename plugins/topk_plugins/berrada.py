@@ -72,6 +72,10 @@ class SmoothTopKSVM(TopKLoss):
         margins = topk_margins(logits, self.k, temperature=self.temperature)
         return soft_hinge(self._alpha(logits) - margins / self.k, self.tau)
 
+    def per_target(self, logits: Tensor, target: Tensor) -> Tensor:
+        alpha, weight = self._alpha(logits), self.weight
+        return smooth_topk_hinge(logits, target, self.k, tau=self.tau, alpha=alpha, weight=weight)
+
     def _alpha(self, logits: Tensor) -> Tensor:
         if self.alpha.ndim and self.alpha.numel() != logits.shape[1]:
             raise ValueError(f"alpha has {self.alpha.numel()} entries, logits have {logits.shape[1]} classes")

@@ -112,12 +112,12 @@ def test_a_compiled_graph_and_the_functional_gradient_are_the_same(k):
         ({"tau": NAN}, r"tau must be positive and finite, got nan"),
         ({"tau": 1e308}, r"temperature must be positive and finite, got inf"),
         ({"alpha": torch.ones(2)}, r"alpha must be one number, or one a class \[5\], got \[2\]"),
-        ({"label": torch.tensor([0, 5])}, r"label must be in \[0, 4\], got 5"),
+        ({"target": torch.tensor([0, 5])}, r"label must be in \[0, 4\], got 5"),
         ({"impl": "fast"}, r"impl must be 'auto' or one of"),
     ],
 )
 def test_what_is_refused(options, message):
-    given = {"label": torch.tensor([0, 1]), "k": 2} | options
+    given = {"target": torch.tensor([0, 1]), "k": 2} | options
     with pytest.raises(ValueError, match=message):
         smooth_topk_hinge(torch.zeros(2, 5), **given)
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.hinge import Hinge
-from topk_registry.ops.ksubset import autograd, backends
+from topk_registry.ops.ksubset import autograd, backends, soft_targets
+from topk_registry.ops.label_mixture import LabelMixture
 
 
 def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0, impl: str = "auto") -> Tensor:
@@ -89,31 +90,38 @@ def topk_label_margins(
 
 def smooth_topk_hinge(
     logits: Tensor,
-    label: Tensor,
+    target: Tensor | LabelMixture,
     k: int,
     *,
     tau: float = 1.0,
     alpha: float | Tensor = 1.0,
+    weight: Tensor | None = None,
+    reduction: str = "none",
     impl: str = "auto",
 ) -> Tensor:
-    """The smooth top-k SVM of each row: a hinge, smoothed by tau, on the label's margin at the temperature k tau.
+    """The smooth top-k SVM: a hinge, smoothed by tau, on the label's margin at the temperature k tau.
 
-    L = tau softplus((alpha - margin_y / k) / tau), differentiated by hand as one function: on small batches autograd's
-    own steps would take longer than the work.
+    L_y = tau softplus((alpha_y - margin_y / k) / tau), and L = sum_c q_c w_c L_c for a distribution q over labels. The
+    forward pass also writes the gradient, so that the backward pass is at most one multiplication.
 
     Args:
         logits: scores [B, n].
-        label: class indices [B], int64.
+        target: class indices [B] int64, a distribution [B, n], or a :class:`LabelMixture`.
         k, impl: as in :func:`topk_margins`.
-        tau: temperature, positive.
-        alpha: margin, one for all classes or one a class [n]; it gets no gradient.
+        tau: smoothing temperature, positive.
+        alpha: required gap, one for all classes or one a class [n]; it gets no gradient.
+        weight: one factor a class [n]; it gets no gradient.
+        reduction: ``"none"``, ``"sum"``, or ``"mean"``: over rows, for indices weighted as in
+            ``torch.nn.CrossEntropyLoss``.
 
     Returns:
-        Losses [B], in at least single precision. Differentiable once.
+        Losses [B] or their sum or mean, in at least single precision. Differentiable once.
 
     Example:
         >>> smooth_topk_hinge(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([1]), 2, tau=1e-6)
         tensor([0.5000])
+        >>> smooth_topk_hinge(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[0.0, 0.5, 0.5]]), 2, tau=1e-6)
+        tensor([1.0000])
 
     Reference: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018.
     """
@@ -125,7 +133,12 @@ def smooth_topk_hinge(
         alpha = logits.new_full((), alpha, dtype=output_dtype(logits))
     if alpha.shape not in ((), logits.shape[1:]):
         raise ValueError(f"alpha must be one number, or one a class {list(logits.shape[1:])}, got {list(alpha.shape)}")
-    return _at_labels(logits, label, k, k * tau, impl, (alpha.detach(), tau)).to(output_dtype(logits))
+    if reduction not in ("none", "sum", "mean"):
+        raise ValueError(f"reduction must be 'none', 'sum' or 'mean', got {reduction!r}")
+    if isinstance(target, Tensor) and not target.is_floating_point() and reduction == "none" and weight is None:
+        return _at_labels(logits, target, k, k * tau, impl, (alpha.detach(), tau)).to(output_dtype(logits))
+    options = soft_targets.Options(k, tau, alpha.detach(), weight, reduction, impl)
+    return soft_targets.expected_hinge(logits, target, options)
 
 
 def _at_labels(

@@ -1,0 +1,186 @@
+"""The smooth top-k SVM on targets of every kind, from the logits to the reduced loss in one node.
+
+A backend may bring a kernel of its own for the rows,
+
+    expected_hinges(s [B, n], target, k, theta, hinge, weight [n] or None, factor) -> (value [B], gradient [B, n]),
+
+value = factor * sum_c q_c w_c L_c, for a target that is labels [B], a distribution [B, n] or a :class:`LabelMixture`.
+:func:`expected_hinges` makes one of a backend's other functions.
+"""
+
+from math import isfinite
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from topk_registry.ops.calls import positional
+from topk_registry.ops.hinge import Hinge, soft_hinge
+from topk_registry.ops.ksubset.autograd import once
+from topk_registry.ops.label_mixture import LabelMixture
+
+
+class Options(NamedTuple):
+    """The options of ``smooth_topk_hinge``, checked."""
+
+    k: int
+    tau: float
+    alpha: Tensor  # [] or [n]
+    weight: Tensor | None  # [n]
+    reduction: str
+    impl: str
+
+
+def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Options) -> Tensor:
+    """The loss of each row [B], or their sum or mean."""
+    from topk_registry.ops.ksubset import api, backends
+
+    k, tau, alpha, weight, reduction, impl = options
+    _check(logits, target, weight)
+    dtype, theta = api.output_dtype(logits), k * tau
+    alpha = alpha.to(logits.device, dtype).contiguous()
+    weight = None if weight is None else weight.detach().to(logits.device, dtype).contiguous()
+    target, factor = _with_mean(target, weight, len(logits), reduction)
+    total = reduction != "none"
+    by_autograd = isinstance(target, Tensor) and target.requires_grad
+    s, size, theta, sign, backend = api.prepare(logits, k, theta, impl)
+    if torch.compiler.is_compiling() or by_autograd or sign < 0:
+        # in a graph margins are one node; a target's own gradient is the table of all losses
+        return _by_table(logits, target, options._replace(alpha=alpha, weight=weight), factor, total)
+    kernels = backends.load(backend)
+    of_rows = getattr(kernels, "expected_hinges", None)
+    labels = _labels(target)
+    on_cpu = logits.device.type == "cpu"  # elsewhere a look at numbers would stall the device
+    if on_cpu and labels is not None:
+        api.check_labels(labels, logits.shape[1])
+    mixture = isinstance(target, LabelMixture)
+
+    def kernel(s: Tensor, alpha: Tensor, weight: Tensor | None, *parts: Any) -> tuple[Tensor, Tensor]:
+        args = s, LabelMixture(*parts) if mixture else parts[0], size, theta, Hinge(alpha, 1 / k, tau), weight, factor
+        value, gradient = of_rows(*args) if of_rows else expected_hinges(kernels, *args)
+        if on_cpu and not isfinite(value.sum()):
+            api._check_finite(s, k)
+        return value, gradient
+
+    parts = target if mixture else (target, None, None)
+    return ExpectedHinge.apply(s, alpha, weight, *parts, kernel, total)[0].to(dtype)
+
+
+def expected_hinges(
+    kernels: Any, s: Tensor, target: Tensor | LabelMixture, k: int, theta: float, hinge: Hinge,
+    weight: Tensor | None, factor: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Value [B] and gradient [B, n] by a backend's margins: of the few labels of a row, or of every class."""
+    if isinstance(target, Tensor) and not target.is_floating_point():
+        target = LabelMixture(target[:, None], hinge.alpha.new_ones(()).expand(len(target), 1))
+    if isinstance(target, LabelMixture) and target.uniform is None:
+        return _at_few_labels(kernels, s, target, k, theta, hinge, weight, factor)
+    q = target.dense(s.shape[1], hinge.alpha.dtype) if isinstance(target, LabelMixture) else target.to(hinge.alpha)
+    q = q * factor if weight is None else q * (weight * factor)
+    violation = hinge.alpha - hinge.scale * kernels.margins(s, k, theta)
+    table = soft_hinge(violation, hinge.tau)
+    slope = torch.sigmoid(violation.div_(max(hinge.tau, 4 * torch.finfo(hinge.alpha.dtype).tiny))).mul_(-hinge.scale)
+    # 0 * inf is NaN: a class of no mass costs nothing
+    value = (q * table.masked_fill_((q == 0) & table.isinf(), 0.0)).sum(-1)
+    return value, kernels.margins_backward(slope.mul_(q), s, k, theta)
+
+
+def _at_few_labels(
+    kernels: Any, s: Tensor, target: LabelMixture, k: int, theta: float, hinge: Hinge,
+    weight: Tensor | None, factor: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    value, gradient = hinge.alpha.new_zeros(len(s)), None
+    for label, share in zip(target.labels.unbind(1), target.shares.unbind(1), strict=True):
+        share = share.to(hinge.alpha) * (factor if weight is None else weight[label] * factor)
+        _, of_margin, cost, slope = kernels.label_hinges(s, label.contiguous(), k, theta, hinge)
+        of_margin = of_margin.mul_((slope * share).to(of_margin)[:, None])
+        value += (cost * share).masked_fill_((share == 0) & cost.isinf(), 0.0)
+        gradient = of_margin if gradient is None else gradient.add_(of_margin)
+    return value, torch.zeros_like(s) if gradient is None else gradient
+
+
+def _by_table(logits: Tensor, target: Tensor | LabelMixture, options: Options, factor: float, total: bool) -> Tensor:
+    """The same by differentiable operations on the margins of every class."""
+    from topk_registry.ops.ksubset import api
+
+    k, tau, alpha, weight, _, impl = options
+    margins = api.topk_margins(logits, k, temperature=k * tau, impl=impl)
+    table = soft_hinge(alpha - margins / k, tau) * factor
+    table = table if weight is None else table * weight
+    if isinstance(target, Tensor) and not target.is_floating_point():
+        value = table.gather(1, target[:, None])[:, 0]
+    else:
+        q = target.dense(logits.shape[1], table.dtype) if isinstance(target, LabelMixture) else target.to(table)
+        value = (q * table.masked_fill((q == 0) & ~table.isfinite(), 0.0)).sum(-1)
+    return value.sum() if total else value
+
+
+def _with_mean(
+    target: Tensor | LabelMixture, weight: Tensor | None, B: int, reduction: str
+) -> tuple[Tensor | LabelMixture, float]:
+    """The target and the factor that make of a sum over rows their mean."""
+    if reduction != "mean":
+        return target, 1.0
+    if weight is None or isinstance(target, LabelMixture) or target.is_floating_point():
+        return target, 1 / B if B else torch.nan
+    shares = 1 / weight[target].sum()
+    return LabelMixture(target[:, None], shares.expand(B, 1)), 1.0
+
+
+def _labels(target: Tensor | LabelMixture) -> Tensor | None:
+    if isinstance(target, LabelMixture):
+        return target.labels
+    return None if target.is_floating_point() else target
+
+
+def _check(logits: Tensor, target: Tensor | LabelMixture, weight: Tensor | None) -> None:
+    if logits.ndim != 2:
+        raise ValueError(f"expected logits [B, n], got {list(logits.shape)}")
+    B, n = logits.shape
+    if isinstance(target, LabelMixture):
+        labels, shares, uniform = target
+        good = labels.ndim == 2 and len(labels) == B and shares.shape == labels.shape and labels.dtype == torch.int64
+        if not good or (uniform is not None and uniform.shape != (B,)):
+            raise ValueError(
+                f"expected labels int64 [{B}, m], shares [{B}, m] and uniform [{B}] or None, got {labels.dtype} "
+                f"{list(labels.shape)}, {list(shares.shape)} and {None if uniform is None else list(uniform.shape)}"
+            )
+    elif not (
+        target.shape == (B, n) if target.is_floating_point() else target.shape == (B,) and target.dtype == torch.int64
+    ):
+        raise ValueError(
+            f"expected int64 labels [{B}], a distribution [{B}, {n}] or a LabelMixture, got {target.dtype} "
+            f"{list(target.shape)}"
+        )
+    if weight is not None and weight.shape != (n,):
+        raise ValueError(f"weight must be one factor a class [{n}], got {list(weight.shape)}")
+
+
+@positional
+class ExpectedHinge(torch.autograd.Function):
+    """``kernel(s, alpha, weight, *target) -> (value [B], gradient [B, n])``: the value of each row, or the sum of all.
+
+    The forward pass writes the gradient. The backward pass multiplies it, or hands it on where the factor is 1.
+    """
+
+    @staticmethod
+    def forward(s, alpha, weight, labels, shares, uniform, kernel, total) -> tuple[Tensor, Tensor]:
+        value, gradient = kernel(s, alpha, weight, labels, shares, uniform)
+        return value.sum() if total else value, gradient
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(output[1])  # as an output it is known to depend on the scores
+        ctx.set_materialize_grads(False)  # no zeros of the size of the logits for the gradient as an output
+
+    @staticmethod
+    def backward(ctx, g: Tensor, *_):
+        return None if g is None else once(_scaled, g, ctx.saved_tensors[0]), *(None,) * 7
+
+
+def _scaled(g: Tensor, gradient: Tensor) -> Tensor:
+    if g.ndim:
+        return g.to(gradient.dtype)[:, None] * gradient
+    # a look at a number on the CPU waits for nothing; functional transforms do not allow it
+    seen = g.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(g)
+    return gradient if seen and g.item() == 1.0 else g.to(gradient.dtype) * gradient

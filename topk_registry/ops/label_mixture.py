@@ -1,0 +1,53 @@
+"""Target distributions that are a few labels a row and a uniform rest: label smoothing, mixup, cutmix."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class LabelMixture(NamedTuple):
+    """A distribution over n classes for each row, never written out: q_c = uniform / n + sum_j shares_j [c = labels_j].
+
+    Kernels that take it cost less than with the same distribution as a tensor [B, n]. Shares need not add up to one:
+    a row's factor, such as 0 for one that is ignored, is multiplied into them.
+
+    Example:
+        >>> LabelMixture.smoothed(torch.tensor([0, 2]), 0.3).dense(3)
+        tensor([[0.8000, 0.1000, 0.1000],
+                [0.1000, 0.1000, 0.8000]])
+        >>> LabelMixture.mixed(torch.tensor([0, 2]), torch.tensor([2, 2]), 0.75).dense(3)
+        tensor([[0.7500, 0.0000, 0.2500],
+                [0.0000, 0.0000, 1.0000]])
+    """
+
+    labels: Tensor  # [B, m], int64
+    shares: Tensor  # [B, m]
+    uniform: Tensor | None = None  # [B], the mass that all n classes share evenly; None for none
+
+    @classmethod
+    def smoothed(cls, label: Tensor, smoothing: float) -> "LabelMixture":
+        """The distribution of ``label_smoothing`` in ``torch.nn.CrossEntropyLoss``, for labels [B]."""
+        shares = torch.full((len(label), 1), 1.0 - smoothing, device=label.device)
+        return cls(label[:, None], shares, shares.new_full((len(label),), smoothing) if smoothing else None)
+
+    @classmethod
+    def mixed(cls, label: Tensor, other: Tensor, lam: float | Tensor, smoothing: float = 0.0) -> "LabelMixture":
+        """lam of ``label`` [B] and 1 - lam of ``other`` [B], each smoothed: mixup and cutmix; lam a number or [B]."""
+        lam = torch.as_tensor(lam, dtype=torch.get_default_dtype(), device=label.device).expand(len(label))
+        shares = torch.stack((lam, 1.0 - lam), 1) * (1.0 - smoothing)
+        uniform = shares.new_full((len(label),), smoothing) if smoothing else None
+        return cls(torch.stack((label, other), 1), shares, uniform)
+
+    def scaled(self, factor: float | Tensor) -> "LabelMixture":
+        """All mass of each row times a factor, one number or [B]."""
+        rows = factor[:, None] if isinstance(factor, Tensor) and factor.ndim else factor
+        uniform = None if self.uniform is None else self.uniform * factor
+        return LabelMixture(self.labels, self.shares * rows, uniform)
+
+    def dense(self, n: int, dtype: torch.dtype | None = None) -> Tensor:
+        """The distribution as a tensor [B, n]."""
+        q = self.shares.new_zeros(len(self.labels), n, dtype=dtype or self.shares.dtype)
+        if self.uniform is not None:
+            q += (self.uniform / n).to(q)[:, None]
+        return q.scatter_add_(1, self.labels, self.shares.to(q))
