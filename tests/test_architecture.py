@@ -1,6 +1,9 @@
-"""Who may import whom, read from the source: imports inside functions count, those under TYPE_CHECKING do not run."""
+"""Import directions, by import-linter's contracts in pyproject.toml, and what only the syntax tree can tell."""
 
 import ast
+import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,141 +19,100 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-SOURCES = {"": ROOT, "plugins": ROOT / "plugins", "export": ROOT / "export"}
-FILES = sorted(
-    path
-    for package in ("topk_registry", "plugins/topk_plugins", "plugins/topk_studies", "export/topk_export")
-    for path in (ROOT / package).rglob("*.py")
-)
-FOUNDATION = {
-    "topk_registry",
-    "topk_registry.__main__",
-    *(f"topk_registry.cli{name}" for name in ("", ".commands", ".doctor", ".losses", ".main", ".parser")),
-    *(
-        f"topk_registry.registry{name}"
-        for name in ("", ".api", ".discovery", ".environment", ".errors", ".options", ".registry", ".source")
-    ),
-    "topk_registry.registry.timm_losses",
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = ("topk_registry", "plugins/topk_plugins", "plugins/topk_studies", "export/topk_export")
+CONTRACTS = {contract["id"]: contract for contract in PROJECT["tool"]["importlinter"]["contracts"]}
+
+# an import that each contract forbids: (file, statement)
+VIOLATIONS = {
+    "doors": ("topk_registry/train/command.py", "from topk_export import Predictor"),
+    "core": ("topk_registry/registry/api.py", "from topk_registry.losses import base"),
+    "export": ("export/topk_export/runtime/predictor.py", "from topk_export.serve import app"),
+    "models-only": ("export/topk_export/conversion/to_onnx.py", "def late():\n    import topk_registry.ops.ksubset"),
+    "light": ("topk_registry/registry/source.py", "import yaml"),
+    "light-indirect": ("topk_registry/cli/main.py", "import topk_registry.cli.check"),
+    "operators": ("topk_registry/ops/hinge.py", "import scipy.special"),
+    "kernels": ("topk_registry/nn/head.py", "import triton"),
+    "plugins": ("plugins/topk_plugins/hinge.py", "import timm"),
+    "runtime": ("export/topk_export/runtime/session.py", "import onnx"),
+    "runtime-indirect": ("export/topk_export/errors.py", "import torch"),
 }
-KERNEL_COMPILERS = {"numba", "triton"}
-OURS = ("topk_registry", "topk_plugins", "topk_studies", "topk_export")
 
 
-def module_of(path: Path) -> str:
-    relative = path.relative_to(ROOT)
-    parts = relative.parts[1:] if relative.parts[0] in ("plugins", "export") else relative.parts
-    name = ".".join(parts)[: -len(".py")]
-    return name.removesuffix(".__init__")
+def lint(folder: Path, *contracts: str) -> tuple[int, str]:
+    """The status and the report of import-linter over the sources in a folder."""
+    options = [word for contract in contracts for word in ("--contract", contract)]
+    code = "from importlinter.cli import lint_imports_command as lint; lint()"
+    path = os.pathsep.join(str(folder / source) for source in (".", "plugins", "export"))
+    result = subprocess.run(
+        [sys.executable, "-c", code, "--no-cache", "--no-logo", *options],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return result.returncode, result.stdout + result.stderr
 
 
-def imports(path: Path) -> Iterator[tuple[str, str | None]]:
-    """(module, name) of ``from module import name``, (module, None) of ``import module``."""
-    package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
-    for node in running(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, None) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            up = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            module = ".".join([*up, *([node.module] if node.module else [])])
-            yield from ((module, alias.name) for alias in node.names)
+def test_the_contracts_are_kept():
+    status, report = lint(ROOT)
+    assert status == 0, report
 
 
-def running(tree: ast.AST) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            for alternative in node.orelse:
-                yield from running(alternative)
-            continue
-        yield node
-        yield from running(node)
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """The sources, where a test may break them."""
+    folder = tmp_path_factory.mktemp("sources")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "tests").mkdir()
+    (folder / "tests/__init__.py").touch()
+    shutil.copy(ROOT / "tests/contracts.py", folder / "tests")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
 
 
-def targets(path: Path) -> set[str]:
-    """Modules that are imported; ``from package import module`` is the module where there is one."""
-    modules = {module_of(file) for file in FILES}
-    return {f"{module}.{name}" if name and f"{module}.{name}" in modules else module for module, name in imports(path)}
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_each_contract_can_fail(copy, contract):
+    file, statement = VIOLATIONS[contract]
+    before = (copy / file).read_text()
+    try:
+        (copy / file).write_text(f"{before}\n{statement}\n")
+        status, report = lint(copy, contract)
+    finally:
+        (copy / file).write_text(before)
+    assert status == 1, report
+    assert f"{CONTRACTS[contract]['name']} BROKEN" in re.sub(r"\s+", " ", report)
 
 
-def files_of(*prefixes: str) -> list[Path]:
-    return [path for path in FILES if any((module_of(path) + ".").startswith(prefix + ".") for prefix in prefixes)]
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
-MODELS = ("topk_registry.nn.head", "topk_registry.nn.classifier", "topk_registry.train.setup")
+def files_of(folder: str) -> list[Path]:
+    return [path for path in FILES if path.is_relative_to(ROOT / folder)]
 
 
 def label(path: Path) -> str:
-    return module_of(path)
+    return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if module_of(path) in FOUNDATION], ids=label)
-def test_the_registry_imports_the_standard_library_only(path):
-    outside = {t for t in targets(path) if t.split(".")[0] not in sys.stdlib_module_names}
-    assert outside <= FOUNDATION
-
-
-@pytest.mark.parametrize("path", files_of("topk_registry.ops"), ids=label)
-def test_operators_import_torch_and_each_other(path):
-    for target in targets(path):
-        top = target.split(".")[0]
-        known = top in {"torch", "numpy", *KERNEL_COMPILERS} or top in sys.stdlib_module_names
-        assert known or target.startswith("topk_registry.ops"), target
-
-
-@pytest.mark.parametrize("path", files_of("topk_registry", "topk_export"), ids=label)
-def test_nothing_imports_the_plugins(path):
-    assert not {target for target in targets(path) if target.split(".")[0] == "topk_plugins"}
-
-
-@pytest.mark.parametrize("path", files_of("topk_registry"), ids=label)
-def test_the_core_does_not_reach_for_the_export_package(path):
-    assert not {target for target in targets(path) if target.split(".")[0] == "topk_export"}
-
-
-@pytest.mark.parametrize("path", [p for p in FILES if "topk_registry.ops" not in module_of(p)], ids=label)
-def test_only_operators_compile_kernels(path):
-    assert not {target for target in targets(path) if target.split(".")[0] in KERNEL_COMPILERS}
-
-
-@pytest.mark.parametrize("path", files_of("topk_plugins"), ids=label)
-def test_plugins_use_public_names_only(path):
-    for module, name in imports(path):
-        if module.split(".")[0] in ("topk_registry", "topk_export"):
-            assert module == "topk_registry", f"a plug-in imports {module}, not a public name"
-            assert name in topk_registry.__all__, f"topk_registry.{name} is not public"
-
-
-@pytest.mark.parametrize("path", files_of("topk_export"), ids=label)
-def test_export_imports_public_names_and_what_models_are_made_of(path):
-    for module, name in imports(path):
-        if module == "topk_registry":
-            assert name in topk_registry.__all__
-        elif module.split(".")[0] == "topk_registry":
-            assert module in ("topk_registry.cli", *MODELS), module
+def test_plugins_use_public_names_only():
+    for path in files_of("plugins/topk_plugins"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "topk_registry":
+                assert node.module == "topk_registry", f"{label(path)} imports {node.module}, not a public name"
+                hidden = {alias.name for alias in node.names} - set(topk_registry.__all__)
+                assert not hidden, f"{label(path)} imports {hidden}, which topk_registry does not make public"
 
 
 def test_the_exporter_leaves_the_mathematics_to_the_head():
-    assert "topk_registry.nn.head" in targets(ROOT / "export" / "topk_export" / "conversion" / "to_onnx.py")
-
-
-def reached(name: str) -> list[Path]:
-    """The file of a module of topk_export, and those of the modules of topk_export that importing it imports."""
-    files = {module_of(path): path for path in FILES}
-    found, todo = [], [name]
-    while todo:
-        path = files[todo.pop()]
-        if path not in found:
-            found.append(path)
-            todo += [target for target in targets(path) if target in files and target.startswith("topk_export")]
-    return sorted(found)
-
-
-@pytest.mark.parametrize("path", reached("topk_export.runtime.predictor"), ids=label)
-def test_the_predictor_needs_neither_torch_nor_the_core(path):
-    allowed = {"numpy", "onnxruntime", "PIL", "topk_export"} | set(sys.stdlib_module_names)
-    assert {target.split(".")[0] for target in targets(path)} <= allowed
+    tree = ast.parse((ROOT / "export/topk_export/conversion/to_onnx.py").read_text())
+    assert "topk_registry.nn.head" in [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
 
 
 def strings(path: Path) -> Iterator[str]:
+    """Every string of a file that is no docstring."""
     tree = ast.parse(path.read_text())
     docstrings = {
         id(node.body[0].value)
@@ -164,28 +126,17 @@ def strings(path: Path) -> Iterator[str]:
             yield node.value
 
 
-STUDIES = files_of("topk_studies")
-
-
-@pytest.mark.parametrize("path", [p for p in FILES if p not in STUDIES], ids=label)
-def test_nothing_imports_the_studies(path):
-    assert not [target for target in targets(path) if target.startswith("topk_studies")]
-
-
-CORE = [p for p in files_of("topk_registry", "topk_export") if p not in STUDIES]
-
-
-@pytest.mark.parametrize("path", CORE, ids=label)
-def test_the_core_names_no_loss(path):
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = set(project["entry-points"]["topk_registry.losses"])
-    public = set(topk_registry.__all__)  # a function may share its name with a loss
-    assert not (names - public) & set(strings(path))
+@pytest.mark.parametrize("folder", ["topk_registry", "export/topk_export"])
+def test_the_core_names_no_loss(folder):
+    names = set(PROJECT["project"]["entry-points"]["topk_registry.losses"])
+    names -= set(topk_registry.__all__)  # a function may share its name with a loss
+    found = {label(path): named for path in files_of(folder) if (named := names & set(strings(path)))}
+    assert not found
 
 
 def test_operators_import_no_kernel_compiler_until_one_is_used():
-    packages = [path for path in files_of("topk_registry.ops") if path.name == "__init__.py"]
-    operators = [module_of(path) for path in packages if path.parent.name not in ("numba", "triton")]
+    packages = [path.parent for path in files_of("topk_registry/ops") if path.name == "__init__.py"]
+    operators = [".".join(p.relative_to(ROOT).parts) for p in packages if p.name not in ("numba", "triton")]
     code = (
         "import sys, torch; before = set(sys.modules)\n"
         f"for name in {operators!r}: __import__(name)\n"
