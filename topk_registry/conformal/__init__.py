@@ -1,0 +1,44 @@
+"""Prediction sets with guaranteed coverage (split conformal prediction), for torch tensors and numpy arrays alike.
+
+The scores and thresholds are written once, against the Python array API, so that a set computed in the trainer, in a
+notebook and from an exported file is the same set. Nothing here imports torch unless it is given tensors.
+"""
+
+from topk_registry.conformal.coverage import binomial_interval, coverage_interval, coverage_law
+from topk_registry.conformal.martingale import ExchangeabilityTest
+from topk_registry.conformal.scores import SCORES, Score, create_score, inputs_of, log_odds, probabilities
+from topk_registry.conformal.sets import PredictionSets, calibrate
+from topk_registry.conformal.thresholds import (
+    Thresholds,
+    average_size,
+    clustered,
+    interpolated,
+    marginal,
+    per_class,
+    rc3p,
+)
+from topk_registry.conformal.tuning import fit_softmax_temperature, tune
+
+__all__ = [
+    "SCORES",
+    "ExchangeabilityTest",
+    "PredictionSets",
+    "Score",
+    "Thresholds",
+    "average_size",
+    "binomial_interval",
+    "calibrate",
+    "clustered",
+    "coverage_interval",
+    "coverage_law",
+    "create_score",
+    "fit_softmax_temperature",
+    "inputs_of",
+    "interpolated",
+    "log_odds",
+    "marginal",
+    "per_class",
+    "probabilities",
+    "rc3p",
+    "tune",
+]

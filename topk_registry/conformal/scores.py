@@ -1,0 +1,309 @@
+"""Nonconformity scores: how badly each class fits a row.
+
+A prediction set holds the classes whose score is at most a threshold. r is the rank of a class by falling probability,
+1 for the best; among equal probabilities the lower index comes first. U is uniform on [0, 1], or 0, which gives sets
+that are the same on every call and a little larger.
+
+    lac        1 - p_y                                                   Sadinle et al. 2019
+    aps        p_(1) + ... + p_(r) - U p_(r)                             Romano et al. 2020
+    raps       aps + lambda max(0, r - k_reg)                            Angelopoulos et al. 2021
+    saps       U p_(1) for r = 1, else p_(1) + (r - 1 - U) weight        Huang et al. 2024
+    topk       r - U                                                     Angelopoulos et al. 2021
+    log_odds   minus the log-odds of y being in a random k-set           ours
+    pas        -weight_y p_y / prior_y                                   Ding, Fermanian, Salmon 2025
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+from array_api_compat import array_namespace, device, is_torch_array
+
+Array = Any  # numpy.ndarray or torch.Tensor
+
+
+def probabilities(logits: Array, temperature: float = 1.0) -> Array:
+    """Softmax of logits / temperature over the last axis, in at least single precision."""
+    xp = array_namespace(logits)
+    z = logits if logits.dtype in (xp.float32, xp.float64) else xp.astype(logits, xp.float32)
+    z = (z - xp.max(z, axis=-1, keepdims=True)) / temperature
+    e = xp.exp(z)
+    return e / xp.sum(e, axis=-1, keepdims=True)
+
+
+def log_odds(marginals: Array) -> Array:
+    """log(pi / (1 - pi)) of top-k marginals, in double precision; infinite at 0 and 1."""
+    xp = array_namespace(marginals)
+    pi = xp.astype(marginals, xp.float64)
+    if is_torch_array(pi):
+        return xp.log(pi) - xp.log1p(-pi)
+    with np.errstate(divide="ignore"):
+        return xp.log(pi) - xp.log1p(-pi)
+
+
+def ranking(values: Array) -> Array:
+    """The classes of each row by falling value [B, n]; the lower index comes first among equal ones."""
+    xp = array_namespace(values)
+    return xp.argsort(values, axis=-1, descending=True, stable=True)
+
+
+def ranks(values: Array) -> Array:
+    """The rank of each class in its row [B, n], from 1."""
+    xp = array_namespace(values)
+    return xp.argsort(ranking(values), axis=-1, stable=True) + 1
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score of every class of a row, from the row's probabilities (or log-odds) [B, n].
+
+    ``ranked``: the score of a row grows with the rank, so that a set is the first classes of the ranking.
+    """
+
+    name: ClassVar[str]
+    ranked: ClassVar[bool] = False
+
+    def __call__(self, values: Array, u: Array | float = 0.0) -> Array:
+        """The scores [B, n]; ``u`` is a number or [B, 1]."""
+        raise NotImplementedError
+
+    def of_labels(self, values: Array, labels: Array, u: Array | float = 0.0) -> Array:
+        """The score of each row's own label [B]."""
+        xp = array_namespace(values)
+        return xp.take_along_axis(self(values, u), xp.astype(labels, xp.int64)[:, None], axis=-1)[:, 0]
+
+    def largest(self, n: int) -> float:
+        """A bound that no score of n classes exceeds; infinite where there is none."""
+        raise NotImplementedError
+
+    def options(self) -> dict[str, Any]:
+        """The options that the score was built with, as JSON can hold them."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True)
+class Lac(Score):
+    """1 - p_y: the smallest sets on average; rows of doubt may get none."""
+
+    name: ClassVar[str] = "lac"
+
+    def __call__(self, values: Array, u: Array | float = 0.0) -> Array:
+        return 1 - values
+
+    def largest(self, n: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Ranked(Score):
+    """A score that follows the ranking; subclasses give it for sorted probabilities."""
+
+    ranked: ClassVar[bool] = True
+
+    def __call__(self, values: Array, u: Array | float = 0.0) -> Array:
+        xp = array_namespace(values)
+        order = ranking(values)
+        scores = self.ordered(xp.take_along_axis(values, order, axis=-1), u)
+        return xp.take_along_axis(scores, xp.argsort(order, axis=-1, stable=True), axis=-1)
+
+    def ordered(self, p: Array, u: Array | float) -> Array:
+        """The scores of probabilities that fall along the row [B, n]."""
+        raise NotImplementedError
+
+    def largest_rank(self, threshold: float, n: int) -> int:
+        """The rank that no class of a set exceeds, at this threshold."""
+        return n
+
+
+def _ranks_like(p: Array) -> Array:
+    xp = array_namespace(p)
+    return xp.arange(1, p.shape[-1] + 1, dtype=p.dtype, device=device(p))
+
+
+@dataclass(frozen=True)
+class Aps(Ranked):
+    """Cumulated probability: sets that grow on hard rows. Long tails of small probabilities make them large."""
+
+    name: ClassVar[str] = "aps"
+
+    def ordered(self, p: Array, u: Array | float) -> Array:
+        return array_namespace(p).cumulative_sum(p, axis=-1) - u * p
+
+    def largest(self, n: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Raps(Aps):
+    """APS with a penalty on ranks beyond ``k_reg``, which keeps sets short.
+
+    Args:
+        penalty: lambda, at least 0.
+        k_reg: the rank up to which there is no penalty.
+    """
+
+    name: ClassVar[str] = "raps"
+    penalty: float = 0.01
+    k_reg: int = 5
+
+    def __post_init__(self) -> None:
+        _check(self.penalty >= 0 and math.isfinite(self.penalty), "penalty must be at least 0", self.penalty)
+        _check(self.k_reg >= 0 and int(self.k_reg) == self.k_reg, "k_reg must be an integer from 0", self.k_reg)
+
+    def ordered(self, p: Array, u: Array | float) -> Array:
+        xp = array_namespace(p)
+        beyond = xp.clip(_ranks_like(p) - self.k_reg, min=0)
+        return super().ordered(p, u) + self.penalty * beyond
+
+    def largest(self, n: int) -> float:
+        return 1.0 + self.penalty * max(0, n - self.k_reg)
+
+    def largest_rank(self, threshold: float, n: int) -> int:
+        if not self.penalty or math.isinf(threshold):
+            return n
+        return max(1, min(n, self.k_reg + math.floor(threshold / self.penalty + 1e-6)))
+
+
+@dataclass(frozen=True)
+class Saps(Ranked):
+    """The largest probability and the rank alone: the other probabilities are taken to be noise.
+
+    Args:
+        weight: the cost of one rank, above 0.
+    """
+
+    name: ClassVar[str] = "saps"
+    weight: float = 0.2
+
+    def __post_init__(self) -> None:
+        _check(0 < self.weight < math.inf, "weight must be above 0", self.weight)
+
+    def ordered(self, p: Array, u: Array | float) -> Array:
+        xp = array_namespace(p)
+        first, r = p[..., :1], _ranks_like(p)
+        return xp.where(r == 1, u * first, first + (r - 1 - u) * self.weight)
+
+    def largest(self, n: int) -> float:
+        return 1.0 + (n - 1) * self.weight
+
+    def largest_rank(self, threshold: float, n: int) -> int:
+        return n if math.isinf(threshold) else max(1, min(n, 1 + math.floor(threshold / self.weight + 1e-6)))
+
+
+@dataclass(frozen=True)
+class Rank(Ranked):
+    """The rank: the same number of classes for every row, the smallest k that covers often enough."""
+
+    name: ClassVar[str] = "topk"
+
+    def ordered(self, p: Array, u: Array | float) -> Array:
+        return 0 * p + _ranks_like(p) - u
+
+    def largest(self, n: int) -> float:
+        return float(n)
+
+    def largest_rank(self, threshold: float, n: int) -> int:
+        return n if math.isinf(threshold) else max(1, min(n, math.floor(threshold)))
+
+
+@dataclass(frozen=True)
+class LogOdds(Score):
+    """Minus the log-odds of a class being in the top-k set.
+
+    The log-odds weigh a class against its rivals for the last places, those about rank k, and hardly feel how the mass
+    above them is shared: a row with one certain class still tells its second from its tenth, which the softmax rounds
+    to nothing. So it suits models trained with top-k losses, and labels that are one of k right answers. Where single
+    labels are clear it gives larger sets than ``lac``, which is optimal for calibrated softmax probabilities.
+
+    Args:
+        k: size of the set.
+    """
+
+    name: ClassVar[str] = "log_odds"
+    k: int = 5
+
+    def __call__(self, values: Array, u: Array | float = 0.0) -> Array:
+        return -values
+
+    def largest(self, n: int) -> float:
+        return math.inf
+
+
+@dataclass(frozen=True)
+class Pas(Score):
+    """Minus the probability over the class's prior: spends the set on rare classes, for macro coverage.
+
+    Args:
+        prior: the share of each class in training [n].
+        weights: how much each class matters [n]; None: all the same.
+    """
+
+    name: ClassVar[str] = "pas"
+    prior: tuple[float, ...] = ()
+    weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _check(len(self.prior) > 1 and min(self.prior) > 0, "prior must be positive, one a class", self.prior)
+        if self.weights is not None:
+            fits = len(self.weights) == len(self.prior) and min(self.weights) > 0
+            _check(fits, f"weights must be positive, one for each of {len(self.prior)} classes", self.weights)
+
+    @property
+    def scale(self) -> np.ndarray:
+        """-weight / prior of each class [n]."""
+        weights = np.ones(len(self.prior)) if self.weights is None else np.asarray(self.weights)
+        return -weights / np.asarray(self.prior)
+
+    def __call__(self, values: Array, u: Array | float = 0.0) -> Array:
+        if values.shape[-1] != len(self.prior):
+            raise ValueError(f"the prior has {len(self.prior)} classes, the rows have {values.shape[-1]}")
+        xp = array_namespace(values)
+        return values * xp.asarray(self.scale, dtype=values.dtype, device=device(values))
+
+    def largest(self, n: int) -> float:
+        return 0.0
+
+
+SCORES: dict[str, Callable[..., Score]] = {kind.name: kind for kind in (Lac, Aps, Raps, Saps, Rank, LogOdds, Pas)}
+
+
+def create_score(name: str | Score, **options: Any) -> Score:
+    """A score by its name: ``create_score("raps", penalty=0.01, k_reg=5)``."""
+    if isinstance(name, Score):
+        return name
+    name = name.replace("-", "_")
+    if name not in SCORES:
+        raise ValueError(f"no score is called {name!r}; there are {', '.join(SCORES)}")
+    known = list(inspect.signature(SCORES[name]).parameters)
+    if unknown := set(options) - set(known):
+        raise ValueError(f"score {name} takes {', '.join(known) or 'no options'}, got {', '.join(sorted(unknown))}")
+    return SCORES[name](**options)
+
+
+def inputs_of(score: Score, logits: Array, *, temperature: float = 1.0, marginals: Array | None = None) -> Array:
+    """The values [B, n] that a score takes: probabilities, or log-odds.
+
+    Log-odds are computed from the logits where these are tensors; from an exported file they come as its marginals.
+    """
+    if not isinstance(score, LogOdds):
+        return probabilities(logits, temperature)
+    if marginals is not None:
+        return log_odds(marginals)
+    if not is_torch_array(logits):
+        raise TypeError("log-odds of numpy arrays come from an exported file's marginals: pass marginals=")
+    from topk_registry.ops.ksubset import topk_log_odds
+
+    return topk_log_odds(logits / temperature, score.k)
+
+
+def as_numpy(values: Array) -> np.ndarray:
+    """A tensor or sequence on the CPU as a numpy array."""
+    return values.detach().cpu().numpy() if is_torch_array(values) else np.asarray(values)
+
+
+def _check(right: bool, wanted: str, got: float | Sequence[float]) -> None:
+    if not right:
+        raise ValueError(f"{wanted}, got {got!r}")

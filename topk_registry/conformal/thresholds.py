@@ -1,0 +1,197 @@
+"""Thresholds of scores: one for all classes, one a class, or something between the two.
+
+With N calibration scores, the threshold is the ceil((N + 1)(1 - alpha))-th smallest of them, and infinite where that is
+beyond N. A new score from the same distribution is at most the threshold with probability at least 1 - alpha, and less
+than 1 - alpha + 1 / (N + 1) where scores are never equal.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from topk_registry.conformal.kmeans import weighted_kmeans
+from topk_registry.conformal.scores import Array, as_numpy
+
+QUANTILES = (0.5, 0.6, 0.7, 0.8, 0.9)  # a class's scores as Ding et al. 2023 describe them to the clustering
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The largest score, and the largest rank, with which a class is in a set.
+
+    Args:
+        scores: one number for all classes, or one a class [n]; infinite: the class is in every set.
+        max_rank: the largest rank of each class [n]; None: any.
+    """
+
+    scores: float | np.ndarray
+    max_rank: np.ndarray | None = None
+
+
+def order_of(count: int, alpha: float) -> int:
+    """ceil((count + 1)(1 - alpha)), for alpha as it is written in decimals: 0.1 is a tenth."""
+    check_alpha(alpha)
+    return math.ceil((count + 1) * (1 - Fraction(repr(float(alpha)))))
+
+
+def check_alpha(alpha: float) -> None:
+    """Raise unless alpha, the share of labels that may be missed, is between 0 and 1."""
+    if not 0 < alpha < 1:
+        raise ValueError(
+            f"alpha, the share of labels that may be missed, must be above 0 and below 1, got {alpha!r}; "
+            "0.1 asks for 90 % coverage"
+        )
+
+
+def fewest(alpha: float) -> int:
+    """The fewest calibration scores with a finite threshold: ceil(1 / alpha) - 1."""
+    check_alpha(alpha)
+    return math.ceil(1 / Fraction(repr(float(alpha)))) - 1
+
+
+def marginal(scores: Array, alpha: float) -> float:
+    """The threshold of calibration scores [N] for coverage of 1 - alpha over all classes together."""
+    values = as_numpy(scores)
+    if np.isnan(values).any():
+        raise ValueError(f"{int(np.isnan(values).sum())} of {len(values)} calibration scores are NaN")
+    order = order_of(len(values), alpha)
+    return float(np.partition(values, order - 1)[order - 1]) if order <= len(values) else math.inf
+
+
+def per_class(scores: Array, labels: Array, n: int, alpha: float) -> np.ndarray:
+    """A threshold for each class from its own samples [n]: coverage of 1 - alpha within every class.
+
+    A class with fewer than ceil(1 / alpha) - 1 samples has an infinite threshold: it is in every set.
+    """
+    values, labels = _labelled(scores, labels, n)
+    return np.array([marginal(values[labels == y], alpha) for y in range(n)])
+
+
+def interpolated(
+    scores: Array, labels: Array, n: int, alpha: float, *, share: float = 0.5, largest: float = math.inf
+) -> np.ndarray:
+    """``share`` of the class's own threshold and the rest of the common one [n] (Interp-Q, Ding et al. 2025).
+
+    Each threshold is at least the smaller of the two, so labels are missed with probability at most 2 alpha. Infinite
+    thresholds are cut to ``largest``, the bound of the score; where that is infinite, to the largest calibration score,
+    which costs another 1 / (N + 1).
+
+    Args:
+        scores, labels: of the calibration samples [N].
+        n: number of classes.
+        alpha: see :func:`marginal`.
+        share: 0 is :func:`marginal`, 1 is :func:`per_class`.
+        largest: a bound of the score.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must be in [0, 1], got {share!r}")
+    values, labels = _labelled(scores, labels, n)
+    cap = largest if math.isfinite(largest) else float(values.max())
+    own, common = np.minimum(per_class(values, labels, n, alpha), cap), min(marginal(values, alpha), cap)
+    return share * own + (1 - share) * common
+
+
+def clustered(
+    scores: Array, labels: Array, n: int, alpha: float, *, clusters: int | None = None, seed: int = 0
+) -> np.ndarray:
+    """A threshold for each cluster of classes with like scores [n] (Ding et al. 2023).
+
+    A part of the samples, drawn at random, groups the classes by the quantiles of their scores, and the rest gives each
+    group its threshold. Classes too rare to be placed, and groups too small, take the common threshold.
+
+    Args:
+        scores, labels: of the calibration samples [N].
+        n: number of classes.
+        alpha: see :func:`marginal`.
+        clusters: how many; None: the paper's rule.
+        seed: of the split and of the clustering.
+    """
+    values, labels = _labelled(scores, labels, n)
+    rng = np.random.default_rng(seed)
+    least = fewest(alpha)
+    counts = np.bincount(labels, minlength=n)
+    smallest = max(int(counts.min()), least)
+    frequent = int((counts >= smallest).sum())
+    drawn = smallest * frequent / (75 + frequent)  # the paper's balance of samples between the two purposes
+    clusters = int(drawn / 2) if clusters is None else clusters
+    part = rng.random(len(values)) < drawn / smallest
+    group = _groups(values[part], labels[part], n, least, clusters, rng)
+    rest, rest_group = values[~part], group[labels[~part]]
+    common = marginal(rest, alpha)
+    per_group = [marginal(rest[rest_group == g], alpha) for g in range(group.max() + 1)]
+    own = np.array([value if math.isfinite(value) else common for value in per_group] + [common])
+    return own[group]  # group -1, the classes without one, is the last entry
+
+
+def _groups(
+    values: np.ndarray, labels: np.ndarray, n: int, least: int, clusters: int, rng: np.random.Generator
+) -> np.ndarray:
+    """The cluster of each class [n]; -1 for those with fewer than ``least`` samples."""
+    group = np.full(n, -1)
+    counts = np.bincount(labels, minlength=n)
+    placed = np.flatnonzero(counts >= max(least, 1))
+    if clusters < 2 or len(placed) <= clusters:
+        return group
+    points = np.stack([np.quantile(values[labels == y], QUANTILES, method="inverted_cdf") for y in placed])
+    group[placed] = weighted_kmeans(points, np.sqrt(counts[placed]), clusters, rng)
+    return group
+
+
+def rc3p(scores: Array, ranks: Array, labels: Array, n: int, alpha: float) -> Thresholds:
+    """A threshold and a largest rank for each class (Shi et al. 2024): coverage of 1 - alpha within every class.
+
+    The largest rank of a class is the smallest k with a top-k error e below alpha among its samples; its threshold then
+    allows misses of alpha - e. A class without samples has no limit of either kind.
+
+    The paper's guarantee is for the population's top-k errors; with those of few samples coverage can fall short.
+
+    Args:
+        scores, ranks, labels: of the calibration samples' labels [N].
+        n: number of classes.
+        alpha: see :func:`marginal`.
+    """
+    check_alpha(alpha)
+    values, labels = _labelled(scores, labels, n)
+    places = as_numpy(ranks)
+    own, limit = np.full(n, math.inf), np.full(n, n)
+    for y in np.flatnonzero(np.bincount(labels, minlength=n)):
+        mine = np.sort(places[labels == y])
+        allowed = math.ceil(alpha * len(mine)) - 1  # the most samples beyond the rank, a share below alpha
+        limit[y] = mine[len(mine) - 1 - allowed]
+        missed = int((mine > limit[y]).sum())
+        own[y] = marginal(values[labels == y], alpha - missed / len(mine))
+    return Thresholds(own, limit)
+
+
+def average_size(scores: Array, size: float) -> float:
+    """The threshold with which sets of these rows [N, n] have ``size`` classes on average (Lorieul et al. 2021).
+
+    The fair rival of the top k: the same number of answers, spent where they help. It promises a size, not a coverage.
+    """
+    values = as_numpy(scores)
+    count, n = values.shape
+    if not 0 < size <= n:
+        raise ValueError(f"the mean size must be above 0 and at most the {n} classes, got {size!r}")
+    wanted = max(1, round(count * size))
+    return float(np.partition(values, wanted - 1, axis=None)[wanted - 1])
+
+
+def check_labels(labels: Array, n: int) -> np.ndarray:
+    """The labels as int64, or an error that names the first that is no class of 0 to n - 1."""
+    given = as_numpy(labels)
+    if given.ndim != 1 or not np.issubdtype(given.dtype, np.integer):
+        raise ValueError(f"labels must be class indices [N], integer, got {given.dtype} {list(given.shape)}")
+    wrong = (given < 0) | (given >= n)
+    if wrong.any():
+        raise ValueError(f"the data has label {given[wrong][0]}, but the model has the classes 0 to {n - 1}")
+    return given.astype(np.int64)
+
+
+def _labelled(scores: Array, labels: Array | Sequence[int], n: int) -> tuple[np.ndarray, np.ndarray]:
+    values, given = as_numpy(scores), check_labels(labels, n)
+    if values.shape != given.shape:
+        raise ValueError(f"expected one score a label, got {list(values.shape)} scores and {list(given.shape)} labels")
+    return values, given
