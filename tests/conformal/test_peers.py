@@ -13,7 +13,10 @@ import torch
 from tests.conformal.rows import model_rows
 from topk_registry.conformal import PredictionSets, calibrate
 
-pytestmark = pytest.mark.filterwarnings("ignore:The 'temperature' parameter is deprecated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The 'temperature' parameter is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The value of quantile exceeds 1:UserWarning"),
+]
 ALPHAS = (0.05, 0.1, 0.3)
 
 
