@@ -17,6 +17,8 @@ PUBLIC = {
     "NameTakenError",
     "PerturbedTopK",
     "PluginError",
+    "SphericalLinear",
+    "SphericalSGD",
     "TopKClassifier",
     "TopKHead",
     "TopKLoss",

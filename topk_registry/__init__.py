@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from topk_registry.nn.head import TopKClassifier, TopKHead, TopKOutput, fit_temperature
     from topk_registry.nn.linear import LinearSmoothTopK, linear_smooth_topk
     from topk_registry.nn.perturbed import PerturbedTopK
+    from topk_registry.nn.spherical import SphericalLinear, SphericalSGD
     from topk_registry.ops.hinge import soft_hinge
     from topk_registry.ops.ksubset import (
         smooth_topk_hinge,
@@ -53,6 +54,8 @@ _HOMES = {
     "NameTakenError": "registry.errors",
     "PerturbedTopK": "nn.perturbed",
     "PluginError": "registry.errors",
+    "SphericalLinear": "nn.spherical",
+    "SphericalSGD": "nn.spherical",
     "TopKClassifier": "nn.head",
     "TopKHead": "nn.head",
     "TopKLoss": "losses.base",
@@ -89,6 +92,8 @@ __all__ = [
     "NameTakenError",
     "PerturbedTopK",
     "PluginError",
+    "SphericalLinear",
+    "SphericalSGD",
     "TopKClassifier",
     "TopKHead",
     "TopKLoss",

@@ -42,8 +42,18 @@ class _LogLikelihood(ClassificationLoss):
         return (_log_sum_of_weights(x, self.epsilon) - _log_weight(x.gather(1, label[:, None]), self.epsilon))[:, 0]
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """What the loss predicts: the probability of each class [B, n], in fp32 or wider."""
-        return _log_weight(self.shifted(_wide(logits)), self.epsilon).softmax(-1)
+        """The predicted probability of each class [B, n], in fp32 or wider."""
+        return self.log_weights(_wide(logits)).softmax(-1)
+
+    def log_weights(self, scores: Tensor) -> Tensor:
+        """log w_i, elementwise: the probabilities are their softmax."""
+        return _log_weight(self.shifted(scores), self.epsilon)
+
+    def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
+        """The loss from the label's score, the sum s and the sum of squares q of all n scores; see SphericalLinear."""
+        origin = float(self.shifted(torch.zeros(())))
+        total = q + 2 * origin * s + n * (origin**2 + self.epsilon)
+        return total.log() - self.log_weights(score)
 
 
 class LogSphericalSoftmax(_LogLikelihood):
@@ -128,8 +138,17 @@ class SphericalBound(ClassificationLoss):
         return (_log_partition_bound(centred) - centred.gather(1, label[:, None]))[:, 0]
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """What the loss predicts: softmax [B, n], in fp32 or wider."""
+        """The predicted probability of each class, softmax [B, n], in fp32 or wider."""
         return _wide(logits).softmax(-1)
+
+    def log_weights(self, scores: Tensor) -> Tensor:
+        """The scores themselves: a bound on cross-entropy predicts with softmax."""
+        return scores
+
+    def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
+        """The loss from the label's score, the sum s and the sum of squares q of all n scores; see SphericalLinear."""
+        spread = (q - s.square() / n).clamp(min=0)
+        return _bound(torch.ones_like(spread), spread, n) + s / n - score
 
 
 def optimal_xi(rms: Tensor, D: int) -> Tensor:
@@ -162,8 +181,11 @@ def _w(xi: Tensor, d: float) -> tuple[Tensor, Tensor]:
 
 def _log_partition_bound(centred: Tensor) -> Tensor:
     """The bound on log sum_i exp of centred logits [B, D] -> [B, 1]."""
-    D = centred.shape[1]
-    peak, sum_of_squares = _scaled_squares(centred, torch.finfo(centred.dtype).tiny)
+    return _bound(*_scaled_squares(centred, torch.finfo(centred.dtype).tiny), centred.shape[1])
+
+
+def _bound(peak: Tensor, sum_of_squares: Tensor, D: int) -> Tensor:
+    """The bound from the sum of squares of (o_i - m) / peak over the D logits."""
     with torch.no_grad():
         xi = optimal_xi(peak * (sum_of_squares / D).sqrt(), D)
         u = 2 * torch.sigmoid(-xi)

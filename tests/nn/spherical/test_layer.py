@@ -1,0 +1,375 @@
+"""The layer against the dense one under torch's own SGD: loss, feature gradients, gradient norm and weights."""
+
+import copy
+import io
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import topk_registry as tr
+from topk_registry.nn.spherical import SphericalLinear, SphericalSGD
+from topk_registry.nn.spherical.factors import SingularStepError
+
+LOSSES = {
+    "log_taylor_softmax": {},
+    "log_spherical_softmax": {"epsilon": 0.3},
+    "spherical_bound": {},
+    "mse": {},
+}
+RATES = {"mse": 0.005}  # the squared error is a sum over classes
+N, D, M = 300, 12, 10
+
+
+def dense_loss(name, scores, labels, weights=None, reduction="mean"):
+    """The definition, on all scores."""
+    weights = torch.ones_like(labels, dtype=scores.dtype) if weights is None else weights
+    dense = torch.zeros_like(scores).scatter_add_(1, labels, weights)
+    if name == "mse":
+        losses = (scores - dense).square().sum(1)
+    else:
+        losses = tr.create_loss(name, **LOSSES[name], reduction="none")(scores, dense)
+    return losses.mean() if reduction == "mean" else losses
+
+
+def pair(name, n=N, d=D, bias=False, dtype=torch.float64, seed=0):
+    torch.manual_seed(seed)
+    linear = nn.Linear(d, n, bias, dtype=dtype)
+    return linear, SphericalLinear.from_linear(linear, loss=name, loss_options=LOSSES[name])
+
+
+def both(name, linear, layer, features, labels, weights=None):
+    """Losses and feature gradients of the dense layer and of ours; gradients of the weights are left where they lie."""
+    results = []
+    target = labels[:, 0] if weights is None else (labels, weights)
+    for loss in (lambda h: dense_loss(name, linear(h), labels, weights), lambda h: layer(h, target)):
+        h = features.clone().requires_grad_()
+        value = loss(h)
+        value.backward()
+        results.append((value.detach(), h.grad))
+    return results
+
+
+def close(ours, dense, tolerance=1e-9):
+    torch.testing.assert_close(ours, dense, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", LOSSES)
+def test_two_hundred_steps_are_those_of_sgd_on_the_dense_layer(name, bias):
+    linear, layer = pair(name, bias=bias)
+    rate, decay, most = RATES.get(name, 0.3), 0.01, 1.0
+    sgd = torch.optim.SGD(linear.parameters(), lr=rate, weight_decay=decay)
+    ours = SphericalSGD(layer, lr=rate, weight_decay=decay, max_norm=most)
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200) for optimizer in (sgd, ours)]
+    for step in range(200):
+        labels = torch.randint(N, (M, 1))
+        labels[: step % 4] = labels[0].clone()  # labels repeat within a batch
+        sgd.zero_grad()
+        dense, found = both(name, linear, layer, torch.randn(M, D, dtype=torch.float64), labels)
+        for x, y in zip(found, dense, strict=True):
+            close(x, y)
+        norm = nn.utils.clip_grad_norm_(linear.parameters(), most)
+        assert layer.gradient_norm() == pytest.approx(float(norm), rel=1e-9)
+        for optimizer in (sgd, ours, *schedules):
+            optimizer.step()
+    close(layer.to_linear().weight, linear.weight)
+    if bias:
+        close(layer.to_linear().bias, linear.bias)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_rows_with_several_labels(name):
+    linear, layer = pair(name)
+    sgd = torch.optim.SGD(linear.parameters(), lr=RATES.get(name, 0.3))
+    for _ in range(20):
+        labels, weights = torch.randint(N, (M, 3)), torch.rand(M, 3, dtype=torch.float64)
+        labels[:, 2] = labels[:, 1]  # one class named twice counts as often
+        labels[0] = labels[1]
+        if name == "mse":
+            labels[:, 2] = (labels[:, 1] + 1) % N  # there the weights would add up before they are squared
+            labels[:, 0] = (labels[:, 1] + 2) % N
+        sgd.zero_grad()
+        dense, found = both(name, linear, layer, torch.randn(M, D, dtype=torch.float64), labels, weights)
+        for x, y in zip(found, dense, strict=True):
+            close(x, y)
+        sgd.step()
+        layer.step(RATES.get(name, 0.3))
+    close(layer.to_linear().weight, linear.weight)
+
+
+@pytest.mark.parametrize("m", [1, D, 3 * D])
+def test_accumulated_batches_are_one_step_at_any_batch_size(m):
+    linear, layer = pair("log_taylor_softmax")
+    sgd = torch.optim.SGD(linear.parameters(), lr=0.2, weight_decay=0.1)
+    for _ in range(5):
+        sgd.zero_grad()
+        for _ in range(3):
+            both("log_taylor_softmax", linear, layer, torch.randn(m, D, dtype=torch.float64), torch.randint(N, (m, 1)))
+        sgd.step()
+        layer.step(0.2, weight_decay=0.1)
+    close(layer.to_linear().weight, linear.weight)
+
+
+def test_a_step_touches_the_rows_of_the_labels_alone():
+    _, layer = pair("log_taylor_softmax")
+    before = layer.factors.V.clone()
+    labels = torch.tensor([3, 7, 7, 250])
+    layer(torch.randn(4, D, dtype=torch.float64), labels).backward()
+    layer.step(0.5)
+    changed = (before != layer.factors.V).any(1).nonzero().flatten().tolist()
+    assert changed == [3, 7, 250]
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-13, 1e-9, 1e-5])
+def test_a_singular_step_is_exact(off):
+    """One sample of squared error: A = I - 2 lr h h^T is singular at lr = 1 / (2 |h|^2)."""
+    linear, layer = pair("mse")
+    features, labels = torch.randn(1, D, dtype=torch.float64), torch.tensor([[5]])
+    rate = (1 + off) / (2 * float(features.square().sum()))
+    both("mse", linear, layer, features, labels)
+    torch.optim.SGD(linear.parameters(), lr=rate).step()
+    layer.step(rate)
+    close(layer.to_linear().weight, linear.weight, 1e-10)
+    dense, found = both("mse", linear, layer, torch.randn(M, D, dtype=torch.float64), torch.randint(N, (M, 1)))
+    for x, y in zip(found, dense, strict=True):
+        close(x, y, 1e-9)
+    # with the wrong branch the weight would be lost: there U has a vanishing singular value
+    assert layer.factors.condition() < 1e4
+
+
+def test_decay_that_takes_all_of_the_weight_is_exact():
+    linear, layer = pair("log_taylor_softmax")
+    both("log_taylor_softmax", linear, layer, torch.randn(M, D, dtype=torch.float64), torch.randint(N, (M, 1)))
+    torch.optim.SGD(linear.parameters(), lr=0.5, weight_decay=2.0).step()
+    layer.step(0.5, weight_decay=2.0)
+    close(layer.to_linear().weight, linear.weight, 1e-12)
+
+
+def test_factors_are_folded_before_rounding_is_magnified():
+    """Steps along one direction stretch U; in single precision the dense weight must not suffer from it."""
+    linear, layer = pair("mse", dtype=torch.float32)
+    exact = copy.deepcopy(linear).double()
+    direction, worst, folds = torch.randn(1, D), 0.0, 0
+    rate = 0.475 / float(direction.square().sum())
+    sgd = torch.optim.SGD(exact.parameters(), lr=rate)
+    for step in range(60):
+        labels = torch.tensor([[step]])
+        sgd.zero_grad()
+        dense_loss("mse", exact(direction.double()), labels).backward()
+        sgd.step()
+        layer(direction, labels[:, 0]).backward()
+        layer.step(rate)
+        worst, folds = max(worst, layer.factors.condition()), folds + (layer.factors.condition() < 1.0 + 1e-12)
+    assert worst <= 100
+    assert folds >= 5
+    # 60 steps and some folds, each rounding entries of at most 2 once: 6e-8 apiece, magnified by at most the condition
+    assert (layer.to_linear().weight - exact.weight).abs().max() < 60 * 100 * 6e-8
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_single_precision_storage(name):
+    linear, layer = pair(name, dtype=torch.float32)
+    exact = copy.deepcopy(linear).double()
+    parameters, plain = exact.parameters(), torch.optim.SGD(linear.parameters(), lr=RATES.get(name, 0.3))
+    sgd = torch.optim.SGD(parameters, lr=RATES.get(name, 0.3))
+    for _ in range(100):
+        features, labels = torch.randn(M, D), torch.randint(N, (M, 1))
+        for model, optimizer, h in ((linear, plain, features), (exact, sgd, features.double())):
+            optimizer.zero_grad()
+            dense_loss(name, model(h), labels).backward()
+            optimizer.step()
+        layer(features, labels[:, 0]).backward()
+        layer.step(RATES.get(name, 0.3))
+    theirs = (linear.weight - exact.weight).abs().max()
+    ours = (layer.to_linear().weight - exact.weight).abs().max()
+    assert ours <= 2 * theirs + 6e-8  # no worse than dense single precision, within the rounding of one store
+
+
+def test_the_sum_of_squares_is_held_above_what_no_vector_can_go_below():
+    _, layer = pair("log_taylor_softmax")
+    layer.factors.Q.zero_()  # as if all its digits had cancelled
+    H, labels = torch.randn(M, D, dtype=torch.float64), torch.tensor([[1, 1, 2]]).expand(M, 3)
+    _, s, q, a = layer.factors.sums(H, labels)
+    assert torch.equal(q, torch.maximum(s.square() / N, a[:, 0].square() + a[:, 2].square()))
+    assert layer(H, torch.randint(N, (M,))).isfinite()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_reductions_ignored_rows_and_class_weights(reduction):
+    torch.manual_seed(1)
+    linear = nn.Linear(D, N, dtype=torch.float64)
+    weight, target = torch.rand(N).double(), torch.randint(N, (M,))
+    target[::3] = -7
+    options = {"epsilon": 0.5, "weight": weight}
+    layer = SphericalLinear.from_linear(
+        linear, loss="log_spherical_softmax", loss_options=options, reduction=reduction, ignore_index=-7
+    )
+    dense = tr.create_loss("log_spherical_softmax", **options, reduction=reduction, ignore_index=-7)
+    h = torch.randn(M, D, dtype=torch.float64, requires_grad=True)
+    close(layer(h, target), dense(linear(h), target))
+    cotangent = torch.rand_like(layer(h, target))
+    ours, theirs = (torch.autograd.grad(f, h, cotangent)[0] for f in (layer(h, target), dense(linear(h), target)))
+    close(ours, theirs)
+
+
+def test_half_precision_features_under_autocast_and_a_scaled_loss():
+    _, layer = pair("log_taylor_softmax", dtype=torch.float32)
+    other = copy.deepcopy(layer)
+    features, target = torch.randn(M, D).bfloat16(), torch.randint(N, (M,))
+    h = features.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = layer(h, target)
+    (1024 * loss).backward()
+    wide = features.float().requires_grad_()
+    other(wide, target).backward()
+    assert h.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(h.grad.float() / 1024, wide.grad, rtol=2**-7, atol=1e-7)
+    layer.step(0.1, grad_scale=1024.0)
+    other.step(0.1)
+    torch.testing.assert_close(layer.factors.V, other.factors.V, rtol=0, atol=2e-5)
+
+
+def test_prediction_is_that_of_the_dense_layer_and_its_link():
+    for name in LOSSES:
+        _, layer = pair(name, bias=True, seed=3)
+        layer(torch.randn(M, D, dtype=torch.float64), torch.randint(N, (M,))).backward()
+        layer.step(0.01)
+        h = torch.randn(M, D, dtype=torch.float64)
+        scores = layer.to_linear()(h)
+        close(layer.scores(h), scores)
+        classes = torch.randint(N, (M, 4))
+        close(layer.scores(h, classes), scores.gather(1, classes))
+        logits = layer.to_classifier()(h)
+        if name != "mse":
+            loss = tr.create_loss(name, **LOSSES[name])
+            close(logits.softmax(1), loss.probabilities(scores))
+        marginals = tr.topk_marginals(logits, 5)
+        for chunk in (None, 1, 50):
+            best = layer.topk(h, 5, chunk=chunk)
+            expected = logits.topk(5)
+            close(best.logits, expected.values)
+            assert torch.equal(best.indices, expected.indices)
+            close(best.marginals, marginals.gather(1, best.indices), 1e-8)
+
+
+def test_probabilities_over_all_features_add_up_to_at_most_d_plus_one():
+    """The limit of the family, at its edge: each class's best feature is its own weight."""
+    n, d = 40, 3
+    layer = SphericalLinear.from_linear(nn.Linear(d, n, bias=False).double(), loss="log_spherical_softmax")
+    W = layer.to_linear().weight.detach()
+    h = torch.cat((W * 1e4, torch.randn(20_000, d, dtype=torch.float64) * 100))
+    largest = layer.to_classifier()(h).softmax(1).amax(0)
+    assert 1 < largest.sum() <= d + 1
+
+
+def test_state_is_saved_copied_moved_and_sent():
+    _, layer = pair("log_taylor_softmax", dtype=torch.float32)
+    layer(torch.randn(M, D), torch.randint(N, (M,))).backward()
+    layer.step(0.2)
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    fresh = SphericalLinear(D, N, loss="log_taylor_softmax")
+    fresh.load_state_dict(torch.load(file, weights_only=True))
+    h, target = torch.randn(M, D), torch.randint(N, (M,))
+    for other in (fresh, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(h, target), layer(h, target))
+    wide = copy.deepcopy(layer).double()
+    assert wide.factors.V.dtype == torch.float64
+    narrow = copy.deepcopy(layer).bfloat16()
+    assert {buffer.dtype for name, buffer in narrow.factors.named_buffers() if name != "steps"} == {torch.float64}
+    assert torch.equal(narrow.factors.Q, layer.factors.Q)  # not rounded on the way
+
+
+def test_trains_beside_any_optimizer_for_the_backbone():
+    torch.manual_seed(0)
+    backbone, layer = nn.Linear(8, D), SphericalLinear(D, 50, loss="log_taylor_softmax")
+    adam = torch.optim.Adam(backbone.parameters(), lr=1e-2)
+    images, target = torch.randn(64, 8), torch.randint(50, (64,))
+    losses = []
+    for _ in range(60):
+        adam.zero_grad()
+        loss = layer(backbone(images), target)
+        loss.backward()
+        adam.step()
+        layer.step(0.5)
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0] - 0.5
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+def test_other_optimizers_are_refused_with_the_reason(make):
+    layer = copy.deepcopy(SphericalLinear(D, 50))
+    model = nn.Sequential(nn.Linear(8, D), layer)
+    optimizer = make(model.parameters(), lr=0.1)
+    layer(model[0](torch.randn(2, 8)), torch.tensor([1, 2])).backward()
+    with pytest.raises(TypeError, match=f"{make.__name__} cannot train a SphericalLinear.*layer.step"):
+        optimizer.step()
+
+
+def test_a_step_that_overflows_leaves_all_as_it_was():
+    _, layer = pair("mse", dtype=torch.float32)
+    state = copy.deepcopy(layer.state_dict())
+    layer(torch.randn(M, D) * 1e30, torch.randint(N, (M,))).backward()
+    with pytest.raises(SingularStepError, match="weights are as they were"):
+        layer.step(1e250)
+    assert all(torch.equal(value, state[name]) for name, value in layer.state_dict().items())
+    layer.zero_grad()
+    assert layer.gradient_norm() == 0
+
+
+def test_misuse_is_an_error_that_says_so():
+    layer = SphericalLinear(D, N, loss="log_taylor_softmax")
+    h, target = torch.randn(2, D, requires_grad=True), torch.tensor([1, 2])
+    for features, wrong, message in [
+        (h[:, 1:], target, r"features must be floating point \[B, 12\]"),
+        (h, torch.tensor([1, N]), r"labels must be in \[0, 299\], got 300"),
+        (h, torch.tensor([-1, 2]), r"labels must be in \[0, 299\], got -1"),
+        (h, torch.rand(2, N), "a dense distribution would cost"),
+        (h, (torch.tensor([[1], [2]]), torch.rand(2, 2)), "weights must be floating point and as indices"),
+        (h, (target, torch.rand(2)), r"labels must be integers \[2, K\]"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            layer(features, wrong)
+    for options, message in [
+        ({"lr": -1.0}, "lr must be finite and at least 0"),
+        ({"lr": math.nan}, "lr must be finite"),
+        ({"lr": 0.1, "weight_decay": -0.1}, "weight_decay must be"),
+        ({"lr": 0.1, "max_norm": 0.0}, "max_norm must be positive"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            layer.step(**options)
+    with pytest.raises(ValueError, match="k must be an integer from 1 to n - 1"):
+        layer.topk(h, N)
+    for options, message in [
+        ({"loss": "focal"}, "cannot be computed from the sum"),
+        ({"loss": "log_taylor_softmax", "loss_options": {"label_smoothing": 0.1}}, "needs the score of every class"),
+        ({"loss": "mse", "loss_options": {"epsilon": 1}}, "takes no options"),
+        ({"dtype": torch.float16}, "float32 or float64"),
+        ({"reduction": "median"}, "reduction must be one of"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            SphericalLinear(D, N, **options)
+    with pytest.raises(tr.UnknownPluginError):
+        SphericalLinear(D, N, loss="no_such_loss")
+    loss = layer(h, target)
+    layer(h, target).backward()
+    layer.step(0.1)
+    with pytest.raises(RuntimeError, match="between this forward pass and its backward pass"):
+        loss.backward()
+
+
+def test_empty_batches_and_steps_without_a_backward_pass():
+    layer = SphericalLinear(D, N, loss="log_taylor_softmax", reduction="sum")
+    before = layer.factors.V.clone()
+    h = torch.zeros(0, D, requires_grad=True)
+    layer(h, torch.zeros(0, dtype=torch.int64)).backward()
+    assert h.grad.shape == (0, D)
+    layer.step(0.1)
+    layer.step(0.1, weight_decay=0.5)
+    assert torch.equal(layer.factors.V, before)
+    assert F.linear(torch.ones(1, D), layer.to_linear().weight).isfinite().all()

@@ -1,0 +1,56 @@
+"""Several processes, each with its own part of the batch, make the step that one process makes with all of it."""
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import multiprocessing as mp
+from torch import nn
+
+from topk_registry.nn.spherical import SphericalLinear
+
+N, D, STEPS = 60, 5, 4
+
+
+def make():
+    torch.manual_seed(0)
+    return SphericalLinear.from_linear(nn.Linear(D, N, dtype=torch.float64), loss="log_taylor_softmax")
+
+
+def batches():
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        yield torch.randn(6, D, dtype=torch.float64, generator=generator), torch.randint(N, (6,), generator=generator)
+
+
+def work(rank, rendezvous, folder):
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    layer = make()
+    for step, (features, target) in enumerate(batches()):
+        mine = slice(3 * rank, 3 * rank + 3)
+        if step == 2 and rank == 0:  # a rank with two micro-batches, and one with two labels a row
+            for part in (slice(0, 2), slice(2, 3)):
+                (layer(features[part], target[part]) * (part.stop - part.start) / 3).backward()
+        elif step == 2:
+            labels = target[mine, None].expand(3, 2)
+            layer(features[mine], (labels, torch.full((3, 2), 0.5, dtype=torch.float64))).backward()
+        elif step < 3 or rank == 0:  # in the last step the second rank has nothing
+            layer(features[mine], target[mine]).backward()
+        layer.step(0.3, weight_decay=0.1, max_norm=1.0)
+    torch.save(layer.to_linear().state_dict(), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_step_of_one(tmp_path):
+    mp.spawn(work, args=(tmp_path / "rendezvous", tmp_path), nprocs=2)
+    one = make()
+    for step, (features, target) in enumerate(batches()):
+        if step < 3:
+            one(features, target).backward()
+        else:
+            (one(features[:3], target[:3]) / 2).backward()  # the mean over ranks, one being 0
+        one.step(0.3, weight_decay=0.1, max_norm=1.0)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    for name, wanted in one.to_linear().state_dict().items():
+        assert torch.equal(first[name], second[name])
+        torch.testing.assert_close(first[name], wanted, rtol=1e-11, atol=1e-12)

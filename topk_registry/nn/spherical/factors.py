@@ -1,0 +1,208 @@
+"""The factored weight W = V U + 1 omega^T and its exact SGD step; formulas (1) to (12) are in README.md."""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor, nn
+
+SINGULAR = 1e3  # growth of |R| from which the inverse in (8) is not trusted
+WORST_CONDITION = 100.0  # |U| |U^-1| / d from which rounding in V is magnified too far
+FOLD_ROWS = 1 << 16  # rows of V folded at a time
+
+
+class SingularStepError(FloatingPointError):
+    """Report a step that is not finite; the layer is as it was before it."""
+
+
+@dataclass
+class Batch:
+    """The part of a backward pass that the step needs: m samples, K labels each, in double precision."""
+
+    H: Tensor  # [m, d] features
+    HQ: Tensor  # [m, d] H Q
+    s: Tensor  # [m]
+    labels: Tensor  # [m, K]
+    gs: Tensor  # [m]
+    gq: Tensor  # [m]
+    ga: Tensor  # [m, K]
+    dH: Tensor  # [m, d]  # noqa: N815  the README's symbol
+
+    def scaled(self, factor: Tensor | float) -> "Batch":
+        """The same samples with a loss that is ``factor`` times as large; a number, or one a sample [m]."""
+        column = factor[:, None] if isinstance(factor, Tensor) and factor.ndim else factor
+        scaled = {name: getattr(self, name) * factor for name in ("gs", "gq")}
+        scaled |= {name: getattr(self, name) * column for name in ("ga", "dH")}
+        return Batch(**{field.name: scaled.get(field.name, getattr(self, field.name)) for field in fields(self)})
+
+
+def joined(batches: list[Batch]) -> Batch:
+    """All samples of several batches as one; labels are padded to the widest with weight 0."""
+    K = max(batch.labels.shape[1] for batch in batches)
+
+    def column(name: str) -> Tensor:
+        parts = [getattr(batch, name) for batch in batches]
+        if name in ("labels", "ga"):
+            parts = [nn.functional.pad(part, (0, K - part.shape[1])) for part in parts]
+        return torch.cat(parts)
+
+    return Batch(**{field.name: column(field.name) for field in fields(Batch)})
+
+
+class FactoredWeight(nn.Module):
+    """W [n, d] as V U + 1 omega^T, with Q = W^T W and w = W^T 1. V has the given dtype, all else is double."""
+
+    V: nn.Parameter
+    U: Tensor
+    U_inverse_t: Tensor
+    omega: Tensor
+    Q: Tensor
+    w: Tensor
+    steps: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        d = weight.shape[1]
+        small = {"dtype": torch.float64, "device": weight.device}
+        # a parameter, so that it is counted and moved; its gradient never exists
+        self.V = nn.Parameter(weight, requires_grad=False)
+        for name, value in (
+            ("U", torch.eye(d, **small)),
+            ("U_inverse_t", torch.eye(d, **small)),
+            ("omega", torch.zeros(d, **small)),
+            ("Q", torch.zeros(d, d, **small)),
+            ("w", torch.zeros(d, **small)),
+            ("steps", torch.zeros((), dtype=torch.int64)),
+        ):
+            self.register_buffer(name, value)
+        self.fold()
+
+    def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
+        # half(), float() and to(dtype) are for V: the small state stays in double precision
+        kept = {name: buffer.dtype for name, buffer in self._buffers.items() if buffer is not None}
+        values = {name: buffer.clone() for name, buffer in self._buffers.items() if buffer is not None}
+        super()._apply(fn, recurse)
+        for name, dtype in kept.items():
+            moved = self._buffers[name]
+            if moved is not None and moved.dtype != dtype:
+                self._buffers[name] = values[name].to(moved.device)
+        return self
+
+    @property
+    def n(self) -> int:
+        return self.V.shape[0]
+
+    def rows(self, classes: Tensor) -> Tensor:
+        """Rows of V [..., d] in double precision."""
+        return self.V[classes].double()
+
+    def sums(self, H: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """H Q [m, d], s [m], q [m] and a [m, K] of (3)."""
+        HQ = H @ self.Q
+        s = H @ self.w
+        a = (self.rows(labels) * (H @ self.U.T)[:, None]).sum(-1) + (H @ self.omega)[:, None]
+        q = torch.maximum((HQ * H).sum(-1), torch.maximum(s.square() / self.n, _distinct_squares(a, labels)))
+        return HQ, s, q, a
+
+    def feature_gradient(self, HQ: Tensor, labels: Tensor, gs: Tensor, gq: Tensor, ga: Tensor) -> Tensor:
+        """dH [m, d] of (4) and (5)."""
+        Z = (ga[..., None] * self.rows(labels)).sum(1) @ self.U + ga.sum(1)[:, None] * self.omega + gs[:, None] * self.w
+        return 2 * gq[:, None] * HQ + Z
+
+    def gram(self, x: Batch) -> Tensor:
+        """M [m, m] of (10): products of the samples' score gradients."""
+        Z = x.dH - 2 * x.gq[:, None] * x.HQ
+        total = x.ga.sum(1)
+        X = 2 * x.gq[:, None] * (x.H @ Z.T) + torch.outer(x.gs, total)
+        distinct, place = x.labels.unique(return_inverse=True)
+        sparse = x.ga.new_zeros(len(x.ga), len(distinct)).scatter_add_(1, place, x.ga)
+        squares = 4 * torch.outer(x.gq, x.gq) * (x.HQ @ x.H.T)
+        return squares + self.n * torch.outer(x.gs, x.gs) + sparse @ sparse.T + X + X.T
+
+    def gradient_norm(self, x: Batch) -> Tensor:
+        """|dW|_F of the dense gradient."""
+        return (self.gram(x) * (x.H @ x.H.T)).sum().clamp(min=0).sqrt()
+
+    @torch.no_grad()
+    def update(self, x: Batch, lr: float, weight_decay: float) -> None:
+        """W <- (1 - lr weight_decay) W - lr dW, by (6) to (12); nothing is changed where that is not finite."""
+        rho = 1 - lr * weight_decay
+        B = 2 * lr * x.gq
+        BH = B[:, None] * x.H
+        U = rho * self.U - (x.H @ self.U.T).T @ BH
+        omega = rho * self.omega - x.H.T @ (B * (x.H @ self.omega) + lr * x.gs)
+        cross = x.dH.T @ x.H
+        Q = rho * (rho * self.Q - lr * (cross + cross.T)) + lr * (lr * (x.H.T @ self.gram(x) @ x.H))
+        w = rho * self.w - lr * (x.H.T @ (2 * x.gq * x.s + self.n * x.gs + x.ga.sum(1)))
+        small = (U, omega, Q, w)
+        if not all(bool(value.isfinite().all()) for value in small):
+            raise SingularStepError(
+                f"the step with lr = {lr:g} is not finite: features, loss or learning rate are too large. "
+                "The weights are as they were"
+            )
+        inverse = self._inverse(x, U, BH, rho)
+        self.U, self.omega, self.Q, self.w = U, omega, (Q + Q.T) / 2, w
+        if inverse is None:  # section 4 of the README
+            self._fold_into_v()
+            self._subtract(x, lr, x.H)
+            self.U_inverse_t = torch.eye(len(U), dtype=U.dtype, device=U.device)
+        else:
+            self.U_inverse_t, R = inverse
+            self._subtract(x, lr, R)
+        self.steps += 1
+
+    def condition(self) -> float:
+        """|U|_F |U^-1|_F / d, which is 1 right after a fold."""
+        return float(self.U.norm() * self.U_inverse_t.norm()) / len(self.U)
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        """Make V the dense weight, and compute Q and w from it."""
+        self._fold_into_v()
+        self.U_inverse_t = self.U.clone()
+        self.Q, self.w = torch.zeros_like(self.Q), torch.zeros_like(self.w)
+        for block in self.V.split(FOLD_ROWS):
+            rows = block.double()
+            self.Q.addmm_(rows.T, rows)
+            self.w += rows.sum(0)
+
+    def dense(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows of W [stop - start, d] in the dtype of V."""
+        rows = self.V[start:stop].double()
+        return rows.mm(self.U).add_(self.omega).to(self.V.dtype)
+
+    def _inverse(self, x: Batch, U: Tensor, BH: Tensor, rho: float) -> tuple[Tensor, Tensor] | None:
+        """U'^-T [d, d] and R^T [m, d] of (8); None where they cannot be had with enough digits."""
+        m, d = x.H.shape
+        before = x.H @ self.U_inverse_t.T
+        if rho == 0:
+            return None
+        if m > d:
+            inverse, info = torch.linalg.inv_ex(U)
+            U_inverse_t, R = inverse.T.contiguous(), x.H @ inverse
+        else:
+            C = rho * torch.eye(m, dtype=U.dtype, device=U.device) - BH @ x.H.T
+            R, info = torch.linalg.solve_ex(C.T, before)
+            U_inverse_t = (self.U_inverse_t + R.T @ BH) / rho
+        # at rho far below 1 even a plain step scales R up by 1 / rho
+        if bool(info != 0) or not bool(R.norm() * abs(rho) <= SINGULAR * before.norm()):
+            return None
+        return (U_inverse_t, R) if bool(U_inverse_t.isfinite().all()) else None
+
+    def _subtract(self, x: Batch, lr: float, rows: Tensor) -> None:
+        change = (-lr * x.ga[..., None] * rows[:, None]).flatten(0, 1).to(self.V.dtype)
+        self.V.index_add_(0, x.labels.flatten(), change)
+
+    def _fold_into_v(self) -> None:
+        for block in self.V.split(FOLD_ROWS):
+            block.copy_(block.double().mm(self.U).add_(self.omega))
+        self.U = torch.eye(len(self.U), dtype=self.U.dtype, device=self.U.device)
+        self.omega = torch.zeros_like(self.omega)
+
+
+def _distinct_squares(a: Tensor, labels: Tensor) -> Tensor:
+    """Sum [m] of a^2 over a row's distinct labels: a label that is named twice counts once."""
+    order = labels.argsort(1)
+    in_order = labels.gather(1, order)
+    again = torch.zeros_like(labels, dtype=torch.bool)
+    again[:, 1:] = in_order[:, 1:] == in_order[:, :-1]
+    return a.gather(1, order).square().masked_fill(again, 0).sum(1)
