@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import time
 
 import pytest
 import torch
@@ -44,12 +43,10 @@ FOLDER = (
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_options_are_refused_before_training(train, flags, message):
-    began = time.perf_counter()
     run = train(*flags)
     assert run.status == 2
     assert message in run.err
     assert not run.folder.exists()
-    assert time.perf_counter() - began < 10  # a loaded machine; alone it is well below one second
 
 
 @pytest.mark.parametrize("flag", ["--naflex-loader", "--kd-model-name=resnet18", "--torchscript"])
