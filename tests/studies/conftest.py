@@ -26,6 +26,7 @@ def configurations(options, known):
 
 def run(configuration, work, progress):
     work.mkdir(parents=True, exist_ok=True)
+    resumed = (work / "trace").exists()
     (work / "trace").write_text("here")
     with open(os.environ["STUB_LOG"], "a") as log:
         print(os.getpid(), configuration["x"], configuration["plan"], file=log)
@@ -38,8 +39,10 @@ def run(configuration, work, progress):
         os.kill(os.getpid(), signal.SIGKILL)
     if plan == "talk":
         print("this is no answer", flush=True)
-    if plan == "sleep":
+    if plan == "sleep" or (plan == "sleep-once" and not resumed):
         time.sleep(60)
+    if plan.startswith("nap"):
+        time.sleep(2.0 if plan == "nap-long" else 0.1)
     progress(0.5, "half-way")
     return {"y": x * x, "threads": os.environ["OMP_NUM_THREADS"]}
 

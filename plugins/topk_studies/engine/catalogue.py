@@ -33,4 +33,10 @@ def load_study(name: str) -> "Study":
         close = get_close_matches(name, STUDIES, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}? " if close else ""
         raise UnknownStudyError(f"no study is called {name!r}; {hint}There are {', '.join(STUDIES)}")
-    return cast("Study", import_module(f"topk_studies.experiments.{name.replace('-', '_')}"))
+    return study_of(f"topk_studies.experiments.{name.replace('-', '_')}")
+
+
+def study_of(module: str) -> "Study":
+    """The study in a module: its ``STUDY``, or the module itself where that offers the names of a study."""
+    found = import_module(module)
+    return cast("Study", getattr(found, "STUDY", found))

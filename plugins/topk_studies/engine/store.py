@@ -1,13 +1,16 @@
 """The cache of finished runs: one JSON file each, named by a hash of what was asked.
 
-A folder of studies holds ``runs/KIND/KEY.json`` (the records), ``studies/NAME.json`` (which of them belong to a study)
-and ``work/KIND/KEY/`` (what an interrupted run goes on from).
+A folder of studies holds ``runs/KIND/KEY.json`` (finished runs), ``runs/KIND/KEY.failed.json`` (the last failure of a
+run), ``studies/NAME.json`` (which runs belong to a study) and ``work/KIND/KEY/`` (the claims on an unfinished run, and
+the state that an interrupted one resumes from). Several processes may use a folder at the same time: every file is
+written whole, and a failure cannot replace a finished run because it has a file of its own.
 """
 
 import hashlib
 import json
 import os
 import platform
+import uuid
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
@@ -17,6 +20,7 @@ from typing import Any
 
 from topk_studies.engine.study import Configuration, Record
 
+Seen = tuple[str, str]  # digests of the finished and of the failed record; "" where there is none
 PACKAGES = ("topk-registry", "torch", "timm", "numpy", "numba")
 
 
@@ -31,16 +35,30 @@ class Store:
         self.root = Path(root)
 
     def get(self, kind: str, version: int, configuration: Configuration) -> Record | None:
-        """The record of this run, whether it finished or failed; None if there is none that can be read."""
-        return self._read(self._path(kind, key_of(version, configuration)))
+        """The finished record of this run, or else its last failure; None if there is none that can be read."""
+        return self._best(kind, key_of(version, configuration))
 
     def put(self, record: Record) -> None:
         """Write a record; a reader sees all of it or none."""
         key = key_of(record.version, record.configuration)
-        write_json(self._path(record.kind, key), asdict(record))
+        write_json(self._path(record.kind, key, failed=bool(record.error)), asdict(record))
+        if not record.error:
+            self._path(record.kind, key, failed=True).unlink(missing_ok=True)
+
+    def seen(self, kind: str, version: int, configuration: Configuration) -> Seen:
+        """The records of this run as they are now, for :meth:`newer`."""
+        key = key_of(version, configuration)
+        return _digest(self._path(kind, key)), _digest(self._path(kind, key, failed=True))
+
+    def newer(self, kind: str, version: int, configuration: Configuration, seen: Seen) -> Record | None:
+        """The record that another process has written since; a finished one rather than a failure."""
+        key, now = key_of(version, configuration), self.seen(kind, version, configuration)
+        changed = [failed for failed in (False, True) if now[failed] and now[failed] != seen[failed]]
+        found = (self._read(self._path(kind, key, failed=failed)) for failed in changed)
+        return next((record for record in found if record is not None), None)
 
     def work(self, kind: str, version: int, configuration: Configuration) -> Path:
-        """The folder that this run may write into."""
+        """The folder of this run while it is unfinished."""
         return self.root / "work" / kind / key_of(version, configuration)
 
     def write_study(self, name: str, records: Sequence[Record], about: dict[str, Any]) -> None:
@@ -53,16 +71,21 @@ class Store:
         path = self.root / "studies" / f"{name}.json"
         try:
             about = json.loads(path.read_text(encoding="utf-8"))
-            paths = [self._path(*run.split("/")) for run in about["runs"]]
+            runs = [run.split("/") for run in about["runs"]]
+            found = [self._best(kind, key) for kind, key in runs]
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
             warnings.warn(f"{path} cannot be read ({error}): run the study again", stacklevel=2)
             return None
-        return [record for record in map(self._read, paths) if record is not None], about
+        return [record for record in found if record is not None], about
 
-    def _path(self, kind: str, key: str) -> Path:
-        return self.root / "runs" / kind / f"{key}.json"
+    def _path(self, kind: str, key: str, *, failed: bool = False) -> Path:
+        return self.root / "runs" / kind / f"{key}{'.failed' if failed else ''}.json"
+
+    def _best(self, kind: str, key: str) -> Record | None:
+        """The finished record, or else the failed one."""
+        return self._read(self._path(kind, key)) or self._read(self._path(kind, key, failed=True))
 
     def _read(self, path: Path) -> Record | None:
         try:
@@ -91,9 +114,16 @@ def write_json(path: Path, content: Any) -> None:
 
 def write_file(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    half = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     half.write_text(text, encoding="utf-8")
     os.replace(half, path)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return ""
 
 
 def unique(configurations: Iterable[Configuration]) -> list[Configuration]:

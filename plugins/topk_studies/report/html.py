@@ -6,6 +6,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from topk_studies.engine.store import write_file
 from topk_studies.engine.study import Section
 from topk_studies.report import parts
 from topk_studies.report.parts import each
@@ -17,7 +18,7 @@ COUNTED = {"agrees": ("agrees", "agree"), "differs": ("differs", "differ"), "ope
 
 def write_html(sections: Sequence[Section], path: Path) -> None:
     """The report as a single file."""
-    path.write_text(page(sections), encoding="utf-8")
+    write_file(path, page(sections))
 
 
 def page(sections: Sequence[Section]) -> str:

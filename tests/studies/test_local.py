@@ -1,0 +1,100 @@
+"""Worker processes of this machine."""
+
+import os
+import signal
+import time
+from concurrent.futures import wait
+
+import pytest
+
+from topk_studies.engine.local import GPUS, LocalExecutor, WorkerDiedError, environments, visible_gpus
+
+
+@pytest.fixture
+def executor():
+    executors = []
+
+    def start(*args, **kwargs):
+        executors.append(LocalExecutor(*args, **kwargs))
+        return executors[-1]
+
+    yield start
+    for one in executors:
+        one.kill()
+
+
+def test_calls_are_answered_and_errors_come_back(executor):
+    workers = executor(2)
+    assert list(workers.map(abs, [-1, 2, -3])) == [1, 2, 3]
+    with pytest.raises(ZeroDivisionError):
+        workers.submit(divmod, 1, 0).result()
+
+
+def test_a_process_that_dies_takes_its_own_call_alone(executor):
+    workers = executor(1)
+    futures = [workers.submit(abs, -1), workers.submit(os._exit, 3), workers.submit(abs, -2)]
+    wait(futures)
+    assert (futures[0].result(), futures[2].result()) == (1, 2)
+    with pytest.raises(WorkerDiedError, match="status 3"):
+        futures[1].result()
+
+
+def test_a_shutdown_that_cancels_interrupts_what_is_under_way(executor):
+    workers = executor(1)
+    pid = workers.submit(os.getpid).result()
+    under_way, waiting = workers.submit(time.sleep, 60), workers.submit(abs, -1)
+    while not under_way.running():
+        time.sleep(0.01)
+    workers.shutdown(cancel_futures=True)
+    assert waiting.cancelled()
+    with pytest.raises(KeyboardInterrupt):
+        under_way.result()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with pytest.raises(RuntimeError, match="shut down"):
+        workers.submit(abs, 1)
+
+
+def test_an_interrupt_while_a_worker_starts_waits_for_its_call(executor):
+    workers = executor(1)
+    future = workers.submit(time.sleep, 60)
+    while workers._workers[0]._process is None or workers._workers[0]._process.pid is None:
+        time.sleep(0.001)
+    os.kill(workers._workers[0]._process.pid, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        future.result(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [("2,5", ["2", "5"]), ("GPU-8a1f, MIG-77", ["GPU-8a1f", "MIG-77"]), ("", []), ("-1", []), ("0,-1,1", ["0"])],
+)
+def test_the_visible_gpus_are_those_that_the_environment_names(monkeypatch, named, found):
+    monkeypatch.setenv(GPUS, named)
+    assert visible_gpus() == found
+
+
+def test_without_the_environments_word_all_gpus_are_visible(monkeypatch):
+    monkeypatch.delenv(GPUS, raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    assert visible_gpus() == ["0", "1", "2"]
+
+
+def test_workers_take_turns_over_the_gpus(monkeypatch):
+    monkeypatch.setenv(GPUS, "4,6")
+    assert [each[GPUS] for each in environments(5, "cuda")] == ["4", "6", "4", "6", "4"]
+    assert all(GPUS not in each for each in environments(2, "cpu") + environments(2, "cuda:1"))
+    monkeypatch.setenv(GPUS, "")
+    assert all(GPUS not in each for each in environments(2, "cuda"))  # no GPU: the CPU, as in timm train
+
+
+def test_a_process_starts_with_its_own_gpu(executor, monkeypatch):
+    monkeypatch.setenv(GPUS, "4,6")
+    workers = executor(2, device="cuda")
+    slow = workers.submit(time.sleep, 0.5)  # one process is busy: the next call is the other's
+    seen = {workers.submit(os.getenv, GPUS).result()}
+    slow.result()
+    for _ in range(20):
+        seen.add(workers.submit(os.getenv, GPUS).result())
+    assert seen == {"4", "6"}
+    assert os.environ[GPUS] == "4,6"
