@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from topk_export.conversion.to_onnx import export_onnx
-    from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError
-    from topk_export.runtime.predictor import Prediction, Predictor
+    from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError, PredictionError
+    from topk_export.runtime.predictor import Predictor
+    from topk_export.runtime.ranking import Prediction
     from topk_export.verification.verify import verify
 
 _HOMES = {
@@ -18,7 +19,8 @@ _HOMES = {
     "ExportError": "errors",
     "ImageError": "errors",
     "ModelFileError": "errors",
-    "Prediction": "runtime.predictor",
+    "Prediction": "runtime.ranking",
+    "PredictionError": "errors",
     "Predictor": "runtime.predictor",
     "export_onnx": "conversion.to_onnx",
     "verify": "verification.verify",
@@ -30,6 +32,7 @@ __all__ = [
     "ImageError",
     "ModelFileError",
     "Prediction",
+    "PredictionError",
     "Predictor",
     "export_onnx",
     "verify",

@@ -1,4 +1,4 @@
-"""What can go wrong between a checkpoint, an exported file and an image."""
+"""Errors of export, of exported files and of prediction."""
 
 
 class ExportError(RuntimeError):
@@ -15,6 +15,10 @@ class ImageError(ValueError):
 
 class ImageTooLargeError(ImageError):
     """The image has more pixels than are decoded."""
+
+
+class PredictionError(RuntimeError):
+    """The model's outputs for an image are not finite numbers."""
 
 
 class DeviceError(RuntimeError):

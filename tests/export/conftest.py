@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -68,9 +69,15 @@ def predictor(model_file: Path) -> Predictor:
 
 @pytest.fixture
 def edited(model_file: Path, tmp_path: Path) -> Callable[..., Path]:
-    """A copy of the model with metadata, batch size or outputs changed."""
+    """A copy of the model with metadata, batch size, weights or outputs changed."""
 
-    def edit(*, props: dict[str, Any] | None = None, batch: int | None = None, outputs: tuple[str, ...] = ()) -> Path:
+    def edit(
+        *,
+        props: dict[str, Any] | None = None,
+        batch: int | None = None,
+        outputs: tuple[str, ...] = (),
+        nan: bool = False,
+    ) -> Path:
         model = onnx.load(str(model_file))
         if props is not None:
             known = {prop.key: prop.value for prop in model.metadata_props}
@@ -81,6 +88,9 @@ def edited(model_file: Path, tmp_path: Path) -> Callable[..., Path]:
         if batch is not None:
             for value in (*model.graph.input, *model.graph.output):
                 value.type.tensor_type.shape.dim[0].dim_value = batch
+        if nan:
+            (bias,) = (tensor for tensor in model.graph.initializer if list(tensor.dims) == [len(COLOURS)])
+            bias.CopyFrom(onnx.numpy_helper.from_array(np.full(len(COLOURS), np.nan, np.float32), bias.name))
         if outputs:
             kept = [output for output in model.graph.output if output.name in outputs]
             del model.graph.output[:]

@@ -2,16 +2,28 @@
 
 import argparse
 import functools
+import math
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError
+from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError, PredictionError
 from topk_export.runtime.session import DEVICES
 from topk_registry.cli import positive
 
-EXPECTED = (ExportError, ModelFileError, ImageError, DeviceError, ImportError, ValueError, OSError)
+Number = TypeVar("Number", int, float)
+EXPECTED = (
+    ExportError,
+    ModelFileError,
+    ImageError,
+    PredictionError,
+    DeviceError,
+    ImportError,
+    ValueError,
+    OSError,
+)
 
 
 def command(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
@@ -48,8 +60,23 @@ def add_runtime_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads of one run")
 
 
+def port(text: str) -> int:
+    return _checked(int(text), lambda value: 0 <= value <= 65535, "0 to 65535")
+
+
 def share(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {value:g}")
+    return _checked(float(text), lambda value: 0 < value <= 1, "above 0 and at most 1")
+
+
+def seconds(text: str) -> float:
+    return _checked(float(text), lambda value: 0 < value < math.inf, "above 0 and finite")
+
+
+def milliseconds(text: str) -> float:
+    return _checked(float(text), lambda value: 0 <= value < math.inf, "at least 0 and finite")
+
+
+def _checked(value: Number, right: Callable[[Number], bool], wanted: str) -> Number:
+    if not right(value):
+        raise argparse.ArgumentTypeError(f"must be {wanted}, got {value:g}")
     return value

@@ -8,6 +8,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +231,7 @@ def _reference(backbone: nn.Module, metadata: Metadata, x: Tensor) -> Tensor:
 
 def _preprocess_file(metadata: Metadata) -> dict[str, Any]:
     recipe: Preprocess = metadata.preprocess
-    return {**vars(recipe), "scale_size": recipe.scale_size, "in_graph": metadata.in_graph}
+    return {**asdict(recipe), "scale_size": recipe.scale_size, "in_graph": metadata.in_graph}
 
 
 def _verify(folder: Path, metadata: Metadata, wanted: bool, progress: Progress) -> None:

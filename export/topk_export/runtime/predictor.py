@@ -5,42 +5,22 @@ for prediction in predictor(["a.jpg", "b.jpg"]):
     print(prediction.top[0].name, prediction.top[0].marginal)
 """
 
+import os
 import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
-from topk_export.errors import ModelFileError
+from topk_export.errors import ImageError, PredictionError
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.preprocess import MAX_PIXELS, read_image
+from topk_export.runtime.ranking import Prediction, check_outputs, check_wanted, rank_rows
 from topk_export.runtime.session import TYPES, BoundRunner, device_of, open_session
+from topk_export.runtime.stream import read_ahead
 
-
-@dataclass(frozen=True)
-class Ranked:
-    """One class of a prediction: its chance of being in the top-k set, and its softmax share."""
-
-    index: int
-    name: str
-    marginal: float
-    probability: float
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the model says of one image.
-
-    Args:
-        top: the k classes of the largest scores, best first.
-        set: the fewest classes whose softmax shares reach the wanted coverage, best first; None when none was wanted.
-    """
-
-    top: tuple[Ranked, ...]
-    set: tuple[Ranked, ...] | None = None
+ON_ERROR = ("raise", "skip", "yield")
 
 
 class Predictor:
@@ -56,6 +36,10 @@ class Predictor:
         cuda_graph: on a GPU, capture the model as a CUDA graph; needs ``bound_batch``.
         max_pixels: images with more pixels are refused before they are decoded.
         exif: turn images as their EXIF orientation says. timm's evaluation does not, so the default is off.
+        workers: threads that read images, a batch ahead of the model; 1 reads none ahead. Default: the number of CPUs,
+            at most 8.
+
+    A predictor pickles: a copy opens the file again.
     """
 
     def __init__(
@@ -69,7 +53,21 @@ class Predictor:
         cuda_graph: bool = False,
         max_pixels: int = MAX_PIXELS,
         exif: bool = False,
+        workers: int | None = None,
     ) -> None:
+        self._arguments = {
+            "path": os.path.abspath(path),
+            "device": device,
+            "require_gpu": require_gpu,
+            "threads": threads,
+            "bound_batch": bound_batch,
+            "cuda_graph": cuda_graph,
+            "max_pixels": max_pixels,
+            "exif": exif,
+            "workers": workers,
+        }
+        if workers is not None and workers < 1:
+            raise ValueError(f"workers must be at least 1, got {workers!r}")
         if cuda_graph and bound_batch is None:
             raise ValueError("cuda_graph needs bound_batch: a CUDA graph has one batch size")
         self.session: Any = open_session(
@@ -81,6 +79,7 @@ class Predictor:
             warnings.warn("cuda_graph has no effect on the CPU", RuntimeWarning, stacklevel=2)
         self.max_pixels: int = max_pixels
         self.exif: bool = exif
+        self.workers: int = workers or min(8, os.cpu_count() or 1)
         self._input = self.session.get_inputs()[0]
         self._outputs = {output.name: output for output in self.session.get_outputs()}
         self.batch_size: int | None = self._fixed(bound_batch)
@@ -92,19 +91,38 @@ class Predictor:
         c, h, w = self.metadata.preprocess.input_size
         return (h, w, c) if self.metadata.in_graph else (c, h, w)
 
+    @property
+    def input_type(self) -> np.dtype[Any]:
+        return np.dtype(np.uint8 if self.metadata.in_graph else np.float32)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(self._outputs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open, (self._arguments,)
+
     def preprocess(self, images: Iterable[Any]) -> np.ndarray:
-        """Images (paths, bytes, uint8 arrays, Pillow images) as one input batch."""
+        """Return images (paths, bytes, uint8 arrays, Pillow images) as one input batch."""
+        inputs = [self._input_of(image) for image in images]
+        return np.stack(inputs) if inputs else np.zeros((0, *self.input_shape), self.input_type)
+
+    def _input_of(self, image: Any) -> np.ndarray:
         recipe = self.metadata.preprocess
-        read = [recipe.pixels(read_image(image, max_pixels=self.max_pixels, exif=self.exif)) for image in images]
-        pixels = np.stack(read) if read else np.zeros((0, *recipe.input_size[1:], recipe.input_size[0]), np.uint8)
-        return pixels if self.metadata.in_graph else recipe.normalise(pixels)
+        pixels = recipe.pixels(read_image(image, max_pixels=self.max_pixels, exif=self.exif))
+        return pixels if self.metadata.in_graph else recipe.normalise(pixels[None])[0]
+
+    def _read(self, image: Any) -> np.ndarray | ImageError:
+        try:
+            return self._input_of(image)
+        except ImageError as error:
+            return error
 
     def run(self, batch: np.ndarray) -> dict[str, np.ndarray]:
-        """The model's outputs by name, for an input batch as :meth:`preprocess` makes it."""
-        wanted = np.uint8 if self.metadata.in_graph else np.float32
-        if batch.shape[1:] != self.input_shape or batch.dtype != wanted:
+        """Run the model on an input batch as :meth:`preprocess` makes it, and return its outputs by name."""
+        if batch.shape[1:] != self.input_shape or batch.dtype != self.input_type:
             raise ValueError(
-                f"the model takes {np.dtype(wanted)} [batch, {', '.join(map(str, self.input_shape))}], "
+                f"the model takes {self.input_type} [batch, {', '.join(map(str, self.input_shape))}], "
                 f"got {batch.dtype} {list(batch.shape)}"
             )
         size = self.batch_size or max(1, len(batch))
@@ -112,57 +130,113 @@ class Predictor:
         columns = zip(*parts, strict=True) if parts else ([_empty(output)] for output in self._outputs.values())
         return {name: np.concatenate(list(column)) for name, column in zip(self._outputs, columns, strict=True)}
 
+    @overload
     def predict(
-        self, images: Iterable[Any], *, batch_size: int = 32, coverage: float | None = None
-    ) -> list[Prediction]:
-        """A :class:`Prediction` for each image (paths, bytes, uint8 arrays, Pillow images).
+        self,
+        images: Iterable[Any],
+        *,
+        batch_size: int = ...,
+        coverage: float | None = ...,
+        max_set: int | None = ...,
+        on_error: Literal["raise", "skip"] = ...,
+    ) -> list[Prediction]: ...
+
+    @overload
+    def predict(
+        self,
+        images: Iterable[Any],
+        *,
+        batch_size: int = ...,
+        coverage: float | None = ...,
+        max_set: int | None = ...,
+        on_error: Literal["yield"],
+    ) -> list[Prediction | ImageError | PredictionError]: ...
+
+    def predict(self, images: Iterable[Any], **options: Any) -> Any:
+        """Return a :class:`Prediction` for each image (paths, bytes, uint8 arrays, Pillow images).
 
         Args:
             images: what to look at.
-            batch_size: images a run.
-            coverage: also give the fewest classes whose softmax shares sum to this much. It covers as often as the
-                softmax is calibrated, no more.
+            options: as of :meth:`stream`.
         """
-        return list(self.stream(images, batch_size=batch_size, coverage=coverage))
+        return list(self.stream(images, **options))
 
     __call__ = predict
 
+    @overload
     def stream(
-        self, images: Iterable[Any], *, batch_size: int = 32, coverage: float | None = None
-    ) -> Iterator[Prediction]:
-        """As :meth:`predict`, one by one, holding a batch at a time."""
+        self,
+        images: Iterable[Any],
+        *,
+        batch_size: int = ...,
+        coverage: float | None = ...,
+        max_set: int | None = ...,
+        on_error: Literal["raise", "skip"] = ...,
+    ) -> Iterator[Prediction]: ...
+
+    @overload
+    def stream(
+        self,
+        images: Iterable[Any],
+        *,
+        batch_size: int = ...,
+        coverage: float | None = ...,
+        max_set: int | None = ...,
+        on_error: Literal["yield"],
+    ) -> Iterator[Prediction | ImageError | PredictionError]: ...
+
+    def stream(
+        self,
+        images: Iterable[Any],
+        *,
+        batch_size: int = 32,
+        coverage: float | None = None,
+        max_set: int | None = None,
+        on_error: str = "raise",
+    ) -> Iterator[Any]:
+        """Yield a :class:`Prediction` for each image, in order, while threads read the next batch.
+
+        Args:
+            images: paths, bytes, uint8 arrays or Pillow images; may be endless.
+            batch_size: images a run.
+            coverage: also give the fewest classes whose softmax shares sum to this much. It covers as often as the
+                softmax is calibrated, no more.
+            max_set: the most classes of such a set that are given; ``set_size`` counts them all.
+            on_error: for an image that cannot be read, or whose outputs are not numbers. ``"raise"`` the error, after
+                the predictions of all images before it; ``"skip"`` the image; or ``"yield"`` the error in its place.
+        """
         if isinstance(images, str | Path | bytes):
             raise TypeError(f"images must be a sequence of images, got one {type(images).__name__}: put it in a list")
-        if coverage is not None and not 0 < coverage <= 1:
-            raise ValueError(f"coverage must be above 0 and at most 1, got {coverage!r}")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size!r}")
-        waiting = iter(images)
-        while batch := list(islice(waiting, batch_size)):
-            yield from self.rank(self.run(self.preprocess(batch)), coverage=coverage)
+        if on_error not in ON_ERROR:
+            raise ValueError(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}")
+        check_wanted(coverage, max_set)
+        check_outputs(self._outputs)
+        return self._stream(images, batch_size, coverage, max_set, on_error)
 
-    def rank(self, outputs: dict[str, np.ndarray], *, coverage: float | None = None) -> list[Prediction]:
-        """Predictions from a run's outputs."""
-        missing = {"logits", "marginals"} - outputs.keys()
-        if missing:
-            raise ModelFileError(
-                f"predictions need the outputs logits and marginals; this model was exported without "
-                f"{' and '.join(sorted(missing))}: use Predictor.run"
-            )
-        return [self._rank(*row, coverage) for row in zip(outputs["logits"], outputs["marginals"], strict=True)]
+    def _stream(
+        self, images: Iterable[Any], batch_size: int, coverage: float | None, max_set: int | None, on_error: str
+    ) -> Iterator[Any]:
+        for batch in read_ahead(self._read, images, batch=batch_size, workers=self.workers):
+            good = [x for x in batch if not isinstance(x, ImageError)]
+            outputs = self.run(np.stack(good)) if good else None
+            ranked = rank_rows(outputs, self.metadata, coverage=coverage, max_set=max_set) if outputs else iter(())
+            for x in batch:
+                result = x if isinstance(x, ImageError) else next(ranked)
+                if not isinstance(result, Exception) or on_error == "yield":
+                    yield result
+                elif on_error == "raise":
+                    raise result
 
-    def _rank(self, logits: np.ndarray, marginals: np.ndarray, coverage: float | None) -> Prediction:
-        share = softmax(logits)
-        order = np.argsort(-logits, kind="stable")
-        ranked = [self._ranked(i, marginals, share) for i in order[: self.metadata.k]]
-        if coverage is None:
-            return Prediction(tuple(ranked))
-        reached = int(np.searchsorted(np.cumsum(share[order]), coverage)) + 1
-        chosen = tuple(self._ranked(i, marginals, share) for i in order[:reached])
-        return Prediction(tuple(ranked), chosen)
-
-    def _ranked(self, i: Any, marginals: np.ndarray, share: np.ndarray) -> Ranked:
-        return Ranked(int(i), self.metadata.class_names[i], float(marginals[i]), float(share[i]))
+    def rank(
+        self, outputs: Mapping[str, np.ndarray], *, coverage: float | None = None, max_set: int | None = None
+    ) -> list[Prediction]:
+        """Return the predictions of a run's outputs; raise :class:`PredictionError` where a row is not finite."""
+        rows = list(rank_rows(outputs, self.metadata, coverage=coverage, max_set=max_set))
+        if error := next((row for row in rows if isinstance(row, Exception)), None):
+            raise error
+        return [row for row in rows if isinstance(row, Prediction)]
 
     def _fixed(self, bound_batch: int | None) -> int | None:
         """The one size of all runs: the model's own, or the bound one; None where any will do."""
@@ -183,11 +257,9 @@ class Predictor:
         return [value[:n] for value in self.session.run(list(self._outputs), {self._input.name: part})]
 
 
+def _open(arguments: dict[str, Any]) -> Predictor:
+    return Predictor(**arguments)
+
+
 def _empty(output: Any) -> np.ndarray:
     return np.zeros((0, *output.shape[1:]), TYPES[output.type])
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Softmax over the last axis, in float64."""
-    e = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)

@@ -9,6 +9,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -82,13 +83,20 @@ class Preprocess:
         return array if array.ndim == 3 else array[..., None]
 
     def normalise(self, pixels: np.ndarray) -> np.ndarray:
-        """uint8 [batch, height, width, channels] as the model's float32 [batch, channels, height, width]."""
+        """Return uint8 [batch, height, width, channels] as the model's float32 [batch, channels, height, width]."""
+        out = np.empty((len(pixels), *(pixels.shape[i] for i in (3, 1, 2))), np.float32)
+        for channel, values in enumerate(self._values):
+            np.take(values, pixels[..., channel], out=out[:, channel], mode="clip")
+        return out
+
+    @cached_property
+    def _values(self) -> np.ndarray:
+        """The normalised value of each of the 256 levels, by channel: looking up is quicker than computing."""
         low, high = self.range
-        x = pixels.astype(np.float32) / np.float32(255)
+        x = np.arange(256, dtype=np.float32) / np.float32(255)
         if (low, high) != (0.0, 1.0):
             x = x * np.float32(high - low) + np.float32(low)
-        x = (x - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
-        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+        return (x - np.asarray(self.mean, np.float32)[:, None]) / np.asarray(self.std, np.float32)[:, None]
 
     def _resize(self, image: Image.Image) -> Image.Image:
         h, w = image.height, image.width
@@ -112,7 +120,12 @@ class Preprocess:
 def _convert(image: Image.Image, color: str) -> Image.Image:
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
         image = image.convert("RGBA")  # the same pixels, without Pillow's warning
-    return image if image.mode == color else image.convert(color)
+    if image.mode == "LAB" and color != "RGB":  # Pillow converts it to RGB alone
+        image = image.convert("RGB")
+    try:
+        return image if image.mode == color else image.convert(color)
+    except (ValueError, OSError) as error:
+        raise ImageError(f"an image of mode {image.mode} cannot be converted to {color}: {error}") from error
 
 
 def _center(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) -> Image.Image:

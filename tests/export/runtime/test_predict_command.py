@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.export.colours import COLOURS, K
+from topk_export import Predictor
 from topk_export.commands import predict
 
 
@@ -17,6 +18,10 @@ def run(model_file, capsys):
         return status, *capsys.readouterr()
 
     return call
+
+
+def lines(out: str) -> list[dict]:
+    return [json.loads(line) for line in out.splitlines()]
 
 
 def test_the_table(run, picture):
@@ -46,7 +51,7 @@ def test_json(run, picture):
     paths = [picture("red"), picture("blue")]
     status, out, _ = run(*paths, "--json", "--coverage", "0.5")
     assert status == 0
-    answers = json.loads(out)
+    answers = lines(out)
     assert [answer["file"] for answer in answers] == list(map(str, paths))
     assert [answer["top"][0]["name"] for answer in answers] == ["red", "blue"]
     assert all(sum(ranked["probability"] for ranked in answer["set"]) >= 0.5 for answer in answers)
@@ -78,7 +83,7 @@ def test_folders_are_searched_in_order(run, picture, tmp_path):
     (tmp_path / "many" / "notes.txt").write_text("no image")
     status, out, err = run(tmp_path / "many", "--json", "--batch-size", "1")
     assert (status, err) == (0, "")
-    assert [answer["top"][0]["name"] for answer in json.loads(out)] == ["red", "blue"]
+    assert [answer["top"][0]["name"] for answer in lines(out)] == ["red", "blue"]
 
 
 def test_progress_is_counted_for_a_person(run, picture, tmp_path, monkeypatch):
@@ -87,7 +92,7 @@ def test_progress_is_counted_for_a_person(run, picture, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     _, out, err = run(tmp_path / "many", "--json")
     assert err == "\r1/3 images\r2/3 images\r3/3 images\n"
-    assert len(json.loads(out)) == 3
+    assert len(lines(out)) == 3
 
 
 def test_a_folder_without_images_is_an_error(run, tmp_path):
@@ -105,9 +110,36 @@ def test_a_broken_image_is_told_and_the_others_go_on(run, picture, tmp_path, for
     assert "a.png cannot be decoded" in err
     assert "green" in out
     if form == "--json":
-        broken, whole = json.loads(out)
+        broken, whole = lines(out)
         assert "cannot be decoded" in broken["error"]
         assert whole["top"][0]["name"] == "green"
+
+
+def test_outputs_that_are_not_numbers_are_told(edited, picture, capsys):
+    assert predict.main([str(edited(nan=True)), str(picture("red")), "--device", "cpu", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert "not finite numbers" in json.loads(out)["error"]
+    assert "red.png: the model's outputs for this image are not finite numbers" in err
+
+
+def test_json_that_is_interrupted_is_whole_lines(run, picture, monkeypatch):
+    paths = [picture("red"), picture("blue")]
+    real = Predictor.stream
+
+    def interrupted(self, images, **options):
+        yield next(real(self, images, **options))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Predictor, "stream", interrupted)
+    status, out, err = run(*paths, "--json")
+    assert (status, err) == (130, "interrupted\n")
+    (answer,) = lines(out)
+    assert answer["file"] == str(paths[0])
+
+
+def test_a_file_that_cannot_be_ranked_is_refused_before_any_image(edited, capsys, tmp_path):
+    assert predict.main([str(edited(outputs=("indices",))), str(tmp_path / "gone.jpg"), "--device", "cpu"]) == 1
+    assert "exported without logits and marginals" in capsys.readouterr().err
 
 
 def test_errors_are_one_line(capsys, edited, picture, tmp_path):

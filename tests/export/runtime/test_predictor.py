@@ -1,8 +1,10 @@
 """Predictions: right, the same in every batching, without torch, and honest about the device."""
 
 import importlib.util
+import pickle
 import subprocess
 import sys
+import threading
 import warnings
 from types import SimpleNamespace
 
@@ -13,9 +15,9 @@ import torch
 from PIL import Image
 
 from tests.export.colours import COLOURS, ColourClassifier, K, noise
-from topk_export import DeviceError, ImageError, ModelFileError, Predictor
+from topk_export import DeviceError, ImageError, ModelFileError, Prediction, PredictionError, Predictor
 from topk_export.runtime import session as runtime
-from topk_export.runtime.predictor import softmax
+from topk_export.runtime.ranking import rank_rows, softmax
 from topk_registry import topk_marginals
 
 IMAGES = [noise(40 + 3 * i, 60, seed=i) for i in range(7)]
@@ -71,12 +73,85 @@ def test_batches_change_nothing(predictor, batch_size):
         assert np.allclose([r.marginal for r in a.top], [r.marginal for r in b.top], rtol=1e-5)
 
 
-def test_a_stream_reads_a_batch_at_a_time(predictor):
+@pytest.mark.parametrize(("workers", "ahead"), [(1, 2), (2, 4)])
+def test_a_stream_holds_a_batch_and_reads_the_next(model_file, workers, ahead):
+    predictor = Predictor(model_file, device="cpu", workers=workers)
     taken = []
     stream = predictor.stream((taken.append(i) or image for i, image in enumerate(IMAGES)), batch_size=2)
     next(stream)
-    assert taken == [0, 1]
+    assert taken == list(range(ahead))
     assert len(list(stream)) == len(IMAGES) - 1
+
+
+BROKEN = [*IMAGES[:3], b"no image", *IMAGES[3:]]
+
+
+def test_a_broken_image_loses_no_other(predictor):
+    good = predictor(IMAGES)
+    got = []
+    with pytest.raises(ImageError, match="known format"):
+        got.extend(predictor.stream(BROKEN, batch_size=32))
+    assert got == good[:3]
+    assert predictor(BROKEN, on_error="skip") == good
+    marked = predictor(BROKEN, on_error="yield", batch_size=2)
+    assert isinstance(marked[3], ImageError)
+    assert [p for p in marked if not isinstance(p, ImageError)] == good
+    with pytest.raises(ValueError, match="on_error must be one of raise, skip, yield, got 'ignore'"):
+        predictor(IMAGES, on_error="ignore")
+
+
+def test_an_error_of_the_source_comes_after_the_images_before_it(predictor):
+    def source():
+        yield from IMAGES[:3]
+        raise OSError("the disk is gone")
+
+    stream = predictor.stream(source(), batch_size=2)
+    assert [next(stream) for _ in range(3)] == predictor(IMAGES[:3])
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(stream)
+
+
+def test_images_are_read_in_threads(model_file):
+    predictor = Predictor(model_file, device="cpu", workers=3)
+    together = threading.Barrier(3, timeout=20)  # broken unless three reads are in progress at once
+
+    class Met:
+        def read(self, image):
+            together.wait()
+            return Predictor._input_of(predictor, image)
+
+    predictor._input_of = Met().read
+    assert len(predictor(IMAGES[:3], batch_size=3)) == 3
+
+
+def test_a_predictor_pickles(predictor):
+    copy = pickle.loads(pickle.dumps(predictor))
+    assert copy.metadata == predictor.metadata
+    assert copy(IMAGES) == predictor(IMAGES)
+
+
+def test_outputs_that_are_not_numbers_are_an_error_of_that_image(predictor, edited):
+    logits = np.zeros((3, len(COLOURS)), np.float32)
+    logits[1, 4] = np.nan
+    marginals = np.full_like(logits, K / len(COLOURS))
+    rows = list(rank_rows({"logits": logits, "marginals": marginals}, predictor.metadata))
+    assert [type(row) for row in rows] == [Prediction, PredictionError, Prediction]
+    with pytest.raises(PredictionError, match="not finite numbers"):
+        predictor.rank({"logits": logits, "marginals": marginals})
+    broken = Predictor(edited(nan=True), device="cpu")
+    assert broken(IMAGES, on_error="skip") == []
+    with pytest.raises(PredictionError):
+        broken(IMAGES)
+
+
+def test_a_set_is_cut_and_its_size_told(predictor):
+    (whole,) = predictor(IMAGES[:1], coverage=1.0)
+    (cut,) = predictor(IMAGES[:1], coverage=1.0, max_set=3)
+    assert whole.set_size == len(whole.set) > 3
+    assert cut.set == whole.set[:3]
+    assert cut.set_size == whole.set_size
+    with pytest.raises(ValueError, match="max_set must be at least 1, got 0"):
+        predictor(IMAGES, max_set=0)
 
 
 def test_a_fixed_batch_is_padded_and_the_padding_cut_off(predictor, edited):
@@ -188,6 +263,7 @@ def test_a_model_without_marginals_still_runs(edited):
 def test_it_needs_no_torch_and_imports_none(model_file, picture, predictor):
     code = """
 import sys
+import threading
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):

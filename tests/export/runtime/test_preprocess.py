@@ -159,6 +159,24 @@ def test_a_truncated_file_is_refused(form, tmp_path):
             read_image(path)
 
 
+@pytest.mark.parametrize("recipe", [SETTINGS[0], SETTINGS[10]], ids=["RGB", "grey"])
+@pytest.mark.parametrize("mode", ["LAB", "CMYK", "YCbCr", "I;16", "F", "1", "LA", "PA"])
+def test_other_modes_are_converted_or_refused_with_a_reason(mode, recipe):
+    image = Image.new(mode, (40, 30)) if mode != "LAB" else Image.merge("LAB", [Image.new("L", (40, 30), 128)] * 3)
+    pixels = Preprocess(**recipe).pixels(image)
+    assert pixels.shape[2] == recipe["input_size"][0]
+
+
+def test_a_mode_that_cannot_be_converted_is_an_image_error(monkeypatch):
+    def refuse(*_):
+        raise ValueError("conversion not supported")
+
+    image = Image.new("CMYK", (40, 30))
+    monkeypatch.setattr(image, "convert", refuse)
+    with pytest.raises(ImageError, match="an image of mode CMYK cannot be converted to RGB: conversion not supported"):
+        Preprocess(**SETTINGS[0]).pixels(image)
+
+
 @pytest.mark.parametrize("content", [b"", b"hello", b"%PDF-1.4 ", b"\x89PNG\r\n\x1a\n", bytes(1000)], ids=repr)
 def test_what_is_no_image_is_refused(content):
     with pytest.raises(ImageError, match=r"known format \(JPEG, PNG"):
