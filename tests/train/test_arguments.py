@@ -11,7 +11,7 @@ from topk_registry.train.config.flags import create_parser
 
 TIMM_DEFAULTS = {
     "model": "resnet50", "train_split": "train", "val_split": "validation", "batch_size": 128, "device": "cuda",
-    "amp_dtype": "float16", "opt": "sgd", "momentum": 0.9, "weight_decay": 2e-5, "clip_mode": "norm", "sched": "cosine",
+    "opt": "sgd", "momentum": 0.9, "weight_decay": 2e-5, "clip_mode": "norm", "sched": "cosine",
     "lr_base": 0.1, "lr_base_size": 256, "lr_base_scale": "", "lr_noise_pct": 0.67, "lr_cycle_decay": 0.5,
     "warmup_lr": 1e-5, "min_lr": 0, "epochs": 300, "decay_milestones": [90, 180, 270], "decay_epochs": 90,
     "warmup_epochs": 5, "cooldown_epochs": 0, "patience_epochs": 10, "decay_rate": 0.1, "scale": [0.08, 1.0],
@@ -40,7 +40,8 @@ def test_the_built_in_jobs_defaults_are_for_no_data_alone(named):
 
 def test_a_config_file_is_between_defaults_and_flags(tmp_path):
     path = tmp_path / "args.yaml"
-    path.write_text(yaml.safe_dump({"epochs": 7, "batch_size": 10, "naflex_train_seq_lens": [1], "no_such_flag": 1}))
+    record = {"name": "ce"}  # an args.yaml of a run has one
+    path.write_text(yaml.safe_dump({"epochs": 7, "batch_size": 10, "kd_temperature": 4.0, "loss_record": record}))
     args = parse_args(["--config", str(path), "--epochs", "9"])
     assert (args.epochs, args.batch_size, args.model) == (9, 10, "topk_convnet")
     path.write_text(yaml.safe_dump({"data_dir": "somewhere"}))
@@ -61,6 +62,7 @@ def test_timms_older_flags_name_losses():
     assert (args.loss, args.loss_opt) == ("bce", {"bce_sum": True, "bce_target_thresh": 0.2, "pos_weight": 2.0})
     args = parse_args(["x", "--jsd-loss", "--aug-splits", "3"])
     assert (args.loss, args.loss_opt) == ("jsd", {"jsd_splits": 3})
+    assert args.jsd_loss is False  # said once, so that an args.yaml can be used with another loss
 
 
 @pytest.mark.parametrize(
@@ -73,11 +75,28 @@ def test_timms_older_flags_name_losses():
         (["--amp", "--model-dtype", "bfloat16"], "--amp needs a float32 model"),
         (["--config", "/no/such.yaml"], "--config /no/such.yaml"),
         (["--kd-model-name", "resnet18"], "--train-script"),
+        (["--kd-temperature", "2"], "--train-script"),
+        (["--loss", "focal", "--bce-loss"], "--bce-loss is for --loss bce, and the loss is focal"),
+        (["--bce-sum"], "--bce-sum is for --loss bce, and the loss is ce"),
+        (["--loss", "bce", "--jsd-loss"], "--jsd-loss is for --loss jsd"),
     ],
 )
 def test_wrong_combinations_say_so(argv, message, capsys):
     with pytest.raises(SystemExit):
         parse_args(argv)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [({"epoch": 3}, "did you mean 'epochs'"), ({"naflex_train_seq_lens": [1]}, "--train-script")],
+    ids=["unknown", "of another mode"],
+)
+def test_a_config_file_with_what_would_be_ignored_is_refused(config, message, tmp_path, capsys):
+    path = tmp_path / "args.yaml"
+    path.write_text(yaml.safe_dump(config))
+    with pytest.raises(SystemExit):
+        parse_args(["--config", str(path)])
     assert message in capsys.readouterr().err
 
 

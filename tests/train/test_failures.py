@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from collections import namedtuple
 
 import pytest
 import torch
@@ -98,10 +99,13 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(train, monkeypatch, error):
         save(obj, path, *args, **kwargs)
 
     monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("Usage", "free")(1 << 20))
     run = train("--epochs", "3")
     assert run.status == 1
     assert str(error) in run.err
     assert "the checkpoint before it is whole" in run.err
+    assert "the disk is full, 1 MiB are free" in run.err
+    assert f"--resume {run.folder}/last.pth.tar" in run.err
     assert not list(run.folder.glob("tmp*"))
     assert run.checkpoint()["epoch"] == 0
     monkeypatch.undo()
@@ -169,6 +173,29 @@ def test_a_corrupt_image_is_passed_over_with_a_warning(train, image_folder, tmp_
     run = train("--data-dir", data, *FOLDER, tiny=())
     assert run.status == 0, run.err
     assert "Skipped sample" in caplog.text
+    line = "1 training image could not be read, and a neighbour was used instead: class1/3.png"
+    assert run.out.count(line) == len(run.summary)
+    strict = train("--data-dir", data, *FOLDER, "--strict-data", "-j", "1", tiny=(), name="strict")
+    assert strict.status == 1
+    assert "timm train: cannot read class1/3.png (--strict-data)" in strict.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--val-split", "nope"], "has no split 'nope'; it holds train, validation"),
+        (["--train-split", "trian"], "has no split 'trian'"),
+        (["--val-split", "test"], "has no split 'test'"),
+        (["train"], "has no folders of splits, so evaluation would read the training images"),
+        (["--dataset", "torch/cifar10", "--val-split", "nope"], "there are train and test"),
+    ],
+    ids=str,
+)
+def test_a_split_that_is_not_there_is_refused(train, image_folder, flags, message):
+    root = image_folder / "train" if flags == ["train"] else image_folder
+    run = train("--data-dir", root, *FOLDER, *(flag for flag in flags if flag != "train"), tiny=())
+    assert run.status == 2
+    assert message in run.err
 
 
 @unclosed_files

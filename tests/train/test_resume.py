@@ -7,6 +7,8 @@ import torch
 
 from topk_registry import registry
 from topk_registry.data.hierarchy import Hierarchy
+from topk_registry.train.engine import signals
+from topk_registry.train.engine.signals import StopRequest
 
 from .conftest import TINY
 
@@ -167,6 +169,18 @@ def test_ctrl_c_finishes_the_update(interrupted):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_signals_that_come_twice_are_one_request(monkeypatch):
+    with StopRequest() as stop:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.signum == signal.SIGTERM
+        monkeypatch.setattr(signals.time, "monotonic", lambda: stop._came + 0.5)
+        signal.raise_signal(signal.SIGINT)
+        monkeypatch.setattr(signals.time, "monotonic", lambda: stop._came + 2)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
 def test_the_printed_command_resumes_in_place(interrupted, train):
     whole = interrupted(-1, name="whole")
     stopped = interrupted(5, name="stopped")
@@ -190,6 +204,70 @@ def test_a_finished_run_can_be_prolonged(train):
     train("--epochs", "1", name="run")
     longer = train("--epochs", "3", "--resume", "auto", name="run")
     assert [row["epoch"] for row in longer.summary] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("sched", [["--sched-on-updates"], [], ["--sched", "step", "--decay-epochs", "1"]], ids=str)
+def test_the_schedule_follows_a_new_number_of_epochs(train, sched):
+    train("--epochs", "2", *sched, name="run")
+    longer = train("--epochs", "4", *sched, "--resume", "auto", name="run")
+    whole = train("--epochs", "4", *sched, name="whole")
+    assert [row["lr"] for row in longer.summary[2:]] == [row["lr"] for row in whole.summary[2:]]
+    assert "planned for 2 epochs before, now for 4: the schedule follows" in longer.out
+
+
+def test_resume_auto_takes_only_a_run_with_its_settings(train, tmp_path):
+    first = train("--loss", "topk_nll", "--loss-opt", "k=2", name="first")
+    before = {path: path.read_bytes() for path in first.folder.iterdir()}
+    other = train("--loss", "focal", "--resume", "auto", name="first")
+    assert other.status == 2
+    assert "loss: topk_nll -> focal" in other.err
+    assert {path: path.read_bytes() for path in first.folder.iterdir()} == before
+    anew = train("--loss", "focal", "--resume", "auto", name="")
+    assert anew.status == 0
+    assert "starting anew; the newest run" in anew.out
+    assert {path: path.read_bytes() for path in first.folder.iterdir()} == before
+    same = train("--loss", "topk_nll", "--loss-opt", "k=2", "--resume", "auto", "--epochs", "3", name="")
+    assert f"resumed   {first.folder}" in same.out
+
+
+def test_resume_auto_knows_recovery_checkpoints(train, register):
+    class Killed(torch.nn.Module):
+        calls = 0
+
+        def forward(self, logits, target):
+            Killed.calls += logits.requires_grad and len(logits) == 16
+            if Killed.calls == 9:
+                raise SystemError("as if it were killed")
+            return torch.nn.functional.cross_entropy(logits, target)
+
+    register("killed", Killed)
+    with pytest.raises(SystemError):
+        train("--loss", "killed", "--recovery-interval", "1")
+    resumed = train("--loss", "killed", "--recovery-interval", "1", "--resume", "auto")
+    assert resumed.status == 0, resumed.err
+    assert "recovery-1-2.pth.tar at epoch 2, batch 3" in resumed.out
+    whole = train("--loss", "killed", name="whole")
+    assert resumed.summary == whole.summary
+
+
+def test_a_checkpoint_of_another_loss_gives_its_weights(train, register):
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, logits, target):
+            return torch.nn.functional.cross_entropy(self.scale * logits, target)
+
+    register("scaled", Scaled)
+    first = train("--loss", "smooth_topk_svm", "--epochs", "1", name="first")
+    other = train("--loss", "scaled", "--resume", first.folder / "last.pth.tar", name="other")
+    assert other.status == 0, other.err
+    assert "was trained with loss 'smooth_topk_svm', not 'scaled'" in other.out
+    assert "the optimizer begins anew" in other.out
+    options = train("--loss", "smooth_topk_svm", "--loss-opt", "alpha=0.5", "--resume",
+                    first.folder / "last.pth.tar", name="options")  # fmt: skip
+    assert "not 'smooth_topk_svm' {'alpha': 0.5}" in options.out
 
 
 def test_resuming_in_mid_epoch_needs_the_same_batches(interrupted):

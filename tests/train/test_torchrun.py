@@ -29,6 +29,33 @@ def rows(path: Path):
         return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
 
 
+def terminate_group(process, summary):
+    """Send SIGTERM to a run, its launcher and its loaders' workers after the first epoch; what it printed."""
+    deadline = time.monotonic() + 200
+    while not summary.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGTERM)
+    out, _ = process.communicate(timeout=120)
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_sigterm_to_the_whole_group_loses_nothing(tmp_path, workers):
+    """As ``timeout``, systemd and batch systems send it."""
+    command = [sys.executable, "-m", "topk_registry", "train", *TINY, "--epochs", "100000", "-j", str(workers)]
+    command += ["--output", str(tmp_path), "--experiment", "one"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, start_new_session=True, **pipes)
+    out = terminate_group(process, tmp_path / "one" / "summary.csv")
+    assert process.returncode == 128 + signal.SIGTERM, out
+    assert "Nothing is lost" in out
+    assert "Traceback" not in out
+    assert "python -m topk_registry train --config" in out
+    state = load_checkpoint_metadata(tmp_path / "one" / "last.pth.tar")["task_state"]
+    assert len(state["progress"]["history"]) == len(rows(tmp_path / "one" / "summary.csv")) >= 1
+
+
 @pytest.mark.slow
 def test_two_processes_get_the_metrics_of_one(train, tmp_path):
     flags = (
@@ -55,14 +82,14 @@ def test_two_processes_get_the_metrics_of_one(train, tmp_path):
 
 @pytest.mark.slow
 def test_sigterm_stops_both_processes_at_the_same_step(tmp_path):
-    process = launch(tmp_path, "--loss", "topk_nll", "--loss-opt", "k=3", "--epochs", "100000", "-b", "8")
+    flags = ["--loss", "topk_nll", "--loss-opt", "k=3", "--epochs", "100000", "-b", "8", "-j", "1"]
+    process = launch(tmp_path, *flags, start_new_session=True)
     summary = tmp_path / "two" / "summary.csv"
-    deadline = time.monotonic() + 200
-    while not summary.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=120)
+    out = terminate_group(process, summary)
     assert "Nothing is lost" in out, out
+    assert "Traceback" not in out.partition("Nothing is lost")[0], out
+    launcher = " ".join(("python", *LAUNCH[1:], "-m topk_registry train --config"))
+    assert f"{launcher} {tmp_path}/two/args.yaml --resume {tmp_path}/two/last.pth.tar" in out
     state = load_checkpoint_metadata(tmp_path / "two" / "last.pth.tar")["task_state"]
     assert len(state["progress"]["history"]) == len(rows(summary)) >= 1
     assert len(state["random"]) == 2  # the streams of both

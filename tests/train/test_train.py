@@ -1,11 +1,15 @@
 """Whole runs of ``timm train``: what they learn, print and leave behind."""
 
 import math
+import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 import torch
 import yaml
+
+from topk_registry.train.config.arguments import parse_args
+from topk_registry.train.setup.compute import Compute
 
 from .conftest import TINY, unclosed_files
 
@@ -126,6 +130,27 @@ def test_label_smoothing_is_said_whether_it_takes_effect(train, register):
         "label smoothing 0.1 has no effect: 'plain'" in train("--loss", "plain", "--smoothing", "0.1", "--dry-run").out
     )
     assert "label smoothing" not in train("--loss", "topk_nll", "--dry-run").out
+
+
+def test_without_a_terminal_steps_are_lines(train):
+    run = train("--log-interval", "2", "--epochs", "2")
+    lines = [line for line in run.out.splitlines() if "img/s" in line]
+    assert [line[:15].split() for line in lines] == [["epoch", f"{e}/2", f"{s}/6"] for e in (1, 2) for s in (2, 4)]
+    assert all(re.search(r"loss \d+\.\d+  lr \S+  \d+ img/s  \d+:\d\d:\d\d left$", line) for line in lines)
+    assert "img/s" not in train("--log-interval", "50").out
+
+
+def test_an_epoch_has_as_many_batches_as_asked_for(train):
+    for batches in (2, 15):  # fewer than there are, and two passes and a half over the data
+        run = train("--train-steps-per-epoch", batches, "--epochs", "1", "--log-interval", "1")
+        assert f"epochs of {batches} updates" in run.out
+        assert run.checkpoint()["task_state"]["progress"]["steps_per_epoch"] == batches
+
+
+def test_the_precision_of_amp_on_a_cpu(train):
+    assert "slow on a CPU" in train("--amp", "--amp-dtype", "float16", "--dry-run").out
+    assert Compute.set_up(parse_args([*TINY, "--amp"])).amp == "bfloat16"
+    assert "slow on a CPU" not in train("--amp", "--dry-run").out
 
 
 def test_early_stopping(train):

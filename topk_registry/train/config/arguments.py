@@ -5,11 +5,12 @@ Parsing imports neither torch nor timm, so that ``--help`` and a misspelt loss a
 
 import argparse
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import yaml
 
-from topk_registry.train.config.flags import config_parser, create_parser
+from topk_registry.train.config.flags import ELSEWHERE, config_parser, create_parser
 
 DATASET = "topk/hierarchy"
 
@@ -30,11 +31,11 @@ BUILTIN_DEFAULTS: dict[str, Any] = {
     "workers": 0,
 }
 
-# timm's flags for modes that its own script runs and this trainer does not: they parse, and are refused if set
-ELSEWHERE = (
-    *("naflex_loader", "kd_model_name", "log_wandb", "torchscript", "fuser", "train_img_sizes"),
-    "train_batches_per_epoch",
-)
+# timm's names of losses from before --loss, and what they belong to
+LEGACY = {"jsd_loss": "jsd", "bce_loss": "bce", "bce_sum": "bce", "bce_target_thresh": "bce", "bce_pos_weight": "bce"}
+
+# keys of an args.yaml that are no flags
+NOT_FLAGS = {"loss_record"}
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
@@ -50,7 +51,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     args.data_dir = args.data_dir or args.data
     args.data = None
     args.grad_accum_steps = max(1, args.grad_accum_steps)
-    _map_legacy_losses(args)
+    _map_legacy_losses(parser, args)
     _refuse(parser, args)
     return args
 
@@ -72,23 +73,35 @@ def _read_config(parser: argparse.ArgumentParser, file: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         parser.error(f"--config {file}: expected names and values, got {type(config).__name__}")
     known = vars(parser.parse_args([]))
+    unknown = [str(name) for name in config if name not in known and name not in NOT_FLAGS]
+    if unknown:
+        close = get_close_matches(unknown[0], known, n=1)
+        parser.error(
+            f"--config {file}: timm train has no setting {', '.join(map(repr, unknown))}"
+            + (f"; did you mean {close[0]!r}?" if close else "")
+        )
     return {name: value for name, value in config.items() if name in known}
 
 
-def _map_legacy_losses(args: argparse.Namespace) -> None:
-    bce = {name: getattr(args, name) for name in ("bce_sum", "bce_target_thresh") if getattr(args, name)}
-    if args.bce_pos_weight is not None:
-        bce["pos_weight"] = args.bce_pos_weight
+def _map_legacy_losses(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Turn timm's older flags into ``loss`` and ``loss_opt``, and take them back, so that args.yaml says it once."""
+    given = {name: getattr(args, name) for name in LEGACY if getattr(args, name) not in (None, False)}
     args.loss = args.loss or ("jsd" if args.jsd_loss else "bce" if args.bce_loss else "ce")
+    for name in given:
+        if args.loss != LEGACY[name]:
+            parser.error(f"--{name.replace('_', '-')} is for --loss {LEGACY[name]}, and the loss is {args.loss}")
+        setattr(args, name, False if isinstance(given[name], bool) else None)
+    options = {name: given[name] for name in ("bce_sum", "bce_target_thresh") if name in given}
+    if "bce_pos_weight" in given:
+        options["pos_weight"] = given["bce_pos_weight"]
     if args.loss == "jsd":
-        args.loss_opt = {"jsd_splits": args.aug_splits, **args.loss_opt}
-    elif args.loss == "bce":
-        args.loss_opt = {**bce, **args.loss_opt}
+        options["jsd_splits"] = args.aug_splits
+    args.loss_opt = {**options, **args.loss_opt}
 
 
 def _refuse(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    for name in ELSEWHERE:
-        if getattr(args, name):
+    for name, default in ELSEWHERE.items():
+        if (getattr(args, name) or None) != (default or None):
             parser.error(
                 f"--{name.replace('_', '-')} is for timm's own training script: run that, with any registered loss, by "
                 "--train-script PATH"

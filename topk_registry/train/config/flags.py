@@ -5,6 +5,28 @@ from typing import Any
 
 from topk_registry.cli import ArgumentParser, ParseOptions
 
+# Flags of timm's modes that its own script runs and this trainer does not, with timm's defaults: a command line or an
+# args.yaml of timm's parses, and any other value is refused. A list's own default stands where timm's is None.
+ELSEWHERE: dict[str, Any] = {
+    **dict.fromkeys(("naflex_loader", "naflex_patchify_channels_first", "log_wandb", "torchscript"), False),
+    **{name: [] for name in ("naflex_patch_sizes", "naflex_patch_size_probs", "wandb_tags")},
+    **{name: [] for name in ("train_img_sizes", "train_batch_sizes", "train_size_probs")},
+    **dict.fromkeys(("wandb_project", "distill_loss_weight", "task_loss_weight"), None),
+    **dict.fromkeys(("kd_model_name", "kd_student_feature_dim", "kd_teacher_feature_dim"), None),
+    **dict.fromkeys(("wandb_resume_id", "fuser"), ""),
+    "naflex_train_seq_lens": [128, 256, 576, 784, 1024],
+    "naflex_max_seq_len": 576,
+    "naflex_loss_scale": "linear",
+    "train_size_schedule": "constant",
+    "train_size_schedule_spread": 0.65,
+    "train_size_random_mix": 0.1,
+    "variable_batch_loss_scale": "none",
+    "kd_distill_type": "logit",
+    "kd_loss_type": "kl",
+    "kd_temperature": 4.0,
+    "kd_token_distill_type": "soft",
+}
+
 
 def create_parser() -> ArgumentParser:
     parser = ArgumentParser(
@@ -82,6 +104,12 @@ def _data(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the split to evaluate on; a fraction such as 0.1 holds out that much of each training class; '' for none",
     )
+    add(
+        *("--train-batches-per-epoch", "--train-steps-per-epoch"),
+        type=int,
+        metavar="N",
+        help="batches in a training epoch (else what the data gives)",
+    )
     add("--train-num-samples", type=int, metavar="N", help="length of a streamed training split")
     add("--val-num-samples", type=int, metavar="N", help="length of a streamed validation split")
     add("--dataset-download", action="store_true", help="let torch/ and tfds/ data sets download themselves")
@@ -90,6 +118,11 @@ def _data(parser: argparse.ArgumentParser) -> None:
     add("--input-key", help="the data set's key of the image")
     add("--target-key", help="the data set's key of the label")
     add("--dataset-trust-remote-code", action="store_true", help="let a Hugging Face data set run its own code")
+    add(
+        "--strict-data",
+        action="store_true",
+        help="stop at an unreadable image (else its neighbour is used, and counted)",
+    )
 
 
 def _harder(parser: argparse.ArgumentParser) -> None:
@@ -146,7 +179,11 @@ def _device(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("device").add_argument
     add("--device", default="cuda", help="where to train; without CUDA, cuda means cpu")
     add("--amp", action="store_true", help="mixed precision")
-    add("--amp-dtype", default="float16", choices=("float16", "bfloat16"), help="the lower precision of --amp")
+    add(
+        "--amp-dtype",
+        choices=("float16", "bfloat16"),
+        help="the lower precision of --amp (else float16, and bfloat16 on a CPU, where float16 is slow)",
+    )
     add("--model-dtype", choices=("float32", "float16", "bfloat16"), help="the model's own precision, without --amp")
     add("--no-ddp-bb", action="store_true", help="do not broadcast buffers between processes")
     add("--synchronize-step", action="store_true", help="wait for the device after each step")
@@ -254,7 +291,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="build everything, run one batch forward and backward, print the plan")
     add("--seed", type=int, default=42, metavar="S", help="random seed")
     add("--worker-seeding", default="all", help="accepted as timm's; every batch has a seed of its own here")
-    add("--log-interval", type=int, default=50, metavar="N", help="batches between updates of the progress bar's text")
+    add("--log-interval", type=int, default=50, metavar="N", help="updates between lines of progress")
     add("--val-interval", type=int, default=1, metavar="N", help="epochs between evaluations")
     add("--recovery-interval", type=int, default=0, metavar="N", help="updates between recovery checkpoints")
     add("--checkpoint-hist", type=int, default=10, metavar="N", help="checkpoints to keep")
@@ -287,19 +324,11 @@ def _run(parser: argparse.ArgumentParser) -> None:
 
 def _elsewhere(parser: argparse.ArgumentParser) -> None:
     """The flags of timm's other modes, so that a command line of timm's parses."""
-    switches = ("--naflex-loader", "--naflex-patchify-channels-first", "--log-wandb", "--torchscript")
-    lists = ("--naflex-train-seq-lens", "--naflex-patch-sizes", "--naflex-patch-size-probs", "--wandb-tags")
-    lists += ("--train-img-sizes", "--train-batch-sizes", "--train-size-probs")
-    values = ("--naflex-max-seq-len", "--naflex-loss-scale", "--wandb-project", "--wandb-resume-id", "--fuser")
-    values += ("--train-size-schedule", "--train-size-schedule-spread", "--train-size-random-mix")
-    values += ("--train-batches-per-epoch", "--variable-batch-loss-scale", "--task-loss-weight")
-    values += ("--distill-loss-weight", "--kd-model-name", "--kd-distill-type", "--kd-loss-type", "--kd-temperature")
-    values += ("--kd-student-feature-dim", "--kd-teacher-feature-dim", "--kd-token-distill-type")
-    kinds: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
-        (switches, {"action": "store_true"}),
-        (lists, {"nargs": "+"}),
-        (values, {}),
-    )
-    for flags, kind in kinds:
-        for flag in flags:
-            parser.add_argument(flag, help=argparse.SUPPRESS, **kind)
+    for flag, default in ELSEWHERE.items():
+        kind: dict[str, Any] = (
+            {"action": "store_true"}
+            if default is False
+            else {"type": type(default) if isinstance(default, (int, float)) else str}
+        )
+        nargs = {"nargs": "+"} if isinstance(default, list) else {}
+        parser.add_argument("--" + flag.replace("_", "-"), help=argparse.SUPPRESS, default=default, **kind, **nargs)

@@ -31,8 +31,9 @@ def train_epoch(run: "Run", stopped: Callable[[], bool]) -> bool:
         progress.step += 1
         if updates:
             _after_update(run, images)
-            if stop:
-                return False
+        _show(run, len(images), updates)
+        if updates and stop:
+            return False
     sync_lookahead = getattr(run.optimizer, "sync_lookahead", None)
     if sync_lookahead is not None:
         sync_lookahead()
@@ -88,14 +89,24 @@ def _after_update(run: "Run", images: Tensor) -> None:
         torch.cuda.synchronize()
     if run.scheduler is not None:
         run.scheduler.step_update(num_updates=total, metric=progress.loss_sum / progress.samples)
-    if update % args.log_interval == 0 or progress.step == len(run.loader):
-        run.report.step(progress.loss_sum / progress.samples, run.lr)
-        if args.save_images and run.folder is not None:
-            from torchvision.utils import save_image
+    if args.save_images and run.folder is not None and _log_due(run):
+        from torchvision.utils import save_image
 
-            save_image(images, run.folder / f"train-batch-{progress.step}.jpg", padding=0, normalize=True)
+        save_image(images, run.folder / f"train-batch-{progress.step}.jpg", padding=0, normalize=True)
     if args.recovery_interval and update % args.recovery_interval == 0:
         run.save_recovery()
+
+
+def _show(run: "Run", images: int, updates: bool) -> None:
+    progress = run.progress
+    loss = progress.loss_sum / progress.samples
+    run.report.step(progress.step, images * run.args.world_size, loss, run.lr, due=updates and _log_due(run))
+
+
+def _log_due(run: "Run") -> bool:
+    """Whether the update that just ended is one of every ``--log-interval``, or the epoch's last."""
+    update = math.ceil(run.progress.step / run.args.grad_accum_steps)
+    return update % run.args.log_interval == 0 or run.progress.step == len(run.loader)
 
 
 def _accumulated(run: "Run", step: int) -> int:
@@ -110,7 +121,7 @@ def _to_device(run: "Run", images: Tensor, target: Tensor) -> tuple[Tensor, Tens
 
 
 def agree(run: "Run", stop: bool, bad: bool) -> tuple[bool, bool]:
-    """What any process saw, all act on: gradients are exchanged, so none may leave the loop alone."""
+    """Combine stop and error flags over ranks, so that all leave the loop together."""
     if not run.args.distributed:
         return stop, bad
     flags = torch.tensor([stop, bad], dtype=torch.int32, device=run.compute.device)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from timm import utils
 from torch import distributed as dist
 
+from topk_registry.train.engine import resume
 from topk_registry.train.engine.begin import begin
 from topk_registry.train.engine.loop import agree, mean_loss, train_epoch
 from topk_registry.train.engine.signals import StopRequest
@@ -18,6 +19,7 @@ from topk_registry.train.setup.build import Run, build, distribute
 from topk_registry.train.setup.compute import Compute
 from topk_registry.train.setup.datasets import name_of
 from topk_registry.train.setup.preflight import check
+from topk_registry.train.setup.unreadable import report_unreadable
 
 
 def train(args: Namespace) -> int:
@@ -34,7 +36,7 @@ def _train(args: Namespace) -> int:
     try:
         notes = check(args)
         run = build(args, Compute.set_up(args))
-        _say_plan(run, notes)
+        _say_plan(run, [*notes, *run.compute.notes])
         if args.dry_run:
             return _dry_run(run)
         begin(run, written)
@@ -46,7 +48,7 @@ def _train(args: Namespace) -> int:
     except Interrupted as error:
         return _fail(error, 128 + error.signum) if utils.is_primary(args) else 128 + error.signum
     except TrainError as error:
-        return _fail(error, 1)
+        return _fail(error, 1, how_to_resume(run, "Go on") if utils.is_primary(args) else "")
     run.report.finish(run.progress)
     return 0
 
@@ -71,6 +73,7 @@ def run_epochs(run: Run, stop: StopRequest) -> None:
         if row is None:
             run.save_now()
             raise _interrupted(run, stop)
+        _say_unreadable(run)
         _close_epoch(run, row)
         run.report.epoch(row, time.perf_counter() - began)
         if args.early_stop and progress.stale >= args.early_stop:
@@ -107,6 +110,13 @@ def _measure(run: Run) -> Row | None:
     if run.metric.removeprefix("eval_") not in metrics:
         raise TrainError(f"--eval-metric {args.eval_metric} is not measured here; there are {', '.join(metrics)}")
     return row | {f"eval_{name}": value for name, value in metrics.items()}
+
+
+def _say_unreadable(run: Run) -> None:
+    for dataset, kind in ((run.data.train, "training"), (run.data.validation, "evaluation")):
+        line = report_unreadable(dataset, kind)
+        if line:
+            run.report.say(f"          {line}")
 
 
 def _close_epoch(run: Run, row: Row) -> None:
@@ -165,21 +175,21 @@ def _size(dataset: object) -> str:
 
 def _interrupted(run: Run, stop: StopRequest) -> Interrupted:
     error = Interrupted(stop.signum or 15)
-    error.args = (f"stopped {_where(run)}. {_how_to_resume(run)}",)
+    error.args = (f"stopped {_where(run)}. {how_to_resume(run)}",)
     return error
 
 
 def _data_lost(run: Run, error: DataError) -> DataError:
-    message = f"{error}"
+    message = str(error).rpartition(f"{DataError.__name__}: ")[2]  # a loader's worker adds its traceback
     root = run.args.data_dir
     if root and not os.path.exists(root):
         message = f"the data directory {root} has vanished ({error})"
     if run.args.distributed:  # the other processes cannot join in saving
-        return DataError(f"{message}; resume from the last checkpoint")
+        return DataError(message)
     if run.progress.step < run.progress.steps_per_epoch:  # an update that was not finished begins anew
         run.progress.step -= run.progress.step % run.args.grad_accum_steps
     run.save_now()
-    return DataError(f"{message}; stopped {_where(run)}. {_how_to_resume(run)}")
+    return DataError(f"{message}; stopped {_where(run)}")
 
 
 def _where(run: Run) -> str:
@@ -189,10 +199,13 @@ def _where(run: Run) -> str:
     return f"after epoch {progress.epoch}"
 
 
-def _how_to_resume(run: Run) -> str:
-    return f"Nothing is lost: go on with\n  timm train --config {run.folder}/args.yaml --resume {run.folder}/{LAST}"
+def how_to_resume(run: Run, promise: str = "Nothing is lost: go on") -> str:
+    """The command that goes on with the run, empty where there is no checkpoint yet."""
+    if run.folder is None or not (run.folder / LAST).exists():
+        return ""
+    return f"{promise} with\n  {resume.command(run.folder)}"
 
 
-def _fail(error: TrainError, status: int) -> int:
-    print(f"timm train: {error}", file=sys.stderr)
+def _fail(error: TrainError, status: int, advice: str = "") -> int:
+    print("\n".join(filter(None, [f"timm train: {error}", advice])), file=sys.stderr)
     return status

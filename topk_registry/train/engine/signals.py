@@ -1,18 +1,25 @@
-"""Ctrl-C and SIGTERM as a request to stop after the step that is under way; a second one stops at once."""
+"""Ctrl-C, SIGTERM and a closed terminal ask a run to stop after the update that is under way."""
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+SAME_REQUEST = 1.0  # seconds: one request may come twice, from the sender and through the process group
 
 
 class StopRequest:
-    """A context manager that notes the first signal in ``signum`` and puts the old handlers back."""
+    """A context manager that notes the first signal in ``signum``, and puts the old handlers back.
+
+    A second Ctrl-C stops at once. Other repeated signals change nothing: ``timeout``, batch systems and torchrun send
+    SIGTERM to a process and again to its group, and end with SIGKILL what does not stop.
+    """
 
     def __init__(self) -> None:
         self.signum = 0
+        self._came = 0.0
         self._old: dict[int, Any] = {}
 
     def __bool__(self) -> bool:
@@ -20,7 +27,9 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():  # no other may set handlers
-            self._old = {signum: signal.signal(signum, self._note) for signum in SIGNALS}
+            # a signal that is ignored stays so: nohup, and the background jobs of a shell
+            heard = [signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
+            self._old = {signum: signal.signal(signum, self._note) for signum in heard}
         return self
 
     def __exit__(
@@ -30,6 +39,15 @@ class StopRequest:
             signal.signal(signum, handler)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = signum
-        for each in SIGNALS:
-            signal.signal(each, signal.default_int_handler)
+        if not self.signum:
+            self.signum, self._came = signum, time.monotonic()
+        elif signum == signal.SIGINT and time.monotonic() - self._came > SAME_REQUEST:
+            raise KeyboardInterrupt
+
+
+def leave_to_the_run(worker: int, then: Any = None) -> None:
+    """Ignore the signals in a loader's worker, which goes on until the run has saved; then initialise as ``then``."""
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+    if then is not None:
+        then(worker)

@@ -5,8 +5,10 @@ it; our part travels in the task's own state: the loss and its buffers, the sche
 process, the history, and the place in the epoch. It is made of plain types, so that loading executes no code.
 """
 
+import errno
 import os
 import random
+import shutil
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,6 +23,9 @@ from topk_registry.train.errors import SaveError, TrainError
 
 LAST = "last.pth.tar"
 Row = dict[str, float]
+PLATEAU = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
+FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+LITTLE_SPACE = 16 << 20  # bytes: a disk with less than this left, beside a half-written checkpoint, is full
 
 
 @dataclass
@@ -54,8 +59,9 @@ class RegistryTask(ClassificationTask):
     criterion: nn.Module
     run_state: dict[str, Any]
 
-    def __init__(self, model: nn.Module, criterion: nn.Module, **settings: Any) -> None:
+    def __init__(self, model: nn.Module, criterion: nn.Module, *, loss: dict[str, Any], **settings: Any) -> None:
         super().__init__(model, criterion, **settings)
+        self.loss = loss
         self.run_state = {}
         self.loaded_state: dict[str, Any] | None = None
 
@@ -67,15 +73,21 @@ class RegistryTask(ClassificationTask):
     ) -> None:
         if state and not ema:
             self.loaded_state = state
-            self.criterion.load_state_dict(state.get("criterion", {}), strict=strict)
+            if same_loss(self.loss, state.get("loss", self.loss)):  # another loss keeps the state it was built with
+                self.criterion.load_state_dict(state.get("criterion", {}), strict=strict)
 
 
-def snapshot(task: RegistryTask, progress: Progress, scheduler: Any, loss: dict[str, Any]) -> None:
+def same_loss(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two records are of the same loss with the same options."""
+    return (one["name"], one["options"]) == (other["name"], other["options"])
+
+
+def snapshot(task: RegistryTask, progress: Progress, scheduler: Any) -> None:
     """Put the run's state into the task; every process must call it."""
     task.run_state = {
-        "loss": loss,
+        "loss": task.loss,
         "progress": asdict(progress),
-        "scheduler": [_plain(vars(part)) for part in _schedulers(scheduler)],
+        "scheduler": _counts(scheduler),
         "random": _all_ranks(random_state()),
     }
 
@@ -93,8 +105,7 @@ def restore(task: RegistryTask, progress: Progress, scheduler: Any, *, rank: int
         )
     saved.steps_per_epoch = progress.steps_per_epoch
     progress.__dict__.update(vars(saved))
-    for part, values in zip(_schedulers(scheduler), state["scheduler"], strict=True):
-        vars(part).update(values)
+    _set_counts(scheduler, state["scheduler"])
     if len(state["random"]) == world:  # else each process begins a stream of its own
         set_random_state(state["random"][rank])
     return True
@@ -148,28 +159,29 @@ class Checkpoints:
         try:
             write()
         except (OSError, RuntimeError) as error:  # PyTorch's archive writer reports a full disk as a RuntimeError
+            reason = f"{error}"
+            free = shutil.disk_usage(self.saver.checkpoint_dir).free
+            if free < LITTLE_SPACE or getattr(error, "errno", None) in FULL:
+                reason = f"the disk is full, {free >> 20} MiB are free ({error})"
             for half in ("tmp.pth.tar", "recovery_tmp.pth.tar"):
                 path = os.path.join(self.saver.checkpoint_dir, half)
                 if os.path.exists(path):
                     os.remove(path)
             kept = f"; the checkpoint before it is whole: {self.last}" if os.path.exists(self.last) else ""
-            raise SaveError(f"could not write a checkpoint to {self.saver.checkpoint_dir}: {error}{kept}") from error
+            raise SaveError(f"could not write a checkpoint to {self.saver.checkpoint_dir}: {reason}{kept}") from error
 
 
-def _schedulers(scheduler: Any) -> list[Any]:
-    """timm's scheduler, and the one of PyTorch that its plateau schedule keeps its counts in."""
-    return [part for part in (scheduler, getattr(scheduler, "lr_scheduler", None)) if part is not None]
+def _counts(scheduler: Any) -> dict[str, Any]:
+    """The state of timm's plateau schedule; every other schedule is a function of the epoch or the update."""
+    inner = getattr(scheduler, "lr_scheduler", None)
+    return {} if inner is None else {"restore_lr": scheduler.restore_lr, **{n: getattr(inner, n) for n in PLATEAU}}
 
 
-def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    def is_plain(value: object) -> bool:
-        if isinstance(value, (list, tuple)):
-            return all(map(is_plain, value))
-        if isinstance(value, dict):
-            return all(map(is_plain, value.values()))
-        return value is None or isinstance(value, (bool, int, float, str, torch.Tensor))
-
-    return {name: value for name, value in state.items() if is_plain(value)}
+def _set_counts(scheduler: Any, counts: dict[str, Any]) -> None:
+    inner = getattr(scheduler, "lr_scheduler", None)
+    if inner is not None and counts:
+        scheduler.restore_lr = counts["restore_lr"]
+        vars(inner).update({name: counts[name] for name in PLATEAU})
 
 
 def _all_ranks(value: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What a run shows and leaves behind: a progress bar, a line an epoch, a table, ``summary.csv`` and ``curves.svg``."""
+"""Progress, a line an epoch and a table on the console; ``summary.csv``, ``args.yaml`` and ``curves.svg`` as files."""
 
 import csv
 import io
@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,27 @@ from topk_registry.train.report.curves import Panel, draw
 SHOWN = ("train_loss", "eval_loss", "eval_top1", "eval_top5", "eval_macro_top5")
 
 
+class Pace:
+    """Speed within an epoch, and the time that the run still needs."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs, self.epoch_seconds = epochs, 0.0  # of the last epoch, evaluation included
+        self.start(0, 0, 1)
+
+    def start(self, epoch: int, first: int, total: int) -> None:
+        self.epoch, self.first, self.total = epoch, first, total
+        self.images, self.began = 0, time.perf_counter()
+
+    def add(self, step: int, images: int) -> str:
+        """Count the images of one more batch; the speed and the time left as text."""
+        self.images += images
+        seconds = time.perf_counter() - self.began
+        batch = seconds / max(1, step - self.first)
+        left = batch * (self.total - step)
+        left += (self.epochs - self.epoch - 1) * max(self.epoch_seconds, batch * self.total)
+        return f"{self.images / max(seconds, 1e-9):.0f} img/s  {timedelta(seconds=round(left))} left"
+
+
 class Report:
     """Prints on the first process, and writes into the run's folder."""
 
@@ -27,6 +49,7 @@ class Report:
         self.title, self.metric, self.epochs, self.primary = title, metric, epochs, primary
         self.folder: Path | None = None  # once there is one to write into
         self.began = time.perf_counter()
+        self.pace = Pace(epochs)
         self._bar: Any = None
 
     def say(self, text: str) -> None:
@@ -36,18 +59,26 @@ class Report:
 
     def steps(self, batches: Iterable[Any], *, epoch: int, first: int, total: int) -> Iterator[Any]:
         """The batches, behind a progress bar on a terminal."""
+        self.pace.start(epoch, first, total)
         hidden = not (self.primary and sys.stderr.isatty())
         label = f"epoch {epoch + 1}/{self.epochs}"
         with tqdm(batches, label, total, leave=False, initial=first, disable=hidden, dynamic_ncols=True) as bar:
             self._bar = bar
             yield from bar
 
-    def step(self, loss: float, lr: float) -> None:
-        """Text beside the bar."""
-        if self._bar is not None:
-            self._bar.set_postfix(loss=f"{loss:.3f}", lr=f"{lr:.2e}", refresh=False)
+    def step(self, step: int, images: int, loss: float, lr: float, *, due: bool) -> None:
+        """Count ``images`` up to a step; where due, show the progress: beside the bar, or as a line without one."""
+        pace = self.pace.add(step, images)
+        if not due or self._bar is None:
+            return
+        if not self._bar.disable:
+            self._bar.set_postfix_str(f"loss={loss:.3f}, lr={lr:.2e}, {pace}", refresh=False)
+        elif step < self.pace.total:  # the epoch's own line follows
+            where = f"epoch {self.pace.epoch + 1}/{self.epochs}  {step:>{len(str(self.pace.total))}}/{self.pace.total}"
+            self.say(f"{where}  loss {loss:.4f}  lr {lr:.2e}  {pace}")
 
     def epoch(self, row: Row, seconds: float) -> None:
+        self.pace.epoch_seconds = seconds
         width = len(str(self.epochs))
         names = dict.fromkeys((*SHOWN, f"eval_{self.metric}"))
         values = [f"{_label(name)} {_number(name, row[name])}" for name in names if name in row]

@@ -8,6 +8,7 @@ resumes in the middle of an epoch sees exactly the batches that it would have se
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -45,33 +46,41 @@ class BatchOrder(Sampler[Key]):
     the batch size would see.
     """
 
-    def __init__(self, size: int, batch_size: int, *, seed: int, rank: int = 0, world: int = 1) -> None:
+    def __init__(
+        self, size: int, batch_size: int, *, seed: int, rank: int = 0, world: int = 1, batches: int | None = None
+    ) -> None:
         self.size, self.batch_size, self.seed, self.rank, self.world = size, batch_size, seed, rank, world
+        self.batches = batches
         self.repeated: RepeatAugSampler | None = None
         self.epoch, self.first = 0, 0
 
     def start(self, epoch: int, step: int = 0) -> None:
-        """What the next pass begins with."""
+        """Set where the next pass begins."""
         self.epoch, self.first = epoch, step
 
     def samples(self) -> int:
-        """How many samples an epoch has on this rank."""
+        """Number of samples that one pass over the data has on this rank."""
         return self.size // self.world if self.repeated is None else len(self.repeated)
 
     def __len__(self) -> int:
         # as timm, an epoch drops its last, smaller batch; a data set below one batch is one batch
-        return max(1, self.samples() // self.batch_size)
+        return self.batches or max(1, self.samples() // self.batch_size)
 
     def __iter__(self) -> Iterator[Key]:
-        order = self._order()
+        order = self._pass(0)
+        for more in count(1):  # an epoch may be longer than the data
+            if not self.batches or len(order) >= self.batches * self.batch_size:
+                break
+            order += self._pass(more)
         for step in range(self.first, len(self)):
             yield self.epoch, step, order[step * self.batch_size : (step + 1) * self.batch_size]
 
-    def _order(self) -> list[int]:
+    def _pass(self, more: int) -> list[int]:
+        """One pass over the data in random order; ``more`` counts those of the epoch."""
         if self.repeated is not None:
-            self.repeated.set_epoch(self.epoch)
+            self.repeated.set_epoch(self.epoch + (more << 20))
             return list(self.repeated)
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.size)
+        order = np.random.default_rng([self.seed, self.epoch, *[more] * (more > 0)]).permutation(self.size)
         return order[self.rank :: self.world][: self.samples()].tolist()
 
 

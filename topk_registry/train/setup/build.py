@@ -46,11 +46,15 @@ class Run:
     scheduler: Any
     num_epochs: int
     evaluator: Evaluator | None
-    loss: dict[str, Any]
     progress: Progress
     report: Report
     folder: Path | None = None
     checkpoints: Checkpoints | None = None
+
+    @property
+    def loss(self) -> dict[str, Any]:
+        """The record of the loss: name, options, distribution and version."""
+        return self.task.loss
 
     @property
     def model(self) -> nn.Module:
@@ -79,7 +83,7 @@ class Run:
 
     def snapshot(self) -> None:
         """Bring the state that a checkpoint saves up to date; every process must call it."""
-        snapshot(self.task, self.progress, self.scheduler, self.loss)
+        snapshot(self.task, self.progress, self.scheduler)
 
     def save_now(self) -> None:
         self.snapshot()
@@ -100,7 +104,8 @@ def build(args: Namespace, compute: Compute) -> Run:
     criterion = _criterion(args, data)
     loader = create_train_loader(args, data.train, config, compute)
     model = place_model(args, model, compute)
-    task = RegistryTask(model, criterion, device=compute.device, dtype=compute.dtype, verbose=False)
+    loss = loss_record(args.loss, args.loss_opt)
+    task = RegistryTask(model, criterion, loss=loss, device=compute.device, dtype=compute.dtype, verbose=False)
     optimizer = _optimizer(args, model, criterion)
     evaluated = data.validation is not None
     scheduler, epochs = _schedule(args, optimizer, loader, decreasing=not evaluated or args.eval_metric == "loss")
@@ -114,7 +119,6 @@ def build(args: Namespace, compute: Compute) -> Run:
         scheduler=scheduler,
         num_epochs=epochs,
         evaluator=create_evaluator(args, data, config, criterion, compute) if evaluated else None,
-        loss=loss_record(args.loss, args.loss_opt),
         progress=Progress(steps_per_epoch=len(loader)),
         report=Report(
             title=f"{args.loss} on {name_of(args)}, {args.model}",

@@ -21,6 +21,14 @@ class Compute:
     dtype: torch.dtype = torch.float32
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     scaler: utils.NativeScaler | None = None
+    amp: str = ""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of this choice."""
+        if self.amp == "float16" and self.device.type == "cpu":
+            return ["float16 is slow on a CPU and its loss is not scaled: without --amp-dtype, --amp takes bfloat16"]
+        return []
 
     @classmethod
     def set_up(cls, args: Namespace) -> "Compute":
@@ -39,6 +47,7 @@ class Compute:
         dtype = getattr(torch, args.model_dtype or "float32")
         if not args.amp:
             return cls(device, dtype)
-        low = getattr(torch, args.amp_dtype)
+        low = getattr(torch, args.amp_dtype or ("bfloat16" if device.type == "cpu" else "float16"))
         scaler = utils.NativeScaler(device=device.type) if device.type == "cuda" and low is torch.float16 else None
-        return cls(device, dtype, partial(torch.autocast, device_type=device.type, dtype=low), scaler)
+        autocast = partial(torch.autocast, device_type=device.type, dtype=low)
+        return cls(device, dtype, autocast, scaler, str(low).removeprefix("torch."))

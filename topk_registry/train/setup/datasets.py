@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from timm.data import create_dataset
+from timm.data import ImageDataset, create_dataset
 
 from topk_registry import registry
 from topk_registry.data.labels import (
@@ -20,6 +20,8 @@ from topk_registry.data.labels import (
 )
 from topk_registry.data.recipes import Selection, fraction_counts, hold_out, long_tail_counts, noisy_labels, pick
 from topk_registry.train.errors import DataError
+from topk_registry.train.setup.splits import check_apart, check_split
+from topk_registry.train.setup.unreadable import WatchedImages
 
 PREFIX = "topk/"
 STREAMS = ("hfids/", "tfds/", "wds/")
@@ -56,6 +58,16 @@ def check_data_arguments(args: Namespace) -> None:
         registry.datasets.builder(args.dataset.removeprefix(PREFIX))
     elif "/" not in args.dataset and not os.path.exists(args.data_dir or ""):
         raise DataError(f"the data directory {args.data_dir!r} does not exist")
+
+
+def check_training_data(args: Namespace) -> None:
+    """Refuse splits that do not exist, and an evaluation that would read the training images unasked."""
+    check_data_arguments(args)
+    for split in (args.train_split, args.val_split):
+        if split and not (split == args.val_split and held_out_fraction(args)):
+            check_split(args, split)
+    if not held_out_fraction(args):
+        check_apart(args)
 
 
 def held_out_fraction(args: Namespace) -> float | None:
@@ -103,10 +115,11 @@ def _open_data(args: Namespace, channels: int, needs_counts: bool) -> Data:
 
 def open_split(args: Namespace, split: str, *, training: bool, channels: int = 3) -> Any:
     """One split, as timm or a registered factory makes it; its transform is set later."""
+    check_split(args, split)
     try:
         if args.dataset.startswith(PREFIX):
             return registry.datasets.create(args.dataset.removeprefix(PREFIX), split=split, **args.dataset_opt)
-        return create_dataset(
+        dataset = create_dataset(
             args.dataset,
             root=args.data_dir,
             split=split,
@@ -122,6 +135,7 @@ def open_split(args: Namespace, split: str, *, training: bool, channels: int = 3
             num_samples=args.train_num_samples if training else args.val_num_samples,
             trust_remote_code=args.dataset_trust_remote_code,
         )
+        return WatchedImages(dataset, strict=args.strict_data) if isinstance(dataset, ImageDataset) else dataset
     except (OSError, RuntimeError, TypeError, ValueError, AssertionError, ImportError) as error:
         raise DataError(f"cannot open split {split!r} of {name_of(args)}: {error}") from error
 

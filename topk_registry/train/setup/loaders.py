@@ -2,6 +2,8 @@
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, islice, repeat
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from topk_registry.data.labels import is_indexed
+from topk_registry.train.engine.signals import leave_to_the_run
 from topk_registry.train.errors import DataError
 from topk_registry.train.setup.batches import Batches, BatchOrder, SeededErasing
 from topk_registry.train.setup.compute import Compute
@@ -20,11 +23,11 @@ from topk_registry.train.setup.criterion import uses_soft_targets
 class TrainLoader:
     """timm's training loader with an order that can be entered anywhere."""
 
-    def __init__(self, loader: Any, order: BatchOrder | None) -> None:
-        self.loader, self.order = loader, order
+    def __init__(self, loader: Any, order: BatchOrder | None, batches: int | None = None) -> None:
+        self.loader, self.order, self.batches = loader, order, batches
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return self.batches or len(self.loader)
 
     def pass_of(self, epoch: int, step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from a step on."""
@@ -39,9 +42,8 @@ class TrainLoader:
     def _stream(self, epoch: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         if hasattr(self.loader.dataset, "set_epoch"):
             self.loader.dataset.set_epoch(epoch)
-        for i, batch in enumerate(self.loader):
-            if i >= step:
-                yield batch
+        passes = chain.from_iterable(repeat(self.loader)) if self.batches else self.loader
+        yield from islice(passes, step, self.batches)
 
 
 def create_train_loader(args: Namespace, dataset: Any, config: dict[str, Any], compute: Compute) -> TrainLoader:
@@ -85,8 +87,8 @@ def create_train_loader(args: Namespace, dataset: Any, config: dict[str, Any], c
     )
     if indexed:
         return _reordered(args, loader, dataset, mixup, compute)
-    _keep_out_of_the_runs_stream(args, loader)
-    return TrainLoader(loader, None)
+    _set_workers(args, loader)
+    return TrainLoader(loader, None, args.train_batches_per_epoch)
 
 
 def create_eval_loader(
@@ -116,13 +118,15 @@ def create_eval_loader(
     )
     if transform is not None:
         dataset.transform = transform
-    _keep_out_of_the_runs_stream(args, loader)
+    _set_workers(args, loader)
     return loader
 
 
-def _keep_out_of_the_runs_stream(args: Namespace, loader: Any) -> None:
-    """A torch loader draws a seed at the start of each pass, from PyTorch's random stream if it has no other."""
-    getattr(loader, "loader", loader).generator = torch.Generator().manual_seed(args.seed)
+def _set_workers(args: Namespace, loader: Any) -> None:
+    """Leave signals to the run, and draw the workers' seeds from another stream than the run's."""
+    inner = getattr(loader, "loader", loader)
+    inner.generator = torch.Generator().manual_seed(args.seed)
+    inner.worker_init_fn = partial(leave_to_the_run, then=inner.worker_init_fn)
 
 
 def _mixup(args: Namespace) -> Mixup | None:
@@ -144,7 +148,14 @@ def _mixup(args: Namespace) -> Mixup | None:
 def _reordered(args: Namespace, loader: Any, dataset: Any, mixup: Mixup | None, compute: Compute) -> TrainLoader:
     """Put our batches in the place of the torch loader that timm made."""
     inner = getattr(loader, "loader", loader)
-    order = BatchOrder(len(dataset), args.batch_size, seed=args.seed, rank=args.rank, world=args.world_size)
+    order = BatchOrder(
+        len(dataset),
+        args.batch_size,
+        seed=args.seed,
+        rank=args.rank,
+        world=args.world_size,
+        batches=args.train_batches_per_epoch,
+    )
     if args.aug_repeats:
         if not args.distributed:
             raise DataError("--aug-repeats needs more than one process")
@@ -164,8 +175,8 @@ def _reordered(args: Namespace, loader: Any, dataset: Any, mixup: Mixup | None, 
         num_workers=args.workers,
         pin_memory=args.pin_mem and compute.device.type != "cpu",
         persistent_workers=args.workers > 0,
-        generator=torch.Generator().manual_seed(args.seed),
     )
+    _set_workers(args, ours)
     if inner is loader:
         return TrainLoader(ours, order)
     loader.loader = ours

@@ -15,14 +15,14 @@ from topk_registry.train.setup.criterion import (
     try_criterion,
     uses_soft_targets,
 )
-from topk_registry.train.setup.datasets import check_data_arguments
+from topk_registry.train.setup.datasets import check_training_data
 
 LIKELY_CLASSES = 1000
 
 
 def check(args: Namespace) -> list[str]:
     """Refuse a run that cannot work; returns what its user should know of one that can."""
-    check_data_arguments(args)
+    check_training_data(args)
     _check_names(args)
     args.eval_metric = parse_metric(args.eval_metric)
     n = args.num_classes or (100 if args.dataset.startswith("topk/") else _classes_of_model(args.model))

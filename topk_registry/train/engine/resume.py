@@ -1,0 +1,103 @@
+"""Find the checkpoint to go on from, and the command that goes on."""
+
+import os
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from topk_registry.train.engine.state import LAST
+from topk_registry.train.errors import TrainError
+
+RECOVERY = "recovery-*.pth.tar"
+OUTPUT = Path("output", "train")
+
+# Settings in which two parts of one run may differ: how long, where and how fast it runs, and what it shows.
+FREE = {
+    *("config", "resume", "no_resume_opt", "start_epoch", "epochs", "early_stop", "output", "experiment", "dry_run"),
+    *("device", "local_rank", "device_modules", "workers", "pin_mem", "channels_last", "torchcompile"),
+    *("torchcompile_mode", "synchronize_step", "no_ddp_bb", "grad_checkpointing", "use_multi_epochs_loader"),
+    *("log_interval", "val_interval", "validation_batch_size", "recovery_interval", "checkpoint_hist", "save_images"),
+    *("eval_metric", "multi_crop", "marginal_temperature", "tta", "dataset_download", "strict_data", "train_script"),
+}
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any], *, free: bool = True) -> list[str]:
+    """Settings that differ, as ``name: saved -> now``; ``free`` leaves out those that parts of a run may differ in."""
+    both = [name for name in now if name in saved and not (free and name in FREE)]
+    return [f"{name}: {_plain(saved[name])} -> {_plain(now[name])}" for name in both
+            if _plain(saved[name]) != _plain(now[name])]  # fmt: skip
+
+
+def find_auto(args: Namespace, written: Mapping[str, Any]) -> tuple[Path | None, str]:
+    """The newest checkpoint of a run with these settings, and a sentence where there is none.
+
+    Raises:
+        TrainError: ``--experiment`` names a run with other settings.
+    """
+    root = Path(args.output or OUTPUT)
+    folders = [root / args.experiment] if args.experiment else [path for path in root.glob("*") if path.is_dir()]
+    found = [path for folder in folders if (path := newest(folder)) is not None]
+    found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    if not found:
+        return None, f"--resume auto: no checkpoint in {root / args.experiment}, starting anew"
+    others = []
+    for path in found:
+        settings = _settings(path.parent)
+        differ = differences(settings, written)
+        if not differ and (settings or args.experiment):
+            return path, ""
+        others.append(f"{path.parent} has other settings ({'; '.join(differ) or 'its args.yaml is missing'})")
+    if args.experiment:
+        raise TrainError(f"--resume auto: {others[0]}: name another --experiment, or go on with --resume {found[0]}")
+    return None, f"--resume auto: starting anew; the newest run, {others[0]}"
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest of a run's last and recovery checkpoints."""
+    found = [path for path in (folder / LAST, *folder.glob(RECOVERY)) if path.is_file()]
+    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
+def command(folder: Path) -> str:
+    """The command line that goes on with a run, started as this process was."""
+    words = [*launcher(), "train"] if not _is_train(sys.argv[0]) else launcher()
+    return shlex.join([*words, "--config", f"{folder}/args.yaml", "--resume", f"{folder}/{LAST}"])
+
+
+def launcher() -> list[str]:
+    """How this program was started, torchrun and its arguments included, up to its own arguments."""
+    program = Path(sys.argv[0])
+    own = ["python", "-m", "topk_registry"] if program.name == "__main__.py" else [program.name]
+    if program.stem not in ("__main__", "timm", "topk-registry", "topk-train"):
+        own = ["timm"]  # called from Python
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return own
+    given = sys.argv[1:]
+    try:
+        words = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode().split("\0")[:-1]
+    except OSError:
+        words = []
+    if given and words[-len(given) :] == given:
+        return ["python" if words[0] == sys.executable else words[0], *words[1 : -len(given)]]
+    return ["torchrun", f"--nproc-per-node={os.environ['LOCAL_WORLD_SIZE']}", "-m", "topk_registry"]
+
+
+def _is_train(program: str) -> bool:
+    return Path(program).stem == "topk-train"
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    try:
+        settings = yaml.safe_load((folder / "args.yaml").read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

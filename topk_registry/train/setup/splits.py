@@ -1,0 +1,56 @@
+"""Check that a named split exists: timm reads another part of the data, or all of it, in the place of a missing one."""
+
+from argparse import Namespace
+from pathlib import Path
+
+from topk_registry.train.errors import DataError
+
+TRAINING = ("train", "training")
+EVALUATION = ("val", "valid", "validation", "eval", "evaluation")
+# data sets of torchvision with a training and a test part: timm reads the test part for every name not in TRAINING
+TWO_PARTS = ("cifar10", "cifar100", "mnist", "kmnist", "fashion_mnist", "qmnist")
+MOST_NAMED = 10
+
+
+def check_split(args: Namespace, split: str) -> None:
+    """Raise a ``DataError`` that lists the splits where timm would silently read something else than ``split``."""
+    kind, _, name = args.dataset.lower().rpartition("/")
+    if kind == "torch" and name in TWO_PARTS:
+        if split not in (*TRAINING, *EVALUATION, "test"):
+            raise DataError(f"{args.dataset} has no split {split!r}; there are train and test")
+    elif is_folder(args):
+        root = Path(args.data_dir)
+        known = (TRAINING[0], EVALUATION[0], args.train_split, args.val_split)
+        whole = split in (*TRAINING, *EVALUATION) and not any(_folder(root, each) for each in known)
+        if _folder(root, split) is None and not whole:
+            raise DataError(f"{root} has no split {split!r}; it holds {_names(root)}")
+
+
+def check_apart(args: Namespace) -> None:
+    """Refuse a run that would evaluate on its training folder because neither split has a folder of its own."""
+    if is_folder(args) and args.val_split:
+        root = Path(args.data_dir)
+        if _folder(root, args.train_split) is None and _folder(root, args.val_split) is None:
+            raise DataError(
+                f"{root} has no folders of splits, so evaluation would read the training images; it holds "
+                f"{_names(root)}. --val-split 0.1 holds a part out, --val-split '' evaluates nothing"
+            )
+
+
+def is_folder(args: Namespace) -> bool:
+    """Whether the data is a directory of images, in which timm looks for a folder of each split."""
+    kind, _, name = args.dataset.lower().rpartition("/")
+    return (not kind or (kind == "torch" and name in ("folder", "image_folder"))) and Path(args.data_dir or "").is_dir()
+
+
+def _folder(root: Path, split: str) -> Path | None:
+    """The folder of a split under its own name or a synonym that timm knows."""
+    name = split.split("[")[0]
+    group = next((group for group in (TRAINING, EVALUATION) if name in group), ())
+    return next((root / each for each in (name, *group) if each and (root / each).exists()), None)
+
+
+def _names(root: Path) -> str:
+    names = sorted(path.name for path in root.iterdir() if path.is_dir())
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return (", ".join(names[:MOST_NAMED]) or "no folders") + more
