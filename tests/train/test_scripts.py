@@ -116,7 +116,7 @@ def test_evaluation_alone_trips_nothing(image_folder):
         (["train", "--train-script", CURRENT, "--loss", "sene"], "no loss is called 'sene'"),
         (["train", "--train-script", str(SCRIPTS / "neighbour.py"), "--loss", "seen"], "has no train_one_epoch"),
         (["train", "--train-script", str(SCRIPTS / "neighbour.py")], "no parser in"),
-        (["torchvision-train", "--loss", "seen"], "usage: topk-registry torchvision-train"),
+        (["torchvision-train", "--loss", "seen"], "are required: --script; see topk-registry torchvision-train --help"),
     ],
 )
 def test_what_cannot_work_says_why(argv, message, capsys):
