@@ -1,5 +1,6 @@
 """The factored weight W = V U + 1 omega^T and its exact SGD step; formulas (1) to (12) are in README.md."""
 
+import math
 from dataclasses import dataclass, fields
 
 import torch
@@ -133,8 +134,7 @@ class FactoredWeight(nn.Module):
         cross = x.dH.T @ x.H
         Q = rho * (rho * self.Q - lr * (cross + cross.T)) + lr * (lr * (x.H.T @ self.gram(x) @ x.H))
         w = rho * self.w - lr * (x.H.T @ (2 * x.gq * x.s + self.n * x.gs + x.ga.sum(1)))
-        small = (U, omega, Q, w)
-        if not all(bool(value.isfinite().all()) for value in small):
+        if not math.isfinite(float(U.sum() + omega.sum() + Q.sum() + w.sum())):
             raise SingularStepError(
                 f"the step with lr = {lr:g} is not finite: features, loss or learning rate are too large. "
                 "The weights are as they were"
