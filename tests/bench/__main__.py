@@ -1,7 +1,6 @@
 """Times and peak memory of all contestants for one operator, side by side in one run, once its tests pass."""
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from tqdm import tqdm
 from tests.bench.bandwidth import copy_bandwidth
 from tests.bench.gate import RefusedError, require_green
 from tests.bench.operators import OPERATORS
-from tests.bench.report import environment, record, table
+from tests.bench.report import dumps, environment, record, table
 from topk_studies.timing.contest import Case, Operator
 from topk_studies.timing.measure import measure
 
@@ -54,7 +53,7 @@ def _run(operator: Operator, args: argparse.Namespace) -> int:
             report["results"] += [record(row, bandwidth) for row in rows]
             report["interrupted"] = interrupted
             if args.json:
-                args.json.write_text(json.dumps(report, indent=1) + "\n")
+                args.json.write_text(dumps(report))
             if interrupted:
                 return 130
     return 0

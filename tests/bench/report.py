@@ -1,10 +1,12 @@
 """A table to read, and JSON to keep."""
 
+import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import torch
 
@@ -52,6 +54,19 @@ def record(row: Row, bandwidth: float) -> dict[str, object]:
     shape = {"B": case.B, "n": case.n, "k": case.k, **case.options, "dtype": str(case.dtype).removeprefix("torch.")}
     moved = {"bandwidth": bandwidth, "floor": floor_seconds(case, bandwidth)}
     return {**shape, **moved, **{name: value for name, value in asdict(row).items() if name != "case"}}
+
+
+def dumps(report: Mapping[str, Any]) -> str:
+    """The report as JSON, a line for each of its parts and for each result, with numbers to seven digits."""
+    head = [f"{json.dumps(name)}: {json.dumps(_rounded(part))}" for name, part in report.items() if name != "results"]
+    rows = ",\n  ".join(json.dumps(_rounded(row)) for row in report["results"])
+    return "{\n " + ",\n ".join([*head, f'"results": [\n  {rows}\n ]']) + "\n}\n"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _rounded(part) for name, part in value.items()}
+    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def _cells(row: Row, medians: dict[str, float], floor: float, logit_bytes: int) -> tuple[str, ...]:
