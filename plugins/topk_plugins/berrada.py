@@ -31,7 +31,7 @@ class SmoothTopKSVM(TopKLoss):
 
     Example:
         >>> loss = create_loss("smooth_topk_svm", k=5, tau=0.1)
-        >>> loss(torch.randn(8, 100), torch.randint(100, (8,))).backward()
+        >>> loss(torch.randn(8, 100, requires_grad=True), torch.randint(100, (8,))).backward()
 
     Reference: Berrada, Zisserman, Kumar 2018, equations 6 and 8.
     """

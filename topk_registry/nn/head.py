@@ -80,7 +80,7 @@ class TopKClassifier(nn.Module):
 
     Example:
         >>> model = TopKClassifier(timm.create_model("resnet18", num_classes=100), k=5)
-        >>> model(torch.randn(2, 10, 3, 64, 64)).marginals.sum(-1)
+        >>> model(torch.randn(2, 10, 3, 64, 64)).marginals.detach().sum(-1)
         tensor([5.0000, 5.0000])
     """
 
