@@ -8,6 +8,7 @@ from topk_registry.conformal.coverage import binomial_interval, coverage_interva
 from topk_registry.conformal.martingale import ExchangeabilityTest
 from topk_registry.conformal.scores import SCORES, Score, create_score, inputs_of, log_odds, probabilities
 from topk_registry.conformal.sets import PredictionSets, calibrate
+from topk_registry.conformal.summary import SetCounts
 from topk_registry.conformal.thresholds import (
     Thresholds,
     average_size,
@@ -24,6 +25,7 @@ __all__ = [
     "ExchangeabilityTest",
     "PredictionSets",
     "Score",
+    "SetCounts",
     "Thresholds",
     "average_size",
     "binomial_interval",

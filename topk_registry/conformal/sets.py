@@ -8,7 +8,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from topk_registry.conformal import thresholds as rules
-from topk_registry.conformal.scores import Array, Rank, Score, as_numpy, create_score, inputs_of, ranks
+from topk_registry.conformal.scores import Array, Score, as_numpy, create_score, inputs_of, ranks
 from topk_registry.conformal.thresholds import Thresholds, check_alpha, check_labels, fewest
 
 RULES = ("marginal", "per_class", "interpolated", "clustered", "rc3p", "average_size")
@@ -22,7 +22,8 @@ class PredictionSets:
         score: of a class.
         thresholds: that a score must not exceed.
         temperature: divides the logits first.
-        allow_empty: leave a set without classes empty; otherwise it gets the class with the smallest score.
+        allow_empty: let sets be empty; otherwise the best class is in every set: the first of the ranking, or all of the
+            smallest score where the score is not ranked.
 
     Example:
         >>> sets = calibrate(held_out_logits, labels, alpha=0.1, score="raps")
@@ -51,13 +52,13 @@ class PredictionSets:
         scores = self.score(values, u)
         limit = xp.asarray(self.thresholds.scores, dtype=scores.dtype, device=device(scores))
         inside = scores <= limit
+        by_rank = self.score.ranked or self.thresholds.max_rank is not None
+        places = ranks(values) if by_rank else None
         if self.thresholds.max_rank is not None:
-            inside &= ranks(values) <= xp.asarray(self.thresholds.max_rank, device=device(scores))
-        if self.allow_empty:
-            return inside
-        n = scores.shape[-1]
-        best = xp.argmin(scores, axis=-1, keepdims=True) == xp.arange(n, device=device(scores))
-        return inside | (best & ~xp.any(inside, axis=-1, keepdims=True))
+            inside &= places <= xp.asarray(self.thresholds.max_rank, device=device(scores))
+        if not self.allow_empty:
+            inside |= places == 1 if by_rank else scores == xp.min(scores, axis=-1, keepdims=True)
+        return inside | (limit == math.inf)  # whatever the rank
 
 
 def calibrate(
@@ -142,8 +143,3 @@ def check_size(count: int, alpha: float) -> None:
             f"{count} calibration samples are too few for alpha = {alpha:g}: it takes {fewest(alpha)}, or alpha of at "
             f"least {math.ceil(1e4 / (count + 1)) / 1e4:g}"
         )
-
-
-def is_constant(score: Score) -> bool:
-    """Whether the score depends on the rank alone, so that every set of one threshold has the same size."""
-    return isinstance(score, Rank)

@@ -24,11 +24,11 @@ class Thresholds:
 
     Args:
         scores: one number for all classes, or one a class [n]; infinite: the class is in every set.
-        max_rank: the largest rank of each class [n]; None: any.
+        max_rank: the largest rank, one for all classes or one a class [n]; None: any.
     """
 
     scores: float | np.ndarray
-    max_rank: np.ndarray | None = None
+    max_rank: int | np.ndarray | None = None
 
 
 def order_of(count: int, alpha: float) -> int:

@@ -1,0 +1,88 @@
+"""Held-out images with labels: a folder of folders, or any data set that ``timm train`` reads."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from topk_export.errors import ImageError
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"}
+
+
+class Samples(NamedTuple):
+    """Images that :meth:`Predictor.preprocess` takes, and the label of each."""
+
+    name: str
+    images: Sequence[Any]
+    labels: np.ndarray
+
+
+class _Images:
+    """The images of a data set of pairs, read when asked for."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index][0]
+
+
+def open_folder(folder: str | Path, class_names: Sequence[str]) -> Samples:
+    """The images of ``FOLDER/CLASS/...``, each class a folder named as in the file, or as many folders as classes.
+
+    Folders whose names are not the file's classes are taken in the order of their names, as a training run takes them.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise ImageError(f"the folder {root} does not exist")
+    found = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    known = {name: i for i, name in enumerate(class_names)}
+    if found and all(path.name in known for path in found):
+        numbers = [known[path.name] for path in found]
+    elif len(found) == len(class_names):
+        numbers = list(range(len(found)))
+    else:
+        strange = [path.name for path in found if path.name not in known]
+        example = f", such as {strange[0]!r}" if strange else ""
+        raise ValueError(
+            f"{root} has {len(found)} class folders, {len(strange)} of them no class of the file{example}; expected "
+            f"folders named as its {len(class_names)} classes ({', '.join(map(repr, class_names[:3]))}, ...), or as many"
+        )
+    images, labels = [], []
+    for path, number in zip(found, numbers, strict=True):
+        inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+        images += inside
+        labels += [number] * len(inside)
+    if not images:
+        raise ImageError(f"{root} holds no images ({', '.join(sorted(SUFFIXES))})")
+    return Samples(str(root), images, np.asarray(labels, np.int64))
+
+
+def open_dataset(name: str, *, folder: str | None, split: str, options: dict[str, Any], download: bool) -> Samples:
+    """A data set by the name that ``timm train --dataset`` takes, its images untransformed."""
+    from topk_registry.train.setup.datasets import labels_of, open_split
+
+    args = Namespace(
+        dataset=name,
+        data_dir=folder,
+        dataset_opt=options,
+        dataset_download=download,
+        dataset_trust_remote_code=False,
+        class_map="",
+        batch_size=1,
+        seed=0,
+        input_img_mode=None,
+        input_key=None,
+        target_key=None,
+        val_num_samples=None,
+    )
+    dataset = open_split(args, split, training=False)
+    if not hasattr(dataset, "__getitem__"):
+        raise ValueError(f"--dataset {name} is a stream: calibration draws its samples at random, and must pick them")
+    return Samples(f"{name} {split}", _Images(dataset), labels_of(dataset))
