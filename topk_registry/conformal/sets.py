@@ -22,8 +22,8 @@ class PredictionSets:
         score: of a class.
         thresholds: that a score must not exceed.
         temperature: divides the logits first.
-        allow_empty: let sets be empty; otherwise the best class is in every set: the first of the ranking, or all of the
-            smallest score where the score is not ranked.
+        allow_empty: let sets be empty; otherwise the best class is in every set: the first of the ranking, or, where
+            the score is not ranked, all of the smallest score.
 
     Example:
         >>> sets = calibrate(held_out_logits, labels, alpha=0.1, score="raps")

@@ -10,14 +10,7 @@ import numpy as np
 from topk_registry.conformal.coverage import binomial_interval
 from topk_registry.conformal.scores import Array, as_numpy
 
-SIZE_BINS = (
-    (0, 0),
-    (1, 1),
-    (2, 3),
-    (4, 10),
-    (11, 100),
-    (101, math.inf),
-)  # as Angelopoulos et al. 2021, and their tails
+SIZE_BINS = ((0, 0), (1, 1), (2, 3), (4, 10), (11, 100), (101, math.inf))  # Angelopoulos et al. 2021 cut so
 
 
 @dataclass(frozen=True)

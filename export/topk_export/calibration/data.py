@@ -51,8 +51,8 @@ def open_folder(folder: str | Path, class_names: Sequence[str]) -> Samples:
         strange = [path.name for path in found if path.name not in known]
         example = f", such as {strange[0]!r}" if strange else ""
         raise ValueError(
-            f"{root} has {len(found)} class folders, {len(strange)} of them no class of the file{example}; expected "
-            f"folders named as its {len(class_names)} classes ({', '.join(map(repr, class_names[:3]))}, ...), or as many"
+            f"{root} has {len(found)} class folders, {len(strange)} of them no class of the file{example}; "
+            f"expected one for each of {len(class_names)} classes, or folders named like them ({', '.join(class_names[:3])}, ...)"
         )
     images, labels = [], []
     for path, number in zip(found, numbers, strict=True):

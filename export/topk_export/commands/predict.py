@@ -10,7 +10,7 @@ from pathlib import Path
 from topk_export.commands.common import add_runtime_flags, command, say, share
 from topk_export.errors import ImageError, PredictionError
 from topk_export.runtime.predictor import Predictor
-from topk_export.runtime.ranking import Prediction
+from topk_export.runtime.ranking import Prediction, Ranked
 from topk_registry.cli import ArgumentParser, positive
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"}
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
         workers=args.workers,
     )
     stream = predictor.stream(
-        paths, batch_size=args.batch_size, coverage=args.coverage, max_set=args.max_set, on_error="yield"
+        paths, batch_size=args.batch_size, softmax_mass=args.softmax_mass, max_set=args.max_set, on_error="yield"
     )
     results = _with_progress(zip(paths, stream, strict=True), len(paths))
     write = _write_json if args.json else _write_csv if args.csv else _write_table
@@ -43,8 +43,10 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="topk-registry predict", description=__doc__)
     parser.add_argument("model", metavar="model.onnx")
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, or folders to search")
-    parser.add_argument("--coverage", type=share, metavar="P", help="also the fewest classes with this softmax share")
-    parser.add_argument("--max-set", type=positive, metavar="N", help="the most classes of such a set to write")
+    parser.add_argument(
+        "--softmax-mass", type=share, metavar="P", help="also the fewest classes with this softmax share"
+    )
+    parser.add_argument("--max-set", type=positive, metavar="N", help="the most classes of a set to write")
     parser.add_argument("--batch-size", type=positive, default=32, metavar="N")
     parser.add_argument("--workers", type=positive, metavar="N", help="threads that read images (default: CPUs, max 8)")
     parser.add_argument("--exif", action="store_true", help="turn images as EXIF says (timm's evaluation does not)")
@@ -90,13 +92,16 @@ def _write_table(results: Iterator[Result]) -> int:
         for ranked in item.top:
             print(f"  {ranked.marginal:8.4f}  {ranked.probability:8.4f}   {ranked.name}")
         if item.set is not None:
-            total = sum(ranked.probability for ranked in item.set)
-            names = ", ".join(ranked.name for ranked in item.set)
-            print(
-                f"  set of {item.set_size} (softmax {total:.3f}): {names}"
-                + ("" if len(item.set) == item.set_size else ", ...")
-            )
+            print(f"  prediction set of {item.set_size}: {_names(item.set, item.set_size)}")
+        if item.softmax_set is not None:
+            total = sum(ranked.probability for ranked in item.softmax_set)
+            names = _names(item.softmax_set, item.softmax_set_size)
+            print(f"  {item.softmax_set_size} with softmax {total:.3f}: {names}")
     return bad
+
+
+def _names(chosen: Sequence[Ranked], size: int | None) -> str:
+    return ", ".join(ranked.name for ranked in chosen) + ("" if len(chosen) == size else ", ...")
 
 
 def _write_json(results: Iterator[Result]) -> int:
@@ -111,15 +116,14 @@ def _write_json(results: Iterator[Result]) -> int:
 def _write_csv(results: Iterator[Result]) -> int:
     bad = 0
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(("file", "rank", "index", "class", "marginal", "softmax", "in_top_k", "in_set"))
+    writer.writerow(("file", "rank", "index", "class", "marginal", "softmax", "in_top_k", "in_set", "in_softmax_set"))
     for path, item in results:
         if isinstance(item, Failure):
             bad += 1
             continue
-        chosen = item.set or ()
-        rows = chosen if len(chosen) > len(item.top) else item.top
-        for rank, row in enumerate(rows, 1):
-            inside = "" if item.set is None else int(rank <= len(chosen))
-            values = (f"{row.marginal:.9g}", f"{row.probability:.9g}", int(rank <= len(item.top)), inside)
-            writer.writerow((path, rank, row.index, row.name, *values))
+        # sets are ordered like the top k, but one with thresholds by class may leave some of them out
+        rows = {row.index: row for row in (*item.top, *(item.softmax_set or ()), *(item.set or ()))}
+        for rank, row in enumerate(sorted(rows.values(), key=lambda row: -row.probability), 1):
+            inside = ("" if chosen is None else int(row in chosen) for chosen in (item.top, item.set, item.softmax_set))
+            writer.writerow((path, rank, row.index, row.name, f"{row.marginal:.9g}", f"{row.probability:.9g}", *inside))
     return bad

@@ -136,7 +136,7 @@ class Predictor:
         images: Iterable[Any],
         *,
         batch_size: int = ...,
-        coverage: float | None = ...,
+        softmax_mass: float | None = ...,
         max_set: int | None = ...,
         on_error: Literal["raise", "skip"] = ...,
     ) -> list[Prediction]: ...
@@ -147,7 +147,7 @@ class Predictor:
         images: Iterable[Any],
         *,
         batch_size: int = ...,
-        coverage: float | None = ...,
+        softmax_mass: float | None = ...,
         max_set: int | None = ...,
         on_error: Literal["yield"],
     ) -> list[Prediction | ImageError | PredictionError]: ...
@@ -169,7 +169,7 @@ class Predictor:
         images: Iterable[Any],
         *,
         batch_size: int = ...,
-        coverage: float | None = ...,
+        softmax_mass: float | None = ...,
         max_set: int | None = ...,
         on_error: Literal["raise", "skip"] = ...,
     ) -> Iterator[Prediction]: ...
@@ -180,7 +180,7 @@ class Predictor:
         images: Iterable[Any],
         *,
         batch_size: int = ...,
-        coverage: float | None = ...,
+        softmax_mass: float | None = ...,
         max_set: int | None = ...,
         on_error: Literal["yield"],
     ) -> Iterator[Prediction | ImageError | PredictionError]: ...
@@ -190,7 +190,7 @@ class Predictor:
         images: Iterable[Any],
         *,
         batch_size: int = 32,
-        coverage: float | None = None,
+        softmax_mass: float | None = None,
         max_set: int | None = None,
         on_error: str = "raise",
     ) -> Iterator[Any]:
@@ -199,9 +199,9 @@ class Predictor:
         Args:
             images: paths, bytes, uint8 arrays or Pillow images; may be endless.
             batch_size: images a run.
-            coverage: also give the fewest classes whose softmax shares sum to this much. It covers as often as the
-                softmax is calibrated, no more.
-            max_set: the most classes of such a set that are given; ``set_size`` counts them all.
+            softmax_mass: also give the fewest classes whose softmax shares sum to this much. It promises nothing: the
+                sets of a calibrated file do.
+            max_set: the most classes of a set that are given; ``set_size`` counts them all.
             on_error: for an image that cannot be read, or whose outputs are not numbers. ``"raise"`` the error, after
                 the predictions of all images before it; ``"skip"`` the image; or ``"yield"`` the error in its place.
         """
@@ -211,17 +211,19 @@ class Predictor:
             raise ValueError(f"batch_size must be at least 1, got {batch_size!r}")
         if on_error not in ON_ERROR:
             raise ValueError(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}")
-        check_wanted(coverage, max_set)
+        check_wanted(softmax_mass, max_set)
         check_outputs(self._outputs)
-        return self._stream(images, batch_size, coverage, max_set, on_error)
+        return self._stream(images, batch_size, softmax_mass, max_set, on_error)
 
     def _stream(
-        self, images: Iterable[Any], batch_size: int, coverage: float | None, max_set: int | None, on_error: str
+        self, images: Iterable[Any], batch_size: int, softmax_mass: float | None, max_set: int | None, on_error: str
     ) -> Iterator[Any]:
         for batch in read_ahead(self._read, images, batch=batch_size, workers=self.workers):
             good = [x for x in batch if not isinstance(x, ImageError)]
             outputs = self.run(np.stack(good)) if good else None
-            ranked = rank_rows(outputs, self.metadata, coverage=coverage, max_set=max_set) if outputs else iter(())
+            ranked = (
+                rank_rows(outputs, self.metadata, softmax_mass=softmax_mass, max_set=max_set) if outputs else iter(())
+            )
             for x in batch:
                 result = x if isinstance(x, ImageError) else next(ranked)
                 if not isinstance(result, Exception) or on_error == "yield":
@@ -230,10 +232,10 @@ class Predictor:
                     raise result
 
     def rank(
-        self, outputs: Mapping[str, np.ndarray], *, coverage: float | None = None, max_set: int | None = None
+        self, outputs: Mapping[str, np.ndarray], *, softmax_mass: float | None = None, max_set: int | None = None
     ) -> list[Prediction]:
         """Return the predictions of a run's outputs; raise :class:`PredictionError` where a row is not finite."""
-        rows = list(rank_rows(outputs, self.metadata, coverage=coverage, max_set=max_set))
+        rows = list(rank_rows(outputs, self.metadata, softmax_mass=softmax_mass, max_set=max_set))
         if error := next((row for row in rows if isinstance(row, Exception)), None):
             raise error
         return [row for row in rows if isinstance(row, Prediction)]

@@ -1,4 +1,4 @@
-"""From the outputs of a run to ranked classes: the k best, and the fewest with a wanted share of the softmax."""
+"""From the outputs of a run to ranked classes: the k best, the prediction set, and a share of the softmax."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,14 +27,20 @@ class Prediction:
 
     Args:
         top: the k classes of the largest scores, best first.
-        set: the fewest classes whose softmax shares reach the wanted coverage, best first; None when none was wanted.
-            At most ``max_set`` of them, where that was given.
-        set_size: the number of classes in the whole set; None when none was wanted.
+        set: the prediction set of a calibrated file, best first, which holds the right class as often as the file's
+            metadata says; None where the file has none.
+        set_size: the number of classes in the whole prediction set.
+        softmax_set: the fewest classes whose shares reach the wanted softmax mass, best first; None when none was.
+        softmax_set_size: the number of classes in all of that set.
+
+    Of each set at most ``max_set`` classes are given, where that was asked for.
     """
 
     top: tuple[Ranked, ...]
     set: tuple[Ranked, ...] | None = None
     set_size: int | None = None
+    softmax_set: tuple[Ranked, ...] | None = None
+    softmax_set_size: int | None = None
 
 
 def check_outputs(outputs: Mapping[str, object]) -> None:
@@ -46,28 +52,38 @@ def check_outputs(outputs: Mapping[str, object]) -> None:
         )
 
 
-def check_wanted(coverage: float | None, max_set: int | None) -> None:
-    if coverage is not None and not 0 < coverage <= 1:
-        raise ValueError(f"coverage must be above 0 and at most 1, got {coverage!r}")
+def check_wanted(softmax_mass: float | None, max_set: int | None) -> None:
+    if softmax_mass is not None and not 0 < softmax_mass <= 1:
+        raise ValueError(f"softmax_mass must be above 0 and at most 1, got {softmax_mass!r}")
     if max_set is not None and max_set < 1:
         raise ValueError(f"max_set must be at least 1, got {max_set!r}")
 
 
 def rank_rows(
-    outputs: Mapping[str, np.ndarray], metadata: Metadata, *, coverage: float | None = None, max_set: int | None = None
+    outputs: Mapping[str, np.ndarray],
+    metadata: Metadata,
+    *,
+    softmax_mass: float | None = None,
+    max_set: int | None = None,
 ) -> Iterator[Prediction | PredictionError]:
     """Yield a prediction for each row, or the error of a row whose outputs are not numbers."""
     check_outputs(outputs)
-    check_wanted(coverage, max_set)
-    for logits, marginals in zip(outputs["logits"], outputs["marginals"], strict=True):
+    check_wanted(softmax_mass, max_set)
+    sets = outputs.get("set", [None] * len(outputs["logits"]))
+    for logits, marginals, inside in zip(outputs["logits"], outputs["marginals"], sets, strict=True):
         if np.isnan(marginals).any() or not logits.max() < np.inf:  # NaN compares as false
             yield PredictionError("the model's outputs for this image are not finite numbers")
         else:
-            yield _rank(logits, marginals, metadata, coverage, max_set)
+            yield _rank(logits, marginals, inside, metadata, softmax_mass, max_set)
 
 
 def _rank(
-    logits: np.ndarray, marginals: np.ndarray, metadata: Metadata, coverage: float | None, max_set: int | None
+    logits: np.ndarray,
+    marginals: np.ndarray,
+    inside: np.ndarray | None,
+    metadata: Metadata,
+    softmax_mass: float | None,
+    max_set: int | None,
 ) -> Prediction:
     share = softmax(logits)
     order = np.argsort(-logits, kind="stable")
@@ -76,12 +92,14 @@ def _rank(
         names = metadata.class_names
         return tuple(Ranked(int(i), names[i], float(marginals[i]), float(share[i])) for i in chosen)
 
-    top = ranked(order[: metadata.k])
-    if coverage is None:
-        return Prediction(top)
-    # rounding may leave the sum of all shares below a coverage of 1
-    size = min(int(np.searchsorted(np.cumsum(share[order]), coverage)) + 1, len(order))
-    return Prediction(top, ranked(order[: size if max_set is None else min(size, max_set)]), size)
+    def cut(members: np.ndarray | None) -> tuple[tuple[Ranked, ...] | None, int | None]:
+        return (None, None) if members is None else (ranked(members[:max_set]), len(members))
+
+    mass = None
+    if softmax_mass is not None:  # rounding may leave the sum of all shares below a mass of 1
+        mass = order[: int(np.searchsorted(np.cumsum(share[order]), softmax_mass)) + 1]
+    calibrated = None if inside is None else order[inside[order]]
+    return Prediction(ranked(order[: metadata.k]), *cut(calibrated), *cut(mass))
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

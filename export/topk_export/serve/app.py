@@ -64,11 +64,15 @@ class RankedClass(BaseModel):
 
 
 class Answer(BaseModel):
-    """``marginal``: the chance of being in the top-k set; ``probability``: the softmax share."""
+    """``marginal``: the chance of being in the top-k set; ``probability``: the softmax share.
+
+    ``set``: the prediction set of a calibrated model; ``softmax_set``: the classes with the wanted softmax mass.
+    """
 
     k: int
     top: list[RankedClass]
     set: list[RankedClass] | None = None
+    softmax_set: list[RankedClass] | None = None
     milliseconds: float
 
 
@@ -136,10 +140,10 @@ def create_app(predictor: Predictor, limits: Limits = Limits()) -> FastAPI:
         return response
 
     @app.post("/predict", responses=PROBLEMS, openapi_extra=BODY)
-    async def predict(request: Request, coverage: Annotated[float | None, Query(gt=0, le=1)] = None) -> Answer:
+    async def predict(request: Request, softmax_mass: Annotated[float | None, Query(gt=0, le=1)] = None) -> Answer:
         """The top-k classes of one image, sent as the body or as the form's field ``image``.
 
-        With ``coverage``, also the fewest classes whose softmax shares reach it.
+        With a calibrated model also its prediction set; with ``softmax_mass`` the fewest classes whose shares reach it.
         """
         if problem := warm_up.problem():
             raise _try_later(problem)
@@ -150,7 +154,7 @@ def create_app(predictor: Predictor, limits: Limits = Limits()) -> FastAPI:
             body = await image_bytes(request, limits.body_bytes, limits.body_seconds)
             x = await _decode(predictor, body, decoders)
             outputs = await _infer(batcher, x)
-        prediction = predictor.rank(outputs, coverage=coverage)[0]
+        prediction = predictor.rank(outputs, softmax_mass=softmax_mass)[0]
         seconds = time.perf_counter() - start
         metrics.seconds.observe(seconds)
         return Answer(k=predictor.metadata.k, milliseconds=1e3 * seconds, **asdict(prediction))

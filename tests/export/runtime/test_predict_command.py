@@ -38,23 +38,22 @@ def test_the_table(run, picture):
 
 
 def test_the_table_with_a_set(run, picture):
-    status, out, _ = run(picture("brown"), "--coverage", "0.9")
+    status, out, _ = run(picture("brown"), "--softmax-mass", "0.9")
     assert status == 0
     line = out.splitlines()[-1].strip()
-    assert line.startswith("set of ")
-    names = line.partition("): ")[2].split(", ")
-    assert names[0] == "brown"
-    assert len(names) == int(line.split()[2])
+    count, _, names = line.partition(" with softmax 0.")
+    assert names.partition(": ")[2].split(", ")[0] == "brown"
+    assert len(names.partition(": ")[2].split(", ")) == int(count)
 
 
 def test_json(run, picture):
     paths = [picture("red"), picture("blue")]
-    status, out, _ = run(*paths, "--json", "--coverage", "0.5")
+    status, out, _ = run(*paths, "--json", "--softmax-mass", "0.5")
     assert status == 0
     answers = lines(out)
     assert [answer["file"] for answer in answers] == list(map(str, paths))
     assert [answer["top"][0]["name"] for answer in answers] == ["red", "blue"]
-    assert all(sum(ranked["probability"] for ranked in answer["set"]) >= 0.5 for answer in answers)
+    assert all(sum(ranked["probability"] for ranked in answer["softmax_set"]) >= 0.5 for answer in answers)
 
 
 def test_csv(run, picture):
@@ -70,11 +69,12 @@ def test_csv(run, picture):
 
 
 def test_csv_with_a_set_larger_than_k(run, picture):
-    _, out, _ = run(picture("grey"), "--csv", "--coverage", "1")
+    _, out, _ = run(picture("grey"), "--csv", "--softmax-mass", "1")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert len(rows) == len(COLOURS)
     assert [row["in_top_k"] for row in rows] == ["1"] * K + ["0"] * (len(COLOURS) - K)
-    assert {row["in_set"] for row in rows} == {"1"}
+    assert {row["in_softmax_set"] for row in rows} == {"1"}
+    assert {row["in_set"] for row in rows} == {""}
 
 
 def test_folders_are_searched_in_order(run, picture, tmp_path):
@@ -160,7 +160,7 @@ def test_errors_are_one_line(capsys, edited, picture, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags", [["--coverage", "0"], ["--coverage", "2"], ["--batch-size", "0"], ["--json", "--csv"]]
+    "flags", [["--softmax-mass", "0"], ["--softmax-mass", "2"], ["--batch-size", "0"], ["--json", "--csv"]]
 )
 def test_wrong_flags_are_usage_errors(run, picture, flags, capsys):
     with pytest.raises(SystemExit, match="2"):

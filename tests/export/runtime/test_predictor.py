@@ -145,11 +145,11 @@ def test_outputs_that_are_not_numbers_are_an_error_of_that_image(predictor, edit
 
 
 def test_a_set_is_cut_and_its_size_told(predictor):
-    (whole,) = predictor(IMAGES[:1], coverage=1.0)
-    (cut,) = predictor(IMAGES[:1], coverage=1.0, max_set=3)
-    assert whole.set_size == len(whole.set) > 3
-    assert cut.set == whole.set[:3]
-    assert cut.set_size == whole.set_size
+    (whole,) = predictor(IMAGES[:1], softmax_mass=1.0)
+    (cut,) = predictor(IMAGES[:1], softmax_mass=1.0, max_set=3)
+    assert whole.softmax_set_size == len(whole.softmax_set) > 3
+    assert cut.softmax_set == whole.softmax_set[:3]
+    assert cut.softmax_set_size == whole.softmax_set_size
     with pytest.raises(ValueError, match="max_set must be at least 1, got 0"):
         predictor(IMAGES, max_set=0)
 
@@ -193,20 +193,20 @@ def test_normalising_in_the_graph_is_the_same(predictor, in_graph_file):
 
 @pytest.mark.parametrize("coverage", [0.1, 0.5, 0.9, 0.999, 1.0])
 def test_the_set_is_the_fewest_classes_that_cover(predictor, coverage):
-    for prediction in predictor(IMAGES, coverage=coverage):
-        assert prediction.set is not None
-        shares = [ranked.probability for ranked in prediction.set]
+    for prediction in predictor(IMAGES, softmax_mass=coverage):
+        assert prediction.softmax_set is not None
+        shares = [ranked.probability for ranked in prediction.softmax_set]
         assert shares == sorted(shares, reverse=True)
         assert sum(shares) >= coverage - 1e-12
         assert sum(shares[:-1]) < coverage
         shorter = min(K, len(shares))
-        assert prediction.set[:shorter] == prediction.top[:shorter]
+        assert prediction.softmax_set[:shorter] == prediction.top[:shorter]
 
 
 def test_arguments_that_make_no_sense_are_errors(predictor, model_file, edited):
     for coverage in (0.0, 1.1, float("nan")):
-        with pytest.raises(ValueError, match="coverage must be above 0 and at most 1"):
-            predictor(IMAGES, coverage=coverage)
+        with pytest.raises(ValueError, match="softmax_mass must be above 0 and at most 1"):
+            predictor(IMAGES, softmax_mass=coverage)
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         predictor(IMAGES, batch_size=0)
     with pytest.raises(TypeError, match="put it in a list"):

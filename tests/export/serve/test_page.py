@@ -65,7 +65,7 @@ def test_it_says_what_it_is(page):
 def test_a_dropped_image_shows_marginals_beside_softmax(page, service):
     drop(page, png("turquoise"), "sea.png")
     wait(page, "return document.getElementById('status').textContent.startsWith('Done')")
-    _, answer = predict(service.port, png("turquoise"), query="?coverage=0.9")
+    _, answer = predict(service.port, png("turquoise"), query="?softmax_mass=0.9")
     shown = rows(page)
     assert [name for name, *_ in shown] == [ranked["name"] for ranked in answer["top"]]
     for (_, marginal, softmax), ranked in zip(shown, answer["top"], strict=True):
@@ -76,8 +76,8 @@ def test_a_dropped_image_shows_marginals_beside_softmax(page, service):
     assert bars[0] > 0
     assert page.execute_script("return document.getElementById('preview').naturalWidth") == 60
     assert text(page, "invite") == "sea.png"
-    names = ", ".join(ranked["name"] for ranked in answer["set"])
-    assert text(page, "set").endswith(f"with 90 % of the softmax: {names}")
+    names = ", ".join(ranked["name"] for ranked in answer["softmax_set"])
+    assert text(page, "share").endswith(f"with 90 % of the softmax: {names}")
 
 
 def number(cell: str) -> float:
@@ -94,10 +94,10 @@ def test_the_wanted_share_changes_the_set(page):
     drop(page, png("grey"))
     wait(page, "return document.getElementById('status').textContent.startsWith('Done')")
     page.execute_script(
-        "const c = document.getElementById('coverage'); c.value = 99;"
+        "const c = document.getElementById('mass'); c.value = 99;"
         "for (const kind of ['input', 'change']) c.dispatchEvent(new Event(kind, { bubbles: true }))"
     )
-    wait(page, "return document.getElementById('set').textContent.includes('with 99 %')")
+    wait(page, "return document.getElementById('share').textContent.includes('with 99 %')")
     assert text(page, "wanted") == "99 %"
 
 
@@ -113,7 +113,8 @@ def test_a_file_that_is_no_image_is_told(page):
 
 def test_names_are_text_and_never_markup(page):
     page.execute_script(
-        "show({k: 1, top: [{name: '<b id=bad>x</b>', marginal: 1, probability: 1}], set: [{name: '<i id=bad>'}]})"
+        "show({k: 1, top: [{name: '<b id=bad>x</b>', marginal: 1, probability: 1}], "
+        "softmax_set: [{name: '<i id=bad>'}], set: [{name: '<u id=bad>'}]})"
     )
     assert rows(page)[0][0] == "<b id=bad>x</b>"
     assert page.execute_script("return document.getElementById('bad')") is None

@@ -25,11 +25,11 @@ def test_health_readiness_and_the_model(service):
 
 def test_it_answers_as_the_predictor_does(service, predictor):
     image = encoded(Image.fromarray(noise(80, 90)), "JPEG")
-    status, answer = predict(service.port, image, query="?coverage=0.8", kind="image/jpeg")
+    status, answer = predict(service.port, image, query="?softmax_mass=0.8", kind="image/jpeg")
     assert status == 200
-    (expected,) = predictor([image], coverage=0.8)
+    (expected,) = predictor([image], softmax_mass=0.8)
     assert answer["k"] == K
-    for ours, theirs in ((answer["top"], expected.top), (answer["set"], expected.set)):
+    for ours, theirs in ((answer["top"], expected.top), (answer["softmax_set"], expected.softmax_set)):
         assert [r["name"] for r in ours] == [r.name for r in theirs]
         assert np.allclose([r["marginal"] for r in ours], [r.marginal for r in theirs], rtol=1e-5)
         assert np.allclose([r["probability"] for r in ours], [r.probability for r in theirs], rtol=1e-5)
@@ -39,7 +39,7 @@ def test_a_form_is_as_good_as_a_body(service):
     status, answer, _ = request(service.port, "POST", "/predict", *form(png("pink")))
     assert status == 200
     assert answer["top"][0]["name"] == "pink"
-    assert answer["set"] is None
+    assert answer["softmax_set"] is None
 
 
 def test_concurrent_requests_get_their_own_answers_and_share_batches(service):
@@ -88,7 +88,7 @@ def test_bad_images_are_the_clients_fault(service, body, kind, status, message):
 
 @pytest.mark.parametrize("coverage", ["0", "1.5", "nan", "much"])
 def test_a_coverage_out_of_range_is_refused(service, coverage):
-    assert predict(service.port, png("red"), query=f"?coverage={coverage}")[0] == 422
+    assert predict(service.port, png("red"), query=f"?softmax_mass={coverage}")[0] == 422
 
 
 def test_unknown_routes_and_methods_are_refused(service):
@@ -176,7 +176,7 @@ def test_the_interface_is_described(service):
     assert set(post["requestBody"]["content"]) == {"image/*", "multipart/form-data"}
     assert {"200", "400", "408", "413", "415", "422", "503"} <= set(post["responses"])
     answer = schema["components"]["schemas"]["Answer"]["properties"]
-    assert set(answer) == {"k", "top", "set", "milliseconds"}
+    assert set(answer) == {"k", "top", "set", "softmax_set", "milliseconds"}
     assert f"exact top-{K} probabilities" in schema["info"]["description"]
     assert request(service.port, "GET", "/docs")[0] == 200
 
