@@ -49,10 +49,10 @@ def open_folder(folder: str | Path, class_names: Sequence[str]) -> Samples:
         numbers = list(range(len(found)))
     else:
         strange = [path.name for path in found if path.name not in known]
-        example = f", such as {strange[0]!r}" if strange else ""
+        example = f" ({strange[0]!r} is none of the file's)" if strange else ""
         raise ValueError(
-            f"{root} has {len(found)} class folders, {len(strange)} of them no class of the file{example}; "
-            f"expected one for each of {len(class_names)} classes, or folders named like them ({', '.join(class_names[:3])}, ...)"
+            f"{root} has {len(found)} class folders{example}; expected one for each of its {len(class_names)} classes, "
+            f"or folders with their names: {', '.join(class_names[:3])}, ..."
         )
     images, labels = [], []
     for path, number in zip(found, numbers, strict=True):
