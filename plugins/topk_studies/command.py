@@ -11,6 +11,7 @@ from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions
 from topk_studies.engine.catalogue import STUDIES, UnknownStudyError, load_study
 from topk_studies.engine.runner import run_study
+from topk_studies.engine.statistics import LOOKS
 from topk_studies.engine.store import Store
 from topk_studies.engine.study import BUDGETS, Options
 from topk_studies.report import plots
@@ -27,6 +28,10 @@ def main(argv: Sequence[str]) -> int:
     if args.list:
         print("\n".join(f"{name:<16} {title}" for name, title in STUDIES.items()))
         return 0
+    if args.seeds and args.max_seeds:
+        parser.error("--seeds fixes the seeds and --max-seeds adds them: give one of the two")
+    if args.max_seeds is not None and not 2 <= args.max_seeds <= LOOKS[-1]:
+        parser.error(f"--max-seeds must be 2 to {LOOKS[-1]}, got {args.max_seeds}")
     if not args.names:
         parser.error("name a study, or 'all'; --list lists them")
     names = list(STUDIES) if ALL in args.names else args.names
@@ -101,6 +106,7 @@ def _options(args: argparse.Namespace) -> Options:
         losses=tuple(dict.fromkeys(args.losses)) if args.losses else None,
         budget=args.budget,
         seeds=tuple(dict.fromkeys(args.seeds)) if args.seeds else None,
+        max_seeds=args.max_seeds,
         flags=flags,
         test_split=args.test_split,
         device=args.device,
@@ -120,7 +126,21 @@ def _parser() -> ArgumentParser:
     add("--losses", nargs="+", metavar="LOSS", help="registered losses to compare (default: the paper's)")
     add("--budget", choices=BUDGETS, default="small", help="small: minutes on a laptop; paper: the paper's own setting")
     add("--seeds", nargs="+", type=int, metavar="S", help="random seeds (default: the study's)")
-    add("--jobs", "-j", type=int, default=1, metavar="N", help="runs side by side, each with its share of the cores")
+    add(
+        "--max-seeds",
+        type=int,
+        metavar="N",
+        help="add seeds, up to N, until each claim is decided (5, 8, 13, 21, 40 are the looks); trials are then tuned "
+        "on a seed of their own",
+    )
+    add(
+        "--jobs",
+        "-j",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs side by side, each with its share of the cores and its own GPU",
+    )
     add("--output", default="output/studies", metavar="DIR", help="where runs and reports go (default: %(default)s)")
     add("--rerun", action="store_true", help="run anew what is cached, as after a change to a loss of your own")
     add("--report-only", action="store_true", help="write the report anew from what is cached")

@@ -41,6 +41,8 @@ def test_the_list(capsys):
         (["nois"], "did you mean noise"),
         ([], "name a study"),
         (["noise", "--budget", "large"], "invalid choice"),
+        (["noise", "--max-seeds", "41"], "2 to 40, got 41"),
+        (["noise", "--max-seeds", "8", "--seeds", "1"], "give one of the two"),
     ],
 )
 def test_a_wrong_command_line_is_told_what_there_is(argv, message, capsys):

@@ -152,6 +152,31 @@ def test_figures_can_be_drawn(name, small):
         assert any(axes.lines for axes in canvas.axes)
 
 
+@pytest.mark.parametrize(("gain", "spread", "count"), [(20.0, 0.5, 5), (0.0, 0.2, 5), (0.0, 8.0, 13)])
+def test_seeds_are_added_until_a_claim_is_decided(gain, spread, count):
+    """By a clear difference, or by one that is surely small; the trials have a seed of their own."""
+    from topk_studies.engine.tuning import TUNING_SEED
+
+    study = load_study("small-data")
+    known: dict[str, Record] = {}
+    while True:
+        wanted = unique(study.configurations(Options(max_seeds=13), list(known.values())))
+        new = [configuration for configuration in wanted if canonical(configuration) not in known]
+        if not new:
+            break
+        for one in new:
+            draw = random.Random(canonical(one))
+            value = 50 + gain * (one["flags"]["loss"] == "smooth_topk_svm") + draw.uniform(-spread, spread)
+            rows = [{"top5": value, "test_top5": value, "top1": value, "test_top1": value}]
+            known[canonical(one)] = trained(one, rows)
+    found = study.choices(list(known.values()))
+    seeds = {len(choice.runs) for choice in found if choice.flags.get("subset")}
+    assert seeds == {count}
+    assert all(TUNING_SEED not in choice.runs and len(choice.trials) == len(RATES) for choice in found)
+    (note,) = study.report(list(known.values())).notes
+    assert note.verdict == ("agrees" if gain else "same" if spread < 1 else "open")
+
+
 def test_the_table_of_noise_by_hand(small):
     """Each cell: mean over the seeds of the test score at the epoch that is best on the validation split."""
     noise = load_study("noise")
@@ -197,9 +222,10 @@ def test_multi_crop_runs_on_a_trained_model(tiny, tmp_path):
 
     from topk_studies.experiments import multi_crop
 
+    study = multi_crop.STUDY
     options = replace(tiny, losses=("smooth_topk_svm",))
-    (configuration,) = multi_crop.configurations(options, [])
-    result = multi_crop.run(configuration, tmp_path / "work", lambda share, words: None)
+    (configuration,) = study.configurations(options, [])
+    result = study.run(configuration, tmp_path / "work", lambda share, words: None)
     assert result["temperature"] == pytest.approx(5 * multi_crop.TAU)
     assert set(result["ways"]) == set(multi_crop.WAYS)
     for way in result["ways"].values():
@@ -235,8 +261,7 @@ def test_an_unknown_study_is_told_what_there_is():
 
 
 def test_a_subset_is_trained_on_for_as_many_updates():
-    from topk_studies.experiments import small_data
-
+    small_data = load_study("small-data")
     for flags in ({}, {"epochs": 30}):
         runs = small_data.configurations(Options(flags=flags), [])
         lengths = {c["flags"].get("subset", 1.0): c["flags"]["epochs"] for c in runs}
@@ -245,7 +270,7 @@ def test_a_subset_is_trained_on_for_as_many_updates():
 
 
 def test_tails_are_those_of_the_data():
-    from topk_studies.experiments import imbalance
+    imbalance = load_study("imbalance")
 
     def tail(**options):
         flags = imbalance.configurations(Options(**options), [])[0]["flags"]

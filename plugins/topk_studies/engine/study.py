@@ -28,6 +28,7 @@ class Options:
         losses: names of registered losses; None for the paper's.
         budget: ``"small"``: the built-in data on a laptop; ``"paper"``: the papers' data, networks and epochs.
         seeds: None for the study's own number of them.
+        max_seeds: the most seeds to add while claims are open; None for a fixed number.
         flags: flags of ``timm train``, by their Python names, that hold in every training run of the study.
         test_split: the split that results are reported on; None for the data's own.
         device: as in ``timm train``.
@@ -36,6 +37,7 @@ class Options:
     losses: tuple[str, ...] | None = None
     budget: str = "small"
     seeds: tuple[int, ...] | None = None
+    max_seeds: int | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
     test_split: str | None = None
     device: str = "cpu"
@@ -135,8 +137,8 @@ class Figure:
 class Note:
     """A claim of a paper beside what these runs say of it, computed from numbers.
 
-    ``verdict`` is one of ``"agrees"``, ``"differs"`` and ``"open"`` (the runs cannot tell). ``beyond`` is set where the
-    claim is not the paper's.
+    ``verdict`` is one of ``"agrees"``, ``"differs"``, ``"same"`` (no difference that matters) and ``"open"`` (the runs
+    cannot tell). ``beyond`` is set where the claim is not the paper's.
     """
 
     claim: str

@@ -1,8 +1,8 @@
-"""The same tuning budget for every loss: a grid on the first seed, its best trial on all seeds.
+"""The same tuning budget for every loss: a grid on one seed, its best trial on all seeds.
 
 A trial is judged by its best epoch on the validation split, the split that also picks the epoch of every run (early
-stopping, cross-entropy's included); the test split is reported. As the first seed's runs are both trial and result, no
-run is done twice.
+stopping, cross-entropy's included); the test split is reported. With a fixed number of seeds, the first seed's runs are
+both trial and result, so that no run is done twice.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +15,7 @@ from topk_studies.engine.store import canonical
 from topk_studies.engine.study import Configuration, Estimate, Options, Record
 from topk_studies.engine.training import configure
 
+TUNING_SEED = 1000  # where seeds are added until claims are decided, trials run on this one and no result does
 TUNED = ("lr", "loss_opt", "normalize_classifier")
 
 
@@ -32,10 +33,15 @@ def tuned_runs(
     *,
     metric: str = "top5",
     grid: Sequence[Trial] | None = None,
+    tuning_seed: int | None = None,
 ) -> list[Configuration]:
-    """A loss's runs under some flags: the grid on the first seed and, once that is known, the best on the others."""
+    """A loss's runs under some flags: the grid on one seed and, once that is known, its best trial on the others.
+
+    The grid's seed is the first of ``seeds``, unless ``tuning_seed`` names one that no result is reported of.
+    """
     chosen = grid if grid is not None else trials(options, loss)
-    first = [run_of(options, loss=loss, seed=seeds[0], **merge(flags or {}, trial)) for trial in chosen]
+    tuning = seeds[0] if tuning_seed is None else tuning_seed
+    first = [run_of(options, loss=loss, seed=tuning, **merge(flags or {}, trial)) for trial in chosen]
     finished = {canonical(record.configuration): record for record in known}
     records = [finished.get(canonical(configuration)) for configuration in first]
     if any(record is None for record in records):
@@ -43,7 +49,7 @@ def tuned_runs(
     best = best_of([record for record in records if record is not None and not record.error], metric)
     if best is None:
         return first
-    again = [with_seed(best.configuration, seed) for seed in seeds[1:]]
+    again = [with_seed(best.configuration, seed) for seed in seeds if seed != tuning]
     return first + again
 
 
@@ -59,6 +65,8 @@ def with_seed(configuration: Configuration, seed: int) -> Configuration:
 
 def best_of(records: Sequence[Record], metric: str) -> Record | None:
     """The record with the best validation epoch; the first of equals."""
+    if len(records) == 1:
+        return records[0]
     return max(records, key=lambda record: score(record, metric, "validation"), default=None)
 
 
@@ -111,12 +119,15 @@ def choices(records: Iterable[Record], *, metric: str = "top5", tuned: Sequence[
 
 
 def _choice(records: Sequence[Record], metric: str, tuned: Sequence[str]) -> Choice:
-    first = min(seed_of(record) for record in records)
+    seeds = {seed_of(record) for record in records}
+    first = TUNING_SEED if TUNING_SEED in seeds else min(seeds)
     tried = tuple(record for record in records if seed_of(record) == first)
     best = best_of(tried, metric)
     assert best is not None
     same = canonical(_without(best, ("seed",)))
     runs = {seed_of(record): record for record in records if canonical(_without(record, ("seed",))) == same}
+    if first == TUNING_SEED and len(runs) > 1:
+        del runs[first]  # it was chosen for its score
     flags = best.configuration["flags"]
     return Choice(
         loss=flags["loss"],

@@ -14,23 +14,17 @@ from topk_registry.train.setup.build import Run
 from topk_registry.train.setup.datasets import open_split
 from topk_registry.train.setup.loaders import create_eval_loader
 from topk_studies.engine import training
+from topk_studies.engine.experiment import TrainingStudy
 from topk_studies.engine.settings import K
-from topk_studies.engine.statistics import difference, estimate, judge
-from topk_studies.engine.study import Configuration, Findings, Note, Options, Progress, Record, Table
-from topk_studies.engine.tuning import seed_of
-from topk_studies.engine.variants import variant_runs
+from topk_studies.engine.statistics import Claim, estimate, paired, settle
+from topk_studies.engine.study import Configuration, Findings, Options, Progress, Record, Table
+from topk_studies.engine.tuning import Choice
+from topk_studies.engine.variants import variant_runs, variants
 from topk_studies.report.display import commands
 
-TITLE = "Multi-crop"
-QUESTION = "Does averaging top-5 marginals over crops beat averaging softmax, or the scores themselves?"
-REFERENCE = "Berrada et al. 2018, section 5.2 and appendix C"
-RUNS, VERSION, ALONE = "multi-crop", 1, False
-
-LOSSES = ("ce", "smooth_topk_svm")
 TAU = 0.1
 TEMPERED = ("smooth_topk_svm", "topk_nll")
 CROPS = 10
-SEEDS = (0, 1, 2)
 WAYS = {
     "centre": "the centre crop alone",
     "scores": "mean of the scores",
@@ -38,25 +32,67 @@ WAYS = {
     "tempered": "mean of softmax at the temperature of the marginals",
     "marginals": f"mean of top-{K} marginals",
 }
+CLAIMS = (
+    ("Averaging crops beats the centre crop.", "marginals", "centre"),
+    (
+        "Averaging top-5 marginals predicts five classes better (Berrada, appendix C).",
+        "marginals",
+        "softmax",
+    ),
+)
+Runs = dict[int, Record]  # by seed
 
 
-def configurations(options: Options, known: Sequence[Record]) -> list[Configuration]:
-    wanted = []
-    for loss in options.losses or LOSSES:
-        own = {"tau": TAU} if loss in TEMPERED else {}
-        wanted += [{**run_, "crops": CROPS} for run_ in variant_runs(options, loss, own, options.seeds or SEEDS)]
-    return wanted
+class MultiCrop(TrainingStudy):
+    NAME = "multi-crop"
+    TITLE = "Multi-crop"
+    QUESTION = "Does averaging top-5 marginals over crops beat averaging softmax, or the scores themselves?"
+    REFERENCE = "Berrada et al. 2018, section 5.2 and appendix C"
+    RUNS = "multi-crop"
+    LOSSES = ("ce", "smooth_topk_svm")
+    SEEDS = (0, 1, 2)
 
+    def wanted(self, options: Options, known: Sequence[Record], seeds: Sequence[int]) -> list[Configuration]:
+        return [
+            {**one, "crops": CROPS}
+            for loss in options.losses or self.LOSSES
+            for one in variant_runs(options, loss, {"tau": TAU} if loss in TEMPERED else {}, seeds)
+        ]
 
-def run(configuration: Configuration, work: Path, progress: Progress) -> dict[str, Any]:
-    """Train, then average the crops of the test images in every way, with the weights of the best epoch."""
-    from timm.models import load_checkpoint
+    def run(self, configuration: Configuration, work: Path, progress: Progress) -> dict[str, Any]:
+        """Train, then average the crops of the test images in every way, with the weights of the best epoch."""
+        from timm.models import load_checkpoint
 
-    trained = training.train(configuration, work, progress)
-    assert trained.folder is not None
-    load_checkpoint(trained.model, str(trained.folder / "model_best.pth.tar"))
-    temperature = temperature_of(trained.args, trained.task.criterion)
-    return {"temperature": temperature, "ways": average_crops(trained, configuration, temperature)}
+        trained = training.train(configuration, work, progress)
+        assert trained.folder is not None
+        load_checkpoint(trained.model, str(trained.folder / "model_best.pth.tar"))
+        temperature = temperature_of(trained.args, trained.task.criterion)
+        return {"temperature": temperature, "ways": average_crops(trained, configuration, temperature)}
+
+    def choices(self, records: Sequence[Record]) -> list[Choice]:
+        return variants(records)
+
+    def claims(self, found: Sequence[Choice]) -> list[Claim]:
+        metric = f"top{K}"
+        return [
+            Claim(
+                text,
+                paired(_scores(choice.runs, better, metric), _scores(choice.runs, worse, metric)),
+                f"{choice.loss}, top-{K} by {better} less by {worse}",
+                (choice,),
+            )
+            for text, better, worse in CLAIMS
+            for choice in found
+        ]
+
+    def report(self, records: Sequence[Record]) -> Findings:
+        found = self.choices(records)
+        return Findings(
+            tables=tuple(_table(f"Top-{k} accuracy of {CROPS} crops", found, f"top{k}") for k in (K, 1)),
+            notes=settle(self.claims(found)),
+            protocol=_protocol(records),
+            commands=commands(self.NAME, records),
+        )
 
 
 @torch.inference_mode()
@@ -89,22 +125,9 @@ def averages(logits: Tensor, temperature: float) -> dict[str, Tensor]:
     }
 
 
-def report(records: Sequence[Record]) -> Findings:
-    groups: dict[str, dict[int, Record]] = {}
-    for record in records:
-        groups.setdefault(record.configuration["flags"]["loss"], {})[seed_of(record)] = record
-    tables = tuple(_table(f"Top-{k} accuracy of {CROPS} crops", groups, f"top{k}") for k in (K, 1))
-    return Findings(
-        tables=tables,
-        notes=tuple(_notes(groups)),
-        protocol=_protocol(records),
-        commands=commands("multi-crop", records),
-    )
-
-
-def _table(title: str, groups: dict[str, dict[int, Record]], metric: str) -> Table:
+def _table(title: str, found: Sequence[Choice], metric: str) -> Table:
     rows = tuple(
-        (loss, *(estimate(list(_scores(runs, way, metric).values())) for way in WAYS)) for loss, runs in groups.items()
+        (choice.loss, *(estimate(list(_scores(choice.runs, way, metric).values())) for way in WAYS)) for choice in found
     )
     note = f"Percent on the test split. {'; '.join(f'{way}: {words}' for way, words in WAYS.items())}. The paper's own "
     return Table(
@@ -112,29 +135,8 @@ def _table(title: str, groups: dict[str, dict[int, Record]], metric: str) -> Tab
     )
 
 
-def _scores(runs: dict[int, Record], way: str, metric: str) -> dict[int, float]:
+def _scores(runs: Runs, way: str, metric: str) -> dict[int, float]:
     return {seed: record.result["ways"][way][metric] for seed, record in sorted(runs.items())}
-
-
-def _notes(groups: dict[str, dict[int, Record]]) -> list[Note]:
-    metric = f"top{K}"
-    claims = (
-        ("Averaging crops beats the centre crop.", "marginals", "centre"),
-        (
-            "Averaging top-5 marginals is the better prediction of five classes (Berrada, appendix C).",
-            "marginals",
-            "softmax",
-        ),
-    )
-    return [
-        judge(
-            claim,
-            difference(_scores(runs, better, metric), _scores(runs, worse, metric)),
-            f"{loss}, top-{K} by {better} less by {worse}",
-        )
-        for claim, better, worse in claims
-        for loss, runs in groups.items()
-    ]
 
 
 def _protocol(records: Sequence[Record]) -> str:
@@ -148,3 +150,6 @@ def _protocol(records: Sequence[Record]) -> str:
         "epochs; the weights of the epoch that is best on the validation split. Marginals at the temperature k tau of "
         f"the loss: {told}."
     )
+
+
+STUDY = MultiCrop()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 BLOCK = re.compile(r"(?<=<!-- claims -->\n).*?(?=<!-- /claims -->)", re.DOTALL)
-VERDICTS = {"agrees": "agrees", "differs": "**differs**", "open": "open"}
+VERDICTS = {"agrees": "agrees", "differs": "**differs**", "same": "no difference", "open": "open"}
 
 
 def claims(summaries: Sequence[Mapping[str, Any]]) -> str:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from topk_studies.engine.statistics import difference, judge
-from topk_studies.engine.study import Estimate, Figure, Note, Record, Table, Value
+from topk_studies.engine.statistics import difference
+from topk_studies.engine.study import Estimate, Figure, Record, Table, Value
 from topk_studies.engine.training import command
 from topk_studies.engine.tuning import Choice, score
 from topk_studies.report.plots import legend, lines
@@ -13,6 +13,11 @@ Key = Callable[[Choice], Any]
 Name = Callable[[Choice], str]
 Paper = Mapping[tuple[Any, str], float]  # (the row's key, the column's name) -> a paper's number
 
+TRAINING_PANELS = (
+    ("train_top5", "training top-5 (%)"),
+    ("top5", "validation top-5 (%)"),
+    ("nonzero", "gradient not zero"),
+)
 UNCHECKED = (
     "The paper's own numbers, of other data and networks, are in {}: none is repeated here that was not checked."
 )
@@ -122,25 +127,6 @@ def differences_table(
         "Percentage points on the test split, paired by seed. Where the interval excludes 0, that one comparison is a "
         "difference at the 95 % level; of twenty such, one is expected to be chance.",
     )
-
-
-def judge_pair(
-    claim: str,
-    found: Sequence[Choice],
-    better: str,
-    worse: str,
-    metric: str,
-    *,
-    name: Name = loss_name,
-    where: str = "",
-) -> list[Note]:
-    """A note on one choice against another, by name; none where either is missing."""
-    place = {name(choice): choice for choice in found}
-    if better not in place or worse not in place:
-        return []
-    gap = difference(place[better].scores(metric), place[worse].scores(metric))
-    words = f"{where + ', ' if where else ''}{metric_name(metric)} of {better} less {worse}"
-    return [judge(claim, gap, words)]
 
 
 def lines_figure(

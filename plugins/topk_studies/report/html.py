@@ -13,7 +13,12 @@ from topk_studies.report.parts import each
 
 TITLE = "Studies of top-k losses"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-COUNTED = {"agrees": ("agrees", "agree"), "differs": ("differs", "differ"), "open": ("stays open", "stay open")}
+COUNTED = {
+    "agrees": ("agrees", "agree"),
+    "differs": ("differs", "differ"),
+    "same": ("shows no difference", "show no difference"),
+    "open": ("stays open", "stay open"),
+}
 
 
 def write_html(sections: Sequence[Section], path: Path) -> None:
@@ -58,7 +63,7 @@ def _summary(sections: Sequence[Section]) -> str:
         words += f" {_count(broken, 'run', 'runs')} failed; the reasons stand below."
     verdicts = [note.verdict for section in sections for note in section.findings.notes if not note.beyond]
     if verdicts:
-        counts = ", ".join(_count(verdicts.count(verdict), *forms) for verdict, forms in COUNTED.items())
+        counts = ", ".join(_count(verdicts.count(v), *forms) for v, forms in COUNTED.items() if v in verdicts)
         words += f" Of {_count(len(verdicts), 'claim', 'claims')} of the papers, {counts}."
     return f"<p>{words}</p>"
 

@@ -10,8 +10,8 @@ from topk_studies.report import plots
 from topk_studies.report.cells import Cell, best_cells, is_number, text
 
 LARGEST_SVG = 700_000  # characters; what is more intricate becomes a PNG
-VERDICTS = {"agrees": "Agrees", "differs": "Differs", "open": "Open"}
-BEYOND = {"agrees": "Holds", "differs": "Fails", "open": "Open"}  # of a claim that is not the paper's
+VERDICTS = {"agrees": "Agrees", "differs": "Differs", "same": "No difference", "open": "Open"}
+BEYOND = {**VERDICTS, "agrees": "Holds", "differs": "Fails"}  # of a claim that is not the paper's
 MARK = "★ is better than all it competes with, the intervals apart."
 NO_MARK = "None is marked as best: the intervals overlap, or a single run has none."
 
