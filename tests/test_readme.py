@@ -160,11 +160,5 @@ def test_its_example_of_very_many_classes_runs():
     assert scope["head"].weight.grad.any()
 
 
-def test_the_folders_it_names_exist():
-    named = re.findall(r"^\| `([\w/]+/)` \|", README.read_text(), re.MULTILINE)
-    assert named
-    assert all((ROOT / folder).is_dir() for folder in named)
-
-
 if __name__ == "__main__":
     README.write_text(SPEED.sub(lambda _: speeds(), TABLE.sub(lambda _: table(), README.read_text())))
