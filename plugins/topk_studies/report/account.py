@@ -1,6 +1,7 @@
 """What came of the papers' claims, as Markdown, from ``summary.json``.
 
-``python -m topk_studies.report.account docs/results/studies/summary.json docs/results/studies.md``
+``python -m topk_studies.report.account DIR/summary.json docs/results/studies.md``, with the ``--output`` of the studies
+as ``DIR``, also writes the parts of the summary that it quotes beside the text, as ``docs/results/studies.json``.
 
 A text that quotes numbers of a report holds them between ``<!-- claims -->`` and ``<!-- /claims -->``; this writes them
 there, so that they are the report's.
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 BLOCK = re.compile(r"(?<=<!-- claims -->\n).*?(?=<!-- /claims -->)", re.DOTALL)
+QUOTED = ("study", "title", "command", "runs", "failed", "seconds", "notes")
 VERDICTS = {"agrees": "agrees", "differs": "**differs**", "same": "no difference", "open": "open"}
 
 
@@ -27,6 +29,12 @@ def update(text: str, summaries: Sequence[Mapping[str, Any]]) -> str:
     if not BLOCK.search(text):
         raise ValueError("the text has no <!-- claims --> and <!-- /claims --> on lines of their own")
     return BLOCK.sub(lambda _: claims(summaries), text)
+
+
+def quoted(summaries: Sequence[Mapping[str, Any]]) -> str:
+    """The parts of a summary that a text quotes, as JSON with one line a study."""
+    lines = (json.dumps({name: summary[name] for name in QUOTED}) for summary in summaries)
+    return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
 def _study(summary: Mapping[str, Any]) -> str:
@@ -48,7 +56,9 @@ def main(argv: Sequence[str]) -> int:
         print("usage: python -m topk_studies.report.account SUMMARY.json TEXT.md", file=sys.stderr)
         return 2
     summary, path = map(Path, argv)
-    path.write_text(update(path.read_text(encoding="utf-8"), json.loads(summary.read_text(encoding="utf-8"))), "utf-8")
+    summaries = json.loads(summary.read_text(encoding="utf-8"))
+    path.write_text(update(path.read_text(encoding="utf-8"), summaries), "utf-8")
+    path.with_suffix(".json").write_text(quoted(summaries), "utf-8")
     return 0
 
 
