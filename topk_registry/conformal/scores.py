@@ -79,6 +79,10 @@ class Score:
         """A bound that no score of n classes exceeds; infinite where there is none."""
         raise NotImplementedError
 
+    def largest_rank(self, threshold: float, n: int) -> int:
+        """The rank that no class of a set exceeds, at this threshold."""
+        return n
+
     def options(self) -> dict[str, Any]:
         """The options that the score was built with, as JSON can hold them."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -112,10 +116,6 @@ class Ranked(Score):
     def ordered(self, p: Array, u: Array | float) -> Array:
         """The scores of probabilities that fall along the row [B, n]."""
         raise NotImplementedError
-
-    def largest_rank(self, threshold: float, n: int) -> int:
-        """The rank that no class of a set exceeds, at this threshold."""
-        return n
 
 
 def _ranks_like(p: Array) -> Array:

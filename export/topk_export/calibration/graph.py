@@ -70,7 +70,7 @@ def add_sets(model: Any, sets: PredictionSets, n: int, *, max_size: int) -> Any:
     scores = np.broadcast_to(np.asarray(limits.scores, np.float64), (n,) if np.ndim(limits.scores) else (1,))
     level = _in_graph(sets.score, scores)
     if isinstance(sets.score, Ranked) or limits.max_rank is not None:
-        count, full = _ranked_set(add, sets, level, n, max_size)
+        count, full = _ranked_set(add, sets, level, largest_size(sets, n, max_size))
     else:
         count, full = _plain_set(add, sets, level)
     if np.isinf(scores).any() and np.ndim(limits.scores):
@@ -86,6 +86,18 @@ def add_sets(model: Any, sets: PredictionSets, n: int, *, max_size: int) -> Any:
     add.output(SET, TensorProto.BOOL, [batch, n])
     add.output(SIZE, TensorProto.INT64, [batch])
     return model
+
+
+def largest_size(sets: PredictionSets, n: int, max_size: int) -> int:
+    """How many of the best classes a set has to look at: those that its thresholds can let in, up to ``max_size``."""
+    scores = np.atleast_1d(np.asarray(sets.thresholds.scores))
+    finite = np.isfinite(scores)
+    if not finite.any():
+        return 1
+    size = min(n, max_size, sets.score.largest_rank(float(scores[finite].max()), n))
+    if np.ndim(sets.thresholds.max_rank):
+        size = min(size, int(np.broadcast_to(sets.thresholds.max_rank, (n,))[np.broadcast_to(finite, (n,))].max()))
+    return size
 
 
 def score_model(model: Any, score: Score, *, temperature: float, max_size: int | None) -> Any:
@@ -192,7 +204,7 @@ def _ranked_scores(add: Nodes, score: Score, temperature: float, size: int) -> t
     return sums, classes, ranks
 
 
-def _ranked_set(add: Nodes, sets: PredictionSets, level: np.ndarray, n: int, size: int) -> tuple[str, str]:
+def _ranked_set(add: Nodes, sets: PredictionSets, level: np.ndarray, size: int) -> tuple[str, str]:
     from onnx import TensorProto
 
     scores, classes, ranks = _ranked_scores(add, sets.score, sets.temperature, size)

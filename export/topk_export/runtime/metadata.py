@@ -21,6 +21,10 @@ SEMANTICS = {
     "not a softmax",
     "indices": "the k classes of the largest scores [batch, k], int64, best first",
 }
+SET_SEMANTICS = {
+    "set": "which classes are in the prediction set [batch, num_classes], bool; see sets for what it promises",
+    "set_size": "how many they are [batch], int64",
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Metadata:
     licence: str | None = None
     loss: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    sets: Mapping[str, Any] | None = None  # what `topk-registry calibrate` wrote of its prediction sets
 
     def to_props(self) -> dict[str, str]:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "preprocess"}

@@ -17,7 +17,7 @@ import numpy as np
 from topk_export.errors import DeviceError, ModelFileError
 
 DEVICES = ("auto", "cpu", "cuda", "tensorrt")
-TYPES = {"tensor(float)": np.float32, "tensor(uint8)": np.uint8, "tensor(int64)": np.int64}
+TYPES = {"tensor(float)": np.float32, "tensor(uint8)": np.uint8, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
 
 

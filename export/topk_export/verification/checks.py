@@ -76,10 +76,14 @@ def check_runs(
         checks += _check_marginals("model", last["logits"], last["marginals"], metadata)
     if "logits" in last and "indices" in last:
         checks.append(_check_indices("model", last["logits"], last["indices"], metadata.k))
+    if "set" in last and "set_size" in last:
+        checks.append(Check("set_size counts the set", bool((last["set"].sum(-1) == last["set_size"]).all())))
     return checks
 
 
-def _shape(name: str, batch: int, metadata: Metadata) -> tuple[int, int]:
+def _shape(name: str, batch: int, metadata: Metadata) -> tuple[int, ...]:
+    if name == "set_size":
+        return (batch,)
     return batch, metadata.k if name == "indices" else metadata.num_classes
 
 

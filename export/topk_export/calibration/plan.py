@@ -1,0 +1,79 @@
+"""What to calibrate, and which samples serve which purpose."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from topk_registry.conformal import create_score
+from topk_registry.conformal.sets import RULES, check_size
+from topk_registry.conformal.thresholds import check_alpha
+
+MAX_SIZE = 256  # beyond it ranking costs more than the top-k head does at 21,841 classes, and nobody reads the set
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to calibrate, and on which share of the samples.
+
+    Args:
+        score: a name of :data:`topk_registry.conformal.SCORES`.
+        alpha: the share of labels that may be missed.
+        rule: one threshold for all classes, or another rule of :data:`topk_registry.conformal.sets.RULES`.
+        options: of the score; what is not given is tuned, where the score has something to tune.
+        rule_options: of the rule.
+        temperature: divides the logits; None fits it by the likelihood of the labels.
+        report, tune: the share of samples that report, and of the others that tune where something is tuned.
+        max_size: the most classes that a ranked set looks at.
+        class_weights: how much each class matters to ``pas`` [n].
+        allow_empty: let sets be empty.
+        seed: of the split.
+    """
+
+    score: str = "lac"
+    alpha: float = 0.1
+    rule: str = "marginal"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    rule_options: Mapping[str, Any] = field(default_factory=dict)
+    temperature: float | None = 1.0
+    report: float = 0.5
+    tune: float = 0.2
+    max_size: int = MAX_SIZE
+    class_weights: tuple[float, ...] | None = None
+    allow_empty: bool = False
+    seed: int = 0
+
+    @property
+    def tunes(self) -> bool:
+        """Whether anything is chosen by data."""
+        name = self.score.replace("-", "_")
+        return self.temperature is None or name == "pas" or (name in ("raps", "saps") and not self.options)
+
+
+def split(count: int, plan: Plan) -> dict[str, np.ndarray]:
+    """Which samples report, tune and calibrate."""
+    if not 0 < plan.report < 1 or not 0 <= plan.tune < 1:
+        raise ValueError(f"shares of samples must be between 0 and 1, got report {plan.report} and tune {plan.tune}")
+    order = np.random.default_rng(plan.seed).permutation(count)
+    reports = round(plan.report * count)
+    tunes = round(plan.tune * (count - reports)) if plan.tunes else 0
+    parts = np.split(order, [reports, reports + tunes])
+    return dict(zip(("report", "tune", "calibrate"), map(np.sort, parts), strict=True))
+
+
+def check(plan: Plan, parts: Mapping[str, np.ndarray], n: int) -> None:
+    """Refuse, before any image is read, what cannot work."""
+    check_alpha(plan.alpha)
+    check_size(len(parts["calibrate"]), plan.alpha)
+    create_score(plan.score, **({"prior": (0.5, 0.5)} if plan.score == "pas" else plan.options))
+    if plan.rule not in RULES:
+        raise ValueError(f"no rule is called {plan.rule!r}; there are {', '.join(RULES)}")
+    if plan.tunes and not len(parts["tune"]):
+        raise ValueError(f"score {plan.score} is tuned on samples of its own, and tune = {plan.tune:g} leaves none")
+    if plan.class_weights is not None and len(plan.class_weights) != n:
+        raise ValueError(f"expected a class weight for each of the file's {n} classes, got {len(plan.class_weights)}")
+    if plan.max_size < 1:
+        raise ValueError(f"max_size must be at least 1, got {plan.max_size}")
+    if plan.temperature is not None and not 0 < plan.temperature < np.inf:
+        raise ValueError(f"the temperature must be above 0 and finite, got {plan.temperature!r}")

@@ -1,0 +1,211 @@
+"""Calibration of an exported file: run it over held-out images, find thresholds, write a new file and a report.
+
+The images are split at random into three parts. One tunes (the options of a score, a temperature, a prior), one
+calibrates, one reports: no sample serves two purposes, so that the guarantee and the reported coverage both hold.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from topk_export.calibration.data import Samples
+from topk_export.calibration.facts import facts_of, reference_of, stamp
+from topk_export.calibration.graph import SET, add_sets, check_fits, set_model
+from topk_export.calibration.heads import Heads, label_ranks
+from topk_export.calibration.plan import Plan, check, split
+from topk_export.errors import ExportError
+from topk_export.runtime.metadata import Metadata
+from topk_export.runtime.predictor import Predictor
+from topk_export.verification.graph import LOGITS
+from topk_registry.conformal import (
+    PredictionSets,
+    Score,
+    SetCounts,
+    Thresholds,
+    average_size,
+    create_score,
+    fit_softmax_temperature,
+    probabilities,
+    tune,
+)
+from topk_registry.conformal.scores import SCORES as KINDS
+from topk_registry.conformal.scores import LogOdds, Pas, Raps, Saps
+from topk_registry.conformal.sets import thresholds_of
+from topk_registry.conformal.thresholds import check_labels
+
+Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What a calibration found: the sets, their evaluation, and the facts that are written down."""
+
+    sets: PredictionSets
+    facts: dict[str, Any]
+    counts: SetCounts
+    class_counts: np.ndarray  # calibration samples of each class [n]
+    temperatures: list[dict[str, float]]
+    class_names: tuple[str, ...]
+
+
+def _quiet(items: Iterable[Any], label: str, total: int) -> Iterable[Any]:
+    return items
+
+
+def calibrate_file(
+    model: str | Path,
+    output: str | Path,
+    samples: Samples,
+    plan: Plan,
+    *,
+    device: str = "auto",
+    require_gpu: bool = False,
+    threads: int | None = None,
+    batch_size: int = 32,
+    progress: Progress = _quiet,
+) -> Calibrated:
+    """Calibrate an exported file on held-out samples, and write the result as a new file.
+
+    The file appears whole or not at all. It was run before it appeared: its sets are those of the calibration.
+
+    Args:
+        model: as :func:`topk_export.export_onnx` writes it.
+        output: another file.
+        samples: held-out images with labels, from neither training nor model selection.
+        plan: what to calibrate.
+        device, require_gpu, threads: see :class:`topk_export.Predictor`.
+        batch_size: images a run.
+        progress: wraps an iterable with a label and a total.
+    """
+    import onnx
+
+    output = Path(output)
+    if output.exists() and output.samefile(model):
+        raise ValueError(f"calibration writes a new file, {output} is the one it reads")
+    predictor = Predictor(model, device=device, require_gpu=require_gpu, threads=threads)
+    metadata = predictor.metadata
+    n = metadata.num_classes
+    labels = check_labels(samples.labels, n)
+    parts = split(len(labels), plan)
+    check(plan, parts, n)
+    proto = onnx.load(str(model))
+    kind = KINDS[plan.score.replace("-", "_")]
+    check_fits(proto, LogOdds(metadata.k) if kind is LogOdds else create_score("lac"))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.stem}-") as folder:
+        staged = Path(folder) / "model.onnx"
+        logits, fingerprint = _run_all(predictor, samples, labels, batch_size, progress, Path(folder))
+        runner = Heads(proto, logits, device)
+        found = _calibrate(runner, labels, parts, plan, metadata)
+        facts = facts_of(found[0], plan, parts, labels, metadata, samples, fingerprint)
+        built = add_sets(proto, found[0], n, max_size=plan.max_size)
+        counts, sizes = runner.evaluate(built, parts["report"], labels)
+        facts |= {f"report_{name}": round(value, 6) for name, value in counts.summary().items() if np.isfinite(value)}
+        reference = reference_of(logits, parts["report"], sizes, plan.seed)
+        stamp(built, metadata, facts, reference)
+        onnx.checker.check_model(built, full_check=True)
+        onnx.save(built, str(staged))
+        _check_written(staged, samples, parts["report"][:batch_size], logits, runner, built, device)
+        os.replace(staged, output)
+        del logits, runner  # so that every system lets the folder go
+    return Calibrated(
+        found[0], facts, counts, np.bincount(labels[parts["calibrate"]], minlength=n), found[1], metadata.class_names
+    )
+
+
+def _run_all(
+    predictor: Predictor, samples: Samples, labels: np.ndarray, size: int, progress: Progress, folder: Path
+) -> tuple[np.ndarray, str]:
+    """The logits of all samples [N, n], in a file of the folder, and the SHA-256 of inputs and labels."""
+    shape = (len(labels), predictor.metadata.num_classes)
+    logits = np.lib.format.open_memmap(folder / "logits.npy", mode="w+", dtype=np.float32, shape=shape)
+    digest = hashlib.sha256(labels.tobytes())
+    starts = range(0, len(labels), size)
+    for start in progress(starts, "images", len(starts)):
+        images = [samples.images[i] for i in range(start, min(start + size, len(labels)))]
+        batch = predictor.preprocess(images)
+        digest.update(batch.tobytes())
+        logits[start : start + len(images)] = predictor.run(batch)[LOGITS]
+    bad = np.flatnonzero(~np.isfinite(logits.max(-1)))
+    if len(bad):
+        raise ExportError(f"the logits of {len(bad)} images are not finite; the first is number {bad[0]}")
+    return logits, digest.hexdigest()
+
+
+def _calibrate(
+    runner: Heads, labels: np.ndarray, parts: Mapping[str, np.ndarray], plan: Plan, metadata: Metadata
+) -> tuple[PredictionSets, list[dict[str, float]]]:
+    """The sets, and what each temperature that was looked at does to their size."""
+    n, rows = metadata.num_classes, parts["calibrate"]
+    tuning = parts["tune"]
+    temperature = plan.temperature
+    if temperature is None:
+        temperature = fit_softmax_temperature(runner.logits[tuning], labels[tuning])
+    score = _score(runner, labels, tuning, plan, metadata, temperature)
+    limit = min(plan.max_size, n) if score.ranked or plan.rule == "rc3p" else None
+    if plan.rule == "average_size":
+        limits = Thresholds(average_size(runner.all_scores(score, temperature, limit, rows), **plan.rule_options))
+    else:
+        own = runner.label_scores(score, temperature, limit, rows, labels)
+        places = label_ranks(runner.logits, rows, labels) if plan.rule == "rc3p" else None
+        limits = thresholds_of(score, own, labels[rows], n, plan.alpha, plan.rule, places, **plan.rule_options)
+    if not np.ndim(limits.scores) and np.isinf(limits.scores):
+        raise ValueError(
+            f"more than {plan.alpha:g} of the labels are beyond the {limit} best classes, which are all that score "
+            f"{score.name} looks at: take a larger max_size, a larger alpha, or score lac, which looks at all"
+        )
+    if limits.max_rank is None and limit is not None and limit < n:
+        limits = replace(limits, max_rank=limit)
+    sets = PredictionSets(score, limits, temperature, plan.allow_empty)
+    looked = sorted({1.0, temperature}) if len(tuning) else [temperature]
+    return sets, [_size_at(runner, labels, rows, plan, score, t, limit) for t in looked]
+
+
+def _score(
+    runner: Heads, labels: np.ndarray, tuning: np.ndarray, plan: Plan, metadata: Metadata, temperature: float
+) -> Score:
+    kind = KINDS[plan.score.replace("-", "_")]
+    if kind is LogOdds:
+        return LogOdds(metadata.k)
+    if kind is Pas:  # add-one smoothing: a class that the tuning part lacks has a prior all the same
+        counts = np.bincount(labels[tuning], minlength=metadata.num_classes) + 1.0
+        return Pas(tuple(counts / counts.sum()), plan.class_weights)
+    score = create_score(plan.score, **plan.options)
+    if isinstance(score, Raps | Saps) and not plan.options:
+        return tune(score, probabilities(runner.logits[tuning], temperature), labels[tuning], plan.alpha)
+    return score
+
+
+def _size_at(
+    runner: Heads, labels: np.ndarray, rows: np.ndarray, plan: Plan, score: Score, temperature: float, limit: int | None
+) -> dict[str, float]:
+    """The mean size of sets of one threshold at this temperature, on a sample of the calibration rows."""
+    rows = rows[:: max(1, len(rows) // 2000)]
+    scores = runner.all_scores(score, temperature, limit, rows)
+    own = runner.label_scores(score, temperature, limit, rows, labels)
+    if len(rows) < 1 / plan.alpha:
+        return {"temperature": temperature, "mean_size": float("nan")}
+    threshold = np.quantile(own, 1 - plan.alpha, method="higher")
+    return {"temperature": temperature, "mean_size": float((scores <= threshold).sum(-1).clip(min=1).mean())}
+
+
+def _check_written(
+    path: Path, samples: Samples, rows: np.ndarray, logits: np.ndarray, runner: Heads, built: Any, device: str
+) -> None:
+    """Run the written file on images, and compare with what its report says."""
+    written = Predictor(path, device=device)
+    out = written.run(written.preprocess([samples.images[i] for i in rows]))
+    scale = float(np.abs(logits[rows]).max())
+    if np.abs(out[LOGITS] - logits[rows]).max() > 1e-4 * scale:
+        raise ExportError("the calibrated file gives other logits than the file it was made of, so none was written")
+    # on the file's own logits of this run, which other batches may round otherwise
+    again = Heads(runner.model, out[LOGITS], device)
+    expected = np.concatenate([s for _, (s,) in again.outputs(set_model(built), np.arange(len(rows)), [SET])])
+    if (out[SET] != expected).any():
+        raise ExportError("the calibrated file gives other sets than its head alone, so none was written")

@@ -1,0 +1,151 @@
+"""Write prediction sets with guaranteed coverage into an exported file.
+
+The file is run over held-out images. One part of them calibrates the sets, another reports how often they hold the
+right class and how large they are. The result is a new file with the outputs set and set_size, and a report beside it.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from topk_export.commands.common import add_runtime_flags, command, say
+from topk_registry.cli import ArgumentParser, ParseOptions, positive
+
+SCORES = ("lac", "aps", "raps", "saps", "topk", "log-odds", "pas")
+RULES = ("marginal", "per-class", "interpolated", "clustered", "rc3p")
+
+
+@command
+def main(argv: Sequence[str]) -> int:
+    """Write prediction sets with guaranteed coverage into an exported file."""
+    args = _parser().parse_args(argv)
+    from tqdm import tqdm
+
+    from topk_export.calibration.data import open_dataset, open_folder
+    from topk_export.calibration.page import write_page
+    from topk_export.calibration.plan import Plan
+    from topk_export.calibration.report import coverage_lines, report_page
+    from topk_export.calibration.run import calibrate_file
+    from topk_export.runtime.predictor import Predictor
+
+    plan = Plan(
+        score=args.score.replace("-", "_"),
+        alpha=args.alpha,
+        rule="average_size" if args.average_size is not None else args.rule.replace("-", "_"),
+        options=_given(penalty=args.penalty, k_reg=args.k_reg, weight=args.weight),
+        rule_options=_given(size=args.average_size, share=args.share, clusters=args.clusters),
+        temperature=None if args.temperature == "fit" else float(args.temperature),
+        report=args.report_share,
+        tune=args.tune_share,
+        max_size=args.max_size,
+        class_weights=tuple(json.loads(Path(args.class_weights).read_text())) if args.class_weights else None,
+        allow_empty=args.allow_empty,
+        seed=args.seed,
+    )
+    output = Path(args.output or Path(args.model).with_name(f"{Path(args.model).stem}-sets.onnx"))
+    if args.dataset:
+        samples = open_dataset(
+            args.dataset,
+            folder=args.data_dir,
+            split=args.split,
+            options=args.dataset_opt,
+            download=args.dataset_download,
+        )
+    elif args.data_dir:
+        samples = open_folder(
+            _split_folder(Path(args.data_dir), args.split), Predictor(args.model, device="cpu").metadata.class_names
+        )
+    else:
+        raise ValueError("name the held-out images: --data-dir FOLDER, or --dataset NAME as timm train takes it")
+    say(f"{len(samples.labels)} images of {samples.name}")
+    found = calibrate_file(
+        args.model,
+        output,
+        samples,
+        plan,
+        device=args.device,
+        require_gpu=args.require_gpu,
+        threads=args.threads,
+        batch_size=args.batch_size,
+        progress=lambda items, label, total: tqdm(items, label, total, leave=False, disable=None),
+    )
+    report = Path(args.report or output.with_suffix(".html"))
+    write_page(report, report_page(found))
+    values, summary = coverage_lines(found), found.counts.summary()
+    if args.json:
+        print(json.dumps({**found.facts, "coverage": values, "file": str(output), "report": str(report)}, indent=2))
+        return 0
+    _say(found.facts, values, summary, len(found.class_names))
+    print(f"wrote       {output}\nreport      {report}")
+    return 0
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="topk-registry calibrate", description=__doc__)
+    add = parser.add_argument
+    add("model", metavar="model.onnx")
+    add("-o", "--output", metavar="FILE", help="the calibrated file (default: MODEL-sets.onnx)")
+    add("--report", metavar="FILE", help="the report's page (default: beside the file, .html)")
+    add("--alpha", type=float, default=0.1, help="the share of labels that may be missed (default: 0.1)")
+    add("--score", choices=SCORES, default="raps", help="how badly a class fits an image (default: raps)")
+    add("--rule", choices=RULES, default="marginal", help="one threshold, or one by class (default: marginal)")
+    add("--average-size", type=float, metavar="K", help="sets of K classes on average, in place of a coverage")
+    add("--temperature", default="1", metavar="T", help="divides the logits, or 'fit' (default: 1)")
+    add("--allow-empty", action="store_true", help="let sets be empty, which is honest for images of no class")
+    add("--max-size", type=positive, default=256, metavar="N", help="the most classes of a ranked set (default: 256)")
+    add("--json", action="store_true", help="print the facts as JSON")
+    data = parser.add_argument_group("held-out images, from neither training nor the choice of the model")
+    data.add_argument("--data-dir", metavar="DIR", help="a folder with one folder a class")
+    data.add_argument("--dataset", default="", metavar="NAME", help="a data set as timm train takes it")
+    data.add_argument(
+        "--dataset-opt",
+        nargs="*",
+        default={},
+        action=ParseOptions,
+        metavar="K=V",
+        help="options of a registered data set",
+    )
+    data.add_argument("--split", default="validation", metavar="NAME", help="(default: validation)")
+    data.add_argument("--dataset-download", action="store_true", help="let the data set download itself")
+    data.add_argument("--report-share", type=float, default=0.5, metavar="P", help="of all images (default: 0.5)")
+    data.add_argument(
+        "--tune-share", type=float, default=0.2, metavar="P", help="of the others, if any tunes (default: 0.2)"
+    )
+    data.add_argument("--seed", type=int, default=0, help="of the split (default: 0)")
+    data.add_argument("--batch-size", type=positive, default=32, metavar="N")
+    fixed = parser.add_argument_group("options of scores and rules; those not given are tuned, or the papers' own")
+    fixed.add_argument(
+        "--lambda", dest="penalty", type=float, metavar="L", help="raps: the cost of a rank beyond k-reg"
+    )
+    fixed.add_argument("--k-reg", type=int, metavar="K", help="raps: the rank up to which there is no cost")
+    fixed.add_argument("--weight", type=float, metavar="W", help="saps: the cost of a rank")
+    fixed.add_argument("--class-weights", metavar="FILE", help="pas: how much each class matters, a JSON list")
+    fixed.add_argument("--share", type=float, metavar="P", help="interpolated: share of the class's own threshold")
+    fixed.add_argument("--clusters", type=positive, metavar="N", help="clustered: how many")
+    add_runtime_flags(parser)
+    return parser
+
+
+def _say(facts: dict[str, Any], values: dict[str, Any], summary: dict[str, float], n: int) -> None:
+    low, high = values["interval"]
+    options = ", ".join(f"{key} {value:g}" for key, value in facts["options"].items())
+    print(f"score       {facts['score']}" + (f" ({options})" if options else ""))
+    print(f"promised    {facts['guarantee']}")
+    print(f"coverage    {values['coverage']:.4f} ({low:.4f} to {high:.4f}) on {facts['report_samples']} other images")
+    print(f"mean size   {summary['mean_size']:.2f} of {n} classes")
+    if facts["classes_in_every_set"]:
+        say(
+            f"note: {facts['classes_in_every_set']} classes have too few samples for a threshold of their own, so they "
+            "are in every set; --rule interpolated or clustered limits them"
+        )
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _split_folder(root: Path, split: str) -> Path:
+    """The folder of a split, under the names that timm looks for; the folder itself where it has none of them."""
+    names = {"validation": ("validation", "val", "valid"), "train": ("train", "training")}.get(split, (split,))
+    return next((root / name for name in names if (root / name).is_dir()), root)

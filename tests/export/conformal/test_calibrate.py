@@ -1,0 +1,229 @@
+"""``topk-registry calibrate``: an exported file and a folder in, a file with sets and a report out."""
+
+import json
+import shutil
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.export.colours import COLOURS
+from topk_export import Predictor, verify
+from topk_export.calibration.data import open_folder
+from topk_export.calibration.plan import Plan
+from topk_export.calibration.run import calibrate_file
+from topk_registry.cli.main import main
+from topk_registry.conformal import PredictionSets, Thresholds, create_score
+
+NAMES = tuple(COLOURS)
+
+
+@pytest.fixture
+def run(capsys, colours_file, held_out, tmp_path):
+    def call(*flags, model=colours_file, data=held_out, output=None):
+        capsys.readouterr()
+        output = output or tmp_path / "out.onnx"
+        status = main(["calibrate", str(model), "-o", str(output), "--data-dir", str(data), "--device", "cpu",
+                       *map(str, flags)])  # fmt: skip
+        printed = capsys.readouterr()
+        return status, output, printed
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def calibrated(colours_file, held_out, tmp_path_factory):
+    """A file with sets, made once, and what was found."""
+    output = tmp_path_factory.mktemp("calibrated") / "model.onnx"
+    found = calibrate_file(colours_file, output, open_folder(held_out, NAMES), Plan("raps", seed=3), device="cpu")
+    return output, found
+
+
+def test_the_command_writes_a_file_and_a_report(run, colours_file):
+    before = colours_file.read_bytes()
+    status, output, printed = run("--alpha", "0.2")
+    assert status == 0, printed.err
+    assert colours_file.read_bytes() == before
+    assert "score       raps (penalty " in printed.out
+    assert "promised    the label is in the set with probability at least 0.8" in printed.out
+    report = output.with_suffix(".html").read_text()
+    for heading in ("Coverage by size", "Coverage by class", "Coverage by frequency", "Temperature", "Facts"):
+        assert f"<h2>{heading}</h2>" in report
+    assert report.count("<svg") == 4
+    assert "http" not in report.replace("http-equiv", "")
+    assert sorted(path.name for path in output.parent.iterdir()) == ["out.html", "out.onnx"]
+
+
+def test_the_file_gives_its_sets_and_says_what_they_promise(calibrated, held_out):
+    output, _ = calibrated
+    predictor = Predictor(output, device="cpu", threads=1)
+    sets = predictor.metadata.sets
+    assert sets is not None
+    assert (sets["score"], sets["rule"], sets["alpha"], sets["samples"]) == ("raps", "marginal", 0.1, 144)
+    assert sets["report_samples"] == 180
+    assert sets["tuning_samples"] == 36
+    assert sets["date"].endswith("+00:00")
+    assert len(sets["fingerprint"]) == 64
+    out = predictor.run(predictor.preprocess([held_out / "red" / "00.png", held_out / "grey" / "03.png"]))
+    assert out["set"].dtype == np.bool_
+    np.testing.assert_array_equal(out["set"].sum(-1), out["set_size"])
+    score = create_score("raps", **sets["options"])
+    limits = Thresholds(sets["threshold"], sets["max_size"])
+    expected = PredictionSets(score, limits, sets["temperature"])(out["logits"].astype(np.float64))
+    np.testing.assert_array_equal(out["set"], expected)
+    (prediction, _) = predictor([held_out / "red" / "00.png", held_out / "grey" / "03.png"])
+    assert prediction.set is not None
+    best_first = sorted(np.flatnonzero(out["set"][0]), key=lambda y: -out["logits"][0, y])
+    assert [ranked.index for ranked in prediction.set] == best_first
+    assert prediction.set_size == out["set_size"][0]
+    report = verify(output, device="cpu")
+    assert report["passed"], [check for check in report["checks"] if check["passed"] is False]
+
+
+def test_its_report_is_what_the_file_does(calibrated, held_out):
+    """The report's coverage, counted again from the images, and the threshold from the calibration's own scores."""
+    output, found = calibrated
+    samples = open_folder(held_out, NAMES)
+    predictor = Predictor(output, device="cpu")
+    out = predictor.run(predictor.preprocess(samples.images))
+    order = np.random.default_rng(3).permutation(360)
+    report, calibration = np.sort(order[:180]), np.sort(order[216:])
+    hit = out["set"][np.arange(360), samples.labels]
+    assert found.counts.total == 180
+    assert found.facts["report_coverage"] == pytest.approx(hit[report].mean(), abs=1e-6)
+    assert found.facts["report_mean_size"] == pytest.approx(out["set_size"][report].mean(), abs=1e-6)
+    # never equal scores: exactly ceil(145 * 0.9) = 131 of the calibration's labels are covered
+    assert hit[calibration].sum() == 131
+
+
+@pytest.mark.parametrize(
+    ("score", "rule", "options"),
+    [
+        ("lac", "marginal", {}),
+        ("aps", "marginal", {"temperature": None}),
+        ("saps", "marginal", {}),
+        ("topk", "marginal", {}),
+        ("log_odds", "marginal", {}),
+        ("pas", "marginal", {"class_weights": (2.0,) * 12}),
+        ("lac", "per_class", {}),
+        ("log_odds", "interpolated", {"rule_options": {"share": 0.4}}),
+        ("aps", "clustered", {"rule_options": {"clusters": 2}}),
+        ("lac", "rc3p", {}),
+        ("aps", "average_size", {"rule_options": {"size": 2.0}}),
+    ],
+)
+def test_every_score_and_rule_reaches_its_graph(colours_file, held_out, tmp_path, score, rule, options):
+    plan = Plan(score, 0.2, rule, **options)
+    found = calibrate_file(colours_file, tmp_path / "out.onnx", open_folder(held_out, NAMES), plan, device="cpu")
+    coverage = found.counts.hits.sum() / found.counts.total
+    # 180 samples, and thresholds from as few as 12 a class: the guarantee has tests of its own, this is about the path
+    assert 0.6 < coverage <= 1
+    assert onnx.load(str(tmp_path / "out.onnx")).graph.output[-1].name == "set_size"
+    if rule == "average_size":
+        assert found.facts["report_mean_size"] == pytest.approx(2.0, abs=0.3)
+    if score == "topk":
+        assert np.count_nonzero(found.counts.size_seen) == 1
+
+
+def test_a_class_without_samples_is_in_every_set(colours_file, held_out, tmp_path, run):
+    few = tmp_path / "few"
+    shutil.copytree(held_out, few)
+    shutil.rmtree(few / "pink")
+    status, output, printed = run("--score", "lac", "--rule", "per-class", "--alpha", "0.2", data=few)
+    assert status == 0, printed.err
+    assert "1 classes have too few samples for a threshold of their own, so they are in every set" in printed.err
+    predictor = Predictor(output, device="cpu")
+    out = predictor.run(predictor.preprocess(sorted(held_out.rglob("*.png"))))
+    assert out["set"][:, NAMES.index("pink")].all()
+    assert predictor.metadata.sets["classes_without_samples"] == 1
+
+
+def test_a_registered_data_set_can_be_held_out(tmp_path, capsys):
+    from tests.export.conftest import tiny
+    from topk_export import export_onnx
+
+    config = {"input_size": (3, 32, 32), "crop_pct": 1.0, "interpolation": "bilinear"}
+    model = export_onnx(tiny(6), tmp_path / "model.onnx", k=2, data_config=config)
+    options = ["--dataset", "topk/hierarchy", "--dataset-opt", "superclasses=2", "fine=3", "eval_size=120", "noise=1.0"]
+    output = tmp_path / "out.onnx"
+    status = main(["calibrate", str(model), "-o", str(output), "--score", "lac", "--json", "--device", "cpu", *options])
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    facts = json.loads(printed.out)
+    assert facts["data"] == "topk/hierarchy validation"
+    assert facts["samples"] == facts["report_samples"] == 60
+    # another number of classes does not fit the file
+    more = [*options[:2], "--dataset-opt", "eval_size=120"]
+    status = main(["calibrate", str(model), "-o", str(output), "--device", "cpu", *more])
+    assert status == 1
+    assert "the data has label 6, but the model has the classes 0 to 5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--alpha", "0"],
+            "the share of labels that may be missed, must be above 0 and below 1, got 0.0; 0.1 asks",
+        ),
+        (["--alpha", "90"], "got 90.0; 0.1 asks for 90 % coverage"),
+        (
+            ["--alpha", "0.001"],
+            "144 calibration samples are too few for alpha = 0.001: it takes 999, or alpha of",
+        ),
+        (["--tune-share", "0"], "raps is tuned on samples of its own, and tune = 0 leaves none"),
+        (["--report-share", "1"], "shares of samples must be between 0 and 1, got report 1.0"),
+        (["--score", "aps", "--max-size", "1", "--alpha", "0.02"], "beyond the 1 best classes"),
+        (["--score", "lac", "--temperature", "-1"], "the temperature must be above 0 and finite, got -1.0"),
+    ],
+)
+def test_what_cannot_be_calibrated_says_what_would_do(run, flags, message):
+    status, output, printed = run(*flags)
+    assert status == 1
+    assert message in printed.err
+    assert list(output.parent.iterdir()) == []
+
+
+def test_nothing_is_written_over_the_model_or_half(run, colours_file, held_out, tmp_path, monkeypatch):
+    status, _, printed = run(output=colours_file)
+    assert status == 1
+    assert "calibration writes a new file" in printed.err
+    (tmp_path / "out.onnx").write_text("earlier")
+    broken = tmp_path / "broken"
+    shutil.copytree(held_out, broken)
+    (broken / "red" / "00.png").write_text("no image")
+    status, output, printed = run(data=broken)
+    assert status == 1
+    assert "is not an image of a known format" in printed.err
+    assert output.read_text() == "earlier"
+    assert not output.with_suffix(".html").exists()
+
+
+def test_folders_that_do_not_fit_are_told(run, held_out, tmp_path):
+    few = tmp_path / "few"
+    shutil.copytree(held_out / "red", few / "red")
+    shutil.copytree(held_out / "grey", few / "cat")
+    status, _, printed = run(data=few)
+    assert status == 1
+    assert "has 2 class folders ('cat' is none of the file's); expected one for each of its 12 classes" in printed.err
+    assert run(data=tmp_path / "none")[0] == 1
+
+
+def test_a_file_without_logits_says_how_to_export_it(run, colours_file, tmp_path):
+    model = onnx.load(str(colours_file))
+    kept = [output for output in model.graph.output if output.name != "logits"]
+    del model.graph.output[:]
+    model.graph.output.extend(kept)
+    onnx.save(model, str(tmp_path / "less.onnx"))
+    status, _, printed = run(model=tmp_path / "less.onnx")
+    assert status == 1
+    assert "export it with --outputs indices logits marginals" in printed.err
+
+
+def test_the_same_data_have_the_same_fingerprint(colours_file, held_out, tmp_path, calibrated):
+    samples = open_folder(held_out, NAMES)
+    again = calibrate_file(colours_file, tmp_path / "a.onnx", samples, Plan("raps", seed=3), device="cpu", batch_size=7)
+    assert again.facts["fingerprint"] == calibrated[1].facts["fingerprint"]
+    other = samples._replace(labels=(samples.labels + 1) % 12)
+    changed = calibrate_file(colours_file, tmp_path / "b.onnx", other, Plan("raps", seed=3), device="cpu")
+    assert changed.facts["fingerprint"] != calibrated[1].facts["fingerprint"]
