@@ -39,8 +39,8 @@ def _rooms(layer: str) -> list[str]:
 
 def arrows(rooms: list[str]) -> set[tuple[str, str]]:
     """Pairs of rooms, the first of which imports the second."""
-    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
-    promised = grimp.build_graph(*PACKAGES).find_modules_directly_imported_by(PUBLIC)
+    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
+    promised = grimp.build_graph(*PACKAGES, cache_dir=None).find_modules_directly_imported_by(PUBLIC)
 
     def room(module: str) -> str:
         inside = (name for name in rooms if name != PUBLIC and f"{module}.".startswith(f"{name}."))

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 OFFLINE = ["--no-deps", "--no-index", "--no-build-isolation", "--quiet"]
-PACKAGES = ("topk_registry", "topk_plugins", "topk_export")
+PACKAGES = ("topk_registry", "topk_plugins", "topk_studies", "topk_export")
 
 
 def run(*argv, check=True, **options):
@@ -63,8 +64,17 @@ def works_elsewhere(environment):
     own = {entry["name"]: entry for entry in listed if entry["distribution"] == "topk-registry"}
     assert "topk_hinge" in own
     assert {entry["status"] for entry in own.values()} <= {"available", "broken"}
+    commands = environment.run("topk-registry", "--help").stdout
+    assert all(f"\n  {name} " in commands for name in ("train", "export", "serve", "study"))
+    assert "broken" not in commands
     assert environment.run("timm", "--version").stdout == environment.run("topk-registry", "--version").stdout
     assert "topk_hinge" in environment.run("python", "-m", "topk_registry", "losses").stdout
+
+
+def test_the_wheel_holds_the_four_packages_and_their_data(wheel):
+    names = ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == set(PACKAGES)
+    assert {"topk_studies/report/page.css", "topk_export/serve/page.html"} <= set(names)
 
 
 def test_a_wheel_works_from_another_directory(wheel, tmp_path):
