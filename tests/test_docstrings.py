@@ -54,7 +54,7 @@ class Checker(doctest.OutputChecker):
 
 
 def names() -> dict[str, object]:
-    """What a reader has at hand: the libraries, and data of their own."""
+    """The libraries and some data, as a reader has them."""
     generator = torch.Generator().manual_seed(0)
     logits, target = torch.randn(64, 10, generator=generator), torch.arange(64) % 10
     return {

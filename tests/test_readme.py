@@ -41,7 +41,7 @@ def written() -> dict[str, list[str]]:
 
 
 def options(name: str) -> str:
-    """What a loss takes beyond the common options, with its defaults."""
+    """The options of a loss beyond the common ones, with their defaults."""
     parameters = inspect.signature(registry.get_loss_builder(name)).parameters.values()
     own = [p for p in parameters if p.name not in COMMON | CONTEXT]
     return " ".join(f"`{p.name}={p.default}`" for p in own)

@@ -1,4 +1,4 @@
-"""What the papers measure: top-k accuracy in all its averages, gradient sparsity, calibration of marginals."""
+"""Metrics of the papers: top-k accuracy and its averages, gradient sparsity, calibration of marginals."""
 
 from topk_registry.metrics.accuracy import GradientSparsity, TopKAccuracy
 from topk_registry.metrics.calibration import MarginalCalibration

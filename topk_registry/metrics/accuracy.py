@@ -1,4 +1,4 @@
-"""What the papers measure: top-k accuracy in all its averages, gradient sparsity, calibration of marginals.
+"""Top-k accuracy over samples, classes and groups of classes, and the sparsity of a loss's gradient.
 
 Every metric is a few sums. ``update`` adds a batch to them without waiting for the device, ``compute`` adds them over
 ranks and divides; logits are never kept.
@@ -9,10 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from topk_registry.metrics.calibration import MarginalCalibration
 from topk_registry.metrics.streaming import StreamingMetric, check_labels, ratio, set_sizes
 
-__all__ = ["GradientSparsity", "MarginalCalibration", "StreamingMetric", "TopKAccuracy"]
+__all__ = ["GradientSparsity", "TopKAccuracy"]
 
 
 class TopKAccuracy(StreamingMetric):
@@ -29,10 +28,10 @@ class TopKAccuracy(StreamingMetric):
     Args:
         k: one set size or several. Beyond the number of classes it is always a hit.
         num_classes: n; not needed with ``class_counts``.
-        class_counts: how many training samples each class has [n].
+        class_counts: the number of training samples of each class [n].
         many, few: the limits of the split; the defaults are those of ImageNet-LT.
         ignore_index: rows with this label do not count.
-        device: where the sums start; they follow the logits. Needed for a rank that may see no batch under NCCL.
+        device: device of the sums at the start; they follow the logits. Needed with NCCL if a rank may see no batch.
 
     Example:
         >>> metric = TopKAccuracy((1, 2), num_classes=3)

@@ -1,4 +1,4 @@
-"""Calibration of top-k marginals: whether the probabilities come true."""
+"""Calibration of top-k marginals: the agreement of probabilities with observed rates."""
 
 from collections.abc import Sequence
 
@@ -27,9 +27,9 @@ class MarginalCalibration(StreamingMetric):
 
     Args:
         k: the set size of the marginals.
-        bins: how many bins of equal width [0, 1] is cut into, or their edges.
+        bins: number of bins of equal width in [0, 1], or their edges.
         ignore_index: rows with this label do not count.
-        device: where the sums start; they follow the marginals.
+        device: device of the sums at the start; they follow the marginals.
 
     Example:
         >>> metric = MarginalCalibration(k=2)

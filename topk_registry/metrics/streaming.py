@@ -1,4 +1,4 @@
-"""What metrics share: sums that are added to batch by batch, and over ranks when asked for."""
+"""The base of metrics: sums over batches, and over ranks on request."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class StreamingMetric:
             value.zero_()
 
     def compute(self, *, sync: bool = True) -> dict[str, float]:
-        """The results so far, by name; NaN where nothing was seen.
+        """Return the results until now, by name; NaN where nothing was seen.
 
         In a distributed run the sums of all ranks count, so every rank must call it; ``sync=False`` is this rank's own.
         The metric itself stays as it is, and may be updated further.
@@ -32,7 +32,7 @@ class StreamingMetric:
         return self.ratios({name: value.cpu() for name, value in self.totals(sync=sync).items()})
 
     def totals(self, *, sync: bool = True) -> dict[str, Tensor]:
-        """A copy of the sums, added over ranks."""
+        """Return a copy of the sums, added over ranks."""
         totals = {name: value.clone() for name, value in self.sums.items()}
         if sync and dist.is_available() and dist.is_initialized():
             for value in totals.values():

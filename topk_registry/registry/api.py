@@ -7,7 +7,7 @@ A plug-in is an entry point that an installed distribution declares in its own `
 
 The factory is a class or a function that takes keyword options and returns a callable ``(logits, target) -> Tensor``.
 Listing reads metadata and source files and imports nothing; asking for a loss imports its module, which runs that
-plug-in's code. What was found is remembered for the life of the process; :func:`refresh_plugins` looks again.
+plug-in's code. Findings are remembered for the life of the process; :func:`refresh_plugins` looks again.
 
 One name, several owners: this process's own ``register_loss`` goes first; two distributions that declare the same name
 are an error when that name is asked for, and ``distribution:name`` picks one. timm's own names stay timm's.
@@ -39,11 +39,11 @@ datasets: Registry = Registry("topk_registry.datasets", "dataset")
 
 
 def list_losses(filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
-    """The names of the registered losses, sorted; imports no plug-in.
+    """Return the sorted names of the registered losses, without importing a plug-in.
 
     Args:
-        filter: a wildcard or several, as in ``timm.list_models``: ``"topk"`` is that name alone, ``"*topk*"`` all that
-            have it in them; ``"distribution:*"`` are the losses of one distribution.
+        filter: a wildcard or several, as in ``timm.list_models``: ``"topk"`` is that name alone, ``"*topk*"`` every
+            name that contains it; ``"distribution:*"`` are the losses of one distribution.
         exclude: a wildcard or several to leave out.
 
     Example:
@@ -54,26 +54,26 @@ def list_losses(filter: str | Sequence[str] = "", *, exclude: str | Sequence[str
 
 
 def is_loss(name: str) -> bool:
-    """Whether a loss of this name (or ``distribution:name``) is registered and not disabled; imports no plug-in."""
+    """Return whether a loss of this name (or ``distribution:name``) is registered and not disabled."""
     return name in losses
 
 
 def loss_info(name: str) -> LossInfo:
-    """What is known of a loss without importing it: owner, version, status, reason if broken, one-line summary."""
+    """Return a loss's owner, version, status, reason if broken, and one-line summary, without importing it."""
     return losses.info(name)
 
 
 def get_loss_builder(name: str) -> Builder:
-    """The factory of a loss; imports its plug-in. Errors as in :meth:`Registry.builder`."""
+    """Return the factory of a loss, which imports its plug-in. Errors as in :meth:`Registry.builder`."""
     return losses.builder(name)
 
 
 def create_loss(name: str, **options: Any) -> Any:
-    """The loss of this name, built with these options: a callable ``(logits, target) -> Tensor``.
+    """Build the loss of this name with these options: a callable ``(logits, target) -> Tensor``.
 
     Args:
         name: a name of :func:`list_losses`, or ``distribution:name``.
-        options: the factory's keyword options; one that it does not take is a TypeError that lists those it does.
+        options: the factory's keyword options; one that it does not take is a TypeError that lists its options.
 
     Example:
         >>> loss = create_loss("topk_hinge", k=3)
@@ -87,10 +87,10 @@ def create_loss(name: str, **options: Any) -> Any:
 
 
 def register_loss(name: str, override: bool = False) -> Callable[[B], B]:
-    """Register a loss factory in this process, for a notebook or a script that is no distribution.
+    """Register a loss factory in this process, for a notebook or a script outside any distribution.
 
     A name that is taken is an error unless ``override=True``, which hides the other one from this process; it stays
-    within reach as ``distribution:name``. timm's own names cannot be overridden.
+    available as ``distribution:name``. timm's own names cannot be overridden.
 
     Example:
         >>> @register_loss("my_loss")
@@ -101,6 +101,6 @@ def register_loss(name: str, override: bool = False) -> Callable[[B], B]:
 
 
 def refresh_plugins() -> None:
-    """Look for plug-ins anew: after an installation, or a repair, while the process runs."""
+    """Look for plug-ins again, after an installation or a repair while the process runs."""
     losses.refresh()
     datasets.refresh()

@@ -1,4 +1,4 @@
-"""Finding plug-ins: the metadata of installed distributions is read, and nothing is imported.
+"""Find plug-ins in the metadata of installed distributions, without an import.
 
 A plug-in is an entry point ``name = "package.module:factory"`` of a group. Two environment variables narrow what is
 found, each a list of wildcards separated by commas or spaces:
@@ -51,12 +51,12 @@ class Plugin:
 
 
 def normalise(name: str) -> str:
-    """The form in which two spellings of one distribution's name are equal (PEP 503)."""
+    """Return the form in which all spellings of a distribution's name are equal (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def matches(pattern: str, plugin: Plugin) -> bool:
-    """Whether a wildcard is the plug-in's name, or ``distribution:name`` with wildcards in either."""
+    """Return whether a wildcard matches a plug-in's name, or ``distribution:name`` with wildcards in either."""
     owner, colon, name = pattern.rpartition(":")
     return fnmatchcase(plugin.name, name) and (
         not colon or fnmatchcase(normalise(plugin.distribution), normalise(owner))
@@ -64,7 +64,7 @@ def matches(pattern: str, plugin: Plugin) -> bool:
 
 
 def denied(plugin: Plugin) -> str | None:
-    """The environment variable that keeps a plug-in out, or None where it may be used."""
+    """Return the environment variable that disables a plug-in, or None."""
     allow, deny = _patterns("TOPK_REGISTRY_PLUGINS"), _patterns("TOPK_REGISTRY_DISABLE")
     if _selected(plugin, deny):
         return "TOPK_REGISTRY_DISABLE"
@@ -72,7 +72,7 @@ def denied(plugin: Plugin) -> str | None:
 
 
 def idle_patterns(plugins: Sequence[Plugin]) -> list[str]:
-    """A line for each wildcard of the two variables that no plug-in matches, as one with a typing error."""
+    """Return a line for each wildcard of the two variables that matches no plug-in, such as a misspelt one."""
     return [
         f"{variable}: {pattern!r} matches no plug-in here"
         for variable in ("TOPK_REGISTRY_PLUGINS", "TOPK_REGISTRY_DISABLE")
@@ -91,7 +91,7 @@ def _selected(plugin: Plugin, patterns: Iterable[str]) -> bool:
 
 
 def discover(group: str) -> tuple[list[Plugin], list[str]]:
-    """The plug-ins of a group, and a line for each distribution whose metadata could not be read."""
+    """Return the plug-ins of a group, and a line for each distribution whose metadata could not be read."""
     found: dict[Plugin, None] = {}
     problems = []
     for name in _declaring(group, problems):

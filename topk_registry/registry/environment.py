@@ -1,4 +1,4 @@
-"""What is installed: versions, wheels and commands, from metadata; nothing is imported."""
+"""Installed versions, wheels and commands, read from metadata without an import."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from topk_registry.registry.discovery import normalise
 
 
 def installed_version(name: str) -> str | None:
-    """The version of a distribution, or None."""
+    """Return the version of a distribution, or None."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -18,7 +18,7 @@ def installed_version(name: str) -> str | None:
 
 
 def wheels_of(package: str) -> list[str]:
-    """The distributions that install files of one import package, as ``name version``.
+    """Return the distributions that install files of one import package, as ``name version``.
 
     Several distributions of one package (onnxruntime and onnxruntime-gpu) overwrite each other's files.
     """
@@ -32,14 +32,14 @@ def wheels_of(package: str) -> list[str]:
 
 
 def commands_on_path(name: str) -> list[Path]:
-    """Every executable of this name on PATH, the one that wins first."""
+    """Return every executable of this name on PATH, the one that a shell runs first."""
     suffixes = os.environ.get("PATHEXT", "").split(os.pathsep) if os.name == "nt" else [""]
     places = [Path(folder, name + suffix) for folder in os.get_exec_path() for suffix in suffixes]
     return list(dict.fromkeys(place for place in places if place.is_file() and os.access(place, os.X_OK)))
 
 
 def declared_commands(name: str) -> dict[str, str]:
-    """Distribution by the module it runs, for each of this environment that declares a console command of this name."""
+    """Return distributions that declare a console command of this name, by the module that the command runs."""
     return {
         entry.value.partition(":")[0].strip(): owner
         for owner, dist in _named_distributions()
@@ -49,7 +49,7 @@ def declared_commands(name: str) -> dict[str, str]:
 
 
 def wrapped_module(command: Path) -> str | None:
-    """The module that a console command's wrapper imports, or None where it is no such wrapper."""
+    """Return the module that a console command's wrapper imports, or None for another kind of file."""
     try:
         found = re.search(r"^from ([\w.]+) import \w+", command.read_text(errors="ignore"), re.MULTILINE)
     except OSError:
@@ -58,7 +58,7 @@ def wrapped_module(command: Path) -> str | None:
 
 
 def _named_distributions() -> Iterator[tuple[str, Distribution]]:
-    """Every distribution whose metadata tells its name; one that is broken does not end the search."""
+    """Yield every distribution whose metadata has its name; a broken one does not end the search."""
     for dist in distributions():
         try:
             name = dist.metadata["Name"]

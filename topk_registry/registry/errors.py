@@ -1,4 +1,4 @@
-"""What can go wrong between a name and the loss or data set behind it."""
+"""Errors between a name and the loss, data set or command behind it."""
 
 
 class PluginError(Exception):

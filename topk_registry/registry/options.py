@@ -1,4 +1,4 @@
-"""What a factory takes, told from its signature."""
+"""The options that a factory takes, read from its signature."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -11,9 +11,9 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 def accepted_context(builder: Callable[..., Any], context: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a trainer's context that a factory's signature names.
+    """Select the part of a trainer's context that a factory's signature names.
 
-    ``**kwargs`` names nothing, and what a ``functools.partial`` has bound stays bound.
+    ``**kwargs`` names nothing, and arguments that a ``functools.partial`` has bound stay bound.
 
     Args:
         builder: a class, a function or a partial of one.
@@ -30,7 +30,7 @@ def accepted_context(builder: Callable[..., Any], context: Mapping[str, Any]) ->
 
 
 def accepts(builder: Callable[..., Any], option: str) -> bool:
-    """Whether a factory's signature names an option, and leaves it open: ``**kwargs`` names nothing."""
+    """Return whether a factory's signature names an option and leaves it open; ``**kwargs`` names nothing."""
     return option in (_named(builder) or {}) and option not in _bound(builder)
 
 

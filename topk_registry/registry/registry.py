@@ -72,24 +72,24 @@ class Registry:
             self._failed.clear()
 
     def problems(self) -> list[str]:
-        """A line for each installed distribution whose metadata could not be read."""
+        """Return a line for each installed distribution whose metadata could not be read."""
         self._plugins()
         return list(self._problems)
 
     def plugins(self) -> list[Plugin]:
-        """Every declaration that was found, disabled ones too."""
+        """Return every declaration that was found, disabled ones too."""
         return [plugin for owners in self._plugins().values() for plugin in owners]
 
     def names(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
-        """The sorted names that may be asked for; broken and ambiguous ones are among them, disabled ones are not."""
+        """Return the sorted names that match, broken and ambiguous ones too, disabled ones not."""
         return [name for name in self._every_name(filter, exclude) if not self._is_disabled(name)]
 
     def infos(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[LossInfo]:
-        """What is known of every name that matches, disabled ones too."""
+        """Describe every name that matches, disabled ones too."""
         return [self.info(name) for name in self._every_name(filter, exclude)]
 
     def info(self, name: str) -> LossInfo:
-        """What is known of a name; it imports nothing."""
+        """Describe a name without an import."""
         try:
             plugin = self._pick(name)
         except (AmbiguousPluginError, DisabledPluginError) as error:
@@ -106,7 +106,7 @@ class Registry:
         return isinstance(name, str) and not self._is_disabled(name)
 
     def builder(self, name: str) -> Builder:
-        """The factory behind a name; imports its plug-in, which runs the plug-in's code.
+        """Return the factory behind a name. This imports its plug-in, which runs the plug-in's code.
 
         Raises:
             UnknownPluginError, AmbiguousPluginError, DisabledPluginError: the name picks no single plug-in.
@@ -118,9 +118,9 @@ class Registry:
         return self._registered[plugin.name] if not plugin.distribution else self._load(plugin)
 
     def create(self, name: str, **options: Any) -> Any:
-        """What the factory behind a name returns for these options.
+        """Call the factory behind a name with these options.
 
-        A TypeError names the options that the factory does not take, or misses. The factory's own TypeError and
+        A TypeError names options that the factory does not take, or misses. The factory's own TypeError and
         ValueError speak of the options and pass through; any other failure is a BrokenPluginError.
         """
         build = self.builder(name)
@@ -133,11 +133,11 @@ class Registry:
             raise BrokenPluginError(f"{self.describe(name)} failed while it built: {_reason(error)}") from error
 
     def describe(self, name: str) -> str:
-        """The kind, the name, the owner and the value, as errors speak of them."""
+        """Return kind, name, owner and value in one phrase, for errors."""
         return _describe(self.kind, self._pick(name))
 
     def register(self, name: str, *, override: bool = False) -> Callable[[B], B]:
-        """A decorator that registers a factory under a name in this process; see :func:`register_loss`."""
+        """Return a decorator that registers a factory under a name in this process; see :func:`register_loss`."""
         if not isinstance(name, str):
             raise TypeError(f"the name of a {self.kind} is a string, as in @register_{self.kind}('mine'), got {name!r}")
         if not name or any(c in ":*?[]," or c.isspace() for c in name):
@@ -154,7 +154,7 @@ class Registry:
         return decorate
 
     def unregister(self, name: str) -> None:
-        """Take back this process's own registration of a name; what it hid is seen again."""
+        """Remove this process's own registration of a name; a plug-in that it hid is visible again."""
         with self._lock:
             if self._registered.pop(name, None) is None:
                 raise UnknownPluginError(f"this process has registered no {self.kind} {name!r}")
@@ -244,7 +244,7 @@ class Registry:
                 raise TypeError(f"a factory is a class or a function, {plugin.value} is {type(builder).__name__}")
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # SystemExit, and what compiled extensions and pytest derive from BaseException
+        except BaseException as error:  # SystemExit and pytest's Skipped are no Exception
             self._failed[plugin] = _reason(error)
             raise BrokenPluginError(f"{_describe(self.kind, plugin)} is broken: {_reason(error)}") from error
         self._failed.pop(plugin, None)

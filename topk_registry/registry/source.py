@@ -13,7 +13,7 @@ from pkgutil import get_importer
 
 
 def find_spec(module: str) -> ModuleSpec | None:
-    """The spec of a dotted module, or None where no finder knows it."""
+    """Return the spec of a dotted module, or None where no finder knows it."""
     spec, path = None, None
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
@@ -26,7 +26,7 @@ def find_spec(module: str) -> ModuleSpec | None:
 
 
 def summary(module: str, attr: str) -> str:
-    """The first line of the docstring of ``module:attr``, else of its module, else nothing; never raises."""
+    """Return the first line of the docstring of ``module:attr``, else of its module, else nothing. Never raises."""
     try:
         return _summary(module, attr, hops=4)
     except Exception:
@@ -38,7 +38,7 @@ def first_line(docstring: str | None) -> str:
 
 
 def read(module: str) -> str | None:
-    """The module's source, or None where its loader has none to show."""
+    """Return the module's source, or None where its loader has none."""
     spec = find_spec(module)
     get_source = getattr(spec.loader, "get_source", None) if spec else None
     return get_source(module) if get_source else None

@@ -29,7 +29,7 @@ def reserved() -> dict[str, Plugin]:
 
 
 def builder(name: str) -> Callable[..., Any]:
-    """timm's builder of one of its losses; importing it imports timm and torch."""
+    """Return timm's builder of one of its losses, which imports timm and torch."""
     module, attr = VALUE.split(":")
     try:
         create = getattr(import_module(module), attr)
@@ -40,13 +40,13 @@ def builder(name: str) -> Callable[..., Any]:
 
 
 def problem() -> str:
-    """Why timm cannot build its losses, read from its source without importing it; empty where it can."""
+    """Return why timm cannot build its losses, from its source, or nothing where it can."""
     module, attr = VALUE.split(":")
     if not installed():
         return "timm is not installed"
     try:
         text = read(module)
-    except Exception:  # a source that cannot be read tells nothing; building the loss will
+    except Exception:  # an unreadable source tells nothing; building the loss shows the error
         return ""
     return "" if attr in (text or attr) else f"timm {installed()} has no {module}.{attr}; 1.0.31 has"
 
