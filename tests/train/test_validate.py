@@ -111,3 +111,33 @@ def test_a_checkpoint_of_another_model_is_refused(train, validate):
     status, _, err = validate("--checkpoint", run.folder / "last.pth.tar", "--model-kwargs", "width=6")
     assert status == 2
     assert "cannot load" in err
+
+
+@pytest.mark.parametrize("score", ["raps", "log-odds"])
+def test_prediction_sets(train, validate, score):
+    options = () if score == "raps" else ("--sets-opt", "k=3")
+    run = train("--epochs", "1", "--dataset-opt", "eval_size=400")
+    checkpoint = ("--checkpoint", run.folder / "last.pth.tar", "--dataset-opt", "eval_size=400")
+    status, results, err = validate(*checkpoint, "--sets", score, "--alpha", "0.2", *options)
+    assert status == 0, err
+    # calibrated and measured on about 180 each: five standard deviations of the difference are 0.2
+    assert 60 < results["set_coverage"] <= 100
+    assert results["set_coverage_low"] <= results["set_coverage"] <= results["set_coverage_high"]
+    assert 1 <= results["set_mean_size"] <= 12
+    assert ("set_penalty" in results) == (score == "raps")
+    _, plain, _ = validate(*checkpoint)
+    assert plain["top1"] == results["top1"]
+    assert not [name for name in plain if name.startswith("set_")]
+
+
+def test_sets_that_cannot_be_say_why(train, validate):
+    run = train("--epochs", "1")
+    checkpoint = ("--checkpoint", run.folder / "last.pth.tar")
+    for flags, message in (
+        (("--sets", "rasp"), "no score is called 'rasp'"),
+        (("--sets", "lac", "--alpha", "1.5"), "must be above 0 and below 1"),
+        (("--sets", "lac", "--alpha", "0.0001"), "too few for alpha = 0.0001: it takes 9999"),
+    ):
+        status, _, err = validate(*checkpoint, *flags)
+        assert status == 2
+        assert message in err

@@ -60,7 +60,7 @@ class TopKAccuracy(StreamingMetric):
         if n is None or num_classes not in (None, n):
             raise ValueError(f"expected num_classes, or class_counts of as many entries, got {num_classes} and {n}")
         self.ignore_index = ignore_index
-        self.groups = {} if counts is None else _shots(counts, many, few)
+        self.groups = {} if counts is None else shots(counts, many, few)
         super().__init__(
             hits=torch.zeros(len(self.k), n, dtype=torch.float64, device=device),
             seen=torch.zeros(n, dtype=torch.int64, device=device),
@@ -132,7 +132,8 @@ def _credit(logits: Tensor, label: Tensor, k: Sequence[int], dtype: torch.dtype)
     return torch.stack([((size - above) / tied).clamp(0, 1) for size in k])  # [len(k), B]
 
 
-def _shots(counts: Tensor, many: int, few: int) -> dict[str, Tensor]:
+def shots(counts: Tensor, many: int, few: int) -> dict[str, Tensor]:
+    """Which classes have many, a medium number of and few training samples, bool [n] each."""
     if not 0 <= few <= many:
         raise ValueError(f"expected 0 <= few <= many, got few = {few} and many = {many}")
     return {"many": counts > many, "medium": (counts >= few) & (counts <= many), "few": counts < few}

@@ -47,10 +47,12 @@ def validate(args: Namespace) -> dict[str, Any]:
     from timm.data import resolve_data_config
     from timm.models import load_checkpoint
 
+    from topk_registry.train.engine.sets import set_evaluation
     from topk_registry.train.setup import build, datasets, models
     from topk_registry.train.setup.compute import Compute
 
     settings = _settings(args)
+    sets = set_evaluation(args, settings.seed)
     compute = Compute.set_up(settings)
     datasets.check_data_arguments(settings)
     data = _open(settings, models.channels_of(settings))
@@ -63,8 +65,12 @@ def validate(args: Namespace) -> dict[str, Any]:
     config = resolve_data_config(vars(settings), model=model, use_test_size=not args.use_train_size)
     criterion = _criterion(settings, data)
     evaluator = build.create_evaluator(settings, data, config, criterion, compute, sizes=args.topk)
+    if sets is not None:
+        evaluator.on_batch = sets
     metrics = evaluator(models.place_model(settings, model, compute), criterion)
     assert metrics is not None
+    if sets is not None:
+        metrics |= sets.results(data.counts)
     return {
         "model": settings.model,
         "checkpoint": args.checkpoint,
@@ -115,6 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--topk", type=int, nargs="+", default=[1, 5], metavar="K", help="set sizes to report (default: 1 5)")
     add("--multi-crop", type=int, choices=(0, 5, 10), help="average top-k probabilities over that many crops")
     add("--marginal-temperature", type=float, metavar="T", help="temperature of those probabilities (else the loss's)")
+    add("--sets", default="", metavar="SCORE", help="also prediction sets: lac, aps, raps, saps, topk or log-odds")
+    add("--alpha", type=float, default=0.1, metavar="A", help="the share of labels that sets may miss (default: 0.1)")
+    add("--sets-opt", nargs="*", default={}, action=ParseOptions, metavar="K=V", help="options of the sets' score")
     add("--loss", metavar="NAME", help="the loss whose probabilities rank the classes (default: the checkpoint's)")
     add("--loss-opt", nargs="*", action=ParseOptions, metavar="K=V", help="its options")
     add("--seed", type=int, metavar="S", help="random seed")

@@ -120,6 +120,7 @@ class Evaluator:
         self.loader, self.num_classes, self.sizes, self.counts = loader, num_classes, list(sizes), counts
         self.compute, self.channels_last = compute, channels_last
         self.crops, self.tta, self.temperature, self.stop = crops, tta, temperature, stop
+        self.on_batch: Callable[[Tensor, Tensor], object] = lambda probabilities, target: None
 
     @torch.inference_mode()
     def __call__(self, model: nn.Module, criterion: object = None) -> dict[str, float] | None:
@@ -140,6 +141,7 @@ class Evaluator:
                 target = target[: max(0, limit)]
                 limit -= len(target)
             if len(target):
+                self.on_batch(likelihood[: len(target)], target)
                 loss.update(likelihood[: len(target)].clamp(min=1e-30).log(), target)
                 for metric, scores in zip(accuracy, ranked, strict=True):
                     metric.update(scores[: len(target)], target)

@@ -1,0 +1,75 @@
+"""Prediction sets in an evaluation: half of its samples calibrates, the other half is measured."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from topk_registry.conformal import PredictionSets, binomial_interval, create_score, inputs_of, tune
+from topk_registry.conformal.sets import check_size, find_thresholds
+from topk_registry.metrics import SetCoverage
+from topk_registry.train.errors import TrainError
+
+TUNED = ("raps", "saps")
+
+
+class SetEvaluation:
+    """Keeps the probabilities of an evaluation, and evaluates prediction sets on them.
+
+    A random half calibrates, of which ``raps`` and ``saps`` without options take a fifth to tune; the rest is measured.
+
+    Args:
+        score: a name of :data:`topk_registry.conformal.SCORES`.
+        alpha: the share of labels that may be missed.
+        options: of the score.
+        seed: of the split.
+    """
+
+    def __init__(self, score: str, alpha: float, options: dict[str, object], *, seed: int) -> None:
+        try:
+            self.score = create_score(score, **options)
+            check_size(2**62, alpha)
+        except (TypeError, ValueError) as error:
+            raise TrainError(f"--sets: {error}") from error
+        self.alpha, self.seed = alpha, seed
+        self.tunes = self.score.name in TUNED and not options
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, probabilities: Tensor, target: Tensor) -> None:
+        """Keep a batch."""
+        self._kept.append((probabilities.float().cpu(), target.cpu()))
+
+    def results(self, class_counts: Sequence[int] | None = None) -> dict[str, float]:
+        """Coverage and sizes by name, coverages in percent."""
+        p = torch.cat([p for p, _ in self._kept])
+        labels = torch.cat([target for _, target in self._kept])
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(self.seed))
+        measured, rest = order[: len(order) // 2], order[len(order) // 2 :]
+        tuned = len(rest) // 5 if self.tunes else 0
+        try:
+            check_size(len(rest) - tuned, self.alpha)
+            # log-odds take logits, and probabilities have logits: their logarithms
+            values = inputs_of(self.score, p.clamp(min=1e-30).log())
+            score = tune(self.score, values[rest[:tuned]], labels[rest[:tuned]], self.alpha) if tuned else self.score
+            own = rest[tuned:]
+            limits = find_thresholds(score, values[own], labels[own].numpy(), self.alpha, "marginal")
+        except ValueError as error:
+            raise TrainError(f"--sets: {error}") from error
+        metric = SetCoverage(p.shape[1], class_counts=class_counts)
+        metric.update(PredictionSets(score, limits).of_inputs(values[measured]), labels[measured])
+        found = metric.compute(sync=False)
+        low, high = binomial_interval(round(found["coverage"] * len(measured)), len(measured))
+        found |= {"coverage_low": low, "coverage_high": high}
+        options = {name: float(value) for name, value in score.options().items() if isinstance(value, int | float)}
+        percent = {
+            name: value * (1 if "size" in name and "coverage" not in name else 100) for name, value in found.items()
+        }
+        return {f"set_{name}": value for name, value in {**percent, **options}.items()}
+
+
+def set_evaluation(args: Namespace) -> SetEvaluation | None:
+    """What ``--sets`` asks for."""
+    if not args.sets:
+        return None
+    return SetEvaluation(args.sets, args.alpha, dict(args.sets_opt or {}), seed=args.seed or 0)
