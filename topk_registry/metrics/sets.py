@@ -13,7 +13,7 @@ from topk_registry.metrics.streaming import StreamingMetric, check_labels
 class SetCoverage(StreamingMetric):
     """How often prediction sets hold the label, and how large they are.
 
-    Results: ``coverage`` and ``mean_size`` over samples, ``median_size``, ``singletons`` and ``empty`` (shares of sets),
+    Results: ``coverage`` and ``mean_size`` over samples, ``median_size``, ``singletons`` and ``empty`` (shares),
     ``macro_coverage`` and ``worst_class_coverage`` over classes with samples, ``worst_size_coverage`` over ranges of
     sizes, and, with ``class_counts``, ``many_coverage``, ``medium_coverage`` and ``few_coverage``, means over classes.
 

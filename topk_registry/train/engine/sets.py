@@ -12,6 +12,7 @@ from topk_registry.metrics import SetCoverage
 from topk_registry.train.errors import TrainError
 
 TUNED = ("raps", "saps")
+SIZES = ("mean_size", "median_size")
 
 
 class SetEvaluation:
@@ -62,14 +63,12 @@ class SetEvaluation:
         low, high = binomial_interval(round(found["coverage"] * len(measured)), len(measured))
         found |= {"coverage_low": low, "coverage_high": high}
         options = {name: float(value) for name, value in score.options().items() if isinstance(value, int | float)}
-        percent = {
-            name: value * (1 if "size" in name and "coverage" not in name else 100) for name, value in found.items()
-        }
+        percent = {name: value if name in SIZES else 100 * value for name, value in found.items()}
         return {f"set_{name}": value for name, value in {**percent, **options}.items()}
 
 
-def set_evaluation(args: Namespace) -> SetEvaluation | None:
+def set_evaluation(args: Namespace, seed: int) -> SetEvaluation | None:
     """What ``--sets`` asks for."""
     if not args.sets:
         return None
-    return SetEvaluation(args.sets, args.alpha, dict(args.sets_opt or {}), seed=args.seed or 0)
+    return SetEvaluation(args.sets, args.alpha, dict(args.sets_opt or {}), seed=seed)
