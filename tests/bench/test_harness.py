@@ -57,6 +57,7 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Operator:
     return operator
 
 
+@pytest.mark.slow
 def test_a_run_prints_a_table_and_writes_json(toy: Operator, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     report = tmp_path / "report.json"
     assert main(["toy", "--repeats", "3", "--json", str(report)]) == 0
@@ -86,6 +87,7 @@ def test_no_report_when_a_test_fails(toy: Operator, tmp_path: Path, capsys: pyte
     assert not report.exists()
 
 
+@pytest.mark.slow
 def test_no_report_when_there_is_no_test(toy: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OPERATORS, "toy", replace(toy, tests=(str(tmp_path / "nothing_here"),)))
     assert main(["toy"]) == 1
@@ -174,6 +176,7 @@ def test_the_memory_meter_sees_the_backward_pass() -> None:
     assert 2 * x.nbytes <= peak < 2.1 * x.nbytes
 
 
+@pytest.mark.slow
 def test_the_bandwidth_is_that_of_a_large_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(bandwidth.BYTES, "cpu", 1 << 20)
     marks = itertools.count()
@@ -195,6 +198,7 @@ def test_every_backend_computes_the_same_loss(operator: str) -> None:
     assert losses[2].item() == pytest.approx(losses[0].item(), abs=tolerance)
 
 
+@pytest.mark.slow
 def test_a_slow_contestant_sits_out_the_rounds_beyond_its_limit() -> None:
     samples = {"slow": [], "quick": []}
     interleave({"slow": lambda: (2.0, 1.0), "quick": lambda: (0.1, 0.1)}, samples, repeats=10, limit=5.0)

@@ -54,6 +54,7 @@ def test_classes_take_turns_and_families_are_even():
     assert len(set(dataset.classes)) == 100
 
 
+@pytest.mark.slow
 def test_a_family_looks_alike():
     """Fine classes of one superclass are nearer each other than classes of different ones."""
     dataset = Hierarchy(size=2000, noise=0.5)

@@ -248,6 +248,7 @@ def update(metrics, logits, target):
     calibration.update(logits.softmax(-1), target)
 
 
+@pytest.mark.slow
 def test_two_ranks_together_are_one(tmp_path):
     with mp.get_context("spawn").Manager() as manager:
         results = manager.dict()

@@ -224,6 +224,7 @@ def test_a_step_takes_the_gradients_and_a_few_chunks(n):
     assert peak_bytes(step) <= gradients + 4 * 256 * 1000 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_process_stays_far_below_the_logits():
     """By the system's own count, of everything that is allocated anywhere."""

@@ -59,6 +59,7 @@ def real() -> bool:
     return type(x) is torch.Tensor and x.data_ptr() != 0 and (x @ x).dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_a_trial_knows_nothing_of_the_callers_modes():
     outcomes = []
 

@@ -201,6 +201,7 @@ def test_the_most_probable_class_is_not_the_largest_logit():
     assert SphericalBound().probabilities(logits).argmax().item() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", LOSSES)
 def test_compiles_to_one_graph(build):
     loss = build()

@@ -67,6 +67,7 @@ def until(condition):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_commands_that_race_over_a_folder_share_its_runs(stub, command):
     commands = [command(count=12, plans={str(x): "nap" for x in range(12)}, jobs=2) for _ in range(3)]
     for process in commands:

@@ -63,6 +63,7 @@ def test_report_only_of_an_empty_folder(tmp_path, capsys):
     assert "no runs of noise" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_third_partys_loss_from_the_command_to_the_report(site, tmp_path, monkeypatch, capsys):
     site.module("brier_loss", THEIRS)
     site.distribution("brier-loss", {"brier": "brier_loss:Brier"})
@@ -95,6 +96,7 @@ def test_a_third_partys_loss_from_the_command_to_the_report(site, tmp_path, monk
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_shown_and_the_rest_is_reported(site, tmp_path, monkeypatch, capsys):
     site.module("bad_loss", "def build():\n    return lambda logits, target: logits.sum() / 0\n")
     site.distribution("bad-loss", {"bad": "bad_loss:build"})
@@ -108,6 +110,7 @@ def test_a_run_that_fails_is_shown_and_the_rest_is_reported(site, tmp_path, monk
     assert (section["runs"], section["failed"]) == (4, 4)
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
     argv = [sys.executable, "-m", "topk_registry", "study", "encouraging", "--losses", "ce", *TINY]
     argv += ["--output", str(tmp_path)]

@@ -57,6 +57,7 @@ def attributes(read: Reader, name: str) -> Iterator[str]:
     return (value for _, attrs in read.elements if (value := attrs.get(name)) is not None)
 
 
+@pytest.mark.slow
 def test_it_is_well_formed(read: Reader) -> None:
     assert read.open == []
     assert [tag for tag, _ in read.elements[:2]] == ["html", "head"]

@@ -132,6 +132,7 @@ def test_what_is_wider_than_a_phone_scrolls_by_itself_and_by_keyboard(page) -> N
         assert {tab for _, tab in frames} == {0}
 
 
+@pytest.mark.slow
 def test_it_prints(page) -> None:
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:

@@ -21,6 +21,7 @@ def timed(*contestants: str) -> dict:
     return speed.run({"sweep": "n", **SMALL, "contestants": list(contestants)}, None, lambda share, words: None)
 
 
+@pytest.mark.slow
 def test_every_contestant_of_the_study_runs() -> None:
     names = {name for c in speed.configurations(Options(), []) for name in c["contestants"]}
     found = timed(*names)
@@ -34,6 +35,7 @@ def test_every_contestant_of_the_study_runs() -> None:
     assert json.loads(json.dumps(found)) == found
 
 
+@pytest.mark.slow
 def test_a_third_partys_loss_is_timed_with_the_options_it_takes() -> None:
     seen = {}
 

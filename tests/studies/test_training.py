@@ -107,6 +107,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_where_it_stopped(tiny, tmp_path):
     configuration = run_of(tiny, loss="ce", seed=0, lr=1e-3)
     configuration["flags"]["epochs"] = 6

@@ -153,6 +153,7 @@ SAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", WRONG, ids=lambda loss: loss.__name__)
 def test_wrong_losses_are_told_what_is_wrong(loss):
     with pytest.raises(LossCheckError, match=re.escape(SAYS[loss])) as error:

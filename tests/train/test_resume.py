@@ -87,6 +87,7 @@ def assert_same(one, other, path=""):
 STATE = ("state_dict", "state_dict_ema", "optimizer", "task_state", "epoch", "metric")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "workers"), [(4, 0), (6, 0), (9, 1), (18, 0)])  # 6: end of an epoch, 18: of the run
 def test_a_resumed_run_is_the_uninterrupted_one(interrupted, at, workers):
     whole = interrupted(-1, "-j", workers, name="whole")

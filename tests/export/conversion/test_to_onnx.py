@@ -39,6 +39,7 @@ def normalised(pixels: np.ndarray, path) -> np.ndarray:
     return ((pixels.astype(np.float32) / 255 - mean) / std).transpose(0, 3, 1, 2)
 
 
+@pytest.mark.slow
 def test_outputs_are_those_of_torch(export):
     path = export(N, k=3, temperature=0.5)
     x = np.random.default_rng(1).standard_normal((7, 3, 8, 8)).astype(np.float32)
@@ -50,6 +51,7 @@ def test_outputs_are_those_of_torch(export):
     assert (np.sort(out["indices"]) == np.sort(np.argsort(-wanted)[:, :3])).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["test_vit", "torchvision:squeezenet1_1"])
 def test_models_by_name(model, tmp_path):
     size = {"data_config": {"input_size": (3, 64, 64)}} if model.startswith("torchvision") else {}
@@ -59,6 +61,7 @@ def test_models_by_name(model, tmp_path):
     assert props(path)["backbone"] == model
 
 
+@pytest.mark.slow
 def test_the_metadata_is_complete(export):
     said = props(export(N, k=3, temperature=0.5, class_names=tuple("abcdefghijkl")))
     expected = {
@@ -101,6 +104,7 @@ def test_classes_without_names_are_numbered(export):
     assert props(export(N, k=3, temperature=0.5))["class_names"] == [str(i) for i in range(N)]
 
 
+@pytest.mark.slow
 def test_the_graph_can_normalise(export):
     plain, inside = export(N, k=3, temperature=0.5), export(N, k=3, temperature=0.5, preprocess="in-graph")
     assert props(inside)["in_graph"] is True
@@ -108,6 +112,7 @@ def test_the_graph_can_normalise(export):
     np.testing.assert_allclose(got["logits"], wanted["logits"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_fixed_batch(export):
     path = export(N, k=3, batch=3)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -118,6 +123,7 @@ def test_a_fixed_batch(export):
     assert "head alone, ties" in str(report)
 
 
+@pytest.mark.slow
 def test_outputs_come_in_the_order_asked_for_in_a_newer_operator_set(export):
     path = export(N, k=3, outputs=("indices", "marginals"), opset=20)
     assert [entry.version for entry in onnx.load(str(path)).opset_import] == [20]
@@ -126,6 +132,7 @@ def test_outputs_come_in_the_order_asked_for_in_a_newer_operator_set(export):
     assert json.loads(path.with_name("export_report.json").read_text())["passed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp16-backbone", "int8-dynamic"])
 def test_a_smaller_backbone_under_an_exact_head(export, dtype):
     path = export(N, k=3, temperature=0.5, dtype=dtype)
@@ -173,6 +180,7 @@ def test_the_report_says_what_was_not_looked_at(export):
     assert {"onnxruntime", "onnxruntime-gpu"} & set(report["versions"])  # whichever wheel it is
 
 
+@pytest.mark.slow
 def test_an_export_that_is_not_verified_says_so(tmp_path):
     export_onnx(tiny(N), tmp_path, k=3, verify=False, data_config=DATA)
     report = json.loads((tmp_path / "export_report.json").read_text())
@@ -180,6 +188,7 @@ def test_an_export_that_is_not_verified_says_so(tmp_path):
     assert "asked not to verify" in report["not_verified"][0]
 
 
+@pytest.mark.slow
 def test_an_export_that_fails_its_verification_leaves_what_was_there(tmp_path, monkeypatch):
     path = export_onnx(tiny(N), tmp_path, k=3, verify=False, data_config=DATA)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
@@ -189,6 +198,7 @@ def test_an_export_that_fails_its_verification_leaves_what_was_there(tmp_path, m
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_an_export_that_breaks_off_leaves_nothing(tmp_path, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")

@@ -24,6 +24,7 @@ def lines(out: str) -> list[dict]:
     return [json.loads(line) for line in out.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_table(run, picture):
     path = picture("orange")
     status, out, err = run(path)

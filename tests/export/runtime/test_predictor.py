@@ -183,6 +183,7 @@ def test_no_images_are_no_predictions(predictor, model_file):
         }
 
 
+@pytest.mark.slow
 def test_normalising_in_the_graph_is_the_same(predictor, in_graph_file):
     inside = Predictor(in_graph_file, device="cpu")
     pixels = inside.preprocess(IMAGES)

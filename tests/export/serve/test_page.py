@@ -120,6 +120,7 @@ def test_names_are_text_and_never_markup(page):
     assert page.execute_script("return document.getElementById('bad')") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 1100])
 def test_nothing_is_wider_than_the_window(page, width):
     with window(page, width):

@@ -15,6 +15,7 @@ from topk_export.verification import graph
 FORBIDDEN = {"Loop", "Scan", "If", "Sigmoid", "Einsum", "MatMul", "Gemm", "Atan", "CumProd"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "k", "temperature"), [(2, 1, 1.0), (12, 11, 0.25), (60, 40, 1.0), (300, 5, 1.0)])
 def test_marginals_in_onnxruntime_are_those_of_the_definition(export, head_session, n, k, temperature):
     session = head_session(export(n, k=k, temperature=temperature, verify=False))
@@ -35,11 +36,13 @@ def test_marginals_of_impossible_classes(export, head_session):
     assert_near(got[:, keep], np.array([mp_marginals(row.tolist(), 5) for row in s[:, keep].astype(float)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "k"), [(1000, 50), (21841, 5)])
 def test_large_heads_pass_their_own_verification(export, n, k):
     assert export(n, k=k).is_file()  # against the float64 definition, on every kind of hard row
 
 
+@pytest.mark.slow
 def test_the_head_is_small_and_of_plain_operators(export):
     model = onnx.load(str(export(1000, k=5)))
     head = graph.head_nodes(model.graph)

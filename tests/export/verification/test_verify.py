@@ -166,6 +166,7 @@ def test_files_that_are_no_models(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_export_command(tmp_path, capsys):
     names = tmp_path / "names.txt"
     names.write_text("\n".join(f"class {i}" for i in range(N)))
@@ -196,6 +197,7 @@ def test_errors_of_the_export_command_are_one_line(arguments, message, tmp_path,
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_tiny_model_is_the_same_each_time():
     first, second = tiny(N).state_dict(), tiny(N).state_dict()
     assert all((first[key] == second[key]).all() for key in first)

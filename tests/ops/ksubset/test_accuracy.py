@@ -62,6 +62,7 @@ def test_loss_at_a_label_and_its_gradient(kind, n, k):
                 assert (x.grad[0] - exact).abs().max() <= 2e-6 * exact.abs().max() + 1e-30, (impl, tau, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ON_CPU)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "k"), [*SIZES[:-2], (1000, 5), (1000, 50)])
@@ -84,6 +85,7 @@ def test_gradient_for_a_distribution_over_labels(kind, n, k, impl):
         assert ((found - exact).abs() <= 2e-6 * exact.abs().amax(-1, keepdim=True) + rounding).all(), tau
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "k"), [(2, 1), (5, 2), (8, 3), (9, 7), (12, 6)])
 def test_the_definitions_agree(n, k):
     x = 3 * torch.randn(2, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
@@ -94,6 +96,7 @@ def test_the_definitions_agree(n, k):
     torch.testing.assert_close(topk_log_odds(x, k), by_recursion)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "k"), [(4, 1), (6, 3), (7, 5), (13, 4), (40, 12)])
 def test_double_precision_gradients_are_the_definitions(n, k):
     generator = torch.Generator().manual_seed(n)

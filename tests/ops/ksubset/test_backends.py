@@ -90,6 +90,7 @@ def test_kernels_that_do_not_do_here_what_they_should_are_not_used(monkeypatch):
     assert backends.choose("numba", CPU, 5, True) == "numba"  # who asks for it gets it, and its error
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck looks at it
 @pytest.mark.parametrize("impl", ["numba", "torch"])
 def test_as_operators_of_torch(impl):

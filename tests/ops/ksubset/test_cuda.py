@@ -317,6 +317,7 @@ def test_an_empty_batch():
     assert cuda.margins_backward(s, s, 2, 1.0).shape == (0, 9)
 
 
+@pytest.mark.slow
 @interprets
 def test_under_the_interpreter():
     pass_under_the_interpreter(__file__)

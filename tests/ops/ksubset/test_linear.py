@@ -22,6 +22,7 @@ def margins_of_logits(features, weight, bias, label, k, temperature=1.0):
     return topk_label_margins(F.linear(features, weight, bias), label, k, temperature=temperature, impl="torch")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 5, 12, 29, 60])
 @pytest.mark.parametrize(("k", "temperature"), [(1, 1.0), (4, 0.3), (14, 2.0), (15, 1.0), (28, 0.5)])
 def test_margins_and_gradients_are_those_of_the_logits(k, temperature, chunk):
@@ -34,6 +35,7 @@ def test_margins_and_gradients_are_those_of_the_logits(k, temperature, chunk):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_as_operators_of_torch():
     features, weight, bias, label = layer(30, B=3)
     arguments = (features.detach(), weight.detach(), bias.detach(), label, 3, 1.0, 11, torch.float32)

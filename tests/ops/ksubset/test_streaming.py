@@ -58,6 +58,7 @@ def streamed(kernels, s, label, k, theta, size, order=in_a_row):
     return margin, torch.cat(gradients, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("n", "k", "sizes"),
@@ -186,6 +187,7 @@ def sharded_scores():
     return scores("gaussian", 1000, rows=6), torch.tensor([3, 499, 500, 700, 998, 999]), 5, 0.4
 
 
+@pytest.mark.slow
 def test_classes_sharded_over_processes(tmp_path):
     with torch.multiprocessing.Manager() as manager:
         results = manager.dict()

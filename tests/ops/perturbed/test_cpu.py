@@ -71,6 +71,7 @@ def check(scores: torch.Tensor, k: int, epsilon: float, draws: int) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("epsilon", [1e-30, 1e-3, 1.0, 50.0, 1e30])
 @pytest.mark.parametrize("name", ["normal", "tied", "flat", "wide", "outlier", "shifted", "mixed", "masked"])

@@ -126,6 +126,7 @@ def test_any_strides_and_an_empty_batch():
     assert (value.shape, index.shape) == ((0,), (0, 3))
 
 
+@pytest.mark.slow
 @interprets
 def test_under_the_interpreter():
     pass_under_the_interpreter(__file__)
