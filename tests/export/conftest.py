@@ -105,7 +105,7 @@ def edited(model_file: Path, tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def service(model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """``topk-registry serve`` in a process of its own."""
-    with Service(model_file, tmp_path_factory.mktemp("service") / "log", "--max-pixels", "4000000") as running:
+    with Service(model_file, tmp_path_factory.mktemp("service") / "log", "--max-pixels", "4500000") as running:
         yield running
 
 

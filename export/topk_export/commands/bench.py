@@ -1,11 +1,13 @@
-"""``topk-registry bench``: latency and throughput by batch size and provider, and the head's share of them."""
+"""``topk-registry bench``: time an exported file by batch size and device, or load a running service."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
+from pathlib import Path
+from typing import Any
 
-from topk_export.commands.common import command, say
+from topk_export.commands.common import command, say, seconds
 from topk_export.verification.bench import Timing, devices, measure
 from topk_registry.cli import ArgumentParser, positive
 
@@ -14,16 +16,24 @@ _COLUMNS = ("device", "batch", "runs", "median ms", "p95 ms", "images/s", "head 
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Time an exported file and its head's share."""
+    """Time an exported file and its head's share, or load a service."""
     parser = ArgumentParser(prog="topk-registry bench", description=__doc__)
-    parser.add_argument("model", metavar="model.onnx")
+    parser.add_argument("model", metavar="MODEL_OR_URL", help="model.onnx, or http://127.0.0.1:PORT of a service")
     parser.add_argument("--batch-sizes", type=positive, nargs="+", default=(1, 8, 32), metavar="N")
     parser.add_argument("--device", choices=("all", "cpu", "cuda", "tensorrt"), default="all")
     parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads of one run")
-    parser.add_argument("--seconds", type=float, default=3.0, help="at most this long a row (default: 3)")
-    parser.add_argument("--repeats", type=positive, default=200, help="at most this many runs a row (default: 200)")
+    parser.add_argument("--seconds", type=seconds, default=3.0, help="at most this long a row (default: 3)")
+    parser.add_argument(
+        "--repeats", type=positive, default=200, help="at most this many runs a row, or requests (default: 200)"
+    )
     parser.add_argument("--json", action="store_true")
+    service = parser.add_argument_group("a service on this machine")
+    service.add_argument("--concurrency", type=positive, default=8, metavar="N", help="requests at once (default: 8)")
+    service.add_argument("--image", type=Path, help="the image to send (default: coloured noise)")
+    service.add_argument("--api-key", metavar="KEY")
     args = parser.parse_args(argv)
+    if "://" in args.model:
+        return _load(args)
     rows: list[Timing] = []
     wanted: list[str] = devices() if args.device == "all" else [args.device]
     sizes: list[int] = list(args.batch_sizes)
@@ -38,6 +48,22 @@ def main(argv: Sequence[str]) -> int:
             rows.append(timing)
     print(json.dumps([asdict(row) for row in rows], indent=2) if args.json else _table(rows))
     return 0 if rows else 1
+
+
+def _load(args: Any) -> int:
+    from topk_export.serve import loadtest
+
+    result = loadtest.run(
+        args.model,
+        args.image.read_bytes() if args.image else loadtest.noise_jpeg(),
+        requests=args.repeats,
+        concurrency=args.concurrency,
+        seconds=args.seconds,
+        key=args.api_key,
+    )
+    shown = ((name, f"{value:.2f}" if isinstance(value, float) else value) for name, value in result.items())
+    print(json.dumps(result, indent=2) if args.json else "\n".join(f"{name:>10}  {value}" for name, value in shown))
+    return 0 if set(result["statuses"]) == {200} else 1
 
 
 def _table(rows: list[Timing]) -> str:

@@ -1,84 +1,139 @@
 """``topk-registry serve``: an exported model over HTTP, with a page to try it on."""
 
-import socket
 from collections.abc import Sequence
+from typing import Any
 
-from topk_export.commands.common import add_runtime_flags, command, say
-from topk_export.runtime.preprocess import MAX_PIXELS
+from topk_export.commands.common import add_runtime_flags, command, milliseconds, port, say, seconds
 from topk_registry.cli import ArgumentParser, positive
+
+PIXELS = 25_000_000  # phones take 12 to 24 million; a decoded image of this size is 75 MB
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @command
 def main(argv: Sequence[str]) -> int:
     """Serve an exported file over HTTP."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
     if args.triton:
         from topk_export.serve.triton import write_repository
 
         print(write_repository(args.model, args.triton, max_batch_size=args.max_batch))
         return 0
     try:
-        import uvicorn
-
-        from topk_export.serve.app import Limits, create_app
+        from topk_export.serve.server import Plan, Workers, listen, serve_forever
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is not installed: pip install 'topk-registry[serve]'") from error
     from topk_export.runtime.predictor import Predictor
+    from topk_export.runtime.ranking import check_outputs
 
-    predictor = Predictor(
-        args.model,
-        device=args.device,
-        require_gpu=args.require_gpu,
-        threads=args.threads,
-        bound_batch=args.max_batch if args.cuda_graph else None,
-        cuda_graph=args.cuda_graph,
-        max_pixels=args.max_pixels,
-        exif=args.exif,
-    )
-    limits = Limits(
-        body_bytes=args.max_bytes, queue=args.max_queue, batch=args.max_batch, delay_seconds=args.max_delay / 1e3
-    )
-    listener = _listen(args.host, args.port)
+    plan = Plan(_model(args), _limits(args), _access(args), tuple(args.trusted_proxies))
+    predictor = Predictor(**plan.model)
+    check_outputs(dict.fromkeys(predictor.output_names))
+    listener = listen(args.host, args.port)
     host = f"[{args.host}]" if ":" in args.host else args.host
     url = f"http://{host}:{listener.getsockname()[1]}/"
     say(f"{args.model} on {predictor.device}: {url} (API at {url}docs, metrics at {url}metrics)")
-    config = uvicorn.Config(
-        create_app(predictor, limits),
-        log_level="warning",
-        limit_concurrency=4 * args.max_queue,
-        timeout_keep_alive=10,
-        timeout_graceful_shutdown=10,
-    )
-    uvicorn.Server(config).run(sockets=[listener])
+    if args.host not in LOOPBACK and not plan.access.keys:
+        say("warning: everyone who reaches this address may use the service: see --api-key-file")
+    with listener:
+        if args.workers > 1:
+            del predictor
+            return Workers(listener, plan, args.workers).run()
+        serve_forever(listener, predictor, plan)
     return 0
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket, bound here so that port 0 can be told and a taken port is one line."""
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    # asyncio sets this on sockets of its own making only; without it every answer waits 40 ms for a delayed ACK
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
+def _model(args: Any) -> dict[str, Any]:
+    return {
+        "path": args.model,
+        "device": args.device,
+        "require_gpu": args.require_gpu,
+        "threads": args.threads,
+        "bound_batch": args.max_batch if args.cuda_graph else None,
+        "cuda_graph": args.cuda_graph,
+        "max_pixels": args.max_pixels,
+        "exif": args.exif,
+    }
+
+
+def _limits(args: Any) -> Any:
+    from topk_export.serve.limits import Limits
+
+    return Limits(
+        body_bytes=args.max_bytes,
+        request_seconds=args.timeout,
+        idle_seconds=args.idle_timeout,
+        images=args.max_images,
+        max_set=args.max_set,
+        queue=args.max_queue,
+        client_requests=args.max_per_client,
+        batch=args.max_batch,
+        delay_seconds=args.max_delay / 1e3,
+    )
+
+
+def _access(args: Any) -> Any:
+    from topk_export.serve.guard import read_keys
+    from topk_export.serve.limits import Access
+
+    # a page of any site can send a browser to a loopback address under a name of its own
+    hosts = args.allowed_hosts or (LOOPBACK if args.host in LOOPBACK else ())
+    return Access(
+        keys=read_keys(args.api_key_file) if args.api_key_file else (),
+        hosts=() if "*" in hosts else tuple(hosts),
+        origins=tuple(args.cors_origin),
+        log=args.access_log,
+    )
 
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="topk-registry serve", description=__doc__)
     parser.add_argument("model", metavar="model.onnx")
-    parser.add_argument("--host", default="127.0.0.1", help="default: this machine only; there is no authentication")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
-    parser.add_argument("--max-batch", type=positive, default=16, metavar="N", help="inputs a run (default: 16)")
-    parser.add_argument("--max-delay", type=float, default=5.0, metavar="MS", help="wait for company (default: 5 ms)")
-    parser.add_argument("--max-queue", type=positive, default=128, metavar="N", help="then 503 (default: 128)")
+    parser.add_argument("--host", default="127.0.0.1", help="default: this machine only")
+    parser.add_argument("--port", type=port, default=8000, help="0 takes a free one (default: 8000)")
     parser.add_argument(
-        "--max-bytes", type=positive, default=10_000_000, metavar="N", help="of a body (default: 10 MB)"
+        "--workers", type=positive, default=1, metavar="N", help="processes, each with the model (default: 1)"
     )
-    parser.add_argument("--max-pixels", type=positive, default=MAX_PIXELS, metavar="N", help="of an image")
     parser.add_argument("--exif", action="store_true", help="turn images as EXIF says (timm's evaluation does not)")
     parser.add_argument("--triton", metavar="DIR", help="write a Triton Inference Server repository there, and stop")
     parser.add_argument("--cuda-graph", action="store_true", help="run batches of --max-batch as one CUDA graph")
     add_runtime_flags(parser)
+
+    limits = parser.add_argument_group("limits of each process")
+    limits.add_argument("--max-batch", type=positive, default=16, metavar="N", help="inputs of a run (default: 16)")
+    limits.add_argument(
+        "--max-delay", type=milliseconds, default=5.0, metavar="MS", help="wait for a batch (default: 5)"
+    )
+    limits.add_argument("--max-queue", type=positive, default=128, metavar="N", help="requests at once (default: 128)")
+    limits.add_argument("--max-per-client", type=positive, default=64, metavar="N", help="of one address (default: 64)")
+    limits.add_argument(
+        "--max-bytes", type=positive, default=10_000_000, metavar="N", help="of a body (default: 10 MB)"
+    )
+    limits.add_argument(
+        "--max-pixels", type=positive, default=PIXELS, metavar="N", help="of an image (default: 25 million)"
+    )
+    limits.add_argument("--max-images", type=positive, default=32, metavar="N", help="of one request (default: 32)")
+    limits.add_argument("--max-set", type=positive, default=1000, metavar="N", help="classes of a set (default: 1000)")
+    limits.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help="of a request (default: 30)")
+    limits.add_argument(
+        "--idle-timeout", type=seconds, default=10.0, metavar="S", help="of a silent connection (default: 10)"
+    )
+
+    access = parser.add_argument_group("access; for TLS put a proxy in front")
+    access.add_argument("--api-key-file", metavar="FILE", help="keys, one a line, of which a request must carry one")
+    access.add_argument(
+        "--allowed-hosts",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="in the Host header ('*': any; default: as --host)",
+    )
+    access.add_argument(
+        "--cors-origin", nargs="+", default=(), metavar="URL", help="sites whose pages may call the service ('*': any)"
+    )
+    access.add_argument("--access-log", metavar="FILE", help="a line of JSON a request ('-': standard output)")
+    access.add_argument(
+        "--trusted-proxies", nargs="+", default=(), metavar="IP", help="whose X-Forwarded-For names the client"
+    )
     return parser

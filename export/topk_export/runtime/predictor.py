@@ -96,6 +96,15 @@ class Predictor:
         return np.dtype(np.uint8 if self.metadata.in_graph else np.float32)
 
     @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return Path(self._arguments["path"]).stem
+
+    @property
+    def input_name(self) -> str:
+        return self._input.name
+
+    @property
     def output_names(self) -> tuple[str, ...]:
         return tuple(self._outputs)
 

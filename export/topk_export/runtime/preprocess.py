@@ -7,7 +7,8 @@ in full (never by Pillow's ``draft``, which changes the resampled pixels).
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -139,7 +140,7 @@ def _center(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) 
 
 
 def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False) -> Image.Image:
-    """Decode a path, bytes, uint8 array or Pillow image, or raise :class:`ImageError` saying what is wrong with it.
+    """Decode a path, bytes, uint8 array or Pillow image; raise :class:`ImageError` with the reason where it cannot.
 
     The number of pixels is read from the header and checked before anything is decoded.
 
@@ -150,12 +151,27 @@ def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False)
     """
     if isinstance(source, np.ndarray):
         return _from_array(source)
+    with _opened(source, max_pixels) as image:
+        image.load()
+        return ImageOps.exif_transpose(image) if exif else image
+
+
+def count_pixels(source: Any, *, max_pixels: int = MAX_PIXELS) -> int:
+    """Count the pixels of an encoded image from its header, under the limit and with the errors of `read_image`."""
+    with _opened(source, max_pixels) as image:
+        return image.width * image.height
+
+
+@contextmanager
+def _opened(source: Any, max_pixels: int) -> Iterator[Image.Image]:
+    """Open an image without decoding it; whatever goes wrong until it is closed is an :class:`ImageError`."""
     name = "image" if isinstance(source, bytes | Image.Image) else str(source)
     try:
         if isinstance(source, Image.Image):
-            return _loaded(source, name, max_pixels, exif)
+            yield _within(source, name, max_pixels)
+            return
         with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
-            return _loaded(Image.open(file, formats=FORMATS), name, max_pixels, exif)
+            yield _within(Image.open(file, formats=FORMATS), name, max_pixels)
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -168,13 +184,12 @@ def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False)
         raise ImageError(f"{name} cannot be decoded: {error}") from error
 
 
-def _loaded(image: Image.Image, name: str, max_pixels: int, exif: bool) -> Image.Image:
+def _within(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
     if image.width * image.height > max_pixels:
         raise ImageTooLargeError(
             f"{name} has {image.width} x {image.height} pixels, and more than {max_pixels} are not decoded"
         )
-    image.load()
-    return ImageOps.exif_transpose(image) if exif else image
+    return image
 
 
 def _from_array(array: np.ndarray) -> Image.Image:

@@ -1,32 +1,28 @@
-"""A load test of the HTTP service, bounded in requests and in time, against this machine only.
-
-python -m topk_export.serve.loadtest http://127.0.0.1:8000 --requests 200 --concurrency 8 --seconds 10
-"""
+"""A load test of the HTTP service, bounded in requests and in time, against this machine only."""
 
 import http.client
 import io
 import ipaddress
-import json
 import socket
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 from PIL import Image
 
-from topk_registry.cli import ArgumentParser
-
 MAX_REQUESTS, MAX_CONCURRENCY, MAX_SECONDS = 10_000, 64, 120.0
 
 
-def run(url: str, body: bytes, *, requests: int, concurrency: int, seconds: float) -> dict[str, Any]:
-    """Send up to ``requests`` images from ``concurrency`` threads within ``seconds``; what came back, and how fast."""
+def run(
+    url: str, body: bytes, *, requests: int, concurrency: int, seconds: float, key: str | None = None
+) -> dict[str, Any]:
+    """Send up to ``requests`` images from ``concurrency`` threads within ``seconds``; return statuses and times."""
+    requests, concurrency = min(requests, MAX_REQUESTS), min(concurrency, MAX_CONCURRENCY)
+    seconds = min(seconds, MAX_SECONDS)
+    headers = {"Content-Type": "application/octet-stream"} | ({} if key is None else {"X-API-Key": key})
     host, port = _loopback(url)
     lock, statuses, times = threading.Lock(), Counter(), []
     start = time.perf_counter()
@@ -39,7 +35,7 @@ def run(url: str, body: bytes, *, requests: int, concurrency: int, seconds: floa
                 with lock:
                     if next(left, None) is None:
                         return
-                status, taken = _post(connection, body)
+                status, taken = _post(connection, body, headers)
                 with lock:
                     statuses[status] += 1
                     times.append(taken)
@@ -63,10 +59,10 @@ def run(url: str, body: bytes, *, requests: int, concurrency: int, seconds: floa
     }
 
 
-def _post(connection: http.client.HTTPConnection, body: bytes) -> tuple[int | str, float]:
+def _post(connection: http.client.HTTPConnection, body: bytes, headers: dict[str, str]) -> tuple[int | str, float]:
     start = time.perf_counter()
     try:
-        connection.request("POST", "/predict", body, {"Content-Type": "image/jpeg"})
+        connection.request("POST", "/predict", body, headers)
         response = connection.getresponse()
         response.read()
         status: int | str = response.status
@@ -92,30 +88,3 @@ def noise_jpeg(size: int = 256) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG")
     return buffer.getvalue()
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = ArgumentParser(prog="python -m topk_export.serve.loadtest", description=__doc__)
-    parser.add_argument("url")
-    parser.add_argument("--image", type=Path, help="what to send (default: coloured noise)")
-    parser.add_argument("--requests", type=int, default=200, help=f"at most this many (default: 200, {MAX_REQUESTS})")
-    parser.add_argument("--concurrency", type=int, default=8, help=f"at most {MAX_CONCURRENCY} (default: 8)")
-    parser.add_argument("--seconds", type=float, default=10.0, help=f"at most this long (default: 10, {MAX_SECONDS:g})")
-    args = parser.parse_args(argv)
-    try:
-        result = run(
-            args.url,
-            args.image.read_bytes() if args.image else noise_jpeg(),
-            requests=min(args.requests, MAX_REQUESTS),
-            concurrency=min(args.concurrency, MAX_CONCURRENCY),
-            seconds=min(args.seconds, MAX_SECONDS),
-        )
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(result, indent=2))
-    return 0 if set(result["statuses"]) == {200} else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

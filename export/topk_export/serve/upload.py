@@ -1,6 +1,9 @@
-"""The image in a request: the body itself or a form's file, read no further than it may be long."""
+"""The images of a request: the body itself, files of a form or base64 in JSON, read no further than allowed."""
 
 import asyncio
+import base64
+import binascii
+import json
 from typing import Any
 
 from fastapi import HTTPException, Request
@@ -8,49 +11,114 @@ from python_multipart.exceptions import FormParserError
 from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
+from topk_export.serve.limits import Limits
 
-async def image_bytes(request: Request, max_bytes: int, max_seconds: float) -> bytes:
-    """The image of a request, whose body is cut off as soon as it is too long or too slow."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "multipart/form-data" and not kind.startswith("image/") and kind != "application/octet-stream":
-        raise HTTPException(415, f"send an image (image/*) or a form with the field 'image', not {kind or 'nothing'!r}")
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_bytes:
-        raise _too_long(max_bytes)
-    try:
-        body = await asyncio.wait_for(_read(request, max_bytes), max_seconds)
-        image = await _form_image(request, body) if kind == "multipart/form-data" else body
-    except ClientDisconnect as error:
-        raise HTTPException(400, "the client went away") from error
-    except (TimeoutError, asyncio.TimeoutError) as error:
-        raise HTTPException(408, f"the body did not come within {max_seconds:g} s") from error
+FORM, JSON = "multipart/form-data", "application/json"
+
+
+def _description(field: str, form: dict[str, Any], encoded: dict[str, Any], alone: bool) -> dict[str, Any]:
+    """OpenAPI's description of a body, which FastAPI cannot see: the routes read it themselves."""
+    kinds = {
+        FORM: {"schema": {"type": "object", "required": ["image"], "properties": {"image": form}}},
+        JSON: {"schema": {"type": "object", "required": [field], "properties": {field: encoded}}},
+    }
+    if alone:
+        kinds["image/*"] = {"schema": {"type": "string", "format": "binary"}}
+    return {"requestBody": {"required": True, "content": kinds}}
+
+
+_FILE, _BASE64 = {"type": "string", "format": "binary"}, {"type": "string", "format": "byte"}
+ONE = _description("image", _FILE, _BASE64, alone=True)
+SEVERAL = _description("images", {"type": "array", "items": _FILE}, {"type": "array", "items": _BASE64}, alone=False)
+
+
+async def one_image(request: Request, limits: Limits) -> bytes:
+    """Read the image of a request: its body, the form's file ``image``, or base64 under the JSON key ``image``."""
+    kind = content_kind(request)
+    if kind in (FORM, JSON):
+        (image,) = await _images(request, kind, limits, 1)
+    elif kind.startswith("image/") or kind == "application/octet-stream":
+        image = await read_body(request, limits)
+    else:
+        raise HTTPException(
+            415, f"send an image (image/*), a form or JSON with the field 'image', not {kind or 'nothing'!r}"
+        )
     if not image:
         raise HTTPException(400, "the body is empty: expected an image")
     return image
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def several_images(request: Request, limits: Limits) -> list[bytes]:
+    """Read the images of a request: the form's files ``image``, or base64 in a list under the JSON key ``images``."""
+    kind = content_kind(request)
+    if kind not in (FORM, JSON):
+        raise HTTPException(
+            415, f"send a form with files 'image', or JSON with a list 'images', not {kind or 'nothing'!r}"
+        )
+    return await _images(request, kind, limits, limits.images)
+
+
+def content_kind(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """Read a body; raise as soon as it is too long or too slow."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limits.body_bytes:
+        raise _too_long(limits)
+    try:
+        return await asyncio.wait_for(_read(request, limits), limits.body_seconds)
+    except ClientDisconnect as error:
+        raise HTTPException(400, "the client went away") from error
+    except (TimeoutError, asyncio.TimeoutError) as error:
+        raise HTTPException(408, f"the body did not come within {limits.body_seconds:g} s") from error
+
+
+async def _read(request: Request, limits: Limits) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > max_bytes:
-            raise _too_long(max_bytes)
+        if len(body) > limits.body_bytes:
+            raise _too_long(limits)
     return bytes(body)
 
 
-def _too_long(max_bytes: int) -> HTTPException:
-    return HTTPException(413, f"the body is longer than {max_bytes} bytes")
+def _too_long(limits: Limits) -> HTTPException:
+    return HTTPException(413, f"the body is longer than {limits.body_bytes} bytes")
 
 
-async def _form_image(request: Request, body: bytes) -> bytes:
+async def _images(request: Request, kind: str, limits: Limits, most: int) -> list[bytes]:
+    body = await read_body(request, limits)
+    images = await (_form_images(request, body, most) if kind == FORM else asyncio.to_thread(_json_images, body, most))
+    if not 1 <= len(images) <= most:
+        raise HTTPException(400, f"expected 1 to {most} images, got {len(images)}")
+    return images
+
+
+async def _form_images(request: Request, body: bytes, most: int) -> list[bytes]:
     async def replay() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
 
     try:  # many a malformed form is Starlette's HTTPException, with status 400
-        async with Request(request.scope, replay).form(max_files=1, max_fields=8) as form:
-            field = form.get("image")
-            if not isinstance(field, UploadFile):
+        async with Request(request.scope, replay).form(max_files=most, max_fields=8) as form:
+            fields = form.getlist("image")
+            files = [field for field in fields if isinstance(field, UploadFile)]
+            if not files or len(files) < len(fields):
                 raise HTTPException(400, "the form has no file in the field 'image'")
-            return await field.read()
+            return [await file.read() for file in files]
     except FormParserError as error:  # but older versions let the parser's own errors pass
         raise HTTPException(400, f"Invalid multipart form: {error}") from error
+
+
+def _json_images(body: bytes, most: int) -> list[bytes]:
+    field = "image" if most == 1 else "images"
+    try:
+        content = json.loads(body)[field]
+        texts = [content] if most == 1 else content
+        if not isinstance(texts, list) or len(texts) > most:
+            raise ValueError(f"a list of at most {most}")
+        return [base64.b64decode(text, validate=True) for text in texts]
+    except (ValueError, TypeError, KeyError, RecursionError, binascii.Error) as error:
+        what = "an image" if most == 1 else f"a list of at most {most} images"
+        raise HTTPException(400, f"expected JSON with {what} in base64 under the key {field!r}: {error}") from error

@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from topk_export import Predictor
-from topk_export.serve.app import Limits, create_app
+from topk_export.serve.limits import Access, Limits
+from topk_export.serve.server import Plan, make_server
 
 
 class Service:
@@ -104,10 +103,10 @@ def form(image: bytes, field: str = "image") -> tuple[bytes, dict[str, str]]:
 
 
 @contextlib.contextmanager
-def served(predictor: Predictor, **limits: float) -> Iterator[int]:
+def served(predictor: Predictor, access: Access | None = None, **limits: Any) -> Iterator[int]:
     """An application in this process; gives its port."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(predictor, Limits(**limits)), log_level="critical"))
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    server = make_server(predictor, Plan({}, Limits(**limits), access or Access()))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -1,13 +1,16 @@
 """The page of the service, in a headless browser: drop an image, and see marginals beside softmax."""
 
 import base64
+import io
 import os
 
 import pytest
+from PIL import Image
 
 from tests.browser import chromium, complaints, window
 from tests.export.colours import COLOURS, K, png
-from tests.export.serve.service import predict
+from tests.export.serve.service import predict, request, served, wait_until
+from topk_export.serve.limits import Access
 
 DROP = """
 const [encoded, name, type] = arguments;
@@ -113,8 +116,8 @@ def test_a_file_that_is_no_image_is_told(page):
 
 def test_names_are_text_and_never_markup(page):
     page.execute_script(
-        "show({k: 1, top: [{name: '<b id=bad>x</b>', marginal: 1, probability: 1}], "
-        "softmax_set: [{name: '<i id=bad>'}], set: [{name: '<u id=bad>'}]})"
+        "show({k: 1, top: [{name: '<b id=bad>x</b>', marginal: 1, probability: 1}], softmax_set_size: 1, "
+        "softmax_set: [{name: '<i id=bad>'}], set: [{name: '<u id=bad>'}], set_size: 1})"
     )
     assert rows(page)[0][0] == "<b id=bad>x</b>"
     assert page.execute_script("return document.getElementById('bad')") is None
@@ -129,3 +132,39 @@ def test_nothing_is_wider_than_the_window(page, width):
         assert page.execute_script("return document.documentElement.scrollWidth") <= width
         if folder := os.environ.get("SCREENSHOTS"):
             page.save_screenshot(f"{folder}/page-{width}.png")
+
+
+def test_no_image_is_no_broken_image(page):
+    shown = "return getComputedStyle(document.getElementById('preview')).display"
+    assert page.execute_script(shown) == "none"
+    drop(page, b"hello", "notes.txt", "text/plain")
+    wait(page, "return document.getElementById('status').classList.contains('wrong')")
+    wait(page, "return document.getElementById('preview').hidden")
+    assert page.execute_script(shown) == "none"
+
+
+def test_a_photo_is_shown_as_the_model_sees_it(page):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # browsers turn it by 90 degrees, timm does not
+    buffer = io.BytesIO()
+    Image.new("RGB", (60, 30), (230, 30, 40)).save(buffer, "JPEG", exif=exif)
+    drop(page, buffer.getvalue(), "photo.jpg", "image/jpeg")
+    wait(page, "return document.getElementById('status').textContent.startsWith('Done')")
+    width, height = page.execute_script("const p = document.getElementById('preview'); return [p.width, p.height]")
+    assert width > height
+
+
+def test_the_page_asks_for_the_key(browser, predictor):
+    with served(predictor, Access(keys=("secret",))) as port:
+        wait_until(lambda: request(port, "GET", "/readyz")[0] == 200)
+        browser.get(f"http://127.0.0.1:{port}/")
+        wait(browser, "return !document.getElementById('locked').hidden")
+        browser.execute_script(
+            "const key = document.getElementById('key'); key.value = 'secret'; key.dispatchEvent(new Event('change'))"
+        )
+        wait(browser, "return document.getElementById('about').textContent.includes('classes')")
+        assert browser.execute_script("return document.getElementById('locked').hidden")
+        drop(browser, png("blue"))
+        wait(browser, "return document.getElementById('status').textContent.startsWith('Done')")
+        assert rows(browser)[0][0] == "blue"
+    complaints(browser)  # of the first 401

@@ -1,0 +1,173 @@
+"""Who may use the service: keys, host names, other sites' pages, the access log; several images and processes."""
+
+import base64
+import json
+import os
+import signal
+
+import pytest
+
+from tests.export.colours import COLOURS, K, png
+from tests.export.serve.service import Service, predict, request, served, wait_until
+from topk_export.serve.guard import read_keys
+from topk_export.serve.limits import Access
+
+IMAGE = {"Content-Type": "image/png"}
+
+
+@pytest.fixture
+def ask(predictor):
+    """``ask(access, method, path, **headers)``: the status of one request to a service with that access."""
+
+    def call(access, method, path, body=None, **headers):
+        with served(predictor, access) as port:
+            wait_until(lambda: request(port, "GET", "/readyz")[0] == 200)
+            return request(port, method, path, body, {k.replace("_", "-"): v for k, v in headers.items()})
+
+    return call
+
+
+def test_a_key_is_needed_where_keys_are_set(predictor):
+    with served(predictor, Access(keys=("first", "second"))) as port:
+        wait_until(lambda: request(port, "GET", "/readyz")[0] == 200)
+        status, answer, headers = request(port, "POST", "/predict", png("red"), IMAGE)
+        assert (status, headers["www-authenticate"]) == (401, "Bearer")
+        assert "an API key is needed" in answer["detail"]
+        for key in ({"X-API-Key": "second"}, {"Authorization": "Bearer first"}, {"Authorization": "bearer second"}):
+            assert request(port, "POST", "/predict", png("red"), IMAGE | key)[0] == 200
+        for key in ({"X-API-Key": "third"}, {"X-API-Key": ""}, {"Authorization": "Basic first"}, {"X-API-Key": "firs"}):
+            assert request(port, "POST", "/predict", png("red"), IMAGE | key)[0] == 401
+        for path, wanted in (("/", 200), ("/healthz", 200), ("/model", 401), ("/metrics", 401), ("/openapi.json", 401)):
+            assert request(port, "GET", path)[0] == wanted, path
+
+
+def test_keys_are_read_from_a_file(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("# of the web shop\nabc\n\n  def \n")
+    assert read_keys(str(path)) == ("abc", "def")
+    for content in ("", "# none\n", "schlüssel\n"):
+        path.write_text(content)
+        with pytest.raises(ValueError, match="must hold API keys, one a line"):
+            read_keys(str(path))
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost", 200), ("localhost:80", 200), ("[::1]:80", 200), ("evil.example", 400), ("localhost.evil", 400)],
+)
+def test_other_host_names_are_refused(ask, host, status):
+    access = Access(hosts=("localhost", "::1"))
+    assert ask(access, "GET", "/model", Host=host)[0] == status
+    assert ask(access, "GET", "/healthz", Host="10.0.0.1")[0] == 200  # probes go by address
+
+
+@pytest.mark.parametrize(
+    ("headers", "origins", "status"),
+    [
+        ({}, (), 200),
+        ({"Origin": "http://localhost"}, (), 200),  # the service's own page
+        ({"Origin": "https://localhost"}, (), 200),  # behind a proxy with TLS
+        ({"Origin": "https://evil.example"}, (), 403),
+        ({"Origin": "null"}, (), 403),
+        ({"Sec_Fetch_Site": "cross-site"}, (), 403),
+        ({"Origin": "https://shop.example"}, ("https://shop.example",), 200),
+        ({"Origin": "https://evil.example"}, ("https://shop.example",), 403),
+        ({"Origin": "https://evil.example"}, ("*",), 200),
+    ],
+)
+def test_pages_of_other_sites_post_only_where_allowed(ask, headers, origins, status):
+    access = Access(origins=origins)
+    got, _, sent = ask(access, "POST", "/predict", png("red"), Host="localhost", Content_Type="image/png", **headers)
+    assert got == status
+    allowed = sent.get("access-control-allow-origin")
+    assert allowed == (None if not origins or status == 403 else "*" if origins == ("*",) else origins[0])
+
+
+def test_the_page_may_not_be_framed(service):
+    headers = request(service.port, "GET", "/")[2]
+    assert headers["x-frame-options"] == "DENY"
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+
+
+def test_the_access_log_has_a_line_for_each_request(predictor, tmp_path):
+    log = tmp_path / "access.log"
+    with served(predictor, Access(log=str(log))) as port:
+        wait_until(lambda: request(port, "GET", "/readyz")[0] == 200)
+        predict(port, png("red"), query='?softmax_mass=0.5&x="')
+        request(port, "GET", "/no\r\nwhere".replace("\r\n", "%0d%0a"))
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    entry = next(line for line in lines if line["path"] == "/predict")
+    assert (entry["method"], entry["status"], entry["client"]) == ("POST", 200, "127.0.0.1")
+    assert entry["query"] == 'softmax_mass=0.5&x="'
+    assert entry["bytes"] > 100
+    assert entry["milliseconds"] > 0
+    assert lines[-1]["status"] == 404
+
+
+def encoded(colour: str) -> str:
+    return base64.b64encode(png(colour)).decode()
+
+
+def post(port: int, path: str, content: object) -> tuple[int, dict]:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return request(port, "POST", path, body, {"Content-Type": "application/json"})[:2]
+
+
+def test_json_with_base64_is_as_good_as_a_body(service):
+    status, answer = post(service.port, "/predict", {"image": encoded("pink")})
+    assert status == 200
+    assert answer["top"][0]["name"] == "pink"
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"image": 5}, {"image": "not base64!"}, [1], b"{", b"", {"image": [encoded("red")]}, b"[" * 5000]
+)
+def test_json_of_another_shape_is_refused(service, content):
+    status, answer = post(service.port, "/predict", content)
+    assert status == 400
+    assert "expected JSON with an image in base64 under the key 'image'" in answer["detail"]
+
+
+def test_several_images_are_one_request(service):
+    bad = base64.b64encode(b"no image").decode()
+    status, answer = post(service.port, "/predictions", {"images": [encoded("red"), bad, encoded("blue")]})
+    assert status == 200
+    assert answer["k"] == K
+    red, wrong, blue = answer["predictions"]
+    assert (red["top"][0]["name"], blue["top"][0]["name"]) == ("red", "blue")
+    assert "known format" in wrong["detail"]
+    parts = b"".join(
+        b'--line\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n' + png(colour) + b"\r\n"
+        for colour in ("green", "white")
+    )
+    kind = {"Content-Type": "multipart/form-data; boundary=line"}
+    status, answer, _ = request(service.port, "POST", "/predictions", parts + b"--line--\r\n", kind)
+    assert status == 200
+    assert [p["top"][0]["name"] for p in answer["predictions"]] == ["green", "white"]
+    assert post(service.port, "/predictions", {"images": []})[0] == 400
+    assert post(service.port, "/predictions", {"images": [encoded("red")] * 33})[0] == 400
+
+
+def test_workers_share_the_port_and_their_counters(model_file, tmp_path):
+    with Service(model_file, tmp_path / "log", "--workers", "2", "--access-log", str(tmp_path / "access")) as running:
+        colours = list(COLOURS)
+        answers = [predict(running.port, png(colour)) for colour in colours]
+        assert [answer["top"][0]["name"] for _, answer in answers] == colours
+        text = request(running.port, "GET", "/metrics")[1]
+        assert f'topk_requests_total{{route="/predict",status="200"}} {len(colours)}.0' in text
+        assert running.stop() == 0
+    assert "Traceback" not in running.log
+
+
+def test_workers_end_with_their_parent(model_file, tmp_path):
+    with Service(model_file, tmp_path / "log", "--workers", "2") as running:
+        os.kill(running.process.pid, signal.SIGKILL)
+        running.process.wait(20)
+
+        def refused() -> bool:
+            try:
+                return request(running.port, "GET", "/healthz")[0] == 0
+            except OSError:
+                return True
+
+        wait_until(refused)
