@@ -10,7 +10,12 @@ from pathlib import Path
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.session import open_session
 
-TYPES = {"tensor(float)": "TYPE_FP32", "tensor(uint8)": "TYPE_UINT8", "tensor(int64)": "TYPE_INT64"}
+TYPES = {
+    "tensor(float)": "TYPE_FP32",
+    "tensor(uint8)": "TYPE_UINT8",
+    "tensor(int64)": "TYPE_INT64",
+    "tensor(bool)": "TYPE_BOOL",
+}
 
 
 def write_repository(
