@@ -27,7 +27,7 @@ def counting():
 @pytest.mark.parametrize("threads", [1, 2])
 def test_each_row_is_taken_once(threads):
     numbers = torch.zeros(100, dtype=torch.int64)
-    team.run(counting(), "qq", len(numbers), numbers.data_ptr(), threads=threads)
+    team.run(counting(), len(numbers), numbers, threads=threads)
     assert (numbers == 1).all()
 
 
@@ -37,5 +37,5 @@ def test_without_a_place_to_keep_it_a_body_is_compiled_all_the_same(monkeypatch)
     with pytest.warns(UserWarning, match="every process compiles its own.* set NUMBA_CACHE_DIR"):
         body = counting()
     numbers = torch.zeros(10, dtype=torch.int64)
-    team.run(body, "qq", len(numbers), numbers.data_ptr(), threads=1)
+    team.run(body, len(numbers), numbers, threads=1)
     assert (numbers == 1).all()

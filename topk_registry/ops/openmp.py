@@ -21,6 +21,9 @@ from pathlib import Path
 import torch
 from numba import cfunc, njit, types
 from numba.extending import intrinsic
+from torch import Tensor
+
+from topk_registry.ops.tensors import address
 
 Body = Callable[[ctypes.Array], None]
 C_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -42,10 +45,14 @@ def compiled(function: Callable) -> Body:
     return cfunc(SIGNATURE)(function).ctypes
 
 
-def run(body: Body, fields: str, *values: float, threads: int) -> None:
-    """Let ``threads`` threads run ``body`` on one job: a counter of rows taken, then ``values`` in the order of
-    ``fields``, "q" for an integer or an address and "d" for a number."""
-    job = ctypes.create_string_buffer(_layout(fields).pack(0, *values))
+def run(body: Body, *values: Tensor | float | None, threads: int) -> None:
+    """Run ``body`` on ``threads`` threads with one job: a counter of rows taken, then ``values``, eight bytes each.
+
+    Integers stay integers, a tensor is handed over by its address, and None is address 0.
+    """
+    fields = "".join("d" if isinstance(value, float) else "q" for value in values)
+    numbers = (0 if v is None else address(v) if isinstance(v, Tensor) else v for v in values)
+    job = ctypes.create_string_buffer(_layout(fields).pack(0, *numbers))
     if threads == 1:
         body(job)
     elif (parallel := _openmp()) is not None:

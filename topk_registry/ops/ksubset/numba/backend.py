@@ -17,6 +17,7 @@ from topk_registry.ops import openmp as team
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset.numba import kernels
 from topk_registry.ops.ksubset.numba.compiled import compiled
+from topk_registry.ops.tensors import operand
 
 ALONE = 1 << 14  # steps to a thread at least: about 20 microseconds of work
 WIDTH = 16  # rows that a thread takes at a time, at most, for their polynomials to fill vectors
@@ -25,7 +26,8 @@ GROUP = 1 << 16  # scores that a thread takes at a time, about: they and the pol
 
 def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tensor, Tensor]:
     """The margin theta l_y [B] of each row's label and its gradient to the scores: [B, n], [B] -> [B], [B, n]."""
-    margin, gradient = torch.empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
+    s, label = operand(s, s.shape, s.dtype, s.device), operand(label, s.shape[:1], torch.int64, s.device)
+    margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
     no_hinge = (None, None, None)
     share(_label_margins(s.dtype), s, k, theta, label, margin, gradient, *no_hinge, numbers=(0, 0.0, 0.0))
     return margin, gradient
@@ -33,15 +35,18 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
 
 def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -> tuple[Tensor, ...]:
     """:func:`label_margins`, and what the hinge makes of the margins: its value [B] and its slope [B]."""
-    margin, gradient = torch.empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
+    s, label = operand(s, s.shape, s.dtype, s.device), operand(label, s.shape[:1], torch.int64, s.device)
+    alpha = operand(hinge.alpha, hinge.alpha.shape, s.dtype, s.device)
+    margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
     value, slope = s.new_empty(s.shape[0]), s.new_empty(s.shape[0])
-    numbers = (hinge.alpha.numel(), hinge.scale, hinge.tau)
-    share(_label_margins(s.dtype), s, k, theta, label, margin, gradient, hinge.alpha, value, slope, numbers=numbers)
+    numbers = (alpha.numel(), hinge.scale, hinge.tau)
+    share(_label_margins(s.dtype), s, k, theta, label, margin, gradient, alpha, value, slope, numbers=numbers)
     return margin, gradient, value, slope
 
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
     """The margins theta l of every class: [B, n] -> [B, n]."""
+    s = operand(s, s.shape, s.dtype, s.device)
     out = torch.empty_like(s)
     share(_margins(s.dtype), s, k, theta, out)
     return out
@@ -49,22 +54,21 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
 
 def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     """The vector-Jacobian product of :func:`margins`: cotangents g [B, n], scores [B, n] -> [B, n]."""
+    s, g = operand(s, s.shape, s.dtype, s.device), operand(g, s.shape, s.dtype, s.device)
     out = torch.empty_like(s)
-    share(_margins_backward(s.dtype), s, k, theta, g.contiguous(), out)
+    share(_margins_backward(s.dtype), s, k, theta, g, out)
     return out
 
 
 def share(
     body: team.Body, s: Tensor, k: int, theta: float, *tensors: Tensor | None, numbers: tuple[float, ...] = ()
 ) -> None:
-    """Let threads run ``body`` on the rows of s, with ``tensors`` (their addresses, 0 for none) and ``numbers``."""
+    """Let threads run ``body`` on the rows of s, with the addresses of ``tensors`` (0 for None) and ``numbers``."""
     B, n = s.shape
     steps = B * (n + 500 + 2 * (2 * k + 3) ** 2)  # over the scores, and what a row costs besides, as measured
     threads = max(1, min(torch.get_num_threads(), B, steps // ALONE))
     step = max(1, min(WIDTH, GROUP // n, GROUP // (2 * k + 3) ** 2, -(-B // threads)))
-    addresses = [s.data_ptr(), *(0 if tensor is None else tensor.data_ptr() for tensor in tensors)]
-    fields = "qqqqd" + "q" * len(addresses) + "d" * len(numbers)
-    team.run(body, fields, B, n, k, step, theta, *addresses, *numbers, threads=threads)
+    team.run(body, B, n, k, step, float(theta), s, *tensors, *map(float, numbers), threads=threads)
 
 
 @compiled

@@ -13,10 +13,7 @@ Half-precision scores are read as they are and computed with in single precision
 that row. Rows with a NaN, with fewer than k + 1 finite scores, or with a label that is no class, come out as NaN.
 Nothing waits for the device.
 """
-# launches take options that kernels do not name
-# pyright: reportCallIssue=false, reportArgumentType=false
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +21,7 @@ from torch import Tensor
 
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset.triton import all_classes, one_label, passes
+from topk_registry.ops.tensors import launch, operand
 
 FUSED_LARGEST_K = 10
 SEGMENT = 16384  # scores that one program selects the largest from, twice as many in half precision
@@ -35,8 +33,8 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
 
     The gradient has the dtype of the scores.
     """
-    margin = s.new_empty(s.shape[0], dtype=torch.float64)
-    gradient = torch.empty_like(s)
+    s, label = _operand(s), operand(label, s.shape[:1], torch.int64, s.device)
+    margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
     none = {"alpha_ptr": margin, "value_ptr": margin, "slope_ptr": margin, "HINGE": False, "PER_CLASS": False}
     numbers = {"scale": 0.0, "scale_low": 0.0, "tau": 0.0, "tau_low": 0.0}
     _at_labels(s, label, k, theta, margin, gradient, none | numbers)
@@ -45,8 +43,9 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
 
 def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -> tuple[Tensor, ...]:
     """:func:`label_margins`, and what the hinge makes of the margins: its value [B] and its slope [B]."""
-    margin = s.new_empty(s.shape[0], dtype=torch.float64)
-    gradient, alpha = torch.empty_like(s), hinge.alpha
+    s, label = _operand(s), operand(label, s.shape[:1], torch.int64, s.device)
+    alpha = operand(hinge.alpha, hinge.alpha.shape, torch.float32, s.device)
+    margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
     value, slope = alpha.new_empty(s.shape[0]), alpha.new_empty(s.shape[0])
     tensors = {"alpha_ptr": alpha, "value_ptr": value, "slope_ptr": slope, "HINGE": True, "PER_CLASS": alpha.ndim > 0}
     scale, tau = _two_singles(hinge.scale), _two_singles(max(hinge.tau, 4 * torch.finfo(torch.float32).tiny))
@@ -60,38 +59,40 @@ def _at_labels(
 ) -> None:
     if s.numel():
         fused = k <= FUSED_LARGEST_K and s.shape[1] <= SEGMENT
-        with _device(s):
-            (_fused_label if fused else _label_in_passes)(s, label, k, theta, margin, gradient, hinge)
+        (_fused_label if fused else _label_in_passes)(s, label, k, theta, margin, gradient, hinge)
 
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
     """The margins theta l of every class, in single precision: [B, n] -> [B, n]."""
+    s = _operand(s)
     out = torch.empty_like(s, dtype=torch.float32)
     if not s.numel():
         return out
     n, inverse, group = s.shape[1], 1 / theta, _group(k, k + 1)
-    with _device(s):
-        top, where, _, state, in_top, _ = _solved_margins(s, None, k, theta)
-        grid, tile = _tiles(s)
-        all_classes.finish_margins[grid](s, top, where, state, in_top, out, n, theta, inverse, **group, **tile)
+    top, where, _, state, in_top, _ = _solved_margins(s, None, k, theta)
+    grid, tile = _tiles(s)
+    launch(all_classes.finish_margins, grid, s, top, where, state, in_top, out, n, theta, inverse, **group, **tile)
     return out
 
 
 def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     """The product of g with the derivatives of :func:`margins`: [B, n], [B, n] -> [B, n] in the dtype of the scores."""
-    g, out = g.contiguous(), torch.empty_like(s)
+    s, g = _operand(s), operand(g, s.shape, torch.float32, s.device)
+    out = torch.empty_like(s)
     if not s.numel():
         return out
     (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k + 1), _power_of_two(k + 1)
-    with _device(s):
-        top, where, b, state, _, marks = _solved_margins(s, g, k, theta)
-        grid, tile = _tiles(s)
-        products, H, W = torch.empty_like(marks), top.new_empty(B, 2, k), top.new_empty(*grid, k)
-        all_classes.sum_marks[grid](s, g, top, where, state, W, n, inverse, k=k, T=group["T"], **tile)
-        all_classes.solve_marks[(B, 2)](
-            top, where, b, W.sum(1), marks, g, state, H, products, n, inverse, KP=KP, **group, **_lanes(group)
-        )
-        all_classes.finish_marks[grid](s, g, top, where, state, H, products.sum(1), out, n, inverse, **group, **tile)
+    top, where, b, state, _, marks = _solved_margins(s, g, k, theta)
+    grid, tile = _tiles(s)
+    products, H, W = torch.empty_like(marks), top.new_empty(B, 2, k), top.new_empty(*grid, k)
+    launch(all_classes.sum_marks, grid, s, g, top, where, state, W, n, inverse, k=k, T=group["T"], **tile)
+    launch(
+        all_classes.solve_marks, (B, 2), top, where, b, W.sum(1), marks, g, state, H, products, n, inverse,
+        KP=KP, **group, **_lanes(group),
+    )  # fmt: skip
+    launch(
+        all_classes.finish_marks, grid, s, g, top, where, state, H, products.sum(1), out, n, inverse, **group, **tile
+    )
     return out
 
 
@@ -104,7 +105,9 @@ def _solved_margins(s: Tensor, g: Tensor | None, k: int, theta: float) -> tuple[
     marks = in_top if g is None else top.new_empty(B, 2, group["T"])
     solving = {"KP": KP, "MARKS": g is not None, **group, **_lanes(group)}
     g = s if g is None else g
-    all_classes.solve_margins[(B,)](top, where, sums, b, g, state, in_top, marks, n, theta, 1 / theta, **solving)
+    launch(
+        all_classes.solve_margins, (B,), top, where, sums, b, g, state, in_top, marks, n, theta, 1 / theta, **solving
+    )
     return top, where, b, state, in_top, marks
 
 
@@ -114,7 +117,7 @@ def _fused_label(
     (B, n), N = s.shape, _power_of_two(s.shape[1])
     theta, low = _two_singles(theta)
     sizes = {"N": N, **_group(k, k), **_options(N // 1024)}
-    one_label.label_rows[(B,)](s, label, margin, gradient, n, theta, low, 1 / (theta + low), **hinge, **sizes)
+    launch(one_label.label_rows, (B,), s, label, margin, gradient, n, theta, low, 1 / (theta + low), **hinge, **sizes)
 
 
 def _label_in_passes(
@@ -124,9 +127,12 @@ def _label_in_passes(
     top, where, sums = _top_and_sums(s, label, theta, k, k - 1, group["T"])
     b, state, in_top = top.new_empty(B, 2, KP), top.new_empty(B, k + 2), torch.empty_like(top)
     solving = {"KP": KP, **hinge, **group, **_lanes(group)}
-    passes.solve_label[(B,)](s, label, top, sums, b, margin, state, in_top, n, *_two_singles(theta), inverse, **solving)
+    launch(
+        passes.solve_label, (B,), s, label, top, sums, b, margin, state, in_top, n, *_two_singles(theta), inverse,
+        **solving,
+    )  # fmt: skip
     grid, tile = _tiles(s)
-    passes.finish_label[grid](s, label, top, where, state, in_top, gradient, n, inverse, **group, **tile)
+    launch(passes.finish_label, grid, s, label, top, where, state, in_top, gradient, n, inverse, **group, **tile)
 
 
 def _top_and_sums(s: Tensor, label: Tensor | None, theta: float, k: int, rank: int, T: int) -> tuple[Tensor, ...]:
@@ -139,15 +145,19 @@ def _top_and_sums(s: Tensor, label: Tensor | None, theta: float, k: int, rank: i
     top = s.new_empty(B, segments, T, dtype=torch.float32)
     where = torch.empty_like(top, dtype=torch.int32)
     without_label, label = label is not None, where if label is None else label
-    passes.select[(B, segments)](s, label, top, where, n, T=T, N=N, WITHOUT_LABEL=without_label, **_options(N // 1024))
+    launch(
+        passes.select, (B, segments), s, label, top, where, n, T=T, N=N, WITHOUT_LABEL=without_label,
+        **_options(N // 1024),
+    )  # fmt: skip
     if segments > 1:  # stable: ties stay in the order of classes
         top, order = (x[:, :T].contiguous() for x in top.flatten(1).sort(stable=True, dim=1, descending=True))
         where = where.flatten(1).gather(1, order)
     grid, tile = _tiles(s)
     sums = top.new_empty(*grid, k)
-    passes.sum_tail[grid](
-        s, label, top, where, sums, n, 1 / theta, k=k, T=T, REFERENCE=rank, WITHOUT_LABEL=without_label, **tile
-    )
+    launch(
+        passes.sum_tail, grid, s, label, top, where, sums, n, 1 / theta, k=k, T=T, REFERENCE=rank,
+        WITHOUT_LABEL=without_label, **tile,
+    )  # fmt: skip
     return top, where, sums.sum(1)
 
 
@@ -186,5 +196,5 @@ def _power_of_two(n: int) -> int:
     return 1 << max(1, n - 1).bit_length()
 
 
-def _device(s: Tensor) -> AbstractContextManager:
-    return torch.cuda.device(s.device) if s.is_cuda else nullcontext()
+def _operand(s: Tensor) -> Tensor:
+    return operand(s, s.shape, s.dtype, s.device)

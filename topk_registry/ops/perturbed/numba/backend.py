@@ -20,6 +20,7 @@ from torch import Tensor
 
 from topk_registry.ops import openmp as team
 from topk_registry.ops.perturbed.numba import kth, noise
+from topk_registry.ops.tensors import operand
 
 ALONE = 1 << 15  # scores, counted in every draw, to a thread at least: about 20 microseconds of work
 STEP = 1 << 14  # scores that a thread takes at a time, at most
@@ -34,13 +35,12 @@ def perturbed_kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samp
     if 2 * k > n + 1:  # counted from the nearer end
         value, index = perturbed_kth(-scores, seed, n + 1 - k, epsilon, num_samples)
         return -value, index
-    s = scores.contiguous()
-    value, index = torch.empty(B, dtype=s.dtype), torch.empty(B, num_samples, dtype=torch.int64)
+    s = operand(scores, scores.shape, scores.dtype, scores.device)
+    value, index = s.new_empty(B), s.new_empty(B, num_samples, dtype=torch.int64)
     threads = max(1, min(torch.get_num_threads(), B, B * n * num_samples // ALONE))
     step = max(1, min(STEP // n, -(-B // threads)))
-    addresses = [tensor.data_ptr() for tensor in (s, noise.table(), value, index)]
     sizes = B, n, k, num_samples, step, int(seed)
-    team.run(_body(s.dtype), "qqqqqqdqqqq", *sizes, epsilon, *addresses, threads=threads)
+    team.run(_body(s.dtype), *sizes, float(epsilon), s, noise.table(), value, index, threads=threads)
     return value, index
 
 

@@ -1,0 +1,88 @@
+"""Say how the numbers of a tensor may be reached, and hand them to kernels.
+
+Kernels read and write memory by its address. That is right only for a tensor that is plain memory of its device, in the
+layout the kernel expects. :func:`route` decides which tensors may reach a kernel, :func:`operand` brings an argument
+into the layout, and :func:`address` and :func:`launch` are the only places that let go of an address.
+"""
+
+from contextlib import nullcontext
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class Route(Enum):
+    """The ways through an operator."""
+
+    KERNELS = "kernels"  # plain memory: compiled code reads it
+    GRAPH = "graph"  # no numbers yet (traced, fake, meta): a node that torch.library knows
+    OPERATIONS = "operations"  # numbers behind a transform or a subclass: torch operations alone
+
+
+def route(*tensors: Tensor | None) -> Route:
+    """Choose the way for a call with these tensors."""
+    if torch.compiler.is_compiling():
+        return Route.GRAPH
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return Route.OPERATIONS
+    given = [t for t in tensors if t is not None]
+    if torch._C._len_torch_dispatch_stack() or any(t.is_meta or _is_fake(t) for t in given):
+        return Route.GRAPH
+    return Route.KERNELS if all(type(t) in PLAIN for t in given) else Route.OPERATIONS
+
+
+def _is_fake(t: Tensor) -> bool:
+    return type(t) not in PLAIN and isinstance(t, torch._subclasses.FakeTensor)
+
+
+def check_dense(t: Tensor, name: str) -> None:
+    """Raise unless a tensor is dense: not sparse, nested or quantised."""
+    if t.layout != torch.strided or t.is_quantized or t.is_nested:
+        kind = "quantised" if t.is_quantized else "nested" if t.is_nested else str(t.layout).removeprefix("torch.")
+        raise ValueError(f"{name} must be a dense tensor, got a {kind} one")
+
+
+def operand(t: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return an argument of a kernel as contiguous memory, a copy where it is not; raise unless it is what is wanted.
+
+    Labels sliced from a matrix, expanded scalars, reversed or negated views: all have strides, or signs, that the
+    address of their first number does not tell.
+    """
+    if t.shape != shape or t.dtype != dtype or t.device != device:
+        raise ValueError(
+            f"a kernel needs {dtype} {list(shape)} on {device}, got {t.dtype} {list(t.shape)} on {t.device}"
+        )
+    return t.resolve_neg().contiguous()
+
+
+def address(t: Tensor) -> int:
+    """The address of a tensor's numbers on the CPU; raises unless they lie there one after the other."""
+    _check_contiguous(t)
+    if t.device.type != "cpu":
+        raise TypeError(f"a kernel on the CPU was given a tensor on {t.device}")
+    return t.data_ptr()
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Start a Triton kernel on a grid of programs, on the device of its first argument."""
+    device = args[0].device
+    for value in (*args, *options.values()):
+        if isinstance(value, Tensor):
+            _check_contiguous(value)
+            if value.device != device:
+                raise TypeError(f"a kernel on {device} was given a tensor on {value.device}")
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        kernel[grid](*args, **options)
+
+
+def _check_contiguous(t: Tensor) -> None:
+    if type(t) not in PLAIN or t.is_meta or t.is_neg() or not t.is_contiguous():
+        raise TypeError(
+            f"a kernel needs plain contiguous memory (see topk_registry.ops.tensors.operand), got {type(t).__name__} "
+            f"{list(t.shape)} with strides {t.stride()} on {t.device}"
+        )
