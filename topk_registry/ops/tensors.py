@@ -33,7 +33,13 @@ def route(*tensors: Tensor | None) -> Route:
     given = [t for t in tensors if t is not None]
     if torch._C._len_torch_dispatch_stack() or any(t.is_meta or _is_fake(t) for t in given):
         return Route.GRAPH
-    return Route.KERNELS if all(type(t) in PLAIN for t in given) else Route.OPERATIONS
+    return Route.KERNELS if all(_is_plain(t) for t in given) else Route.OPERATIONS
+
+
+def _is_plain(t: Tensor) -> bool:
+    # wrappers are of type Tensor too; those of is_grads_batched appear outside torch.func's transforms
+    functorch = torch._C._functorch
+    return type(t) in PLAIN and not (functorch.is_functorch_wrapped_tensor(t) or functorch.is_legacy_batchedtensor(t))
 
 
 def _is_fake(t: Tensor) -> bool:
@@ -81,7 +87,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 
 
 def _check_contiguous(t: Tensor) -> None:
-    if type(t) not in PLAIN or t.is_meta or t.is_neg() or not t.is_contiguous():
+    if not _is_plain(t) or t.is_meta or t.is_neg() or not t.is_contiguous():
         raise TypeError(
             f"a kernel needs plain contiguous memory (see topk_registry.ops.tensors.operand), got {type(t).__name__} "
             f"{list(t.shape)} with strides {t.stride()} on {t.device}"

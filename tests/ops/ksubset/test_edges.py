@@ -173,29 +173,6 @@ def test_a_common_shift_changes_nothing():
     torch.testing.assert_close(topk_log_odds(s + 4096.0, 4), topk_log_odds(s, 4), rtol=0, atol=0)
 
 
-def label_margins_of_row(x):
-    return topk_label_margins(x, torch.tensor([0, 3, 6]), 3)
-
-
-@pytest.mark.parametrize("f", [label_margins_of_row, lambda x: topk_margins(x, 3)[:, 0], lambda x: topk_margins(x, 5)])
-def test_a_second_derivative_is_refused_not_wrong(f):
-    x = torch.randn(3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    once = torch.autograd.grad(f(x).sum(), x)[0]
-    # a cotangent that needs no gradient itself: what is missing is all that the second derivative has
-    (first,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
-    assert torch.equal(first, once)
-    with pytest.raises(RuntimeError, match="differentiable once"):
-        first.square().sum().backward()
-
-
-@pytest.mark.parametrize("f", [label_margins_of_row, lambda x: topk_margins(x, 3)])
-def test_the_functional_gradient_is_the_same(f):
-    x = torch.randn(3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    expected = torch.autograd.grad(f(x).exp().sum(), x)[0]
-    found = torch.func.grad(lambda x: f(x).exp().sum())(x.detach())
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
 def test_compiles_into_one_graph():
     k = 3
     s = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))

@@ -17,9 +17,11 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+from topk_registry.ops.distributed import by_shards, is_distributed, whole
 from topk_registry.ops.hinge import Hinge
-from topk_registry.ops.ksubset import autograd, backends, soft_targets
+from topk_registry.ops.ksubset import autograd, backends, custom_ops, differentiable, soft_targets
 from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.tensors import Route, check_dense, route
 
 
 def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0, impl: str = "auto") -> Tensor:
@@ -115,8 +117,7 @@ def smooth_topk_hinge(
             ``torch.nn.CrossEntropyLoss``.
 
     Returns:
-        Losses [B] or their sum or mean, in at least single precision. Differentiable once.
-
+        Losses [B] or their sum or mean, in at least single precision.
     Example:
         >>> smooth_topk_hinge(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([1]), 2, tau=1e-6)
         tensor([0.5000])
@@ -130,14 +131,15 @@ def smooth_topk_hinge(
     check(logits, k, tau)
     k = _fixed(k)
     if not isinstance(alpha, Tensor):
-        alpha = logits.new_full((), alpha, dtype=output_dtype(logits))
+        alpha = torch.full((), alpha, dtype=output_dtype(logits), device=logits.device)
+    alpha, weight = whole(alpha.detach()), None if weight is None else whole(weight.detach())
     if alpha.shape not in ((), logits.shape[1:]):
         raise ValueError(f"alpha must be one number, or one a class {list(logits.shape[1:])}, got {list(alpha.shape)}")
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f"reduction must be 'none', 'sum' or 'mean', got {reduction!r}")
     if isinstance(target, Tensor) and not target.is_floating_point() and reduction == "none" and weight is None:
-        return _at_labels(logits, target, k, k * tau, impl, (alpha.detach(), tau)).to(output_dtype(logits))
-    options = soft_targets.Options(k, tau, alpha.detach(), weight, reduction, impl)
+        return _at_labels(logits, target, k, k * tau, impl, (alpha, tau)).to(output_dtype(logits))
+    options = soft_targets.Options(k, tau, alpha, weight, reduction, impl)
     return soft_targets.expected_hinge(logits, target, options)
 
 
@@ -151,15 +153,24 @@ def _at_labels(
             f"expected logits [B, n] and int64 labels [B], got {list(logits.shape)} and {label.dtype} "
             f"{list(label.shape)}"
         )
+    if is_distributed(logits):
+        return by_shards(lambda s, y: _at_labels(s, y, k, temperature, impl, options), logits, label)
     s, size, theta, sign, backend = prepare(logits, k, temperature, impl)
     alpha, tau = options or (None, 0.0)
     if alpha is not None:
         alpha = alpha.to(s.device, output_dtype(s)).contiguous()
-    if torch.compiler.is_compiling():
-        from topk_registry.ops.ksubset import custom_ops as library
 
-        margin = library.label_margins(s, label, size, theta, backend)
+    def value(margin: Tensor, label: Tensor, alpha: Tensor | None) -> Tensor:
         return sign * margin if alpha is None else Hinge(alpha, sign / k, tau).definition(margin, label)[0]
+
+    def operations(s: Tensor, label: Tensor, alpha: Tensor | None) -> Tensor:
+        return value(differentiable.label_margins(s, label, size, theta), label, alpha)
+
+    way = route(logits, label, alpha)
+    if way is Route.OPERATIONS:
+        return operations(s, label, alpha)
+    if way is Route.GRAPH:
+        return value(custom_ops.label_margins(s, label, size, theta, backend)[0], label, alpha)
     on_cpu = logits.device.type == "cpu"  # values are looked at there only: elsewhere that would stall the device
     if on_cpu and not backends.TABLE[backend].checks_labels:
         check_labels(label, logits.shape[1])
@@ -168,33 +179,35 @@ def _at_labels(
         kernels = backends.load(backend)
         if alpha is None:
             margin, gradient = kernels.label_margins(s, label, size, theta)
-            value, slope = sign * margin, torch.full_like(margin, sign)
+            cost, slope = sign * margin, torch.full_like(margin, sign)
         else:
             hinge = Hinge(alpha, sign / k, tau)
-            margin, gradient, value, slope = kernels.label_hinges(s, label, size, theta, hinge)
+            margin, gradient, cost, slope = kernels.label_hinges(s, label, size, theta, hinge)
         if on_cpu and not isfinite(margin.sum()):  # what too few scores come to, and a label out of range
             check_labels(label, s.shape[1])
             _check_finite(sign * s, k)
-        return value, slope, gradient
+        return cost, slope, gradient
 
-    return autograd.LabelMargins.apply(s, label, alpha, kernel)[0]
+    return autograd.LabelMargins.apply(s, label, alpha, kernel, operations)[0]
 
 
 def _margins(logits: Tensor, k: int, temperature: float, impl: str) -> Tensor:
     """In the precision they are computed in: where that is double, they may be beyond the range of single."""
     check(logits, k, temperature)
-    compiling = torch.compiler.is_compiling()
-    if logits.device.type == "cpu" and not compiling:
+    if is_distributed(logits):
+        return by_shards(lambda s: _margins(s, k, temperature, impl), logits)
+    way = route(logits)
+    if logits.device.type == "cpu" and way is Route.KERNELS:
         _check_finite(logits.detach(), k)
     s, k, theta, sign, backend = prepare(logits, k, temperature, impl)
-    if compiling:
-        from topk_registry.ops.ksubset import custom_ops as library
-
-        rows = library.margins(s, k, theta, backend)
+    if way is Route.OPERATIONS:
+        rows = differentiable.margins(s, k, theta)
+    elif way is Route.GRAPH:
+        rows = custom_ops.margins(s, k, theta, backend)
     else:
         kernels = backends.load(backend)
         rows = autograd.Margins.apply(s, k, theta, kernels.margins, kernels.margins_backward)
-    return (rows if sign > 0 else -rows).view(logits.shape)
+    return (rows if sign > 0 else -rows).reshape(logits.shape)
 
 
 def output_dtype(logits: Tensor) -> torch.dtype:
@@ -225,12 +238,13 @@ def _fixed(k: int) -> int:
 def _choose(impl: str, device: torch.device, k: int, double: bool) -> str:
     if not torch.compiler.is_compiling():
         return backends.choose(impl, device, k, double)
-    from topk_registry.ops.ksubset import custom_ops as library
+    from topk_registry.ops import constant  # it brings in the compiler
 
-    return library.choose(impl, device, k, double)
+    return constant.choose(backends.choose, impl, device, k, double)
 
 
 def check(logits: Tensor, k: int, temperature: float) -> None:
+    check_dense(logits, "logits")
     if not logits.is_floating_point() or logits.ndim < 1:
         raise ValueError(f"logits must be floating point [..., n], got {logits.dtype} {list(logits.shape)}")
     n = logits.shape[-1]

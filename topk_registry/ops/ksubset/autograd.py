@@ -1,7 +1,7 @@
 """Gradients of the operator, whichever kernels compute it.
 
-It is differentiable once: the kernels of the backward pass have no derivatives of their own, and instead of a second
-derivative that lacks terms there is an error.
+The kernels of a backward pass have no derivatives of their own. Where a backward pass is itself differentiated, it is
+computed by torch operations instead (differentiable.py).
 """
 
 from collections.abc import Callable
@@ -10,29 +10,39 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.calls import positional
+from topk_registry.ops.ksubset import differentiable
+from topk_registry.ops.tensors import Route, route
 
 
 @positional
 class LabelMargins(torch.autograd.Function):
-    """A number a row, [B], by ``kernel(s, label, alpha) -> (value [B], slope [B], gradient [B, n])``: the label's
-    margin, whose gradient that is, or a function of it with its slope. The forward pass writes the gradient, so the
-    backward pass is one product."""
+    """One number a row [B], by ``kernel(s, label, alpha) -> (value [B], slope [B], gradient [B, n])``.
+
+    It is the label's margin, with its gradient, or a function of the margin, with its slope. The forward pass writes
+    the gradient, so the backward pass is one product. ``operations(s, label, alpha)`` is the value by torch operations.
+    """
 
     @staticmethod
-    def forward(s: Tensor, label: Tensor, alpha: Tensor | None, kernel: Callable) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        s: Tensor, label: Tensor, alpha: Tensor | None, kernel: Callable, operations: Callable
+    ) -> tuple[Tensor, Tensor, Tensor]:
         return kernel(s, label, alpha)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(*output[1:])  # as outputs they are known to depend on the scores
+        *tensors, _, ctx.operations = inputs
+        ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)  # no zeros of the size of the logits for the gradient as an output
+        ctx.save_for_backward(*tensors, *output[1:])
 
     @staticmethod
     def backward(ctx, g: Tensor, *_):
         if g is None:
-            return None, None, None, None
-        slope, gradient = ctx.saved_tensors
-        return once(scaled, g * slope, gradient), None, None, None
+            return None, None, None, None, None
+        *tensors, slope, gradient = ctx.saved_tensors
+        again = torch.is_grad_enabled()
+        ds = differentiable.gradient(ctx.operations, g, *tensors) if again else scaled(g * slope, gradient)
+        return ds, None, None, None, None
 
 
 @positional
@@ -51,31 +61,12 @@ class Margins(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g: Tensor):
-        return once(ctx.kernel, g, ctx.saved_tensors[0], ctx.k, ctx.theta), None, None, None, None
-
-
-class _Gradient(torch.autograd.Function):
-    """What a backward pass computes, where someone may ask for its derivative."""
-
-    @staticmethod
-    def forward(kernel: Callable, *args):
-        return kernel(*args)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx, *_):
-        raise RuntimeError(
-            "the k-subset operator is differentiable once, a second derivative was asked for: take it from "
-            "topk_registry.ops.ksubset.definition.log_odds_by_recursion"
-        )
-
-
-def once(kernel: Callable, *args):
-    """What ``kernel(*args)`` gives, one gradient or several, none of which can be differentiated."""
-    return _Gradient.apply(kernel, *args) if torch.is_grad_enabled() else kernel(*args)
+        (s,) = ctx.saved_tensors
+        if torch.is_grad_enabled() or route(g) is not Route.KERNELS:
+            ds = differentiable.gradient(differentiable.margins, g.double(), s, ctx.k, ctx.theta)
+        else:
+            ds = ctx.kernel(g, s, ctx.k, ctx.theta)
+        return ds, None, None, None, None
 
 
 def scaled(g: Tensor, gradient: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def static_marginals(logits: Tensor, k: int, temperature: float = 1.0) -> Tensor
     chance = chosen / (chosen + not_chosen)
     if tail is None:
         return torch.zeros_like(logits).scatter(1, group.indices, chance)
-    d, _ = _divide_out(c, tail, k)
+    d, _ = divide_out(c, tail, k)
     return (tail * d / c[k]).scatter(1, group.indices, chance)
 
 
@@ -59,14 +59,14 @@ def _solve(logits: Tensor, k: int, temperature: float) -> tuple[_Group, Tensor |
     size = min(logits.shape[1], 1 << (2 * k).bit_length())
     top, indices = logits.topk(size, dim=-1)
     rest = logits.scatter(1, indices, -torch.inf) if size < logits.shape[1] else None
-    t = _tilt(top, rest, k, temperature)
+    t = tilt(top, rest, k, temperature)
     tail, start = None, t.new_ones(1, 1, 1)
     if rest is not None:
         tail = _odds(rest, t, temperature)
-        start = _from_power_sums(tail, k)
+        start = from_power_sums(tail, k)
     w = _odds(top, t, temperature)
     q = 1 / (1 + w)
-    outside, c = _tree(torch.stack((q, w * q)), start, k)
+    outside, c = tree(torch.stack((q, w * q)), start, k)
     return _Group(indices, w * q, q, outside), tail, c
 
 
@@ -79,7 +79,7 @@ def _divide(x: Tensor, temperature: float) -> Tensor:
     return x if temperature == 1.0 else x / temperature
 
 
-def _tilt(top: Tensor, rest: Tensor | None, k: int, temperature: float) -> Tensor:
+def tilt(top: Tensor, rest: Tensor | None, k: int, temperature: float) -> Tensor:
     """t [B, 1], in units of the scores: min over m < k of log((sum of exp outside the m largest) / (k - m)).
 
     It cancels from the marginals, so it need not be precise.
@@ -102,7 +102,7 @@ def _log_sum_exp(x: Tensor, bound: Tensor) -> Tensor:
     return bound + (x - bound).exp().sum(-1, keepdim=True).log()
 
 
-def _from_power_sums(w: Tensor, k: int) -> Tensor:
+def from_power_sums(w: Tensor, k: int) -> Tensor:
     """Coefficients 0..k [k+1, B, 1] of prod (1 + w_i X).
 
     Newton's identities from the power sums P_i: j b_j = sum_i (-1)^(i-1) b_{j-i} P_i.
@@ -130,7 +130,7 @@ def _blocks(w: Tensor) -> Tensor:
     return F.pad(w, (0, blocks * length - n)).unflatten(1, (blocks, length))
 
 
-def _tree(factors: Tensor, start: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def tree(factors: Tensor, start: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Coefficients k-1, k without each factor [2, B, T], and 0..k of the whole product [k+1, B, 1].
 
     Args:
@@ -177,7 +177,7 @@ def _product(a: Tensor, b: Tensor, first: int, low: int, high: int) -> Tensor:
     return (a * b[torch.tensor(index, device=b.device)]).sum(1)
 
 
-def _divide_out(c: Tensor, w: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def divide_out(c: Tensor, w: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Coefficients k-1 and k [B, n] of the product c [k+1, B, 1] without the factor 1 + w_i X."""
     d = c[0]
     for j in range(1, k):

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.calls import positional
+from topk_registry.ops.distributed import by_shards, is_distributed
 from topk_registry.ops.hinge import Hinge, soft_hinge
-from topk_registry.ops.ksubset.autograd import once
+from topk_registry.ops.ksubset import differentiable
 from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.tensors import Route, route
 
 
 class Options(NamedTuple):
@@ -37,6 +39,8 @@ def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Optio
 
     k, tau, alpha, weight, reduction, impl = options
     _check(logits, target, weight)
+    if is_distributed(logits):
+        return _by_shards(logits, target, options)
     dtype, theta = api.output_dtype(logits), k * tau
     alpha = alpha.to(logits.device, dtype).contiguous()
     weight = None if weight is None else weight.detach().to(logits.device, dtype).contiguous()
@@ -44,16 +48,18 @@ def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Optio
     total = reduction != "none"
     by_autograd = isinstance(target, Tensor) and target.requires_grad
     s, size, theta, sign, backend = api.prepare(logits, k, theta, impl)
-    if torch.compiler.is_compiling() or by_autograd or sign < 0:
+    options = options._replace(alpha=alpha, weight=weight)
+    mixture = isinstance(target, LabelMixture)
+    parts = target if mixture else (target, None, None)
+    if route(logits, alpha, weight, *parts) is not Route.KERNELS or by_autograd or sign < 0:
         # in a graph margins are one node; a target's own gradient is the table of all losses
-        return _by_table(logits, target, options._replace(alpha=alpha, weight=weight), factor, total)
+        return _by_table(logits, target, options, factor, total)
     kernels = backends.load(backend)
     of_rows = getattr(kernels, "expected_hinges", None)
     labels = _labels(target)
     on_cpu = logits.device.type == "cpu"  # elsewhere a look at numbers would stall the device
     if on_cpu and labels is not None:
         api.check_labels(labels, logits.shape[1])
-    mixture = isinstance(target, LabelMixture)
 
     def kernel(s: Tensor, alpha: Tensor, weight: Tensor | None, *parts: Any) -> tuple[Tensor, Tensor]:
         args = s, LabelMixture(*parts) if mixture else parts[0], size, theta, Hinge(alpha, 1 / k, tau), weight, factor
@@ -62,8 +68,25 @@ def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Optio
             api._check_finite(s, k)
         return value, gradient
 
-    parts = target if mixture else (target, None, None)
-    return ExpectedHinge.apply(s, alpha, weight, *parts, kernel, total)[0].to(dtype)
+    def operations(s: Tensor) -> Tensor:
+        return _by_table(s, target, options, factor, total)
+
+    return ExpectedHinge.apply(s, alpha, weight, *parts, kernel, operations, total)[0].to(dtype)
+
+
+def _by_shards(logits: Tensor, target: Tensor | LabelMixture, options: Options) -> Tensor:
+    mixture = isinstance(target, LabelMixture)
+
+    def losses(s: Tensor, *parts: Any) -> Tensor:
+        return expected_hinge(s, LabelMixture(*parts) if mixture else parts[0], options._replace(reduction="none"))
+
+    value = by_shards(losses, logits, *(target if mixture else (target,)))
+    if options.reduction == "none":
+        return value
+    if options.reduction == "sum" or options.weight is None or mixture or target.is_floating_point():
+        return value.sum() if options.reduction == "sum" else value.mean()
+    weight = options.weight.to(value.dtype)
+    return value.sum() / by_shards(lambda _, label: weight[label], logits, target).sum()
 
 
 def expected_hinges(
@@ -161,21 +184,28 @@ class ExpectedHinge(torch.autograd.Function):
     """``kernel(s, alpha, weight, *target) -> (value [B], gradient [B, n])``: the value of each row, or the sum of all.
 
     The forward pass writes the gradient. The backward pass multiplies it, or hands it on where the factor is 1.
+    ``operations(s)`` is the same value by differentiable operations.
     """
 
     @staticmethod
-    def forward(s, alpha, weight, labels, shares, uniform, kernel, total) -> tuple[Tensor, Tensor]:
+    def forward(s, alpha, weight, labels, shares, uniform, kernel, operations, total) -> tuple[Tensor, Tensor]:
         value, gradient = kernel(s, alpha, weight, labels, shares, uniform)
         return value.sum() if total else value, gradient
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(output[1])  # as an output it is known to depend on the scores
+        ctx.operations = inputs[-2]
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(inputs[0], output[1])
         ctx.set_materialize_grads(False)  # no zeros of the size of the logits for the gradient as an output
 
     @staticmethod
     def backward(ctx, g: Tensor, *_):
-        return None if g is None else once(_scaled, g, ctx.saved_tensors[0]), *(None,) * 7
+        if g is None:
+            return (None,) * 9
+        s, gradient = ctx.saved_tensors
+        again = torch.is_grad_enabled()
+        return differentiable.gradient(ctx.operations, g, s) if again else _scaled(g, gradient), *(None,) * 8
 
 
 def _scaled(g: Tensor, gradient: Tensor) -> Tensor:

@@ -10,9 +10,11 @@ from functools import partial
 import torch
 from torch import Generator, Tensor
 
-from topk_registry.ops.perturbed import backends
+from topk_registry.ops.distributed import by_shards, generator_of_shard, is_distributed
+from topk_registry.ops.perturbed import backends, custom_ops
 from topk_registry.ops.perturbed.autograd import PerturbedKth
 from topk_registry.ops.perturbed.torch import backend as torch_path
+from topk_registry.ops.tensors import Route, check_dense, route
 
 IMPLEMENTATIONS = ("torch", *backends.TABLE)
 SEEDS = 2**63 - 1
@@ -64,6 +66,10 @@ def perturbed_topk(
     check_options(k, epsilon, num_samples, impl)
     k, num_samples = int(k), int(num_samples)
     _check_shapes(scores, k, num_samples, noise)
+    if is_distributed(scores):
+        own = generator_of_shard(scores, generator) if noise is None else None
+        options = {"epsilon": epsilon, "num_samples": num_samples, "generator": own, "impl": impl}
+        return by_shards(lambda s, z: perturbed_topk(s, k, noise=z, **options), scores, noise, axis=1)
     wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
     rows = wide.reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
     if noise is not None:
@@ -82,14 +88,15 @@ def _mean_kth(
     impl: str,
 ) -> Tensor:
     backend = _choose(impl, rows.device) if backends.fits(rows, k, epsilon, noise) else None
-    if backend is None:
+    way = route(rows, noise)
+    if backend is None or way is Route.OPERATIONS:
         options = {"k": k, "epsilon": epsilon, "num_samples": num_samples, "generator": generator, "noise": noise}
+        if way is not Route.KERNELS:
+            return torch_path.differentiable_kth(rows, **options)
         return PerturbedKth.apply(rows, partial(torch_path.perturbed_kth, **options))[0]
     seed = torch.randint(SEEDS, (), generator=generator, device=rows.device)
-    if torch.compiler.is_compiling():
-        from topk_registry.ops.perturbed import custom_ops as library
-
-        return library.perturbed_kth(rows, seed, k, epsilon, num_samples, backend)[0]
+    if way is Route.GRAPH:
+        return custom_ops.perturbed_kth(rows, seed, k, epsilon, num_samples, backend)[0]
     options = {"seed": seed, "k": k, "epsilon": epsilon, "num_samples": num_samples}
     return PerturbedKth.apply(rows, partial(backends.load(backend).perturbed_kth, **options))[0]
 
@@ -97,9 +104,9 @@ def _mean_kth(
 def _choose(impl: str, device: torch.device) -> str | None:
     if not torch.compiler.is_compiling():
         return backends.choose(impl, device)
-    from topk_registry.ops.perturbed import custom_ops as library
+    from topk_registry.ops import constant  # it imports the compiler
 
-    return library.choose(impl, device)
+    return constant.choose(backends.choose, impl, device)
 
 
 def check_options(k: int, epsilon: float, num_samples: int, impl: str) -> None:
@@ -114,6 +121,7 @@ def check_options(k: int, epsilon: float, num_samples: int, impl: str) -> None:
 
 
 def _check_shapes(scores: Tensor, k: int, num_samples: int, noise: Tensor | None) -> None:
+    check_dense(scores, "scores")
     if scores.ndim < 1 or not scores.is_floating_point():
         raise ValueError(f"scores must be floating point [..., n], got {scores.dtype} {list(scores.shape)}")
     if k > scores.shape[-1]:

@@ -1,8 +1,4 @@
-"""The operator as torch.library knows it: whole in compiled and exported graphs. What is random is its seed, a tensor.
-
-It is imported when a graph is first compiled, for that brings in the compiler. Import it by hand before loading a saved
-exported program with this operator in it.
-"""
+"""Register the operator with torch.library, whole in compiled and exported graphs. Its only randomness is the seed."""
 
 from typing import Any
 
@@ -35,6 +31,3 @@ def _spread(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
 
 
 perturbed_kth.register_autograd(_spread, setup_context=_keep)
-
-# the graph is compiled for one implementation: how it is chosen is not part of it
-choose = torch.compiler.assume_constant_result(backends.choose)

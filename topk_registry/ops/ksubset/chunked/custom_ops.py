@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from topk_registry.ops.ksubset import api as dispatch
 from topk_registry.ops.ksubset import backends
-from topk_registry.ops.ksubset.autograd import once
 from topk_registry.ops.ksubset.chunked import state as streaming
 from topk_registry.ops.ksubset.chunked.state import State, finish, merge, put
 from topk_registry.ops.ksubset.torch.rows import top_group_size
@@ -143,10 +142,18 @@ class LinearLabelMargins(torch.autograd.Function):
         wanted = list(ctx.needs_input_grad[:3])
         if g is None or not any(wanted):
             return (None,) * 8
-        found = iter(once(_gradients, g, *ctx.saved_tensors, *ctx.options, wanted))
+        _, *saved = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            found = iter(_differentiable_gradients(g, *saved[3:], *ctx.options, wanted))
+        else:
+            found = iter(label_margins_backward(g, *saved, *ctx.options, wanted))
         return *(next(found) if is_wanted else None for is_wanted in wanted), *(None,) * 5
 
 
-def _gradients(g: Tensor, margin: Tensor, *args) -> tuple[Tensor, ...]:
-    """The margin, not used, is what the gradients are known to depend on, whichever tensors ask for them."""
-    return tuple(label_margins_backward(g, *args))
+def _differentiable_gradients(g, features, weight, bias, label, k, temperature, chunk, dtype, wanted):
+    """The wanted gradients by torch operations, on all logits at once."""
+    args = [t for t, is_wanted in zip((features, weight, bias), wanted, strict=True) if is_wanted]
+    with torch.enable_grad(), torch.autocast(features.device.type, enabled=False):
+        logits = F.linear(features.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+        margin = dispatch.topk_label_margins(logits, label, k, temperature=temperature)
+        return torch.autograd.grad(margin, args, g, create_graph=True)

@@ -22,6 +22,20 @@ def perturbed_kth(
     return _nan_rows(scores, total / num_samples), torch.stack(indices, 1)
 
 
+def differentiable_kth(
+    scores: Tensor, k: int, epsilon: float, num_samples: int, generator: Generator | None, noise: Tensor | None
+) -> Tensor:
+    """The mean k-th largest [rows] by operations that any transform of torch goes through, and that keep no noise."""
+    values = []
+    for draw in range(num_samples if epsilon else 1):
+        z = torch.zeros_like(scores) if not epsilon else noise[draw] if noise is not None else None
+        if z is None:
+            z = torch.randn(scores.shape, generator=generator, dtype=scores.dtype, device=scores.device)
+        x = scores + epsilon * z
+        values.append(x.gather(1, _kth_largest(x.detach(), k)[1][:, None])[:, 0])
+    return _nan_rows(scores, torch.stack(values).mean(0))
+
+
 def _kth_largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Values and indices [rows] of the k-th largest, counted from the nearer end: topk is cheap for small k only."""
     n = x.shape[1]
