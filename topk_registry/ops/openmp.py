@@ -46,13 +46,22 @@ def compiled(function: Callable) -> Body:
 
 
 def run(body: Body, *values: Tensor | float | None, threads: int) -> None:
-    """Run ``body`` on ``threads`` threads with one job: a counter of rows taken, then ``values``, eight bytes each.
+    """Run ``body`` on ``threads`` threads with one job of ``values``."""
+    start(body, job_of(*values), threads)
+
+
+def job_of(*values: Tensor | float | None) -> ctypes.Array:
+    """Return a job: a counter of rows taken, then ``values``, eight bytes each.
 
     Integers stay integers, a tensor is handed over by its address, and None is address 0.
     """
     fields = "".join("d" if isinstance(value, float) else "q" for value in values)
     numbers = (0 if v is None else address(v) if isinstance(v, Tensor) else v for v in values)
-    job = ctypes.create_string_buffer(_layout(fields).pack(0, *numbers))
+    return ctypes.create_string_buffer(_layout(fields).pack(0, *numbers))
+
+
+def start(body: Body, job: ctypes.Array, threads: int) -> None:
+    """Let ``threads`` threads run ``body`` on a job, and wait for them."""
     if threads == 1:
         body(job)
     elif (parallel := _openmp()) is not None:
