@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     from topk_export.runtime.predictor import Predictor
     from topk_export.runtime.ranking import check_outputs
 
-    plan = Plan(_model(args), _limits(args), _access(args), tuple(args.trusted_proxies))
+    plan = Plan(_model(args), _limits(args), _access(args), tuple(args.trusted_proxies), args.log)
     predictor = Predictor(**plan.model)
     check_outputs(dict.fromkeys(predictor.output_names))
     listener = listen(args.host, args.port)
@@ -96,6 +96,7 @@ def _parser() -> ArgumentParser:
         "--workers", type=positive, default=1, metavar="N", help="processes, each with the model (default: 1)"
     )
     parser.add_argument("--exif", action="store_true", help="turn images as EXIF says (timm's evaluation does not)")
+    parser.add_argument("--log", metavar="FILE", help="append a line a prediction, for topk-registry monitor")
     parser.add_argument("--triton", metavar="DIR", help="write a Triton Inference Server repository there, and stop")
     parser.add_argument("--cuda-graph", action="store_true", help="run batches of --max-batch as one CUDA graph")
     add_runtime_flags(parser)

@@ -29,11 +29,13 @@ from topk_export.serve.upload import ONE, SEVERAL, one_image, several_images
 SET = 100  # classes of a set in an answer, where a request does not say
 
 
-def create_app(predictor: Predictor, limits: Limits | None = None, access: Access | None = None) -> FastAPI:
-    """Build the application of a loaded model, which must give logits and marginals."""
+def create_app(
+    predictor: Predictor, limits: Limits | None = None, access: Access | None = None, log: str | None = None
+) -> FastAPI:
+    """Build the application of a loaded model, which must give logits and marginals; ``log``: see :mod:`.log`."""
     limits, access = limits or Limits(), access or Access()
     check_outputs(dict.fromkeys(predictor.output_names))
-    service = Service(predictor, limits)
+    service = Service(predictor, limits, log)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

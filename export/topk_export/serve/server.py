@@ -31,12 +31,14 @@ class Plan:
         limits: bounds of the clients.
         access: who the clients are.
         proxies: addresses of proxies whose word on a client's address is taken.
+        log: file that takes a line a prediction.
     """
 
     model: dict[str, Any]
     limits: Limits = field(default_factory=Limits)
     access: Access = field(default_factory=Access)
     proxies: tuple[str, ...] = ()
+    log: str | None = None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -54,7 +56,7 @@ def listen(host: str, port: int) -> socket.socket:
 def make_server(predictor: Predictor, plan: Plan) -> uvicorn.Server:
     """Build uvicorn's server of a loaded model."""
     config = uvicorn.Config(
-        create_app(predictor, plan.limits, plan.access),
+        create_app(predictor, plan.limits, plan.access, plan.log),
         http=WatchedProtocol,
         ws="none",
         log_level="warning",

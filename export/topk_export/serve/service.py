@@ -15,6 +15,7 @@ from topk_export.serve.batching import Batcher, OverloadedError, WarmUp
 from topk_export.serve.decoding import Decoder, Lane
 from topk_export.serve.guard import AGAIN
 from topk_export.serve.limits import Limits
+from topk_export.serve.log import AnswerLog
 
 
 class Metrics:
@@ -41,8 +42,9 @@ class Metrics:
 class Service:
     """A loaded model between the routes and the threads that work for them. Errors are HTTP errors."""
 
-    def __init__(self, predictor: Predictor, limits: Limits) -> None:
+    def __init__(self, predictor: Predictor, limits: Limits, log: str | None = None) -> None:
         self.predictor, self.limits = predictor, limits
+        self._log = AnswerLog(log) if log else None
         self.metrics = Metrics()
         self.batcher = Batcher(
             predictor.run,
@@ -66,6 +68,8 @@ class Service:
         await self.batcher.stop()
         await asyncio.to_thread(self._decoder.stop)
         await asyncio.to_thread(self.ranking.stop)
+        if self._log is not None:
+            self._log.close()
 
     def check_ready(self) -> None:
         """Raise a 503 where no request can be taken: the model has not run yet, or there is no room."""
@@ -82,7 +86,7 @@ class Service:
         """Return the fields of a ranking for one encoded image."""
         try:
             outputs = await self.batcher(await self._decoder(body))
-            return await self.ranking(ranking, self.predictor, outputs, softmax_mass, max_set)
+            found = await self.ranking(ranking, self.predictor, outputs, softmax_mass, max_set)
         except OverloadedError as error:
             raise try_later(str(error)) from error
         except ImageTooLargeError as error:
@@ -91,6 +95,9 @@ class Service:
             raise HTTPException(400, str(error)) from error
         except PredictionError as error:
             raise HTTPException(500, str(error)) from error
+        if self._log is not None:
+            self._log(found)
+        return found
 
     async def predict_all(self, bodies: list[bytes], softmax_mass: float | None, max_set: int) -> list[dict]:
         """Return a ranking for each image, or ``{"detail": ...}`` where the image is at fault."""

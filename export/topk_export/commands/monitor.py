@@ -1,0 +1,45 @@
+"""Say when the images of a service no longer look like those that its prediction sets were calibrated on.
+
+Reads the log of topk-registry serve --log. A martingale test compares it with the calibration: where nothing has
+changed it ever raises an alarm with probability at most the level, however often one looks. It needs no labels, and can
+miss a change that moves neither the sizes of sets nor the softmax of the best class. The exit status is 3 for an alarm.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from topk_export.commands.common import command
+from topk_registry.cli import ArgumentParser
+
+ALARM = 3
+
+
+@command
+def main(argv: Sequence[str]) -> int:
+    """Say when a service's images no longer look like those of its calibration."""
+    args = _parser().parse_args(argv)
+    from topk_export.calibration.monitor import monitor_page, read_log, reference_of, verdict, watch
+    from topk_export.calibration.page import write_page
+
+    found = watch(read_log(args.log), reference_of(args.model) if args.model else {}, level=args.level, seed=args.seed)
+    if args.report:
+        write_page(Path(args.report), monitor_page(found))
+    if args.json:
+        rejected = {name: test.rejected_at for name, test in found.tests.items()}
+        print(json.dumps({"rejected": found.rejected, "level": found.level, "rejected_at": rejected,
+                          "predictions": len(found.entries)}))  # fmt: skip
+    else:
+        print(verdict(found))
+    return ALARM if found.rejected else 0
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="topk-registry monitor", description=__doc__)
+    parser.add_argument("log", metavar="LOG", help="written by topk-registry serve --log")
+    parser.add_argument("--model", metavar="FILE", help="the calibrated file; without it, changes within the log")
+    parser.add_argument("--level", type=float, default=0.01, help="probability of a false alarm, ever (default: 0.01)")
+    parser.add_argument("--report", metavar="FILE", help="a page with the plot")
+    parser.add_argument("--seed", type=int, default=0, help="of the ranks among equal values (default: 0)")
+    parser.add_argument("--json", action="store_true")
+    return parser
