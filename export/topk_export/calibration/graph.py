@@ -95,8 +95,8 @@ def largest_size(sets: PredictionSets, n: int, max_size: int) -> int:
     if not finite.any():
         return 1
     size = min(n, max_size, sets.score.largest_rank(float(scores[finite].max()), n))
-    if np.ndim(sets.thresholds.max_rank):
-        size = min(size, int(np.broadcast_to(sets.thresholds.max_rank, (n,))[np.broadcast_to(finite, (n,))].max()))
+    if isinstance(limit := sets.thresholds.max_rank, np.ndarray):
+        size = min(size, int(limit[np.broadcast_to(finite, (n,))].max()))
     return size
 
 
@@ -210,7 +210,7 @@ def _ranked_set(add: Nodes, sets: PredictionSets, level: np.ndarray, size: int) 
     scores, classes, ranks = _ranked_scores(add, sets.score, sets.temperature, size)
     limits = add.constant("thresholds", level)
     inside = add("LessOrEqual", scores, limits if len(level) == 1 else add("Gather", limits, classes))
-    if np.ndim(sets.thresholds.max_rank):
+    if isinstance(sets.thresholds.max_rank, np.ndarray):
         largest = add("Gather", add.constant("largest_ranks", sets.thresholds.max_rank), classes)
         inside = add("And", inside, add("LessOrEqual", ranks, largest))
     if not sets.allow_empty:

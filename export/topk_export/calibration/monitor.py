@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,8 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
             float(entry["probability"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"{path}, line {number} is no line of `topk-registry serve --log`: expected a JSON object with time, size "
-                f"and probability, got {line.strip()[:80]!r}"
+                f"{path}, line {number} is no line of `topk-registry serve --log`: expected a JSON object with time, "
+                f"size and probability, got {line.strip()[:80]!r}"
             ) from error
         entries.append(entry)
     return entries
@@ -61,7 +61,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
 
 def watch(
     entries: Sequence[Mapping[str, Any]],
-    reference: Mapping[str, Iterable[float]],
+    reference: Mapping[str, Sequence[float]],
     *,
     level: float = 0.01,
     seed: int = 0,
@@ -77,14 +77,14 @@ def watch(
     if not entries:
         raise ValueError("the log is empty: there is nothing to test")
     names = [name for name in WATCHED if all(entry.get(name) is not None for entry in entries)]
-    names = [name for name in names if not reference or reference.get(name)]
+    names = [name for name in names if not reference or name in reference]
     if not 0 < level < 1:
         raise ValueError(f"level, the probability of a false alarm, must be above 0 and below 1, got {level!r}")
     tests = {name: ExchangeabilityTest(reference.get(name, ()), level=level / len(names), seed=seed) for name in names}
     for entry in entries:
         for name, test in tests.items():
             test.update(float(entry[name]))
-    return Monitored(tests, level, [dict(entry) for entry in entries], len(list(reference.get("probability", ()))))
+    return Monitored(tests, level, [dict(entry) for entry in entries], len(reference.get("probability", ())))
 
 
 def verdict(found: Monitored) -> str:

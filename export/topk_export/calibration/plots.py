@@ -1,7 +1,7 @@
 """Small SVG plots for pages that need no plotting library: bars, and lines over a shared pair of axes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 640, 260
@@ -34,7 +34,9 @@ def bars(values: Sequence[tuple[str, float]], *, label: str, of: str, level: flo
     return _frame("".join(parts), label, of, 0.0, top, level)
 
 
-def lines(named: dict[str, Sequence[tuple[float, float]]], *, label: str, of: str, level: float | None = None) -> str:
+def lines(
+    named: Mapping[str, Sequence[tuple[float, float]]], *, label: str, of: str, level: float | None = None
+) -> str:
     """Lines through points, one colour a name.
 
     Args:
