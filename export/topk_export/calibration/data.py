@@ -16,7 +16,7 @@ class Samples(NamedTuple):
     """Images that :meth:`Predictor.preprocess` takes, and the label of each."""
 
     name: str
-    images: Sequence[Any]
+    images: Any  # a sequence, which may read an image only when it is asked for
     labels: np.ndarray
 
 

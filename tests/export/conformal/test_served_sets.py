@@ -1,0 +1,60 @@
+"""The page of the service and ``predict`` show the prediction sets of a calibrated file."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from tests.browser import chromium, complaints
+from tests.export.colours import COLOURS
+from tests.export.serve.service import Service
+from topk_export import Predictor
+from topk_export.calibration.data import open_folder
+from topk_export.calibration.plan import Plan
+from topk_export.calibration.run import calibrate_file
+from topk_registry.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def calibrated(colours_file, held_out, tmp_path_factory):
+    output = tmp_path_factory.mktemp("calibrated") / "model.onnx"
+    plan = Plan("lac", 0.2, "per_class")
+    calibrate_file(colours_file, output, open_folder(held_out, tuple(COLOURS)), plan, device="cpu")
+    return output
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv"])
+def test_predict(calibrated, held_out, capsys, form):
+    images = sorted(held_out.rglob("*.png"))[::60]
+    expected = Predictor(calibrated, device="cpu")(images)
+    capsys.readouterr()
+    flags = [] if form == "table" else [f"--{form}"]
+    assert main(["predict", str(calibrated), *map(str, images), "--device", "cpu", *flags]) == 0
+    out = capsys.readouterr().out
+    names = [[ranked.name for ranked in prediction.set] for prediction in expected]
+    if form == "table":
+        lines = [line.strip() for line in out.splitlines() if "prediction set" in line]
+        assert lines == [f"prediction set of {len(inside)}: {', '.join(inside)}" for inside in names]
+    elif form == "json":
+        assert [[ranked["name"] for ranked in json.loads(line)["set"]] for line in out.splitlines()] == names
+    else:
+        rows = list(csv.DictReader(io.StringIO(out)))
+        for image, inside in zip(images, names, strict=True):
+            assert [row["class"] for row in rows if row["file"] == str(image) and row["in_set"] == "1"] == inside
+
+
+def test_the_page_shows_the_set_and_its_promise(calibrated, held_out, tmp_path):
+    image = next(held_out.rglob("*.png"))
+    (prediction,) = Predictor(calibrated, device="cpu")([image])
+    with Service(calibrated, tmp_path / "log") as service, chromium() as browser:
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        browser.get(service.url)
+        browser.find_element("id", "file").send_keys(str(image))
+        wait = WebDriverWait(browser, 20, poll_frequency=0.05)
+        shown = wait.until(lambda b: b.find_element("id", "set").text)
+        assert shown == "Prediction set: " + ", ".join(ranked.name for ranked in prediction.set)
+        promise = wait.until(lambda b: b.find_element("id", "promise").text)
+        assert "within each class the label is in the set with probability at least 0.8" in promise
+        assert complaints(browser) == []
