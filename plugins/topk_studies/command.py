@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions
-from topk_studies.engine.catalogue import STUDIES, UnknownStudyError, load_study
+from topk_studies.engine.catalogue import PAPERS, STUDIES, UnknownStudyError, load_study
 from topk_studies.engine.runner import run_study
 from topk_studies.engine.statistics import LOOKS
 from topk_studies.engine.store import Store
@@ -34,14 +34,13 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"--max-seeds must be 2 to {LOOKS[-1]}, got {args.max_seeds}")
     if not args.names:
         parser.error("name a study, or 'all'; --list lists them")
-    names = list(STUDIES) if ALL in args.names else args.names
+    names = list(PAPERS) if ALL in args.names else args.names
     try:
         for name in names:
             load_study(name)
     except UnknownStudyError as error:
         parser.error(str(error))
-    for loss in args.losses or ():
-        registry.get_loss_builder(loss)  # a name that nobody has is an error here, with those that there are
+    args.losses = _expanded(args.losses) if args.losses else None
     try:
         plots.require()
     except plots.MissingExtraError as error:
@@ -95,6 +94,18 @@ def _report(names: Sequence[str], store: Store) -> int:
     return 0
 
 
+def _expanded(names: Sequence[str]) -> list[str]:
+    """Names and patterns of losses as names; a name that nobody has is an error that lists those that there are."""
+    losses: list[str] = []
+    for name in names:
+        if any(sign in name for sign in "*?["):
+            losses += registry.list_losses(name)
+        else:
+            registry.get_loss_builder(name)
+            losses.append(name)
+    return list(dict.fromkeys(losses))
+
+
 def _options(args: argparse.Namespace) -> Options:
     flags = {**args.flags}
     for name in ("dataset", "data_dir", "dataset_opt", "num_classes", "val_split", "superclasses"):
@@ -103,7 +114,7 @@ def _options(args: argparse.Namespace) -> Options:
     if args.dataset_download:
         flags["dataset_download"] = True
     return Options(
-        losses=tuple(dict.fromkeys(args.losses)) if args.losses else None,
+        losses=tuple(args.losses) if args.losses else None,
         budget=args.budget,
         seeds=tuple(dict.fromkeys(args.seeds)) if args.seeds else None,
         max_seeds=args.max_seeds,
@@ -121,9 +132,9 @@ def _parser() -> ArgumentParser:
         "built-in set.",
     )
     add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help="studies, or 'all'; see --list")
+    add("names", nargs="*", metavar="NAME", help="studies, or 'all' of the papers; see --list")
     add("--list", action="store_true", help="list the studies")
-    add("--losses", nargs="+", metavar="LOSS", help="registered losses to compare (default: the paper's)")
+    add("--losses", nargs="+", metavar="LOSS", help="registered losses, or patterns such as '*'")
     add("--budget", choices=BUDGETS, default="small", help="small: minutes on a laptop; paper: the paper's own setting")
     add("--seeds", nargs="+", type=int, metavar="S", help="random seeds (default: the study's)")
     add(

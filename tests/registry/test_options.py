@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from topk_registry import accepted_context
-from topk_registry.registry.options import CONTEXT, check_options
+from topk_registry.registry.options import CONTEXT, check_options, tuning_grid
 
 EVERYTHING = dict.fromkeys(CONTEXT, 1)
 
@@ -62,3 +62,26 @@ def test_what_a_partial_binds_is_no_longer_needed():
         check_options("it", function, {})
     with pytest.raises(TypeError, match="it takes no option 'num_classes'"):
         check_options("it", positional, {"num_classes": 1})
+
+
+class Declared:
+    tuning_grid = {"tau": (0.1, 1.0)}  # noqa: RUF012
+
+
+class Computed:
+    @classmethod
+    def tuning_grid(cls):
+        return {"k": range(2)}
+
+
+@pytest.mark.parametrize(
+    ("factory", "grid"),
+    [
+        (Declared, {"tau": [0.1, 1.0]}),
+        (partial(partial(Declared, k=3), k=4), {"tau": [0.1, 1.0]}),
+        (Computed, {"k": [0, 1]}),
+        (function, {}),
+    ],
+)
+def test_a_factory_declares_the_values_to_tune(factory, grid):
+    assert tuning_grid(factory) == grid

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from topk_studies.engine.catalogue import STUDIES
+from topk_studies.engine.catalogue import PAPERS
 from topk_studies.report.account import claims, main, update
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -17,7 +17,7 @@ def summaries():
 
 
 def test_every_study_is_there_and_none_failed(summaries):
-    assert [summary["study"] for summary in summaries] == list(STUDIES)
+    assert [summary["study"] for summary in summaries] == list(PAPERS)
     assert not any(summary["failed"] for summary in summaries)
     assert all(summary["runs"] for summary in summaries)
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from topk_registry import get_loss_builder
 from topk_registry.testing import LossCheckError, check_loss, iter_checks, parametrize_with_checks, run_checks
 
 pytest_plugins = ["pytester"]
@@ -456,3 +457,23 @@ def test_failing_checks_fail_the_parametrized_test(pytester: pytest.Pytester):
     outcomes = result.parseoutcomes()
     assert outcomes["failed"] == 2
     assert outcomes["skipped"] >= 4
+
+
+@pytest.mark.parametrize(
+    ("grid", "status", "message"),
+    [
+        ({}, "skipped", "declares no tuning_grid"),
+        ({"tau": (0.1, 1.0)}, "passed", ""),
+        ({"tua": (0.1, 1.0)}, "failed", "got 'tua'"),
+        ({"tau": ()}, "failed", "got none"),
+        ({"tau": (0.0,)}, "failed", "tau must be positive"),
+    ],
+)
+def test_a_grid_for_tuning_is_tried(grid, status, message):
+    class Tuned(get_loss_builder("smooth_topk_svm")):
+        tuning_grid = grid
+
+    (check,) = (check for check in iter_checks(Tuned) if check.name == "tuning_grid_can_be_tried")
+    result = check.run()
+    assert result.status == status
+    assert message in result.message

@@ -34,6 +34,24 @@ def accepts(builder: Callable[..., Any], option: str) -> bool:
     return option in (_named(builder) or {}) and option not in _bound(builder)
 
 
+def tuning_grid(builder: Callable[..., Any]) -> dict[str, list[Any]]:
+    """The values to try for each option when a loss is tuned, as its factory declares them; empty where it does not.
+
+    A factory declares them as ``tuning_grid``, an attribute or a method without arguments.
+
+    Example:
+        >>> class TheirLoss:
+        ...     tuning_grid = {"tau": (0.1, 1.0)}
+        >>> tuning_grid(TheirLoss)
+        {'tau': [0.1, 1.0]}
+    """
+    while isinstance(builder, partial):
+        builder = builder.func
+    declared: Any = getattr(builder, "tuning_grid", {})
+    grid: Any = declared() if callable(declared) else declared
+    return {option: list(values) for option, values in grid.items()}
+
+
 def check_options(what: str, builder: Callable[..., Any], options: Iterable[str]) -> None:
     """Raise a TypeError that names the options that a factory does not take, or misses, where its signature tells."""
     named = _named(builder)

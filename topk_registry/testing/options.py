@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from topk_registry.registry.options import tuning_grid
 from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect, expect_close
 from topk_registry.testing.subject import EPOCHS, Subject, evaluate, value_and_gradient
 
@@ -67,6 +68,19 @@ def label_smoothing_is_a_soft_target(subject: Subject) -> None:
         expect_close(gradient, wanted_gradient, "gradient with label_smoothing")
 
 
+def tuning_grid_can_be_tried(subject: Subject) -> None:
+    """A declared ``tuning_grid`` names options that the loss takes, with values that give a finite loss."""
+    grid = tuning_grid(subject.factory)
+    if not grid:
+        raise NotApplicableError("declares no tuning_grid")
+    for option, values in grid.items():
+        expect(subject.takes(option), f"expected options of the loss in tuning_grid, got {option!r}")
+        expect(bool(values), f"expected values of {option} in tuning_grid, got none")
+        for value in values:
+            found = evaluate(subject.build(**{option: value}), subject.logits(), subject.labels())
+            expect(bool(found.isfinite().all()), f"expected a finite loss with {option}={value!r}, got {found}")
+
+
 def set_epoch_is_harmless(subject: Subject) -> None:
     """A trainer calls ``set_epoch`` before every epoch of a loss that has it, the last included."""
     loss = subject.build()
@@ -90,5 +104,6 @@ CHECKS = (
     weight_scales_rows,
     ignore_index_skips_rows,
     label_smoothing_is_a_soft_target,
+    tuning_grid_can_be_tried,
     set_epoch_is_harmless,
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from topk_studies.engine.study import Study
 
-STUDIES = {
+PAPERS = {
     "speed": "time of a forward and backward pass against classes and k (Berrada Tables 3, 4; Garcin Figure 3)",
     "stability": "range and gradient error against temperature and precision (Berrada Table 5)",
     "noise": "accuracy under label noise (Berrada Table 1, Garcin Table 4)",
@@ -21,6 +21,7 @@ STUDIES = {
     "multi-crop": "averaging crops by marginals or by softmax (Berrada, appendix C)",
     "landscape": "level sets on the 2-simplex (Garcin Figures 1, 6)",
 }
+STUDIES = {**PAPERS, "compare": "which registered loss to take on your data, and how sure that is"}
 
 
 class UnknownStudyError(ValueError):

@@ -52,6 +52,9 @@ class TrainingStudy:
         """The papers' claims beside the runs."""
         return ()
 
+    def settle(self, claims: Sequence[Claim | Note]) -> tuple[Note, ...]:
+        return settle(claims)
+
     def tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
         return tuple(self.grid_table(f"Accuracy by {self.KEY}", found, metric) for metric in self.METRICS)
 
@@ -83,7 +86,7 @@ class TrainingStudy:
         return Findings(
             tables=self.tables(found),
             figures=self.figures(found),
-            notes=settle(self.claims(found)),
+            notes=self.settle(self.claims(found)),
             protocol=" ".join(filter(None, [display.protocol(found, self.METRIC), self.PROTOCOL])),
             commands=display.commands(self.NAME, records),
         )
@@ -93,7 +96,7 @@ class TrainingStudy:
         finished = [record for record in known if not record.error]
         tried = {canonical(record.configuration) for record in known}
         claims = self.claims(self.choices(finished))
-        verdicts = [note.verdict for note in settle(claims)]
+        verdicts = [note.verdict for note in self.settle(claims)]
         for claim, verdict in zip(claims, verdicts, strict=True):
             if not isinstance(claim, Claim):
                 continue

@@ -1,13 +1,16 @@
 """Any registered loss, a third party's too, with what its signature asks for."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 from torch import Tensor
 
 from topk_registry import registry
-from topk_registry.registry.options import accepted_context, accepts
+from topk_registry.registry.options import accepted_context, accepts, tuning_grid
 
+# flags that a loss of ours needs: cosine scores come of a classifier of their own
+TRAINED_WITH = {name: {"normalize_classifier": 1.0} for name in ("ldam", "noised_topk_imbalanced")}
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -29,3 +32,11 @@ def build(name: str, *, class_counts: Sequence[int], **wanted: Any) -> Loss:
     }
     given = {option: value for option, value in wanted.items() if accepts(builder, option)}
     return registry.create_loss(name, **{**accepted_context(builder, context), **given})
+
+
+def grid_of(name: str) -> list[dict[str, Any]]:
+    """The points of a loss's own grid for tuning, as flags of a training run; its defaults where it declares none."""
+    grid = tuning_grid(registry.get_loss_builder(name))
+    flags = TRAINED_WITH.get(name, {})
+    points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    return [{**flags, **({"loss_opt": point} if point else {})} for point in points]

@@ -109,6 +109,16 @@ PUBLISHED_IMAGENET: dict[str, Trial] = {
 }
 
 
+ADAPTIVE, PLAIN = (2.5e-4, 4e-3), (0.01, 0.3)  # ranges of rates, of Adam's kind and of plain gradient descent
+
+
+def rates(optimiser: str, count: int) -> list[float]:
+    """So many learning rates at equal ratios; one is the middle of the range."""
+    low, high = PLAIN if optimiser.lower() in ("sgd", "momentum", "nesterov", "sgdp") else ADAPTIVE
+    places = [i / (count - 1) for i in range(count)] if count > 1 else [0.5]
+    return [float(f"{low * (high / low) ** place:.3g}") for place in places]
+
+
 def base_flags(options: Options) -> dict[str, Any]:
     """The flags of every training run of a budget, before the study's own and the command line's."""
     named = options.flags.get("dataset") or options.flags.get("data_dir")

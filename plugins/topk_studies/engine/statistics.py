@@ -65,9 +65,14 @@ class Claim:
     effect: float = EFFECT
 
 
-def settle(claims: Sequence[Claim | Note]) -> tuple[Note, ...]:
-    """Judge a study's claims together; a note that is settled already stays as it is."""
-    count = sum(isinstance(claim, Claim) for claim in claims)
+def settle(claims: Sequence[Claim | Note], *, count: int | None = None) -> tuple[Note, ...]:
+    """Judge a study's claims together; a note that is settled already stays as it is.
+
+    Args:
+        claims: the claims.
+        count: of claims that share the study's error; by default those that are given.
+    """
+    count = sum(isinstance(claim, Claim) for claim in claims) if count is None else count
     return tuple(_settled(claim, count) if isinstance(claim, Claim) else claim for claim in claims)
 
 
