@@ -8,6 +8,7 @@ Reference: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Clas
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +36,8 @@ class SmoothTopKSVM(TopKLoss):
 
     Reference: Berrada, Zisserman, Kumar 2018, equations 6 and 8.
     """
+
+    tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}
 
     alpha: Tensor
 
@@ -95,6 +98,8 @@ class TopKNLL(SmoothTopKSVM):
         >>> create_loss("topk_nll", k=1)(torch.zeros(1, 4), torch.tensor([0]))
         tensor(1.3863)
     """
+
+    tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}
 
     def __init__(
         self,

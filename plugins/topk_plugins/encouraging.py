@@ -8,6 +8,7 @@ truncation, the sum is minus the log-odds, whose gradient never fades) and the r
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -57,6 +58,8 @@ class Encouraging(ClassificationLoss):
         Zhao, Yang, Ren, Li, Wu, Sun. Well-classified Examples are Underestimated in Classification with Deep Neural
         Networks. AAAI 2022. The schedules are those of the authors' published training code.
     """
+
+    tuning_grid: ClassVar = {"log_end": (0.5, 0.75, 1.0)}
 
     shares: Tensor
 
@@ -161,6 +164,8 @@ class Mirror(ClassificationLoss):
         Zhao, Yang, Ren, Li, Wu, Sun. Well-classified Examples are Underestimated in Classification with Deep Neural
         Networks. AAAI 2022.
     """
+
+    tuning_grid: ClassVar = {"link": ("sigmoid", "softmax")}
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ Reference:
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -35,6 +36,8 @@ class NoisedTopK(TopKLoss):
         >>> NoisedTopK(k=1, epsilon=0.0)(torch.tensor([[2.0, 1.5, -3.0]]), torch.tensor([0]))
         tensor(0.5000)
     """
+
+    tuning_grid: ClassVar = {"epsilon": (0.1, 0.3, 1.0, 3.0)}
 
     margins: Tensor
     scale: float = 1.0
@@ -96,6 +99,8 @@ class NoisedTopKImbalanced(NoisedTopK):
         >>> loss(torch.tensor([[0.5, 0.75, -0.5]]), torch.tensor([0]))
         tensor(2.5000)
     """
+
+    tuning_grid: ClassVar = {"max_margin": (0.2, 0.3, 0.4)}
 
     def __init__(
         self,

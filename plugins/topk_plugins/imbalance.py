@@ -6,6 +6,7 @@ l_y = log p_y - log(1 - p_y), of which cross-entropy is softplus(-l_y).
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +35,8 @@ class Focal(ClassificationLoss):
     Reference:
         Lin, Goyal, Girshick, He, Dollar. Focal Loss for Dense Object Detection. ICCV 2017.
     """
+
+    tuning_grid: ClassVar = {"gamma": (0.5, 1.0, 2.0)}
 
     def __init__(
         self,
@@ -95,6 +98,8 @@ class LDAM(ClassificationLoss):
         Cao, Wei, Gaidon, Arechiga, Ma. Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss.
         NeurIPS 2019. Weights: Cui, Jia, Lin, Song, Belongie. Class-Balanced Loss Based on Effective Number of Samples.
     """
+
+    tuning_grid: ClassVar = {"max_margin": (0.2, 0.35, 0.5)}
 
     margin: Tensor
     phases: Tensor

@@ -14,6 +14,7 @@ Reference:
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -69,6 +70,8 @@ class LogSphericalSoftmax(_LogLikelihood):
         >>> LogSphericalSoftmax()(torch.tensor([[0.0, 2.0]]), torch.tensor([1])).exp()
         tensor(1.2000)
     """
+
+    tuning_grid: ClassVar = {"epsilon": (0.1, 0.3, 1.0)}
 
     def __init__(
         self,
