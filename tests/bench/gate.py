@@ -14,7 +14,7 @@ class RefusedError(Exception):
 
 def require_green(tests: Sequence[str]) -> None:
     """Run the tests at these paths, and raise :class:`RefusedError` with their last lines unless all pass."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", *tests]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         tail = "\n".join(done.stdout.splitlines()[-30:])

@@ -8,7 +8,7 @@ import pytest
 
 from topk_registry.cli import doctor
 from topk_registry.cli import main as cli
-from topk_registry.cli.commands import CORE
+from topk_registry.cli.commands import CORE, commands
 from topk_registry.registry import environment
 
 
@@ -147,6 +147,16 @@ def test_doctor_reports_versions_and_a_broken_plugin(fresh, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["facts"]["torch"] == environment.installed_version("torch")
     assert [line for line in report["problems"] if "'acme' of acme-losses 2.5" in line and "disk full" in line]
+
+
+def test_doctor_notes_a_command_that_cannot_run_here(fresh):
+    fresh.module("acme_tools", "import a_package_of_an_extra\n")
+    fresh.distribution("acme-tools", {"greet": "acme_tools:main"}, group=commands.group)
+    commands.refresh()
+    report = doctor.Report()
+    doctor._plugins(report)
+    assert [note for note in report.notes if "'greet' of acme-tools 1.0" in note and "a_package_of_an_extra" in note]
+    assert not [problem for problem in report.problems if "greet" in problem]
 
 
 def test_doctor_tells_of_wildcards_that_match_nothing(fresh, monkeypatch):

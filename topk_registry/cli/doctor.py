@@ -1,4 +1,4 @@
-"""``topk-registry doctor``: what is installed, what works, and what stands in the way."""
+"""``topk-registry doctor``: versions, devices, backends, commands and plug-ins, with notes and problems."""
 
 import json
 import platform
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser
+from topk_registry.cli.commands import commands
 from topk_registry.registry import environment
 from topk_registry.registry.discovery import idle_patterns
 from topk_registry.registry.errors import PluginError
@@ -21,7 +22,7 @@ OPTIONAL = ("torchvision", "triton", "numba", "onnx", "onnxscript", "onnxruntime
 
 @dataclass
 class Report:
-    """Facts by name, what is worth knowing, and what is wrong (which makes the exit status 1)."""
+    """Facts by name, notes, and problems, which make the exit status 1."""
 
     facts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -32,10 +33,11 @@ def main(argv: Sequence[str]) -> int:
     """Show versions, GPUs, backends, commands on PATH and broken plug-ins."""
     parser = ArgumentParser(
         prog="topk-registry doctor",
-        description="Show versions, GPUs, the timm command that wins, and broken plug-ins. Imports the packages it "
-        "names and every plug-in that is not disabled, which runs their code. Exit status 1: something is wrong.",
+        description="Show versions, GPUs, the backend that serves on each device, the timm command that wins, and "
+        "broken plug-ins. Imports the packages it names and every plug-in that is not disabled, which runs their code. "
+        "The exit status is 1 if something is wrong.",
     )
-    parser.add_argument("--json", action="store_true", help="the report for programs")
+    parser.add_argument("--json", action="store_true", help="print the report for programs")
     args = parser.parse_args(argv)
     report = examine()
     print(json.dumps(asdict(report), indent=2) if args.json else _text(report))
@@ -43,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def examine() -> Report:
-    """Look at everything; no part's failure hides another's finding."""
+    """Examine everything; no part's failure hides another's finding."""
     report = Report({"python": f"{platform.python_version()} ({sys.executable})", "platform": platform.platform()})
     for name in ("topk-registry", *REQUIRED, *OPTIONAL):
         report.facts[name] = environment.installed_version(name) or "not installed"
@@ -111,8 +113,9 @@ def _commands(report: Report) -> None:
 
 
 def _plugins(report: Report) -> None:
-    works = {"loss": 0, "dataset": 0}
-    for names in (registry.losses, registry.datasets):
+    works = {"loss": 0, "dataset": 0, "command": 0}
+    groups = (registry.losses, registry.datasets, commands)
+    for names in groups:
         report.problems += names.problems()
         for info in names.infos():
             if info.status == "disabled" or (info.status == "broken" and info.distribution == "timm"):
@@ -122,9 +125,10 @@ def _plugins(report: Report) -> None:
                 names.builder(info.name)
                 works[names.kind] += 1
             except PluginError as error:
-                report.problems.append(str(error))
-    report.notes += idle_patterns([*registry.losses.plugins(), *registry.datasets.plugins()])
-    report.facts["plug-ins"] = f"{works['loss']} losses and {works['dataset']} data sets import"
+                # a command may need an extra that is not installed, and nothing else does
+                (report.notes if names is commands else report.problems).append(str(error))
+    report.notes += idle_patterns([plugin for names in groups for plugin in names.plugins()])
+    report.facts["plug-ins"] = "{loss} losses, {dataset} data sets and {command} commands import".format(**works)
 
 
 def _text(report: Report) -> str:

@@ -39,7 +39,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("filter", nargs="*", help="wildcards over names, as in '*hinge*', or distribution:name")
     parser.add_argument("--exclude", action="append", default=[], metavar="WILDCARD", help="names to leave out")
     output = parser.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="everything that is known, for programs")
+    output.add_argument("--json", action="store_true", help="print everything that is known, for programs")
     output.add_argument("--why", metavar="NAME", help="import this loss and print the full error if it is broken")
     return parser
 
