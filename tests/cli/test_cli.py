@@ -211,7 +211,7 @@ def test_two_wheels_of_onnxruntime_are_a_problem(site):
 
 
 @pytest.fixture
-def commands(tmp_path, monkeypatch):
+def executables(tmp_path, monkeypatch):
     def write(folder, module):
         path = tmp_path / folder / "timm"
         path.parent.mkdir()
@@ -223,25 +223,25 @@ def commands(tmp_path, monkeypatch):
     return write
 
 
-def test_the_timm_command_that_wins_is_named(commands):
-    first, _ = commands("first", "topk_registry.cli.main"), commands("second", "timm.cli")
+def test_the_timm_command_that_wins_is_named(executables):
+    first, _ = executables("first", "topk_registry.cli.main"), executables("second", "timm.cli")
     report = doctor.Report()
     doctor._commands(report)
     assert report.facts["timm command"] == f"{first} of topk-registry (topk_registry.cli.main)"
     assert not report.problems
 
 
-def test_a_timm_command_that_is_not_ours_is_a_problem(commands):
-    commands("first", "timm.cli")
-    commands("second", "topk_registry.cli.main")
+def test_a_timm_command_that_is_not_ours_is_a_problem(executables):
+    executables("first", "timm.cli")
+    executables("second", "topk_registry.cli.main")
     report = doctor.Report()
     doctor._commands(report)
     assert "of another environment (timm.cli)" in report.facts["timm command"]
     assert "is not ours" in report.problems[0]
 
 
-def test_two_distributions_that_install_timm_are_a_problem(site, commands):
-    commands("first", "timm.cli")
+def test_two_distributions_that_install_timm_are_a_problem(site, executables):
+    executables("first", "timm.cli")
     site.distribution("rival", {"timm": "timm.cli:main"}, group="console_scripts")
     report = doctor.Report()
     doctor._commands(report)
@@ -249,7 +249,7 @@ def test_two_distributions_that_install_timm_are_a_problem(site, commands):
     assert "rival and topk-registry each install a timm command" in report.problems[0]
 
 
-def test_no_timm_command_is_only_worth_knowing(commands):
+def test_no_timm_command_is_only_worth_knowing(executables):
     report = doctor.Report()
     doctor._commands(report)
     assert report.facts["timm command"] == "not on PATH"
