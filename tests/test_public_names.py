@@ -25,6 +25,7 @@ PUBLIC = {
     "TopKOutput",
     "UnknownPluginError",
     "accepted_context",
+    "backend",
     "create_loss",
     "fit_temperature",
     "get_loss_builder",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from topk_registry.nn.linear import LinearSmoothTopK, linear_smooth_topk
     from topk_registry.nn.perturbed import PerturbedTopK
     from topk_registry.nn.spherical import SphericalLinear, SphericalSGD
+    from topk_registry.ops.backend import backend
     from topk_registry.ops.hinge import soft_hinge
     from topk_registry.ops.ksubset import (
         smooth_topk_hinge,
@@ -62,6 +63,7 @@ _HOMES = {
     "TopKOutput": "nn.head",
     "UnknownPluginError": "registry.errors",
     "accepted_context": "registry.options",
+    "backend": "ops.backend",
     "create_loss": "registry.api",
     "fit_temperature": "nn.head",
     "get_loss_builder": "registry.api",
@@ -100,6 +102,7 @@ __all__ = [
     "TopKOutput",
     "UnknownPluginError",
     "accepted_context",
+    "backend",
     "create_loss",
     "fit_temperature",
     "get_loss_builder",

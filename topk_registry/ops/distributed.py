@@ -17,12 +17,12 @@ def is_distributed(t: Any) -> bool:
     return module is not None and isinstance(t, module.DTensor)
 
 
-def whole(t: Tensor) -> Tensor:
+def whole(t: Any) -> Tensor:
     """All of a tensor on every rank: options of a class are needed whole."""
-    return t.full_tensor() if is_distributed(t) else t  # pyright: ignore[reportAttributeAccessIssue]
+    return t.full_tensor() if is_distributed(t) else t
 
 
-def by_shards(function: Callable[..., Tensor], logits: Tensor, *rows: Tensor | None, axis: int = 0) -> Tensor:
+def by_shards(function: Callable[..., Tensor], logits: Any, *rows: Tensor | None, axis: int = 0) -> Tensor:
     """Call ``function(logits, *rows)`` on the local rows of a DTensor [..., n], and return the DTensor of the results.
 
     Args:
@@ -32,7 +32,7 @@ def by_shards(function: Callable[..., Tensor], logits: Tensor, *rows: Tensor | N
     """
     from torch.distributed.tensor import DTensor, Replicate
 
-    mesh, placements = logits.device_mesh, _of_rows(logits)  # pyright: ignore[reportAttributeAccessIssue]
+    mesh, placements = logits.device_mesh, _of_rows(logits)
 
     def local(t: Tensor | None) -> Tensor | None:
         if t is None:
@@ -41,17 +41,17 @@ def by_shards(function: Callable[..., Tensor], logits: Tensor, *rows: Tensor | N
             t = DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
         return t.redistribute(mesh, _moved(placements, axis)).to_local()
 
-    scores = logits.redistribute(mesh, placements).to_local(grad_placements=placements)  # pyright: ignore[reportCallIssue]
+    scores = logits.redistribute(mesh, placements).to_local(grad_placements=placements)
     found = function(scores, *map(local, rows))
     size = torch.empty(logits.shape[: found.ndim], device="meta")
     return DTensor.from_local(found, mesh, placements, run_check=False, shape=size.shape, stride=size.stride())
 
 
-def generator_of_shard(logits: Tensor, generator: Generator | None) -> Generator:
+def generator_of_shard(logits: Any, generator: Generator | None) -> Generator:
     """A generator for the rows of this rank: the same on ranks with the same rows, another on every other."""
     from torch.distributed.tensor import DTensor, Replicate
 
-    mesh = logits.device_mesh  # pyright: ignore[reportAttributeAccessIssue]
+    mesh = logits.device_mesh
     drawn = torch.randint(2**62, (1,), generator=generator, device=logits.device)
     # run_check: every rank takes the number of the first
     seed = int(DTensor.from_local(drawn, mesh, [Replicate()] * mesh.ndim, run_check=True).to_local())
@@ -60,11 +60,11 @@ def generator_of_shard(logits: Tensor, generator: Generator | None) -> Generator
     return torch.Generator(logits.device).manual_seed(seed % 2**63)
 
 
-def _of_rows(logits: Tensor) -> list[Any]:
+def _of_rows(logits: Any) -> list[Any]:
     """The placements of the logits, with the classes of every row together."""
     from torch.distributed.tensor import Replicate, Shard
 
-    given = logits.placements  # pyright: ignore[reportAttributeAccessIssue]
+    given = logits.placements
     return [p if type(p) is Shard and p.dim % logits.ndim != logits.ndim - 1 else Replicate() for p in given]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -38,8 +39,7 @@ def route(*tensors: Tensor | None) -> Route:
 
 def _is_plain(t: Tensor) -> bool:
     # wrappers are of type Tensor too; those of is_grads_batched appear outside torch.func's transforms
-    functorch = torch._C._functorch
-    return type(t) in PLAIN and not (functorch.is_functorch_wrapped_tensor(t) or functorch.is_legacy_batchedtensor(t))
+    return type(t) in PLAIN and not (is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t))
 
 
 def _is_fake(t: Tensor) -> bool:

@@ -2,51 +2,51 @@
 
 import importlib
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 from topk_registry import topk_label_margins, topk_margins
-from topk_registry.ops import optional
-from topk_registry.ops.ksubset import backends
-from topk_registry.ops.ksubset import custom_ops as library  # noqa: F401, library registers the operators
+from topk_registry.ops import backend
+from topk_registry.ops.ksubset.backends import OPERATOR
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 @pytest.fixture
 def forgotten():
-    optional.forget()
+    backend.forget()
     yield
-    optional.forget()
+    backend.forget()
 
 
 def test_auto_takes_the_first_that_serves():
-    assert backends.choose("auto", CPU, 5, False) == "numba"
-    assert backends.choose("auto", CPU, 257, True) == "torch"
-    assert backends.choose("auto", META, 5, False) == "torch"
-    assert backends.choose("torch", CPU, 5, False) == "torch"
+    assert OPERATOR.choose("auto", CPU, 5, False) == "numba"
+    assert OPERATOR.choose("auto", CPU, 257, True) == "torch"
+    assert OPERATOR.choose("auto", META, 5, False) == "torch"
+    assert OPERATOR.choose("torch", CPU, 5, False) == "torch"
 
 
 def test_on_gpus_that_are_not_too_old_auto_takes_the_kernels(monkeypatch):
     gpu, capability = torch.device("cuda"), (8, 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(optional, "runs", lambda *_: True)  # which would be found out on it
-    optional.forget()
-    assert [backends.choose("auto", gpu, k, False) for k in (1, 64, 65)] == ["triton", "triton", "torch"]
-    assert backends.choose("auto", gpu, 5, True) == "torch"
+    monkeypatch.setattr(backend, "_problem", lambda one, device, trial: backend.too_old(device))  # no trial without it
+    backend.forget()
+    assert [OPERATOR.choose("auto", gpu, k, False) for k in (1, 64, 65)] == ["triton", "triton", "torch"]
+    assert OPERATOR.choose("auto", gpu, 5, True) == "torch"
     with pytest.raises(
         ValueError, match=r"impl 'triton' is for GPUs of compute capability 8\.0 and up, half or single"
     ):
-        backends.choose("triton", CPU, 5, False)
+        OPERATOR.choose("triton", CPU, 5, False)
 
     capability = (7, 5)
-    optional.forget()
+    backend.forget()
     with pytest.warns(UserWarning, match="need compute capability 8.0, cuda has 7.5: the top-k losses are slower"):
-        assert backends.choose("auto", gpu, 5, False) == "torch"
-    assert backends.choose("auto", gpu, 5, False) == "torch"
-    optional.forget()
+        assert OPERATOR.choose("auto", gpu, 5, False) == "torch"
+    assert OPERATOR.choose("auto", gpu, 5, False) == "torch"
+    backend.forget()
 
 
 @pytest.mark.parametrize("f", [topk_margins, lambda s, k, impl: topk_label_margins(s, torch.tensor([0]), k, impl=impl)])
@@ -57,19 +57,19 @@ def test_a_backend_that_does_not_serve_says_where_it_does(f):
 
 @pytest.mark.usefixtures("forgotten")
 def test_without_numba_the_torch_path_serves_and_says_so_once(monkeypatch):
-    monkeypatch.setattr(optional, "find_spec", lambda name: None)
-    with pytest.warns(UserWarning, match="numba is not installed, the top-k losses are slower: pip install numba"):
-        assert backends.choose("auto", CPU, 1, False) == "torch"
-    assert backends.choose("auto", CPU, 1, False) == "torch"
+    monkeypatch.setattr(backend, "find_spec", lambda name: None)
+    with pytest.warns(UserWarning, match=r"numba is not installed \(pip install numba\): the top-k losses are slower"):
+        assert OPERATOR.choose("auto", CPU, 1, False) == "torch"
+    assert OPERATOR.choose("auto", CPU, 1, False) == "torch"
 
 
 @pytest.mark.usefixtures("forgotten")
 def test_a_numba_that_does_not_work_is_told_of_once(monkeypatch):
     monkeypatch.setitem(sys.modules, "topk_registry.ops.ksubset.numba.backend", None)  # importing it raises
     monkeypatch.delattr(importlib.import_module("topk_registry.ops.ksubset"), "numba", raising=False)
-    with pytest.warns(UserWarning, match="numba is installed but cannot be used, the top-k losses are slower"):
-        assert backends.choose("auto", CPU, 1, False) == "torch"
-    assert backends.choose("auto", CPU, 1, False) == "torch"
+    with pytest.warns(UserWarning, match=r"numba is installed but cannot be used \(.*\): the top-k losses are slower"):
+        assert OPERATOR.choose("auto", CPU, 1, False) == "torch"
+    assert OPERATOR.choose("auto", CPU, 1, False) == "torch"
     assert topk_margins(torch.zeros(1, 3), 1).shape == (1, 3)
 
 
@@ -80,14 +80,15 @@ def test_kernels_that_do_not_do_here_what_they_should_are_not_used(monkeypatch):
     def fails(*_):
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(cpu, "label_hinges", lambda s, *_: (s[:, 0], s, s[:, 0], s[:, 0]))
+    wrong = replace(cpu.kernels, label_hinges=lambda s, *_: (s[:, 0], s, s[:, 0], s[:, 0]))
+    monkeypatch.setattr(cpu, "kernels", wrong)
     with pytest.warns(UserWarning, match="numba is installed but its kernels cannot be used here.*results are wrong"):
-        assert backends.choose("auto", CPU, 5, False) == "torch"
-    monkeypatch.setattr(cpu, "label_hinges", fails)
+        assert OPERATOR.choose("auto", CPU, 5, False) == "torch"
+    monkeypatch.setattr(cpu, "kernels", replace(wrong, label_hinges=fails))
     with pytest.warns(UserWarning, match="numba is installed but its kernels cannot be used here.*no compiler"):
-        assert backends.choose("auto", CPU, 5, True) == "torch"
-    assert backends.choose("auto", CPU, 7, True) == "torch"
-    assert backends.choose("numba", CPU, 5, True) == "numba"  # who asks for it gets it, and its error
+        assert OPERATOR.choose("auto", CPU, 5, True) == "torch"
+    assert OPERATOR.choose("auto", CPU, 7, True) == "torch"
+    assert OPERATOR.choose("numba", CPU, 5, True) == "numba"  # who asks for it gets it, and its error
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import torch
 from tests.ops.perturbed.noise import noise
 from tests.ops.perturbed.quadrature import expected_kth
 from topk_registry import PerturbedTopK, perturbed_topk
-from topk_registry.ops import optional
+from topk_registry.ops import backend
 from topk_registry.ops.perturbed import backends
 from topk_registry.ops.perturbed import custom_ops as library
 from topk_registry.ops.perturbed.definition import perturbed_topk_definition
@@ -262,17 +262,17 @@ def test_it_obeys_torch_s_contract_for_operators():
 
 @pytest.fixture
 def forgotten():
-    optional.forget()
+    backend.forget()
     yield
-    optional.forget()
+    backend.forget()
 
 
 @pytest.mark.usefixtures("forgotten")
 def test_without_numba_the_torch_path_serves_and_that_is_told_once(monkeypatch):
-    monkeypatch.setattr(optional, "find_spec", lambda name: None)
-    with pytest.warns(UserWarning, match="numba is not installed, the top-k losses are slower: pip install numba"):
-        assert backends.choose("auto", torch.device("cpu")) is None
-    assert backends.choose("auto", torch.device("cpu")) is None
+    monkeypatch.setattr(backend, "find_spec", lambda name: None)
+    with pytest.warns(UserWarning, match=r"numba is not installed \(pip install numba\): the top-k losses are slower"):
+        assert backends.OPERATOR.choose("auto", torch.device("cpu")) == "torch"
+    assert backends.OPERATOR.choose("auto", torch.device("cpu")) == "torch"
 
 
 @pytest.mark.usefixtures("forgotten")
@@ -280,7 +280,7 @@ def test_a_numba_that_does_not_work_is_told_of_once(monkeypatch):
     monkeypatch.setitem(sys.modules, "topk_registry.ops.perturbed.numba.backend", None)  # importing it raises
     monkeypatch.delattr(importlib.import_module("topk_registry.ops.perturbed"), "numba", raising=False)
     scores = randn(2, 9)
-    with pytest.warns(UserWarning, match="numba is installed but cannot be used, the top-k losses are slower"):
+    with pytest.warns(UserWarning, match=r"numba is installed but cannot be used \(.*\): the top-k losses are slower"):
         first = perturbed_topk(scores, 2, generator=torch.Generator().manual_seed(0))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -292,17 +292,18 @@ def test_a_numba_that_does_not_work_is_told_of_once(monkeypatch):
 @pytest.mark.usefixtures("forgotten")
 def test_kernels_that_do_not_do_here_what_they_should_are_not_used(monkeypatch):
     cpu = importlib.import_module("topk_registry.ops.perturbed.numba.backend")
-    monkeypatch.setattr(cpu, "perturbed_kth", lambda s, *_: (s[:, 0], torch.zeros(len(s), 2, dtype=torch.int64)))
+    wrong = backends.Kernels(lambda s, *_: (s[:, 0], torch.zeros(len(s), 2, dtype=torch.int64)))
+    monkeypatch.setattr(cpu, "kernels", wrong)
     with pytest.warns(UserWarning, match="numba is installed but its kernels cannot be used here.*results are wrong"):
-        assert backends.choose("auto", torch.device("cpu")) is None
-    assert backends.choose("auto", torch.device("cpu")) is None
+        assert backends.OPERATOR.choose("auto", torch.device("cpu")) == "torch"
+    assert backends.OPERATOR.choose("auto", torch.device("cpu")) == "torch"
 
 
 def test_which_implementation_serves():
-    assert backends.choose("auto", torch.device("cpu")) == "numba"
-    assert backends.choose("auto", torch.device("meta")) is None
-    assert backends.choose("torch", torch.device("cpu")) is None
-    with pytest.raises(ValueError, match="impl 'numba' is for scores on cpu, these are on meta"):
+    assert backends.OPERATOR.choose("auto", torch.device("cpu")) == "numba"
+    assert backends.OPERATOR.choose("auto", torch.device("meta")) == "torch"
+    assert backends.OPERATOR.choose("torch", torch.device("cpu")) == "torch"
+    with pytest.raises(ValueError, match="impl 'numba' is for scores on the CPU: meta"):
         perturbed_topk(torch.zeros(2, 4, device="meta"), 2, impl="numba")
 
 
@@ -311,8 +312,8 @@ def test_a_recent_gpu_takes_its_kernel_for_rows_that_fit(monkeypatch):
     gpu = torch.device("cuda")
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    monkeypatch.setattr(optional, "runs", lambda *_: True)  # which would be found out on it
-    assert backends.choose("auto", gpu) == "triton"
+    monkeypatch.setattr(backend, "_problem", lambda one, device, trial: backend.too_old(device))  # no trial without it
+    assert backends.OPERATOR.choose("auto", gpu) == "triton"
 
     class Rows:  # as many as one likes, on a GPU that is not there
         device, dtype = gpu, torch.float32

@@ -1,14 +1,6 @@
-"""The one door to the k-subset operator: checks what comes in, chooses an implementation, and keeps its promises.
+"""Check arguments, choose a backend, and call the k-subset operator.
 
-An implementation is a module with four functions on contiguous rows s [B, n], 2k <= n, in single or double precision
-(those that say so take half precision too)::
-
-    label_margins(s, label [B], k, theta) -> (margin [B], gradient [B, n])
-    label_hinges(s, label [B], k, theta, hinge) -> (margin [B], gradient [B, n], value [B], slope [B])
-    margins(s, k, theta) -> [B, n]
-    margins_backward(g [B, n], s, k, theta) -> [B, n]
-
-Everything else (other shapes and dtypes, larger k, bad input) is settled here.
+Backends see rows [B, n] with 2k <= n (backends.py). Other shapes and dtypes, larger k and bad input are settled here.
 """
 
 from math import inf, isfinite
@@ -19,7 +11,8 @@ from torch import Tensor
 
 from topk_registry.ops.distributed import by_shards, is_distributed, whole
 from topk_registry.ops.hinge import Hinge
-from topk_registry.ops.ksubset import autograd, backends, custom_ops, differentiable, soft_targets
+from topk_registry.ops.ksubset import autograd, custom_ops, differentiable, soft_targets
+from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.label_mixture import LabelMixture
 from topk_registry.ops.tensors import Route, check_dense, route
 
@@ -172,11 +165,11 @@ def _at_labels(
     if way is Route.GRAPH:
         return value(custom_ops.label_margins(s, label, size, theta, backend)[0], label, alpha)
     on_cpu = logits.device.type == "cpu"  # values are looked at there only: elsewhere that would stall the device
-    if on_cpu and not backends.TABLE[backend].checks_labels:
+    if on_cpu and not OPERATOR[backend].checks_labels:
         check_labels(label, logits.shape[1])
 
     def kernel(s: Tensor, label: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        kernels = backends.load(backend)
+        kernels = OPERATOR[backend].kernels()
         if alpha is None:
             margin, gradient = kernels.label_margins(s, label, size, theta)
             cost, slope = sign * margin, torch.full_like(margin, sign)
@@ -205,7 +198,7 @@ def _margins(logits: Tensor, k: int, temperature: float, impl: str) -> Tensor:
     elif way is Route.GRAPH:
         rows = custom_ops.margins(s, k, theta, backend)
     else:
-        kernels = backends.load(backend)
+        kernels = OPERATOR[backend].kernels()
         rows = autograd.Margins.apply(s, k, theta, kernels.margins, kernels.margins_backward)
     return (rows if sign > 0 else -rows).reshape(logits.shape)
 
@@ -222,7 +215,7 @@ def prepare(logits: Tensor, k: int, temperature: float, impl: str) -> tuple[Tens
     # coefficients span e^k and margins grow with the temperature: both can be more than single precision holds
     double = logits.dtype == torch.float64 or k > 64 or temperature > 1e30
     backend = _choose(impl, logits.device, k, double)
-    half = backends.TABLE[backend].takes_half and logits.dtype in (torch.float16, torch.bfloat16)
+    half = OPERATOR[backend].takes_half and logits.dtype in (torch.float16, torch.bfloat16)
     s = logits if half else logits.to(torch.float64 if double else torch.float32)
     s = s.reshape(-1, n)
     # below this the margins no longer depend on the temperature, but its reciprocal would overflow
@@ -237,10 +230,10 @@ def _fixed(k: int) -> int:
 
 def _choose(impl: str, device: torch.device, k: int, double: bool) -> str:
     if not torch.compiler.is_compiling():
-        return backends.choose(impl, device, k, double)
+        return OPERATOR.choose(impl, device, k, double)
     from topk_registry.ops import constant  # it brings in the compiler
 
-    return constant.choose(backends.choose, impl, device, k, double)
+    return constant.choose(OPERATOR.choose, impl, device, k, double)
 
 
 def check(logits: Tensor, k: int, temperature: float) -> None:

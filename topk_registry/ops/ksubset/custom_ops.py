@@ -3,14 +3,15 @@
 import torch
 from torch import Tensor
 
-from topk_registry.ops.ksubset import backends, differentiable
+from topk_registry.ops.ksubset import differentiable
 from topk_registry.ops.ksubset.autograd import scaled
+from topk_registry.ops.ksubset.backends import OPERATOR
 
 
 @torch.library.custom_op("topk_registry::label_margins", mutates_args=())
 def label_margins(s: Tensor, label: Tensor, k: int, theta: float, backend: str) -> tuple[Tensor, Tensor]:
     """The margin [B] of each row's label by the named backend, and its gradient [B, n]."""
-    return backends.load(backend).label_margins(s, label, k, theta)
+    return OPERATOR[backend].kernels().label_margins(s, label, k, theta)
 
 
 @label_margins.register_fake
@@ -21,7 +22,7 @@ def _(s: Tensor, label: Tensor, k: int, theta: float, backend: str) -> tuple[Ten
 @torch.library.custom_op("topk_registry::margins", mutates_args=())
 def margins(s: Tensor, k: int, theta: float, backend: str) -> Tensor:
     """The margins [B, n] of every class by the named implementation."""
-    return backends.load(backend).margins(s, k, theta)
+    return OPERATOR[backend].kernels().margins(s, k, theta)
 
 
 @margins.register_fake
@@ -31,7 +32,7 @@ def _(s: Tensor, k: int, theta: float, backend: str) -> Tensor:
 
 @torch.library.custom_op("topk_registry::margins_backward", mutates_args=())
 def _margins_backward(g: Tensor, s: Tensor, k: int, theta: float, backend: str) -> Tensor:
-    return backends.load(backend).margins_backward(g, s, k, theta)
+    return OPERATOR[backend].kernels().margins_backward(g, s, k, theta)
 
 
 @_margins_backward.register_fake

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from topk_registry.ops.calls import positional
 from topk_registry.ops.distributed import by_shards, is_distributed
@@ -35,7 +36,8 @@ class Options(NamedTuple):
 
 def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Options) -> Tensor:
     """The loss of each row [B], or their sum or mean."""
-    from topk_registry.ops.ksubset import api, backends
+    from topk_registry.ops.ksubset import api
+    from topk_registry.ops.ksubset.backends import OPERATOR
 
     k, tau, alpha, weight, reduction, impl = options
     _check(logits, target, weight)
@@ -54,8 +56,8 @@ def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Optio
     if route(logits, alpha, weight, *parts) is not Route.KERNELS or by_autograd or sign < 0:
         # in a graph margins are one node; a target's own gradient is the table of all losses
         return _by_table(logits, target, options, factor, total)
-    kernels = backends.load(backend)
-    of_rows = getattr(kernels, "expected_hinges", None)
+    kernels = OPERATOR[backend].kernels()
+    of_rows = kernels.expected_hinges
     labels = _labels(target)
     on_cpu = logits.device.type == "cpu"  # elsewhere a look at numbers would stall the device
     if on_cpu and labels is not None:
@@ -212,5 +214,5 @@ def _scaled(g: Tensor, gradient: Tensor) -> Tensor:
     if g.ndim:
         return g.to(gradient.dtype)[:, None] * gradient
     # a look at a number on the CPU waits for nothing; functional transforms do not allow it
-    seen = g.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(g)
+    seen = g.device.type == "cpu" and not is_functorch_wrapped_tensor(g)
     return gradient if seen and g.item() == 1.0 else g.to(gradient.dtype) * gradient

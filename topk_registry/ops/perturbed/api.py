@@ -1,7 +1,6 @@
-"""The one door to the operator: checks what comes in, chooses an implementation, and keeps its promises.
+"""Check arguments, choose a backend, and call the perturbed top-k operator.
 
-Implementations work on rows [rows, n] of single or double precision. The torch path takes any noise, or makes it by a
-generator. The others make theirs from a seed, see backends.py.
+Torch operations take any noise, or make it by a generator. The other backends make theirs from a seed (backends.py).
 """
 
 import math
@@ -10,13 +9,14 @@ from functools import partial
 import torch
 from torch import Generator, Tensor
 
+from topk_registry.ops.backend import check_name
 from topk_registry.ops.distributed import by_shards, generator_of_shard, is_distributed
-from topk_registry.ops.perturbed import backends, custom_ops
+from topk_registry.ops.perturbed import custom_ops
 from topk_registry.ops.perturbed.autograd import PerturbedKth
+from topk_registry.ops.perturbed.backends import OPERATOR, fits
 from topk_registry.ops.perturbed.torch import backend as torch_path
 from topk_registry.ops.tensors import Route, check_dense, route
 
-IMPLEMENTATIONS = ("torch", *backends.TABLE)
 SEEDS = 2**63 - 1
 
 
@@ -87,9 +87,9 @@ def _mean_kth(
     noise: Tensor | None,
     impl: str,
 ) -> Tensor:
-    backend = _choose(impl, rows.device) if backends.fits(rows, k, epsilon, noise) else None
+    backend = _choose(impl, rows.device) if fits(rows, k, epsilon, noise) else "torch"
     way = route(rows, noise)
-    if backend is None or way is Route.OPERATIONS:
+    if backend == "torch" or way is Route.OPERATIONS:
         options = {"k": k, "epsilon": epsilon, "num_samples": num_samples, "generator": generator, "noise": noise}
         if way is not Route.KERNELS:
             return torch_path.differentiable_kth(rows, **options)
@@ -98,15 +98,15 @@ def _mean_kth(
     if way is Route.GRAPH:
         return custom_ops.perturbed_kth(rows, seed, k, epsilon, num_samples, backend)[0]
     options = {"seed": seed, "k": k, "epsilon": epsilon, "num_samples": num_samples}
-    return PerturbedKth.apply(rows, partial(backends.load(backend).perturbed_kth, **options))[0]
+    return PerturbedKth.apply(rows, partial(OPERATOR[backend].kernels().perturbed_kth, **options))[0]
 
 
-def _choose(impl: str, device: torch.device) -> str | None:
+def _choose(impl: str, device: torch.device) -> str:
     if not torch.compiler.is_compiling():
-        return backends.choose(impl, device)
+        return OPERATOR.choose(impl, device)
     from topk_registry.ops import constant  # it imports the compiler
 
-    return constant.choose(backends.choose, impl, device)
+    return constant.choose(OPERATOR.choose, impl, device)
 
 
 def check_options(k: int, epsilon: float, num_samples: int, impl: str) -> None:
@@ -116,8 +116,7 @@ def check_options(k: int, epsilon: float, num_samples: int, impl: str) -> None:
             raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
     if not 0 <= epsilon < math.inf:
         raise ValueError(f"epsilon must be finite and at least 0, got {epsilon!r}")
-    if impl != "auto" and impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl must be 'auto' or one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {impl!r}")
+    check_name(impl, "impl")
 
 
 def _check_shapes(scores: Tensor, k: int, num_samples: int, noise: Tensor | None) -> None:

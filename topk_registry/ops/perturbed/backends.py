@@ -1,32 +1,27 @@
-"""Which implementations make their own noise, where each serves, and which one serves here; they load when used.
+"""The backends of the perturbed top-k operator, and where each serves."""
 
-The module of one has ``perturbed_kth(scores [rows, n], seed int64 [], k, epsilon, num_samples) -> (value [rows], index
-[rows, num_samples])`` for scores in single or double precision, the seed on the same device.
-"""
-
-from types import ModuleType
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from topk_registry.ops import optional
+from topk_registry.ops.backend import Backend, Operator
 
-TABLE = {
-    "numba": ("cpu", "numba.backend"),
-    "triton": ("cuda", "triton.backend"),
-}  # the package each needs: the type of device, the module
 EPSILONS = 1e-30, 1e30  # in single precision these can be divided by
 GPU_LARGEST_N = 16384  # scores that fit into one program's registers beside their noise
 GPU_LARGEST_RANK = 64  # counted from the nearer end: as many maxima are taken
 
 
-def choose(impl: str, device: torch.device) -> str | None:
-    """The implementation to use: ``impl``, or for "auto" the first that serves and works; None for the torch path."""
-    if impl in TABLE and TABLE[impl][0] != device.type:
-        raise ValueError(f"impl {impl!r} is for scores on {TABLE[impl][0]}, these are on {device}")
-    if impl != "auto":
-        return impl if impl in TABLE else None
-    return next((name for name, (there, _) in TABLE.items() if there == device.type and _works(name, device)), None)
+@dataclass(frozen=True)
+class Kernels:
+    """The functions of a backend that makes its own noise."""
+
+    perturbed_kth: Callable[[Tensor, Tensor, int, float, int], tuple[Tensor, Tensor]]
+    """(scores [rows, n], seed int64 [], k, epsilon, draws) -> (value [rows], index [rows, draws])
+
+    Scores are in single or double precision, the seed is on the device of the scores.
+    """
 
 
 def fits(rows: Tensor, k: int, epsilon: float, noise: Tensor | None) -> bool:
@@ -38,25 +33,34 @@ def fits(rows: Tensor, k: int, epsilon: float, noise: Tensor | None) -> bool:
     return rows.device.type != "cuda" or small
 
 
-def load(name: str) -> ModuleType:
-    return optional.load(_module(name))
-
-
-def _works(name: str, device: torch.device) -> bool:
-    return (
-        (device.type != "cuda" or optional.recent_gpu(device))
-        and optional.works(_module(name), name)
-        and optional.runs(name, _trial, name, device)
-    )
-
-
-def _trial(name: str, device: torch.device) -> bool:
-    """Whether the kernels do here what they should: find the second largest score, of noise too little to matter."""
-    scores = torch.linspace(0, 30, 39, device=device).sin().view(3, 13)
-    value, index = load(name).perturbed_kth(scores, torch.zeros((), dtype=torch.int64, device=device), 2, 1e-20, 2)
+def trial(kernels: Kernels, device: torch.device) -> bool:
+    """Whether kernels find the second largest score, of noise too little to matter."""
+    scores = torch.linspace(0, 30, 39).sin().view(3, 13).to(device)
+    value, index = kernels.perturbed_kth(scores, torch.zeros((), dtype=torch.int64, device=device), 2, 1e-20, 2)
     wanted, where = (x[:, 1] for x in scores.topk(2))
     return torch.allclose(value, wanted) and bool((index == where[:, None]).all())
 
 
-def _module(name: str) -> str:
-    return f"{__package__}.{TABLE[name][1]}"
+OPERATOR: Operator[Kernels] = Operator(
+    "perturbed",
+    {
+        "numba": Backend(
+            "numba",
+            "topk_registry.ops.perturbed.numba.backend",
+            "numba",
+            lambda device: device.type == "cpu",
+            "scores on the CPU",
+        ),
+        "triton": Backend(
+            "triton",
+            "topk_registry.ops.perturbed.triton.backend",
+            "triton",
+            lambda device: device.type == "cuda",
+            "scores on GPUs of compute capability 8.0 and up",
+        ),
+        "torch": Backend(
+            "torch", "topk_registry.ops.perturbed.torch.backend", None, lambda device: True, "scores everywhere"
+        ),
+    },
+    trial,
+)

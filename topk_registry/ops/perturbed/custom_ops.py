@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topk_registry.ops.perturbed import backends
 from topk_registry.ops.perturbed.autograd import keep, spread
+from topk_registry.ops.perturbed.backends import OPERATOR
 
 
 @torch.library.custom_op("topk_registry::perturbed_kth", mutates_args=())
@@ -14,7 +14,7 @@ def perturbed_kth(
     scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Mean k-th largest [rows] of scores [rows, n] and the classes it was in [rows, num_samples]."""
-    return backends.load(backend).perturbed_kth(scores, seed, k, epsilon, num_samples)
+    return OPERATOR[backend].kernels().perturbed_kth(scores, seed, k, epsilon, num_samples)
 
 
 @perturbed_kth.register_fake

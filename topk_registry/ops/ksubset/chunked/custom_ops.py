@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_registry.ops.ksubset import api as dispatch
-from topk_registry.ops.ksubset import backends
+from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.ksubset.chunked import state as streaming
 from topk_registry.ops.ksubset.chunked.state import State, finish, merge, put
 from topk_registry.ops.ksubset.torch.rows import top_group_size
@@ -28,7 +28,7 @@ def as_rows(features: Tensor, weight: Tensor, k: int, temperature: float) -> tup
 
 def kernels(like: Tensor, k: int) -> ModuleType:
     """Which module's ``summarise`` and ``gradient`` serve here."""
-    if backends.choose("auto", like.device, k, like.dtype == torch.float64) == "numba":
+    if OPERATOR.choose("auto", like.device, k, like.dtype == torch.float64) == "numba":
         return import_module("topk_registry.ops.ksubset.numba.chunks")
     return streaming
 
@@ -144,14 +144,15 @@ class LinearLabelMargins(torch.autograd.Function):
             return (None,) * 8
         _, *saved = ctx.saved_tensors
         if torch.is_grad_enabled():
-            found = iter(_differentiable_gradients(g, *saved[3:], *ctx.options, wanted))
+            found = iter(_differentiable_gradients(g, saved[3:], ctx.options, wanted))
         else:
             found = iter(label_margins_backward(g, *saved, *ctx.options, wanted))
         return *(next(found) if is_wanted else None for is_wanted in wanted), *(None,) * 5
 
 
-def _differentiable_gradients(g, features, weight, bias, label, k, temperature, chunk, dtype, wanted):
+def _differentiable_gradients(g, saved, options, wanted):
     """The wanted gradients by torch operations, on all logits at once."""
+    (features, weight, bias, label), (k, temperature, _, dtype) = saved, options
     args = [t for t, is_wanted in zip((features, weight, bias), wanted, strict=True) if is_wanted]
     with torch.enable_grad(), torch.autocast(features.device.type, enabled=False):
         logits = F.linear(features.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))

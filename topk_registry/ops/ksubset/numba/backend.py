@@ -15,7 +15,8 @@ from torch import Tensor
 
 from topk_registry.ops import openmp as team
 from topk_registry.ops.hinge import Hinge
-from topk_registry.ops.ksubset.numba import kernels
+from topk_registry.ops.ksubset.backends import Kernels
+from topk_registry.ops.ksubset.numba import kernels as compiled_kernels
 from topk_registry.ops.ksubset.numba.compiled import compiled
 from topk_registry.ops.tensors import operand
 
@@ -97,9 +98,9 @@ def _label_margins(dtype: torch.dtype) -> team.Body:
         alpha = array(address[4], np.int64(classes), real)
         value, slope = array(address[5], B, real), array(address[6], B, real)
         for i, j in team.spans(job, step, B):
-            kernels.label_rows(s[i:j], label[i:j], k, theta, margin[i:j], gradient[i:j])
+            compiled_kernels.label_rows(s[i:j], label[i:j], k, theta, margin[i:j], gradient[i:j])
             if classes > 0:
-                kernels.hinge_rows(margin[i:j], label[i:j], alpha, scale, tau, value[i:j], slope[i:j])
+                compiled_kernels.hinge_rows(margin[i:j], label[i:j], alpha, scale, tau, value[i:j], slope[i:j])
 
     return body
 
@@ -114,7 +115,7 @@ def _margins(dtype: torch.dtype) -> team.Body:
         B, n, k, step, theta, address = operands(job, 2)
         s, out = array(address[0], (B, n), real), array(address[1], (B, n), real)
         for i, j in team.spans(job, step, B):
-            kernels.margin_rows(s[i:j], k, theta, out[i:j])
+            compiled_kernels.margin_rows(s[i:j], k, theta, out[i:j])
 
     return body
 
@@ -129,10 +130,13 @@ def _margins_backward(dtype: torch.dtype) -> team.Body:
         B, n, k, step, theta, address = operands(job, 3)
         s, g, out = array(address[0], (B, n), real), array(address[1], (B, n), real), array(address[2], (B, n), real)
         for i, j in team.spans(job, step, B):
-            kernels.margin_rows_backward(g[i:j], s[i:j], k, theta, out[i:j])
+            compiled_kernels.margin_rows_backward(g[i:j], s[i:j], k, theta, out[i:j])
 
     return body
 
 
 def real_of(dtype: torch.dtype) -> type:
     return np.float64 if dtype == torch.float64 else np.float32
+
+
+kernels = Kernels(label_margins, label_hinges, margins, margins_backward)

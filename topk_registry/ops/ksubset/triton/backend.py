@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.hinge import Hinge
+from topk_registry.ops.ksubset.backends import Kernels
 from topk_registry.ops.ksubset.triton import all_classes, one_label, passes
 from topk_registry.ops.tensors import launch, operand
 
@@ -198,3 +199,6 @@ def _power_of_two(n: int) -> int:
 
 def _operand(s: Tensor) -> Tensor:
     return operand(s, s.shape, s.dtype, s.device)
+
+
+kernels = Kernels(label_margins, label_hinges, margins, margins_backward)

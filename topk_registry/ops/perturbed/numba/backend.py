@@ -19,6 +19,7 @@ from numba import carray
 from torch import Tensor
 
 from topk_registry.ops import openmp as team
+from topk_registry.ops.perturbed.backends import Kernels
 from topk_registry.ops.perturbed.numba import kth, noise
 from topk_registry.ops.tensors import operand
 
@@ -60,3 +61,6 @@ def _body(dtype: torch.dtype) -> team.Body:
         kth.rows(job, step, s, k, epsilon, key, table, value, index)
 
     return body
+
+
+kernels = Kernels(perturbed_kth)

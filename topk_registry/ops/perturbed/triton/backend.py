@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from topk_registry.ops.perturbed.backends import Kernels
 from topk_registry.ops.perturbed.triton.kth import kth_of_draw
 from topk_registry.ops.tensors import launch, operand
 
@@ -28,3 +29,6 @@ def perturbed_kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samp
             N=N, num_warps=max(1, N // 1024), enable_fp_fusion=True,
         )  # fmt: skip
     return value.mean(1), index
+
+
+kernels = Kernels(perturbed_kth)

@@ -1,0 +1,193 @@
+"""One switch for every operator, backends that are tried before they are trusted, and a report of which serves."""
+
+import subprocess
+import sys
+import threading
+import warnings
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import topk_registry as tr
+from topk_registry.ops import backend
+from topk_registry.ops.backend import Backend, Operator, report
+from topk_registry.ops.ksubset.backends import OPERATOR as KSUBSET
+from topk_registry.ops.perturbed.backends import OPERATOR as PERTURBED
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    backend.forget()
+    yield
+    backend.forget()
+
+
+def operator(outcome, package="numba"):
+    """An operator whose one backend is tried with this outcome, and the list of its trials."""
+    calls = []
+
+    def trial(kernels, *args):
+        calls.append(args)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome() if callable(outcome) else outcome
+
+    def serves(device, *precision):
+        return True
+
+    fast = Backend(package, "topk_registry.ops.ksubset.torch.backend", package, serves, "everything")
+    slow = Backend("torch", "topk_registry.ops.ksubset.torch.backend", None, serves, "everything")
+    return Operator("tried", {package: fast, "torch": slow}, trial), calls
+
+
+def test_a_trial_is_made_once_for_the_same_arguments():
+    tried, calls = operator(True)
+    assert {tried.choose("auto", CPU, double) for double in (False, True, False)} == {"numba"}
+    assert calls == [(CPU, False), (CPU, True)]
+    backend.forget()
+    tried.choose("auto", CPU, False)
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("outcome", "problem"), [(False, "their results are wrong"), (RuntimeError("no compiler"), "no compiler")]
+)
+def test_what_does_not_run_is_told_of_once(outcome, problem):
+    tried, calls = operator(outcome)
+    with pytest.warns(UserWarning, match=f"numba is installed but its kernels cannot be used here.*{problem}"):
+        assert tried.choose("auto", CPU) == "torch"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tried.choose("auto", CPU) == "torch"
+        assert operator(outcome)[0].choose("auto", torch.device("meta")) == "torch"  # one warning for one problem
+    assert len(calls) == 1
+
+
+def real() -> bool:
+    """Whether a tensor is what it looks like and products keep their precision."""
+    x = torch.ones(1, 1)
+    return type(x) is torch.Tensor and x.data_ptr() != 0 and (x @ x).dtype == torch.float32
+
+
+def test_a_trial_knows_nothing_of_the_callers_modes():
+    outcomes = []
+
+    def choose():
+        backend.forget()
+        outcomes.append(operator(real)[0].choose("auto", CPU))
+
+    def loss(x):
+        choose()
+        return x.sum()
+
+    torch.func.grad(loss)(torch.ones(2))
+    with FakeTensorMode():
+        choose()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not real()
+        choose()
+    assert outcomes == ["numba"] * 3
+
+
+def test_no_trial_while_a_graph_is_captured(monkeypatch):
+    monkeypatch.setattr(backend, "too_old", lambda device: "")
+    tried, calls = operator(False)
+    monkeypatch.setattr(backend, "_captures", lambda: True)
+    assert tried.choose("auto", GPU) == "numba"
+    assert not calls
+    monkeypatch.setattr(backend, "_captures", lambda: False)
+    with pytest.warns(UserWarning, match="cannot be used here"):
+        assert tried.choose("auto", GPU) == "torch"
+
+
+def both():
+    return KSUBSET.choose("auto", CPU, 5, False), PERTURBED.choose("auto", CPU)
+
+
+def test_one_switch_for_every_operator(monkeypatch):
+    assert both() == ("numba", "numba")
+    monkeypatch.setenv("TOPK_REGISTRY_BACKEND", "torch")
+    assert both() == ("torch", "torch")
+    with tr.backend("numba"):
+        assert both() == ("numba", "numba")
+        with tr.backend("triton"):  # which does not serve the CPU
+            assert both() == ("torch", "torch")
+        assert both() == ("numba", "numba")
+    assert both() == ("torch", "torch")
+    assert KSUBSET.choose("numba", CPU, 5, False) == "numba"  # impl= of a call is stronger
+    monkeypatch.setenv("TOPK_REGISTRY_BACKEND", "")
+    assert both() == ("numba", "numba")
+
+
+def test_the_switch_decorates_and_leaves_other_threads_alone():
+    found = []
+
+    @tr.backend("torch")
+    def decorated():
+        found.append(both())
+        thread = threading.Thread(target=lambda: found.append(both()))
+        thread.start()
+        thread.join()
+
+    decorated()
+    decorated()
+    found.append(both())
+    assert found == [("torch", "torch"), ("numba", "numba")] * 2 + [("numba", "numba")]
+
+
+def test_the_switch_is_left_when_an_error_passes():
+    with pytest.raises(KeyError), tr.backend("torch"):
+        raise KeyError
+    assert both() == ("numba", "numba")
+
+
+def test_a_wrong_name_lists_the_right_ones(monkeypatch):
+    names = "must be 'auto' or one of 'numba', 'triton', 'torch', got 'cuda'"
+    with pytest.raises(ValueError, match=f"backend {names}"), tr.backend("cuda"):
+        pass
+    monkeypatch.setenv("TOPK_REGISTRY_BACKEND", "cuda")
+    with pytest.raises(ValueError, match=f"TOPK_REGISTRY_BACKEND {names}"):
+        tr.topk_margins(torch.zeros(1, 4), 2)
+
+
+def test_the_report_says_which_backend_serves_and_why(monkeypatch):
+    of_cpu = {record.operator: record for record in report() if record.device == "cpu"}
+    assert {name: (r.backend, r.why) for name, r in of_cpu.items()} == dict.fromkeys(
+        ("ksubset", "perturbed"), ("numba", "the fastest that serves")
+    )
+    with tr.backend("torch"):
+        assert {(r.backend, r.why) for r in report() if r.device == "cpu"} == {
+            ("torch", "chosen by topk_registry.backend")
+        }
+    monkeypatch.setenv("TOPK_REGISTRY_BACKEND", "triton")
+    assert [r.why for r in report() if r.device == "cpu"] == ["numba is switched off"] * 2
+    monkeypatch.setenv("TOPK_REGISTRY_BACKEND", "auto")
+    backend.forget()
+    monkeypatch.setattr(backend, "find_spec", lambda name: None)
+    with pytest.warns(UserWarning, match="numba is not installed"):
+        assert {(r.backend, r.why) for r in report() if r.device == "cpu"} == {
+            ("torch", "numba is not installed (pip install numba)")
+        }
+
+
+def test_saved_programs_load_after_importing_the_operators(tmp_path):
+    """In another process, which knows nothing of how the program was made."""
+
+    class Loss(torch.nn.Module):
+        def forward(self, s, label):
+            return tr.topk_label_margins(s, label, 2).mean() + tr.perturbed_topk(s, 2).mean()
+
+    s, label = torch.randn(4, 9), torch.tensor([0, 1, 2, 8])
+    torch.export.save(torch.export.export(Loss(), (s, label)), tmp_path / "loss.pt2")
+    code = (
+        "import sys, torch, topk_registry.ops\n"
+        "assert 'torch._dynamo' not in sys.modules and 'numba' not in sys.modules\n"
+        f"program = torch.export.load({str(tmp_path / 'loss.pt2')!r})\n"
+        "print(program.module()(torch.zeros(4, 9), torch.tensor([0, 1, 2, 8])).item())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout)

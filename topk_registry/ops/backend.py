@@ -1,0 +1,225 @@
+"""Choose which backend of an operator runs.
+
+A backend is an object that says where it serves and brings the operator's kernels. It is loaded on first use and tried
+on a few numbers. A backend that cannot be used is warned about once, and torch operations take its place.
+
+The choice, from the strongest: ``impl=`` of a call, :func:`backend` around it, the environment variable
+``TOPK_REGISTRY_BACKEND``, and else the fastest that serves.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+import torch
+
+NAMES = ("numba", "triton", "torch")
+VARIABLE = "TOPK_REGISTRY_BACKEND"
+OLDEST_GPU = (8, 0)  # compute capability that the Triton kernels are compiled and tested for
+OPERATORS = ("topk_registry.ops.ksubset.backends", "topk_registry.ops.perturbed.backends")
+
+Kernels = TypeVar("Kernels")
+
+
+@dataclass(frozen=True)
+class Backend(Generic[Kernels]):
+    """One way to compute an operator."""
+
+    name: str  # one of NAMES
+    home: str  # the module that holds its ``kernels``, an object of the operator's type for them; loaded on first use
+    package: str | None  # what it needs beside torch
+    serves: Callable[..., bool]  # (device, *request): whether it is made for scores there, and for such a request
+    where: str  # the same in words
+    takes_half: bool = False  # accepts float16 and bfloat16 scores; others are given single precision
+    checks_labels: bool = False  # gives NaN for a label out of range; else labels are checked before the call
+
+    def kernels(self) -> Kernels:
+        """Import the kernels. Raises where that fails."""
+        return load(self.home).kernels
+
+
+@dataclass(frozen=True)
+class Operator(Generic[Kernels]):
+    """An operator with its backends, the fastest first; the last one serves everything."""
+
+    name: str
+    backends: Mapping[str, Backend[Kernels]]
+    trial: Callable[..., bool]  # (backend, device, *precision): whether its kernels are right on a few scores
+    example: tuple[Any, ...] = ()  # a common request
+
+    def __getitem__(self, name: str) -> Backend[Kernels]:
+        return self.backends[name]
+
+    def choose(self, impl: str, device: torch.device, *request: Any) -> str:
+        """The name of the backend for a call: ``impl``, or for "auto" the first that serves, is wanted and works."""
+        if impl == "auto":
+            wanted = preferred()
+            return next(name for name in self.backends if self._chosen(name, wanted, device, request))
+        check_name(impl, "impl", self.backends)
+        if not self[impl].serves(device, *request):
+            raise ValueError(f"impl {impl!r} is for {self[impl].where}: {', '.join(map(str, (device, *request)))}")
+        return impl
+
+    def _chosen(self, name: str, wanted: str, device: torch.device, request: tuple[Any, ...]) -> bool:
+        one = self[name]
+        if one.package is None:
+            return True
+        return wanted in ("auto", name) and one.serves(device, *request) and not self.problem(one, device, *request)
+
+    def problem(self, one: Backend[Kernels], device: torch.device, *request: Any) -> str:
+        """Why a backend cannot be used on a device, "" if it can. Found out once, with a warning."""
+        precision = request[-1:]
+        key = one.home, device, precision
+        if key in _problems:
+            return _problems[key]
+        if device.type == "cuda" and _captures():
+            return ""  # a trial would break the graph off
+        found = _problem(one, device, lambda: self.trial(one.kernels(), device, *precision))
+        if found and found not in _problems.values():
+            warnings.warn(f"{found}: the top-k losses are slower", stacklevel=2)
+        return _problems.setdefault(key, found)
+
+
+# Tried backends and what is wrong with each, "" for nothing
+_problems: dict[tuple[Any, ...], str] = {}
+
+
+def _problem(one: Backend[Any], device: torch.device, trial: Callable[[], bool]) -> str:
+    if one.package is None:
+        return ""
+    if device.type == "cuda" and (old := too_old(device)):
+        return old
+    if find_spec(one.package) is None:
+        return f"{one.package} is not installed (pip install {one.package})"
+    try:
+        alone(one.kernels)
+    except Exception as error:
+        return f"{one.package} is installed but cannot be used ({error!r})"
+    try:
+        wrong = "" if alone(trial) else "their results are wrong"
+    except Exception as error:
+        wrong = repr(error)
+    return f"{one.package} is installed but its kernels cannot be used here ({wrong})" if wrong else ""
+
+
+def alone(function: Callable[[], Any]) -> Any:
+    """Call a function in a thread of its own, where fake tensors, transforms and autocast of the caller are off."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function).result()
+
+
+def check_name(name: str, what: str, names: Iterable[str] = NAMES) -> None:
+    """Raise unless a backend has this name, or it is "auto"."""
+    if name not in ("auto", *names):
+        raise ValueError(f"{what} must be 'auto' or one of {', '.join(map(repr, names))}, got {name!r}")
+
+
+_wanted: ContextVar[str | None] = ContextVar("topk_registry_backend", default=None)
+
+
+@contextmanager
+def backend(name: str) -> Iterator[None]:
+    """Choose the backend of every operator within a ``with`` block, or within a decorated function.
+
+    It holds for the thread or task that enters it. Where the backend does not serve a call, torch operations do. Graphs
+    that are already compiled keep the backend they were compiled with.
+
+    Args:
+        name: ``"auto"``, the fastest that serves; ``"torch"``, torch operations alone; ``"numba"``, on CPUs;
+            ``"triton"``, on GPUs.
+
+    Example:
+        >>> with backend("torch"):
+        ...     topk_registry.topk_marginals(torch.zeros(1, 4), 2)
+        tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
+    """
+    check_name(name, "backend")
+    token = _wanted.set(name)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def preferred() -> str:
+    """The backend that is wanted here: of :func:`backend`, else of the environment, else "auto"."""
+    chosen = _wanted.get()
+    if chosen is None:
+        chosen = os.environ.get(VARIABLE) or "auto"
+        check_name(chosen, VARIABLE)
+    return chosen
+
+
+@cache
+def load(module: str) -> ModuleType:
+    """Import a module of kernels."""
+    return import_module(module)
+
+
+def _captures() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+@cache
+def too_old(device: torch.device) -> str:
+    """Why Triton's kernels do not run on a GPU, "" if they do."""
+    if torch.version.hip is not None:
+        return "the GPU kernels are compiled for CUDA, not for ROCm"
+    found = torch.cuda.get_device_capability(device)
+    wanted = ".".join(map(str, OLDEST_GPU))
+    missing = f"the GPU kernels need compute capability {wanted}, {device} has {found[0]}.{found[1]}"
+    return "" if found >= OLDEST_GPU else missing
+
+
+def forget() -> None:
+    """Look again at what is installed."""
+    for remembered in (load, too_old):
+        remembered.cache_clear()
+    _problems.clear()
+
+
+@dataclass(frozen=True)
+class Record:
+    """Which backend serves an operator on a device, and why."""
+
+    operator: str  # "ksubset" or "perturbed"
+    device: str  # "cpu", "cuda:0", ...
+    backend: str  # the backend that serves
+    why: str  # in words
+
+
+def report() -> list[Record]:
+    """Say which backend serves each operator on each device of this machine, and why.
+
+    Kernels are loaded and tried, as at their first call. One :class:`Record` an operator and device, for scores in
+    single precision and small k: for example ``Record("ksubset", "cpu", "numba", "the fastest that serves")``.
+    """
+    devices = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
+    return [_record(import_module(home).OPERATOR, device) for home in OPERATORS for device in devices]
+
+
+def _record(operator: Operator[Any], device: torch.device) -> Record:
+    wanted, reasons, name = preferred(), [], "torch"
+    for name, one in operator.backends.items():
+        if one.package is None:
+            break
+        if not one.serves(device, *operator.example):
+            continue
+        if wanted not in ("auto", name):
+            reasons.append(f"{name} is switched off")
+        elif found := operator.problem(one, device, *operator.example):
+            reasons.append(found)
+        else:
+            break
+    if wanted == name:
+        reasons = [f"chosen by {VARIABLE if _wanted.get() is None else 'topk_registry.backend'}"]
+    return Record(operator.name, str(device), name, "; ".join(reasons) or "the fastest that serves")
