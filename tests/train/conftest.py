@@ -10,6 +10,7 @@ from PIL import Image
 
 from topk_registry import registry
 from topk_registry.cli.main import main
+from topk_registry.train.report import console
 
 TINY = (
     *("--dataset", "topk/hierarchy", "--dataset-opt", "size=96", "superclasses=4", "fine=3", "noise=1.0"),
@@ -51,8 +52,9 @@ def _one_thread(one_thread):
 
 
 @pytest.fixture
-def train(tmp_path, capsys):
-    """``train("--loss", ..., name="run")``: a tiny run of ``timm train`` in this process."""
+def train(tmp_path, capsys, monkeypatch):
+    """``train("--loss", ..., name="run")``: a tiny run of ``timm train`` in this process, its picture not drawn."""
+    monkeypatch.setattr(console, "draw", lambda title, panels: "<svg/>")
 
     def run(*argv, name="run", tiny=TINY):
         capsys.readouterr()

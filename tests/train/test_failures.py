@@ -1,4 +1,4 @@
-"""What goes wrong, goes wrong in a defined way: a message, an exit status, and nothing lost."""
+"""Every failure ends in a message, an exit status, and nothing lost."""
 
 import errno
 import os

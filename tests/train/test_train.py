@@ -9,6 +9,7 @@ import torch
 import yaml
 
 from topk_registry.train.config.arguments import parse_args
+from topk_registry.train.report import console, curves
 from topk_registry.train.setup.compute import Compute
 
 from .conftest import TINY, unclosed_files
@@ -50,13 +51,25 @@ def test_args_yaml_repeats_the_run(train):
     assert again.summary == first.summary
 
 
-def test_curves_are_a_picture(train):
+def test_curves_are_a_picture(train, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(console, "draw", curves.draw)
     run = train("--epochs", "2")
     svg = ElementTree.parse(run.folder / "curves.svg").getroot()
-    lines = [element for element in svg.iter() if element.tag.endswith("polyline")]
-    assert len(lines) == 5  # two losses, three accuracies
-    for line in lines:
-        assert len(line.get("points").split()) == 2
+    names = {"training loss", "evaluation NLL", "top-1", "top-5", "macro top-5"}
+    lines = {group.get("id"): group for group in svg.iter() if group.get("id") in names}
+    assert set(lines) == names
+    for line in lines.values():
+        assert len(line[0].get("d").split("L")) == 2  # from the first epoch to the second
+
+
+def test_without_matplotlib_there_are_no_curves_and_it_is_said_once(train, monkeypatch):
+    monkeypatch.setattr(console, "can_draw", lambda: False)
+    monkeypatch.setattr(console, "BETWEEN_PICTURES", 0.0)
+    run = train("--epochs", "3")
+    assert run.status == 0
+    assert run.out.count("pip install 'topk-registry[curves]'") == 1
+    assert not (run.folder / "curves.svg").exists()
 
 
 def test_without_data_the_built_in_job_runs(tmp_path, capsys):

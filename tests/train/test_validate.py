@@ -4,8 +4,77 @@ import csv
 import json
 
 import pytest
+import timm
+import torch
+from PIL import Image
 
 from topk_registry.cli.main import main
+from topk_registry.train.config.validate_flags import create_parser
+
+from .conftest import unclosed_files
+
+# those of timm 1.0.31's validate.py
+TIMM_FLAGS = [
+    "--data-dir",
+    "--dataset",
+    "--split",
+    "--num-samples",
+    "--dataset-download",
+    "--class-map",
+    "--input-key",
+    "--input-img-mode",
+    "--target-key",
+    "--dataset-trust-remote-code",
+    "--model",
+    "-m",
+    "--pretrained",
+    "-j",
+    "--workers",
+    "-b",
+    "--batch-size",
+    "--img-size",
+    "--in-chans",
+    "--input-size",
+    "--use-train-size",
+    "--crop-pct",
+    "--crop-mode",
+    "--crop-border-pixels",
+    "--mean",
+    "--std",
+    "--interpolation",
+    "--num-classes",
+    "--gp",
+    "--log-freq",
+    "--checkpoint",
+    "--num-gpu",
+    "--test-pool",
+    "--no-prefetcher",
+    "--pin-mem",
+    "--channels-last",
+    "--device",
+    "--amp",
+    "--amp-dtype",
+    "--model-dtype",
+    "--tf-preprocessing",
+    "--use-ema",
+    "--fuser",
+    "--fast-norm",
+    "--reparam",
+    "--model-kwargs",
+    "--torchcompile-mode",
+    "--torchscript",
+    "--torchcompile",
+    "--aot-autograd",
+    "--results-file",
+    "--results-format",
+    "--real-labels",
+    "--valid-labels",
+    "--retry",
+    "--seed",
+    "--metrics-avg",
+    "--naflex-loader",
+    "--naflex-max-seq-len",
+]
 
 CPU = ("--device", "cpu", "-j", "0", "-b", "32")
 
@@ -64,6 +133,99 @@ def test_other_sizes_other_data_and_crops(train, validate):
     assert status == 0, err
     assert crops["top1"] > 100 / 12
     assert crops["top5"] != results["top5"] or crops["loss"] != results["loss"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--torchcompile", "eager", "--torchcompile-mode", "default"],
+        ["--torchscript"],
+        ["--reparam", "--test-pool", "--log-freq", "1", "--retry"],
+        ["--crop-mode", "squash", "--crop-border-pixels", "0", "--aot-autograd"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.filterwarnings(*(f"ignore::{kind}:torch.jit.*" for kind in ("UserWarning", "FutureWarning")))
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:The TorchScript type system:UserWarning")
+def test_timms_ways_to_run_a_model_give_the_same_metrics(train, validate, flags):
+    run = train("--epochs", "1")
+    status, results, err = validate("--checkpoint", run.folder / "last.pth.tar", *flags)
+    assert status == 0, err
+    assert_agrees(results, run.summary[-1])
+
+
+@unclosed_files
+def test_labels_of_another_file(image_folder, tmp_path, validate):
+    """Real labels replace top-1 and top-5; valid labels keep some of the scores, which labels then count."""
+    root = tmp_path / "validation"
+    for i in range(6):
+        target = root / f"class{i % 2}" / f"ILSVRC2012_val_{i + 1:08d}.JPEG"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source = image_folder / "validation" / f"class{i % 4}" / "0.png"
+        Image.open(source).save(target, format="PNG")
+    (tmp_path / "real.json").write_text(json.dumps([list(range(5)), [], *[[5, 6, 7, 8, 9]] * 4]))
+    (tmp_path / "valid.txt").write_text("7\n3\n")
+    model = ["--model", "topk_convnet", "--model-kwargs", "width=4", "--num-classes", "10", "--data-dir", root]
+    torch.manual_seed(0)
+    timm.create_model("topk_convnet", width=4, num_classes=10)
+    state = timm.create_model("topk_convnet", width=4, num_classes=10).state_dict()
+    state = {name: torch.zeros_like(value) for name, value in state.items()}
+    state["fc.bias"] = torch.arange(10).float()  # the scores of every image: 9 is the best, then 8, 7, 6, 5
+    torch.save(state, tmp_path / "model.pth")
+    model += ["--checkpoint", tmp_path / "model.pth"]
+    status, results, err = validate(*model, "--real-labels", tmp_path / "real.json", "--metrics-avg", "macro")
+    assert status == 0, err
+    assert (results["top1"], results["top5"]) == (80.0, 80.0)  # five images have labels, the first none of 5 to 9
+    assert results["macro_recall"] == 0
+    status, results, err = validate(*model, "--valid-labels", tmp_path / "valid.txt")
+    assert status == 0, err
+    assert results["top1"] == 50.0  # of classes 7 and 3, the first is always the best: three of six images
+    assert "--real-labels" in validate(*model, "--real-labels", tmp_path / "none.json")[2]
+
+
+@unclosed_files
+def test_batches_of_patches(image_folder, tmp_path, validate):
+    sizes = {"embed_dim": 32, "depth": 1, "num_heads": 2}
+    model = timm.create_model("naflexvit_base_patch16_gap", num_classes=8, **sizes)
+    torch.nn.init.zeros_(model.head.weight)
+    model.head.bias.data = -torch.arange(8.0)  # class 0 is the best of every image, which six of 24 are
+    torch.save(model.state_dict(), tmp_path / "model.pth")
+    flags = ["--model", "naflexvit_base_patch16_gap", "--num-classes", "8", "--checkpoint", tmp_path / "model.pth"]
+    flags += ["--model-kwargs", *(f"{name}={value}" for name, value in sizes.items()), "--data-dir", image_folder]
+    status, results, err = validate(*flags, "--naflex-loader", "--naflex-max-seq-len", "16")
+    assert status == 0, err
+    assert (results["top1"], results["top5"]) == (25.0, 100.0)
+
+
+def test_a_folder_of_checkpoints_is_a_list_best_first(train, validate):
+    run = train("--epochs", "2")
+    status, results, err = validate("--checkpoint", run.folder)
+    assert status == 0, err
+    assert len(results) == 4  # two epochs, the best, the last
+    assert [each["top1"] for each in results] == sorted((each["top1"] for each in results), reverse=True)
+
+
+def test_running_out_of_memory_tries_a_smaller_batch(monkeypatch):
+    from argparse import Namespace
+
+    from topk_registry.train import validate as module
+
+    asked = []
+
+    def full(args):
+        asked.append(args.batch_size)
+        if args.batch_size > 30:
+            raise RuntimeError("CUDA out of memory")
+        return {"top1": 1.0}
+
+    monkeypatch.setattr(module, "validate", full)
+    assert module.retrying(Namespace(batch_size=64)) == {"top1": 1.0}
+    assert asked == [64, 48, 32, 24]
+
+
+def test_timms_flags_are_all_there():
+    flags = {option for action in create_parser()._actions for option in action.option_strings}
+    assert set(TIMM_FLAGS) <= flags
 
 
 @pytest.mark.parametrize("form", ["csv", "json"])

@@ -1,1 +1,1 @@
-"""Built-in data, and what makes any data set noisy, long-tailed or small on purpose."""
+"""Built-in data, and recipes that make any data set noisy, long-tailed or small."""

@@ -53,7 +53,7 @@ class Selection:
 
 
 def noisy_labels(labels: Labels, superclasses: Sequence[int], p: float, *, seed: int) -> Labels:
-    """Labels [N] of which a share ``p`` was drawn anew, uniformly within their superclass (Berrada et al. 2018, 5.1).
+    """Return labels [N], a share ``p`` drawn anew uniformly within their superclass (Berrada et al. 2018, 5.1).
 
     At ``p = 1`` a label tells the superclass and nothing more. The label itself is among those drawn.
     """

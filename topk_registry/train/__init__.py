@@ -1,8 +1,39 @@
-"""The trainer behind ``timm train`` and ``timm validate``, on timm's public functions; adapters for others' scripts.
+"""The trainer behind ``timm train`` and ``timm validate``, on timm's public functions.
 
-A run goes through these files in order: ``flags`` and ``arguments``, ``preflight`` (what can be refused before any data
-is read), ``criterion`` (the loss), ``datasets``, ``batches`` and ``loaders``, ``models``, ``build`` (all of these
-together), ``begin`` (folder, resuming), ``run`` (the epochs), ``loop`` (one epoch), ``evaluate`` (metrics), ``state``
-(checkpoints), ``report`` and ``curves`` (what is seen). ``validate`` evaluates a checkpoint; ``scripts`` and ``seam``
-drive timm's and torchvision's own scripts.
+    from topk_registry.train import Trainer, TrainConfig
+
+    result = Trainer(TrainConfig(loss="smooth_topk_svm", epochs=2)).fit()
+
+``config`` turns flags into one frozen TrainConfig, ``setup`` turns that into the parts of a run, ``engine`` trains
+(Trainer, epochs, evaluation, checkpoints, signals), ``report`` prints and draws, and ``scripts`` runs timm's and
+torchvision's own training scripts with a registered loss. ``validate`` evaluates a checkpoint.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from topk_registry.train.config.config import TrainConfig
+    from topk_registry.train.engine.run import Hooks, Run
+    from topk_registry.train.engine.trainer import Trainer, TrainResult
+    from topk_registry.train.errors import TrainError
+    from topk_registry.train.setup.loss import LossSpec
+
+# resolved on first use: --help and a misspelt loss need neither torch nor timm
+_HOMES = {
+    "Hooks": "engine.run",
+    "LossSpec": "setup.loss",
+    "Run": "engine.run",
+    "TrainConfig": "config.config",
+    "TrainError": "errors",
+    "TrainResult": "engine.trainer",
+    "Trainer": "engine.trainer",
+}
+
+__all__ = ["Hooks", "LossSpec", "Run", "TrainConfig", "TrainError", "TrainResult", "Trainer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

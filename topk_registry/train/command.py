@@ -1,4 +1,4 @@
-"""``timm train``, up to the point where torch is needed."""
+"""``timm train``: parsing and checks that need neither torch nor timm."""
 
 import os
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ def main(argv: Sequence[str]) -> int:
     script = ours.script or os.environ.get(ENVIRONMENT, "")
     if script:
         return run_timm(script, theirs, ours)
-    args = parse_args(argv)
-    info = registry.loss_info(args.loss)  # a misspelt name is an error here, before anything slow
+    config = parse_args(argv)
+    info = registry.loss_info(config.loss)  # a misspelt name is an error here, before anything slow
     if info.status == "broken":
-        raise BrokenPluginError(f"loss {args.loss!r} of {info.distribution} is broken: {info.error}")
-    from topk_registry.train.engine.run import train
+        raise BrokenPluginError(f"loss {config.loss!r} of {info.distribution} is broken: {info.error}")
+    from topk_registry.train.engine.trainer import train
 
-    return train(args)
+    return train(config)

@@ -1,8 +1,12 @@
-"""What ends a run with a message and no traceback."""
+"""Errors that end a run with a message and no traceback."""
 
 
 class TrainError(Exception):
     """A run cannot start or go on, for a reason that its user can act on."""
+
+
+class ConfigError(TrainError, ValueError):
+    """Settings are unknown, of a wrong type, or exclude each other."""
 
 
 class DataError(TrainError):

@@ -1,23 +1,22 @@
-"""``timm validate``: a checkpoint or a pretrained model in, metrics out.
+"""``timm validate``: metrics of a checkpoint, of a pretrained model, or of several.
 
-timm's flags, under timm's names. What a checkpoint of ``timm train`` recorded (model, classes, data, loss) need not be
-said again; a flag overrides it.
+A checkpoint of ``timm train`` tells its model, classes, data and loss, which need not be said again.
 """
 
-import argparse
+import copy
 import json
 import math
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from topk_registry.cli import ArgumentParser, ParseOptions
-from topk_registry.train.config.flags import create_parser
+from topk_registry.train.config.config import TrainConfig
+from topk_registry.train.config.validate_flags import create_parser
 from topk_registry.train.errors import TrainError
 
-# what a training run recorded and a flag need not repeat
+# settings that a training run recorded and a flag need not repeat
 RECORDED = {
     *("model", "num_classes", "in_chans", "input_size", "img_size", "crop_pct", "mean", "std", "interpolation", "gp"),
     *("model_kwargs", "data_dir", "dataset", "dataset_opt", "class_map", "input_img_mode", "input_key", "target_key"),
@@ -28,126 +27,142 @@ RECORDED = {
 
 def main(argv: Sequence[str]) -> int:
     """Evaluate a checkpoint or a pretrained model."""
-    args = _parser().parse_args(argv)
+    args = create_parser().parse_args(argv)
     try:
-        results = validate(args)
+        several = targets(args)
+        results = validate_all(args, several) if several else retrying(args) if args.retry else validate(args)
     except TrainError as error:
         print(f"timm validate: {error}", file=sys.stderr)
         return 2
-    width = max(map(len, results))
-    print("\n".join(f"{name:{width}}  {value}" for name, value in results.items()))
+    for each in results if isinstance(results, list) else [results]:
+        width = max(map(len, each))
+        print("\n".join(f"{name:{width}}  {value}" for name, value in each.items()))
     if args.results_file:
         _write(Path(args.results_file), results, args.results_format)
     print(f"--result\n{json.dumps(results, indent=4)}")
     return 0
 
 
+def targets(args: Namespace) -> list[dict[str, Any]]:
+    """Return the models or checkpoints where the flags name several, else an empty list."""
+    from timm.models import is_model, list_models
+
+    from topk_registry.train.setup import convnet  # noqa: F401  registers the built-in network
+
+    folder, name = Path(args.checkpoint), getattr(args, "model", "")
+    if args.checkpoint and folder.is_dir():
+        found = sorted([*folder.glob("*.pth.tar"), *folder.glob("*.pth")])
+        return [{"checkpoint": str(path)} for path in found]
+    if args.checkpoint or not name or is_model(name.split("/", 1)[-1].split(".")[0]) or ":" in name:
+        return []
+    if Path(name).is_file():
+        names = [line.strip() for line in Path(name).read_text(encoding="utf-8").splitlines() if line.strip()]
+    else:
+        names = list_models("*" if name == "all" else name, pretrained=True)
+    if not names:
+        raise TrainError(f"timm has no model {name!r}, and none with published weights matches it")
+    return [{"model": each} for each in names]
+
+
+def validate_all(args: Namespace, several: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the results of each, best first; report and leave out one that fails."""
+    results = []
+    for target in several:
+        try:
+            results.append(retrying(Namespace(**{**vars(args), **target})))
+        except (TrainError, RuntimeError) as error:
+            print(f"timm validate: {next(iter(target.values()))} is left out: {error}", file=sys.stderr)
+        except KeyboardInterrupt:  # what was measured so far is shown
+            break
+    if not results:
+        raise TrainError("none could be evaluated")
+    return sorted(results, key=lambda each: each["top1"], reverse=True)
+
+
+def retrying(args: Namespace) -> dict[str, Any]:
+    """Run :func:`validate` with smaller batches as long as memory runs out."""
+    from timm.utils import check_batch_size_retry, decay_batch_step
+
+    args = copy.copy(args)
+    while True:
+        try:
+            return validate(args)
+        except RuntimeError as error:
+            smaller = decay_batch_step(args.batch_size)
+            if not smaller or not check_batch_size_retry(str(error)):
+                raise TrainError(f"{error}") from error
+            print(f"timm validate: {error}; trying a batch of {smaller}", file=sys.stderr)
+            args.batch_size = smaller
+
+
 def validate(args: Namespace) -> dict[str, Any]:
     """The metrics of a checkpoint or a pretrained model, accuracies in percent."""
     from timm.data import resolve_data_config
-    from timm.models import load_checkpoint
+    from timm.layers import apply_test_time_pool
 
-    from topk_registry.train.engine.sets import set_evaluation
+    from topk_registry.train.engine import measures
     from topk_registry.train.setup import build, datasets, models
     from topk_registry.train.setup.compute import Compute
+    from topk_registry.train.setup.inference import load, optimised
+    from topk_registry.train.setup.unreadable import report_unreadable
 
-    settings = _settings(args)
-    sets = set_evaluation(args, settings.seed)
-    compute = Compute.set_up(settings)
-    datasets.check_data_arguments(settings)
-    data = _open(settings, models.channels_of(settings))
-    model = models.build_model(settings, build.classes_of(settings, data))
-    if args.checkpoint:
-        try:
-            load_checkpoint(model, args.checkpoint, use_ema=args.use_ema)
-        except (OSError, RuntimeError, KeyError) as error:
-            raise TrainError(f"cannot load {args.checkpoint} into {settings.model}: {error}") from error
-    config = resolve_data_config(vars(settings), model=model, use_test_size=not args.use_train_size)
-    criterion = _criterion(settings, data)
-    evaluator = build.create_evaluator(settings, data, config, criterion, compute, sizes=args.topk)
-    if sets is not None:
-        evaluator.on_batch = sets
-    metrics = evaluator(models.place_model(settings, model, compute), criterion)
+    config = _config(args)
+    compute = Compute.set_up(config)
+    for note in compute.notes:
+        print(f"timm validate: {note}", file=sys.stderr)
+    datasets.check_data_arguments(config)
+    data = _open(config, models.channels_of(config))
+    model = load(models.build_model(config, build.classes_of(config, data)), args)
+    config = build.settle_classes(config, model, data)
+    cropping = {"crop_mode": args.crop_mode, "crop_border_pixels": args.crop_border_pixels}
+    data_config = resolve_data_config(
+        {**config.to_dict(), **cropping}, model=model, use_test_size=not args.use_train_size
+    )
+    data_config |= {name: getattr(args, name) for name in ("crop_border_pixels", "tf_preprocessing")}
+    if args.naflex_loader:
+        data_config["naflex_max_seq_len"] = args.naflex_max_seq_len
+    parameters = sum(p.numel() for p in model.parameters())
+    criterion = _criterion(config, data)
+    observers = measures.create(args, data.validation, seed=config.seed, class_counts=data.counts)
+    evaluated: Any = models.place_model(config, model, compute)
+    if args.test_pool:
+        evaluated, pooled = apply_test_time_pool(evaluated, data_config)
+        data_config["crop_pct"] = 1.0 if pooled else data_config["crop_pct"]
+    evaluator = build.create_evaluator(config, data, data_config, criterion, compute, sizes=args.topk, model=evaluated)
+    evaluator.classes = measures.valid_labels(args.valid_labels)
+    evaluator.observers = observers
+    metrics = evaluator(optimised(evaluated, args, compute), criterion)
     assert metrics is not None
-    if sets is not None:
-        metrics |= sets.results(data.counts)
+    for observer in observers:
+        metrics |= observer.results()
+    unreadable = report_unreadable(data.validation, "evaluation")
+    if unreadable:
+        print(f"timm validate: {unreadable}", file=sys.stderr)
     return {
-        "model": settings.model,
+        "model": config.model,
         "checkpoint": args.checkpoint,
-        "dataset": datasets.name_of(settings),
+        "dataset": datasets.name_of(config),
         **{name: round(value, 4) if math.isfinite(value) else None for name, value in metrics.items()},
         **{f"top{k}_err": round(100 - metrics[f"top{k}"], 4) for k in (1, 5)},
-        "param_count": round(sum(p.numel() for p in model.parameters()) / 1e6, 2),
-        "img_size": config["input_size"][-1],
-        "crop_pct": config["crop_pct"],
-        "interpolation": config["interpolation"],
+        "param_count": round(parameters / 1e6, 2),
+        "img_size": data_config["input_size"][-1],
+        "crop_pct": data_config["crop_pct"],
+        "interpolation": data_config["interpolation"],
     }
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = ArgumentParser(prog="timm validate", description=__doc__, argument_default=argparse.SUPPRESS)
-    add = parser.add_argument
-    add("data", nargs="?", metavar="DIR", default=None, help="the data's root directory (or --data-dir)")
-    add("--checkpoint", default="", metavar="PATH", help="a checkpoint; without one, the model's published weights")
-    add("-m", "--model", metavar="NAME", help="a timm model (default: the checkpoint's, else dpn92)")
-    add("--pretrained", action="store_true", default=False, help="use the published weights")
-    add("--data-dir", metavar="DIR", help="the data's root directory")
-    add("--dataset", metavar="NAME", help="<type>/<name> as in timm, or topk/<name> for a registered data set")
-    add("--dataset-opt", nargs="*", action=ParseOptions, metavar="K=V", help="options of a registered data set")
-    add("--split", dest="val_split", metavar="NAME", help="the split to evaluate on (default: the training run's)")
-    add("--num-samples", dest="val_num_samples", type=int, metavar="N", help="length of a streamed split")
-    add("--dataset-download", action="store_true", help="let the data set download itself")
-    for flag in ("--class-map", "--input-key", "--input-img-mode", "--target-key", "--interpolation", "--gp"):
-        add(flag, metavar="X", help="as in timm")
-    for flag in ("--img-size", "--in-chans", "--num-classes"):
-        add(flag, type=int, metavar="N", help="as in timm")
-    add("--input-size", nargs=3, type=int, metavar="N", help="channels, height and width")
-    add("--use-train-size", action="store_true", default=False, help="the training size, where the test size differs")
-    add("--crop-pct", type=float, metavar="PCT", help="share of the image kept by the centre crop")
-    add("--mean", type=float, nargs="+", metavar="MEAN", help="channel means")
-    add("--std", type=float, nargs="+", metavar="STD", help="channel standard deviations")
-    add("-j", "--workers", type=int, metavar="N", help="data-loading processes (default: 4)")
-    add("-b", "--batch-size", type=int, default=256, metavar="N", help="batch size (default: 256)")
-    add("--use-ema", action="store_true", default=False, help="the moving average of the weights, if there is one")
-    add("--device", metavar="NAME", help="device (default: cuda, or cpu without it)")
-    add("--amp", action="store_true", help="mixed precision")
-    add("--amp-dtype", choices=("float16", "bfloat16"), help="its lower precision")
-    add("--model-dtype", choices=("float32", "float16", "bfloat16"), help="the model's own precision")
-    add("--channels-last", action="store_true", help="channels-last memory layout")
-    add("--fast-norm", action="store_true", help="timm's fast normalisation layers")
-    add("--pin-mem", action="store_true", help="pin host memory")
-    add("--no-prefetcher", action="store_true", help="normalise on the CPU")
-    add("--model-kwargs", nargs="*", action=ParseOptions, metavar="K=V", help="extra model options")
-    add("--topk", type=int, nargs="+", default=[1, 5], metavar="K", help="set sizes to report (default: 1 5)")
-    add("--multi-crop", type=int, choices=(0, 5, 10), help="average top-k probabilities over that many crops")
-    add("--marginal-temperature", type=float, metavar="T", help="temperature of those probabilities (else the loss's)")
-    add("--sets", default="", metavar="SCORE", help="also prediction sets: lac, aps, raps, saps, topk or log-odds")
-    add("--alpha", type=float, default=0.1, metavar="A", help="the share of labels that sets may miss (default: 0.1)")
-    add("--sets-opt", nargs="*", default={}, action=ParseOptions, metavar="K=V", help="options of the sets' score")
-    add("--loss", metavar="NAME", help="the loss whose probabilities rank the classes (default: the checkpoint's)")
-    add("--loss-opt", nargs="*", action=ParseOptions, metavar="K=V", help="its options")
-    add("--seed", type=int, metavar="S", help="random seed")
-    add("--results-file", default="", metavar="FILE", help="also write the metrics here")
-    add("--results-format", default="csv", choices=("csv", "json"), help="how (default: csv)")
-    return parser
-
-
-def _settings(args: Namespace) -> Namespace:
-    """The flags of a training run as this evaluation needs them: timm's defaults, the checkpoint's, then the given."""
-    settings = create_parser().parse_args([])
-    settings.model, settings.loss = "dpn92", "ce"
-    recorded = _recorded(args.checkpoint)
-    for name, value in [*recorded.items(), *vars(args).items()]:
-        if hasattr(settings, name):
-            setattr(settings, name, value)
-    settings.data_dir = args.data or settings.data_dir
-    settings.data = None
-    settings.pretrained = args.pretrained or not args.checkpoint
-    settings.initial_checkpoint = settings.resume = ""
-    settings.validation_batch_size = None
-    if not (settings.data_dir or settings.dataset):
+def _config(args: Namespace) -> TrainConfig:
+    """The settings of a training run as this evaluation needs them: the checkpoint's under the given ones."""
+    given = {name: value for name, value in vars(args).items() if name in TrainConfig.__dataclass_fields__}
+    settings = {"model": "dpn92", "loss": "ce", **_recorded(args.checkpoint), **given}
+    settings["data_dir"] = args.data or settings.get("data_dir")
+    settings["pretrained"] = args.pretrained or not args.checkpoint
+    settings["val_split"] = settings.get("val_split") or "validation"  # a run without evaluation recorded none
+    if not (settings["data_dir"] or settings.get("dataset")):
         raise TrainError("name the data: --data-dir or --dataset (the checkpoint does not tell)")
-    return settings
+    for name in ("torchcompile", "torchscript", "fuser", "naflex_loader", "naflex_max_seq_len", "train_script"):
+        settings.pop(name, None)  # done here, or not in training
+    return TrainConfig.from_dict(settings)
 
 
 def _recorded(checkpoint: str) -> dict[str, Any]:
@@ -168,28 +183,29 @@ def _recorded(checkpoint: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in RECORDED and value is not None}
 
 
-def _open(settings: Namespace, channels: int) -> Any:
+def _open(config: TrainConfig, channels: int) -> Any:
     from topk_registry.train.setup.datasets import Data, held_out_fraction, number_of_classes, open_data, open_split
 
-    if held_out_fraction(settings) or settings.long_tail:  # the training split tells what was held out, or is rare
-        return open_data(settings, channels=channels)
-    data = open_split(settings, settings.val_split, training=False, channels=channels)
+    if held_out_fraction(config) or config.long_tail:  # the training split tells what was held out, or is rare
+        return open_data(config, channels=channels)
+    data = open_split(config, config.val_split, training=False, channels=channels)
     return Data(None, data, num_classes=number_of_classes(data))
 
 
-def _criterion(settings: Namespace, data: Any) -> object:
+def _criterion(config: TrainConfig, data: Any) -> Any:
     from topk_registry.registry.errors import PluginError
-    from topk_registry.train.setup.criterion import Context, create_criterion
+    from topk_registry.train.setup.loss import Context, LossSpec
 
-    counts = data.counts or [1] * settings.num_classes
+    n = config.num_classes or 0
     try:
-        return create_criterion(settings.loss, settings.loss_opt, Context(settings.num_classes, 0.0, False, 1, counts))
+        return LossSpec.resolve(config.loss, config.loss_opt).build(Context(n, 0.0, False, 1, data.counts or [1] * n))
     except (PluginError, TrainError) as error:
         print(f"timm validate: classes are ranked by their scores alone: {error}", file=sys.stderr)
         return None
 
 
-def _write(path: Path, results: dict[str, Any], form: str) -> None:
+def _write(path: Path, results: Any, form: str) -> None:
     from topk_registry.train.report.console import csv_text, write_text
 
-    write_text(path, json.dumps(results, indent=4) + "\n" if form == "json" else csv_text([results]))
+    rows = results if isinstance(results, list) else [results]
+    write_text(path, json.dumps(results, indent=4) + "\n" if form == "json" else csv_text(rows))

@@ -1,6 +1,5 @@
 """Held-out images with labels: a folder of folders, or any data set that ``timm train`` reads."""
 
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,23 +65,9 @@ def open_folder(folder: str | Path, class_names: Sequence[str]) -> Samples:
 
 def open_dataset(name: str, *, folder: str | None, split: str, options: dict[str, Any], download: bool) -> Samples:
     """A data set by the name that ``timm train --dataset`` takes, its images untransformed."""
-    from topk_registry.train.setup.datasets import labels_of, open_split
+    from topk_registry.train.setup.datasets import labels_of, open_named
 
-    args = Namespace(
-        dataset=name,
-        data_dir=folder,
-        dataset_opt=options,
-        dataset_download=download,
-        dataset_trust_remote_code=False,
-        class_map="",
-        batch_size=1,
-        seed=0,
-        input_img_mode=None,
-        input_key=None,
-        target_key=None,
-        val_num_samples=None,
-    )
-    dataset = open_split(args, split, training=False)
+    dataset = open_named(name, split, folder=folder, options=options, download=download)
     if not hasattr(dataset, "__getitem__"):
         raise ValueError(f"--dataset {name} is a stream: calibration draws its samples at random, and must pick them")
     return Samples(f"{name} {split}", _Images(dataset), labels_of(dataset))

@@ -14,18 +14,11 @@ from timm.data import resolve_data_config
 from torch import nn
 
 from topk_registry.metrics import GradientSparsity, TopKAccuracy
-from topk_registry.train.config.arguments import parse_args
-from topk_registry.train.engine.begin import begin
-from topk_registry.train.engine.evaluate import Evaluator
-from topk_registry.train.engine.run import run_epochs
-from topk_registry.train.engine.signals import StopRequest
+from topk_registry.train import Run, TrainConfig, Trainer
 from topk_registry.train.engine.state import Row
 from topk_registry.train.errors import Interrupted, TrainError
-from topk_registry.train.report.console import Report
-from topk_registry.train.setup.build import Run, build, create_evaluator
-from topk_registry.train.setup.compute import Compute
+from topk_registry.train.setup.build import create_evaluator
 from topk_registry.train.setup.datasets import Data, open_split
-from topk_registry.train.setup.preflight import check
 from topk_studies.engine.study import Configuration, ConfigurationError, Options, Progress
 
 RUNS = "train"
@@ -75,90 +68,69 @@ def train(configuration: Configuration, work: Path, progress: Progress) -> Run:
         ConfigurationError: it cannot begin, or broke off.
         KeyboardInterrupt: a signal came; ``work`` holds what to go on from.
     """
+    where = {"output": str(work), "experiment": RUN, "resume": "auto", "device": configuration["device"]}
     try:
-        args = parse_args([*arguments(configuration), "--output", str(work), "--experiment", RUN, "--resume", "auto"])
-    except SystemExit as error:
-        raise ConfigurationError(f"timm train refuses {shlex.join(arguments(configuration))}") from error
-    written = dict(vars(args))
-    try:
-        check(args)
-        trained = build(args, Compute.set_up(args))
-        trained.report = _Silent(trained, progress)
-        if trained.evaluator is not None:
-            trained.evaluator = BothSplits(trained, configuration["test_split"])
-        begin(trained, written)
-        with StopRequest() as stop:
-            run_epochs(trained, stop)
+        config = TrainConfig.from_dict({**configuration["flags"], **where})
+        watch = _Watch(configuration["test_split"], progress)
+        trainer = Trainer(config, on_step=watch.step, on_evaluate=watch.evaluate, quiet=True)
+        watch.follow(trainer.run)
+        trainer.fit()
     except Interrupted as error:
         raise KeyboardInterrupt from error
     except TrainError as error:
         raise ConfigurationError(str(error)) from error
-    return trained
-
-
-def evaluator_of(trained: Run, split: str) -> Evaluator:
-    """What measures a run's model on another split."""
-    data = Data(None, open_split(trained.args, split, training=False), counts=trained.data.counts)
-    return create_evaluator(trained.args, data, data_config(trained), trained.task.criterion, trained.compute)
+    return trainer.run
 
 
 def data_config(trained: Run) -> dict[str, Any]:
     """timm's data configuration of a run."""
-    return resolve_data_config(vars(trained.args), model=trained.model, verbose=False)
+    return resolve_data_config(trained.config.to_dict(), model=trained.model, verbose=False)
 
 
-class BothSplits(Evaluator):
-    """Measures the validation split, and the test split under names that begin with ``test_``.
+class _Watch:
+    """Hooks of a run: they tell how far it is, and measure what the studies report besides.
 
-    Of the training batches since it last measured it tells the accuracy (``train_top5``), as the weights then were, and
-    the share of the loss's gradient, with respect to the logits, that was not zero (``nonzero``).
+    Each evaluation gains the test split under names that begin with ``test_``, and two measurements of the training
+    batches since the last: the accuracy (``train_top5``), as the weights then were, and the share of the loss's
+    gradient with respect to the logits that was not zero (``nonzero``).
     """
 
-    def __init__(self, trained: Run, split: str) -> None:
-        assert trained.evaluator is not None
-        vars(self).update(vars(trained.evaluator))
-        self._test = evaluator_of(trained, split)
+    def __init__(self, split: str, progress: Progress) -> None:
+        self.split, self.progress = split, progress
+
+    def follow(self, run: Run) -> None:
+        self.device, self.num_classes = run.compute.device, run.config.num_classes
+        if run.evaluator is not None:
+            data = Data(None, open_split(run.config, self.split, training=False), counts=run.data.counts)
+            self.test = create_evaluator(run.config, data, data_config(run), run.task.criterion, run.compute)
+            self.test.stop = lambda: run.stopped()
+            self.sizes = run.evaluator.sizes
+            self._begin()
+            run.task.criterion.register_forward_pre_hook(self._see)
+
+    def step(self, run: Run, loss: float) -> None:
+        done = run.progress.epoch + run.progress.step / max(1, run.progress.steps_per_epoch)
+        self.progress(done / run.num_epochs, f"epoch {run.progress.epoch + 1}/{run.num_epochs}")
+
+    def evaluate(self, run: Run, model: nn.Module, metrics: Mapping[str, float]) -> dict[str, float]:
+        test = self.test(model, run.task.criterion)
+        if test is None:  # stopped: the epoch is measured again when the run goes on
+            return {}
+        training = {f"train_{k}": 100 * value for k, value in self._seen.compute().items() if "macro" not in k}
+        training |= self._sparsity.compute()
         self._begin()
-        trained.task.criterion.register_forward_pre_hook(self._watch)
+        return {f"test_{name}": value for name, value in test.items()} | training
 
     def _begin(self) -> None:
         self._sparsity = GradientSparsity()
-        self._seen = TopKAccuracy(self.sizes, num_classes=self.num_classes, device=self.compute.device)
+        self._seen = TopKAccuracy(self.sizes, num_classes=self.num_classes, device=self.device)
 
-    def __call__(self, model: nn.Module, criterion: object = None) -> dict[str, float] | None:
-        validation = super().__call__(model, criterion)
-        self._test.stop = self.stop
-        test = None if validation is None else self._test(model, criterion)
-        if validation is None or test is None:
-            return None
-        training = self._sparsity.compute() | {
-            f"train_{name}": 100 * value for name, value in self._seen.compute().items() if "macro" not in name
-        }
-        self._begin()
-        return validation | {f"test_{name}": value for name, value in test.items()} | training
-
-    def _watch(self, criterion: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _see(self, criterion: nn.Module, inputs: tuple[Any, ...]) -> None:
         logits, target = inputs
         if logits.requires_grad:  # not those of an evaluation
             self._sparsity.watch(logits)
             if target.ndim == 1:
                 self._seen.update(logits.float(), target)
-
-
-class _Silent(Report):
-    """Tells the runner of the studies how far a run is, and writes nothing."""
-
-    def __init__(self, trained: Run, progress: Progress) -> None:
-        super().__init__(title="", metric=trained.args.eval_metric, epochs=trained.num_epochs, primary=False)
-        self.progress = progress
-
-    def steps(self, batches: Any, *, epoch: int, first: int, total: int) -> Any:
-        for i, batch in enumerate(batches, first):
-            self.progress((epoch + i / max(1, total)) / self.epochs, f"epoch {epoch + 1}/{self.epochs}")
-            yield batch
-
-    def write(self, history: list[Row]) -> None:
-        pass
 
 
 def _measured(row: Row) -> dict[str, float]:

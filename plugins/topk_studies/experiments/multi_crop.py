@@ -9,8 +9,8 @@ from torch import Tensor
 
 from topk_registry import topk_marginals
 from topk_registry.metrics import TopKAccuracy
+from topk_registry.train import Run
 from topk_registry.train.engine.evaluate import Crops, readable, temperature_of
-from topk_registry.train.setup.build import Run
 from topk_registry.train.setup.datasets import open_split
 from topk_registry.train.setup.loaders import create_eval_loader
 from topk_studies.engine import training
@@ -66,7 +66,7 @@ class MultiCrop(TrainingStudy):
         trained = training.train(configuration, work, progress)
         assert trained.folder is not None
         load_checkpoint(trained.model, str(trained.folder / "model_best.pth.tar"))
-        temperature = temperature_of(trained.args, trained.task.criterion)
+        temperature = temperature_of(trained.config, trained.task.criterion)
         return {"temperature": temperature, "ways": average_crops(trained, configuration, temperature)}
 
     def choices(self, records: Sequence[Record]) -> list[Choice]:
@@ -100,9 +100,9 @@ def average_crops(trained: Run, configuration: Configuration, temperature: float
     """Top-1 and top-5 accuracy on the test split, in percent, for each way of averaging."""
     crops = configuration["crops"]
     config = training.data_config(trained)
-    test = open_split(trained.args, configuration["test_split"], training=False)
-    loader = create_eval_loader(trained.args, test, config, trained.compute, transform=Crops(config, crops))
-    metrics = {way: TopKAccuracy((1, K), num_classes=trained.args.num_classes) for way in WAYS}
+    test = open_split(trained.config, configuration["test_split"], training=False)
+    loader = create_eval_loader(trained.config, test, config, trained.compute, transform=Crops(config, crops))
+    metrics = {way: TopKAccuracy((1, K), num_classes=trained.config.num_classes) for way in WAYS}
     trained.model.eval()
     for images, target in readable(loader):
         logits = (

@@ -1,1 +1,1 @@
-"""Flags of a training run, and how they are read."""
+"""Settings of a training run: one frozen TrainConfig, from flags, a file or a dict."""

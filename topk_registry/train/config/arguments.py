@@ -1,117 +1,119 @@
-"""The arguments of a run, from flags, a file and defaults.
+"""The command line of ``timm train``.
 
 Parsing imports neither torch nor timm, so that ``--help`` and a misspelt loss answer at once.
 """
 
 import argparse
-from collections.abc import Sequence
-from difflib import get_close_matches
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from typing import Any, get_type_hints
 
 import yaml
 
-from topk_registry.train.config.flags import ELSEWHERE, config_parser, create_parser
+from topk_registry.cli import ArgumentParser, ParseOptions
+from topk_registry.train.config import flags
+from topk_registry.train.config.config import TrainConfig, spelt, value_type
+from topk_registry.train.config.timm_names import ELSEWHERE
+from topk_registry.train.errors import ConfigError
 
-DATASET = "topk/hierarchy"
-
-# What changes where no data is named: a job that a laptop finishes in a minute or two.
-BUILTIN_DEFAULTS: dict[str, Any] = {
-    "dataset": DATASET,
-    "model": "topk_convnet",
-    "epochs": 12,
-    "batch_size": 64,
-    "validation_batch_size": 500,
-    "opt": "adamw",
-    "lr": 2e-3,
-    "weight_decay": 0.05,
-    "warmup_epochs": 1,
-    "sched_on_updates": True,
-    "no_aug": True,
-    "smoothing": 0.0,
-    "workers": 0,
-}
-
-# timm's names of losses from before --loss, and what they belong to
-LEGACY = {"jsd_loss": "jsd", "bce_loss": "bce", "bce_sum": "bce", "bce_target_thresh": "bce", "bce_pos_weight": "bce"}
-
-# keys of an args.yaml that are no flags
-NOT_FLAGS = {"loss_record"}
+GROUPS = TrainConfig.__mro__[1:-1]  # the dataclasses of flags.py
 
 
-def parse_args(argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments of a run: flags over ``--config`` over the built-in job's defaults over timm's defaults."""
+def parse_args(argv: Sequence[str]) -> TrainConfig:
+    """The configuration of a run: flags over ``--config`` over the defaults."""
     parser = create_parser()
-    first, _ = config_parser().parse_known_args(argv)
-    config = _read_config(parser, first.config)
-    named = {**vars(parser.parse_args([])), **config, **_given(argv)}
-    if not (named["data"] or named["data_dir"] or named["dataset"]):
-        parser.set_defaults(**BUILTIN_DEFAULTS)
-    parser.set_defaults(**config)
-    args = parser.parse_args(argv)
-    args.data_dir = args.data_dir or args.data
-    args.data = None
-    args.grad_accum_steps = max(1, args.grad_accum_steps)
-    _map_legacy_losses(parser, args)
-    _refuse(parser, args)
-    return args
+    given = vars(parser.parse_args(argv))
+    file = given.pop("config", "")
+    try:
+        return TrainConfig.from_dict(_merged(read_config(file) if file else {}, given))
+    except ConfigError as error:
+        parser.error(str(error))
 
 
-def _given(argv: Sequence[str]) -> dict[str, Any]:
-    bare = create_parser()
-    bare.set_defaults(**dict.fromkeys(vars(bare.parse_args([])), None))
-    return {name: value for name, value in vars(bare.parse_args(argv)).items() if value is not None}
+def read_config(file: str) -> dict[str, Any]:
+    """The settings in a YAML file.
 
-
-def _read_config(parser: argparse.ArgumentParser, file: str) -> dict[str, Any]:
-    if not file:
-        return {}
+    Raises:
+        ConfigError: it cannot be read, or holds names that are no settings.
+    """
     try:
         with open(file, encoding="utf-8") as stream:
-            config = yaml.safe_load(stream)
+            settings = yaml.safe_load(stream)
     except (OSError, yaml.YAMLError) as error:
-        parser.error(f"--config {file}: {error}")
-    if not isinstance(config, dict):
-        parser.error(f"--config {file}: expected names and values, got {type(config).__name__}")
-    known = vars(parser.parse_args([]))
-    unknown = [str(name) for name in config if name not in known and name not in NOT_FLAGS]
-    if unknown:
-        close = get_close_matches(unknown[0], known, n=1)
-        parser.error(
-            f"--config {file}: timm train has no setting {', '.join(map(repr, unknown))}"
-            + (f"; did you mean {close[0]!r}?" if close else "")
-        )
-    return {name: value for name, value in config.items() if name in known}
+        raise ConfigError(f"--config {file}: {error}") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"--config {file}: expected names and values, got {type(settings).__name__}")
+    try:
+        TrainConfig.from_dict(settings)
+    except ConfigError as error:
+        raise ConfigError(f"--config {file}: {error}") from error
+    return settings
 
 
-def _map_legacy_losses(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Turn timm's older flags into ``loss`` and ``loss_opt``, and take them back, so that args.yaml says it once."""
-    given = {name: getattr(args, name) for name in LEGACY if getattr(args, name) not in (None, False)}
-    args.loss = args.loss or ("jsd" if args.jsd_loss else "bce" if args.bce_loss else "ce")
-    for name in given:
-        if args.loss != LEGACY[name]:
-            parser.error(f"--{name.replace('_', '-')} is for --loss {LEGACY[name]}, and the loss is {args.loss}")
-        setattr(args, name, False if isinstance(given[name], bool) else None)
-    options = {name: given[name] for name in ("bce_sum", "bce_target_thresh") if name in given}
-    if "bce_pos_weight" in given:
-        options["pos_weight"] = given["bce_pos_weight"]
-    if args.loss == "jsd":
-        options["jsd_splits"] = args.aug_splits
-    args.loss_opt = {**options, **args.loss_opt}
-
-
-def _refuse(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+def create_parser() -> ArgumentParser:
+    """Return the parser; its result holds the given flags only."""
+    parser = ArgumentParser(
+        prog="timm train",
+        description="Train an image classifier by the name of its loss. No data named: on a built-in data set.",
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("-c", "--config", metavar="FILE", help="YAML file of settings, such as an args.yaml")
+    parser.add_argument("data", nargs="?", metavar="DIR", help="the data's root directory (or --data-dir)")
+    for each in GROUPS:
+        group = parser.add_argument_group((each.__doc__ or "").rstrip("."))
+        hints = get_type_hints(each)
+        for setting in fields(each):
+            _add(group, setting, hints[setting.name])
+        if each is flags.LossFlags:
+            _add_others(group)
     for name, default in ELSEWHERE.items():
-        if (getattr(args, name) or None) != (default or None):
-            parser.error(
-                f"--{name.replace('_', '-')} is for timm's own training script: run that, with any registered loss, by "
-                "--train-script PATH"
-            )
-    if args.mixup > 0 or args.cutmix > 0 or args.cutmix_minmax:
-        if args.batch_size % 2:
-            parser.error(f"mixup and cutmix need an even --batch-size, got {args.batch_size}")
-        if args.aug_splits:
-            parser.error("mixup and cutmix cannot be combined with --aug-splits")
-    if args.aug_splits == 1 or (args.aug_splits and args.no_aug):
-        parser.error("--aug-splits must be 0, or at least 2 without --no-aug")
-    if args.amp and args.model_dtype not in (None, "float32"):
-        parser.error(f"--amp needs a float32 model, got --model-dtype {args.model_dtype}")
+        kind: dict[str, Any] = {"action": "store_true"} if default is False else {"type": _type_of(default)}
+        nargs: dict[str, Any] = {"nargs": "+"} if isinstance(default, list) else {}
+        parser.add_argument(spelt(name), help=argparse.SUPPRESS, **kind, **nargs)
+    return parser
+
+
+def _add(group: Any, setting: "Field[Any]", hint: Any) -> None:
+    said, (kind, items) = setting.metadata, value_type(hint)
+    default = None if setting.default is MISSING else setting.default
+    shown = "" if default in (None, "", False) or "default" in said["help"] else f" (default: {default})"
+    options: dict[str, Any] = {"help": said["help"].replace("%", "%%") + shown}
+    if kind is bool:
+        options["action"] = "store_true"
+    elif kind is dict:
+        options |= {"nargs": "*", "action": ParseOptions, "metavar": "K=V"}
+    else:
+        options |= {"type": items or kind, "metavar": said["metavar"], "choices": said["choices"] or None}
+        if items:
+            options["nargs"] = said["nargs"] or "+"
+        elif said["const"] is not None:
+            options |= {"nargs": "?", "const": said["const"]}
+    short = [name for name in said["names"] if not name.startswith("--")]
+    long = [name for name in said["names"] if name.startswith("--")]
+    group.add_argument(*short, spelt(setting.name), *long, dest=setting.name, **options)
+
+
+def _add_others(group: Any) -> None:
+    group.add_argument(
+        "--train-script",
+        metavar="PATH",
+        help="run this copy of timm's train.py instead, with --loss added to its flags (or set TIMM_TRAIN_SCRIPT)",
+    )
+    group.add_argument("--jsd-loss", action="store_true", help="timm's name for --loss jsd; needs --aug-splits")
+    group.add_argument("--bce-loss", action="store_true", help="timm's name for --loss bce")
+    group.add_argument("--bce-sum", action="store_true", help="bce: sum over classes")
+    group.add_argument("--bce-target-thresh", type=float, help="bce: targets above this are 1, others 0")
+    group.add_argument("--bce-pos-weight", type=float, help="bce: weight of the positive term")
+
+
+def _type_of(default: Any) -> type:
+    return type(default) if isinstance(default, (int, float)) else str
+
+
+def _merged(saved: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given settings over the saved ones; options of both are joined."""
+    merged = {**saved, **given}
+    for name in merged:
+        if isinstance(saved.get(name), dict) and isinstance(given.get(name), dict):
+            merged[name] = {**saved[name], **given[name]}
+    return merged

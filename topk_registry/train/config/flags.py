@@ -1,334 +1,289 @@
-"""The flags of ``timm train``: timm's own, under timm's names, meanings and defaults, and those this trainer adds."""
+# ruff: noqa: RUF009 -- a flag is a dataclass field
+"""The settings of ``timm train``, one line each: timm's under timm's names, meanings and defaults, and our own.
 
-import argparse
+A field is a flag: ``batch_size`` is ``--batch-size``. Its type parses and checks the value.
+"""
+
+import copy
+from dataclasses import dataclass, field
 from typing import Any
 
-from topk_registry.cli import ArgumentParser, ParseOptions
 
-# Flags of timm's modes that its own script runs and this trainer does not, with timm's defaults: a command line or an
-# args.yaml of timm's parses, and any other value is refused. A list's own default stands where timm's is None.
-ELSEWHERE: dict[str, Any] = {
-    **dict.fromkeys(("naflex_loader", "naflex_patchify_channels_first", "log_wandb", "torchscript"), False),
-    **{name: [] for name in ("naflex_patch_sizes", "naflex_patch_size_probs", "wandb_tags")},
-    **{name: [] for name in ("train_img_sizes", "train_batch_sizes", "train_size_probs")},
-    **dict.fromkeys(("wandb_project", "distill_loss_weight", "task_loss_weight"), None),
-    **dict.fromkeys(("kd_model_name", "kd_student_feature_dim", "kd_teacher_feature_dim"), None),
-    **dict.fromkeys(("wandb_resume_id", "fuser"), ""),
-    "naflex_train_seq_lens": [128, 256, 576, 784, 1024],
-    "naflex_max_seq_len": 576,
-    "naflex_loss_scale": "linear",
-    "train_size_schedule": "constant",
-    "train_size_schedule_spread": 0.65,
-    "train_size_random_mix": 0.1,
-    "variable_batch_loss_scale": "none",
-    "kd_distill_type": "logit",
-    "kd_loss_type": "kl",
-    "kd_temperature": 4.0,
-    "kd_token_distill_type": "soft",
-}
+def flag(
+    default: Any,
+    help: str,
+    *,
+    metavar: str | None = None,
+    names: tuple[str, ...] = (),
+    choices: tuple[Any, ...] = (),
+    nargs: int | None = None,
+    const: Any = None,
+) -> Any:
+    """A dataclass field that is also a command-line flag.
 
-
-def create_parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        prog="timm train",
-        description="Train an image classifier by the name of its loss. No data named: on a built-in data set.",
-        parents=[config_parser()],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    for add in (_loss, _data, _harder, _model, _device, _optimizer, _schedule, _augmentation, _norm, _ema, _run):
-        add(parser)
-    _elsewhere(parser)
-    return parser
+    Args:
+        default: its value where the flag is not given.
+        help: the line of ``--help``.
+        metavar: name of the value in ``--help``.
+        names: further names of the flag.
+        choices: the values it takes.
+        nargs: number of values.
+        const: the value of the flag where it is given alone.
+    """
+    said = {"help": help, "metavar": metavar, "names": names, "choices": choices, "nargs": nargs, "const": const}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: copy.copy(default), metadata=said)
+    return field(default=default, metadata=said)
 
 
-def config_parser() -> ArgumentParser:
-    parser = ArgumentParser(add_help=False)
-    parser.add_argument(
-        "-c", "--config", default="", metavar="FILE", help="YAML file of defaults, such as an args.yaml"
-    )
-    return parser
+@dataclass(frozen=True, kw_only=True)
+class LossFlags:
+    """Loss."""
 
-
-def _loss(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("loss").add_argument
-    add("--loss", default="", metavar="NAME", help="a registered loss (`timm losses` lists them) or one of timm's own")
-    add("--loss-opt", nargs="*", default={}, action=ParseOptions, metavar="K=V", help="the loss's options; repeats add")
-    add(
-        "--normalize-classifier",
-        "--cosine-classifier",
-        nargs="?",
-        type=float,
-        const=1.0,
-        default=None,
+    loss: str = flag("ce", "a registered loss (`timm losses` lists them) or one of timm's own", metavar="NAME")
+    loss_opt: dict[str, Any] = flag({}, "the loss's options; repeats add")
+    normalize_classifier: float | None = flag(
+        None,
+        "swap the model's classifier for a cosine one, as LDAM and the imbalanced losses want",
         metavar="SCALE",
-        help="swap the model's classifier for a cosine one, as LDAM and the imbalanced losses want",
+        names=("--cosine-classifier",),
+        const=1.0,
     )
-    add(
-        "--train-script",
-        default="",
-        metavar="PATH",
-        help="run this copy of timm's train.py instead, with --loss added to its flags (or set TIMM_TRAIN_SCRIPT)",
-    )
-    add("--learn-scale", action="store_true", help="train the cosine classifier's scale")
-    add("--jsd-loss", action="store_true", help="timm's name for --loss jsd; needs --aug-splits")
-    add("--bce-loss", action="store_true", help="timm's name for --loss bce")
-    add("--bce-sum", action="store_true", help="bce: sum over classes")
-    add("--bce-target-thresh", type=float, help="bce: targets above this are 1, others 0")
-    add("--bce-pos-weight", type=float, help="bce: weight of the positive term")
+    learn_scale: bool = flag(False, "train the cosine classifier's scale")
 
 
-def _data(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("data")
-    parser.add_argument("data", nargs="?", metavar="DIR", help="the data's root directory (or --data-dir)")
-    add = group.add_argument
-    add("--data-dir", metavar="DIR", help="the data's root directory")
-    add(
-        "--dataset",
-        default="",
+@dataclass(frozen=True, kw_only=True)
+class DataFlags:
+    """Data."""
+
+    data_dir: str | None = flag(None, "the data's root directory", metavar="DIR")
+    dataset: str = flag(
+        "",
+        "<type>/<name> as in timm (torch/cifar100, hfds/..., wds/...), an image folder if empty, or topk/<name> for a "
+        "registered data set",
         metavar="NAME",
-        help="<type>/<name> as in timm (torch/cifar100, hfds/..., wds/...), an image folder if empty, "
-        "or topk/<name> for a registered data set",
     )
-    add(
-        "--dataset-opt",
-        nargs="*",
-        default={},
-        action=ParseOptions,
-        metavar="K=V",
-        help="options of a registered data set, such as size=20000 noise=6",
-    )
-    add("--train-split", default="train", metavar="NAME", help="the split to train on")
-    add(
-        "--val-split",
-        default="validation",
+    dataset_opt: dict[str, Any] = flag({}, "options of a registered data set, such as size=20000 noise=6")
+    train_split: str = flag("train", "the split to train on", metavar="NAME")
+    val_split: str = flag(
+        "validation",
+        "the split to evaluate on; a fraction such as 0.1 holds out that much of each training class; '' for none",
         metavar="NAME",
-        help="the split to evaluate on; a fraction such as 0.1 holds out that much of each training class; '' for none",
     )
-    add(
-        *("--train-batches-per-epoch", "--train-steps-per-epoch"),
-        type=int,
-        metavar="N",
-        help="batches in a training epoch (else what the data gives)",
+    train_batches_per_epoch: int | None = flag(
+        None, "batches in a training epoch (else what the data gives)", metavar="N", names=("--train-steps-per-epoch",)
     )
-    add("--train-num-samples", type=int, metavar="N", help="length of a streamed training split")
-    add("--val-num-samples", type=int, metavar="N", help="length of a streamed validation split")
-    add("--dataset-download", action="store_true", help="let torch/ and tfds/ data sets download themselves")
-    add("--class-map", default="", metavar="FILE", help="class name to index map")
-    add("--input-img-mode", help="PIL mode of the images")
-    add("--input-key", help="the data set's key of the image")
-    add("--target-key", help="the data set's key of the label")
-    add("--dataset-trust-remote-code", action="store_true", help="let a Hugging Face data set run its own code")
-    add(
-        "--strict-data",
-        action="store_true",
-        help="stop at an unreadable image (else its neighbour is used, and counted)",
+    train_num_samples: int | None = flag(None, "length of a streamed training split", metavar="N")
+    val_num_samples: int | None = flag(None, "length of a streamed validation split", metavar="N")
+    dataset_download: bool = flag(False, "let torch/ and tfds/ data sets download themselves")
+    class_map: str = flag("", "class name to index map", metavar="FILE")
+    input_img_mode: str | None = flag(None, "PIL mode of the images")
+    input_key: str | None = flag(None, "the data set's key of the image")
+    target_key: str | None = flag(None, "the data set's key of the label")
+    dataset_trust_remote_code: bool = flag(False, "let a Hugging Face data set run its own code")
+    strict_data: bool = flag(False, "stop at an unreadable image (else its neighbour is used, and counted)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarderDataFlags:
+    """Harder training data."""
+
+    label_noise: float = flag(0.0, "draw this share of the training labels anew, within their superclass", metavar="P")
+    superclasses: str = flag(
+        "", "JSON: the superclass of each class (CIFAR-100's and the built-in data's are known)", metavar="FILE"
     )
-
-
-def _harder(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("harder training data").add_argument
-    add(
-        "--label-noise",
-        type=float,
-        default=0.0,
-        metavar="P",
-        help="draw this share of the training labels anew, within their superclass",
+    long_tail: str | None = flag(
+        None, "thin the classes out, from all of the first to few of the last", choices=("pareto", "exp")
     )
-    add(
-        "--superclasses",
-        default="",
-        metavar="FILE",
-        help="JSON: the superclass of each class (CIFAR-100's and the built-in data's are known)",
+    imbalance_factor: float = flag(100.0, "first over last class of --long-tail", metavar="F")
+    subset: float = flag(1.0, "train on this fraction of each class", metavar="FRACTION")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """Model."""
+
+    model: str = flag("resnet50", "a timm model", metavar="NAME")
+    pretrained: bool = flag(False, "start from its published weights")
+    pretrained_path: str | None = flag(None, "start from this file as if it were the published weights")
+    initial_checkpoint: str = flag("", "load this checkpoint into the model first", metavar="PATH")
+    resume: str = flag("", "continue from a checkpoint; 'auto' finds the latest of this run", metavar="PATH")
+    no_resume_opt: bool = flag(False, "resume the model alone, not the optimizer")
+    num_classes: int | None = flag(None, "number of classes (else the data set's, else the model's)", metavar="N")
+    gp: str | None = flag(None, "global pooling type", metavar="POOL")
+    img_size: int | None = flag(None, "image size (else the model's)", metavar="N")
+    in_chans: int | None = flag(None, "input channels (else 3)", metavar="N")
+    input_size: list[int] | None = flag(None, "input channels, height and width", metavar="N", nargs=3)
+    crop_pct: float | None = flag(None, "share of the image kept by evaluation's centre crop", metavar="PCT")
+    mean: list[float] | None = flag(None, "channel means to normalise with", metavar="MEAN")
+    std: list[float] | None = flag(None, "channel standard deviations to normalise with", metavar="STD")
+    interpolation: str = flag("", "resizing interpolation", metavar="NAME")
+    batch_size: int = flag(128, "training batch of each process", metavar="N", names=("-b",))
+    validation_batch_size: int | None = flag(
+        None, "evaluation batch (else the training one)", metavar="N", names=("-vb",)
     )
-    add("--long-tail", choices=("pareto", "exp"), help="thin the classes out, from all of the first to few of the last")
-    add("--imbalance-factor", type=float, default=100.0, metavar="F", help="first over last class of --long-tail")
-    add("--subset", type=float, default=1.0, metavar="FRACTION", help="train on this fraction of each class")
+    channels_last: bool = flag(False, "channels-last memory layout")
+    grad_accum_steps: int = flag(1, "batches to an update", metavar="N")
+    grad_checkpointing: bool = flag(False, "recompute activations to save memory")
+    fast_norm: bool = flag(False, "timm's fast normalisation layers")
+    model_kwargs: dict[str, Any] = flag({}, "extra model options")
+    head_init_scale: float | None = flag(None, "scale the classifier's initial values")
+    head_init_bias: float | None = flag(None, "the classifier's initial bias")
+    torchcompile: str | None = flag(None, "compile the model", metavar="BACKEND", const="inductor")
+    torchcompile_mode: str | None = flag(None, "torch.compile mode")
 
 
-def _model(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("model").add_argument
-    add("--model", default="resnet50", metavar="NAME", help="a timm model")
-    add("--pretrained", action="store_true", help="start from its published weights")
-    add("--pretrained-path", help="start from this file as if it were the published weights")
-    add("--initial-checkpoint", default="", metavar="PATH", help="load this checkpoint into the model first")
-    add("--resume", default="", metavar="PATH", help="continue from a checkpoint; 'auto' finds the latest of this run")
-    add("--no-resume-opt", action="store_true", help="resume the model alone, not the optimizer")
-    add("--num-classes", type=int, metavar="N", help="number of classes (else the data set's, else the model's)")
-    add("--gp", metavar="POOL", help="global pooling type")
-    add("--img-size", type=int, metavar="N", help="image size (else the model's)")
-    add("--in-chans", type=int, metavar="N", help="input channels (else 3)")
-    add("--input-size", nargs=3, type=int, metavar="N", help="input channels, height and width")
-    add("--crop-pct", type=float, metavar="PCT", help="share of the image kept by evaluation's centre crop")
-    add("--mean", type=float, nargs="+", metavar="MEAN", help="channel means to normalise with")
-    add("--std", type=float, nargs="+", metavar="STD", help="channel standard deviations to normalise with")
-    add("--interpolation", default="", metavar="NAME", help="resizing interpolation")
-    add("-b", "--batch-size", type=int, default=128, metavar="N", help="training batch of each process")
-    add("-vb", "--validation-batch-size", type=int, metavar="N", help="evaluation batch (else the training one)")
-    add("--channels-last", action="store_true", help="channels-last memory layout")
-    add("--grad-accum-steps", type=int, default=1, metavar="N", help="batches to an update")
-    add("--grad-checkpointing", action="store_true", help="recompute activations to save memory")
-    add("--fast-norm", action="store_true", help="timm's fast normalisation layers")
-    add("--model-kwargs", nargs="*", default={}, action=ParseOptions, metavar="K=V", help="extra model options")
-    add("--head-init-scale", type=float, help="scale the classifier's initial values")
-    add("--head-init-bias", type=float, help="the classifier's initial bias")
-    add("--torchcompile", nargs="?", const="inductor", metavar="BACKEND", help="compile the model")
-    add("--torchcompile-mode", help="torch.compile mode")
+@dataclass(frozen=True, kw_only=True)
+class DeviceFlags:
+    """Device."""
 
-
-def _device(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("device").add_argument
-    add("--device", default="cuda", help="where to train; without CUDA, cuda means cpu")
-    add("--amp", action="store_true", help="mixed precision")
-    add(
-        "--amp-dtype",
+    device: str = flag("cuda", "where to train; without CUDA, cuda means cpu")
+    amp: bool = flag(False, "mixed precision")
+    amp_dtype: str | None = flag(
+        None,
+        "the lower precision of --amp (else float16, and bfloat16 on a CPU, where float16 is slow)",
         choices=("float16", "bfloat16"),
-        help="the lower precision of --amp (else float16, and bfloat16 on a CPU, where float16 is slow)",
     )
-    add("--model-dtype", choices=("float32", "float16", "bfloat16"), help="the model's own precision, without --amp")
-    add("--no-ddp-bb", action="store_true", help="do not broadcast buffers between processes")
-    add("--synchronize-step", action="store_true", help="wait for the device after each step")
-    add("--local_rank", "--local-rank", type=int, default=0, help="set by launchers")
-    add("--device-modules", nargs="+", metavar="MODULE", help="modules to import for a device backend")
+    model_dtype: str | None = flag(
+        None, "the model's own precision, without --amp", choices=("float32", "float16", "bfloat16")
+    )
+    no_ddp_bb: bool = flag(False, "do not broadcast buffers between processes")
+    synchronize_step: bool = flag(False, "wait for the device after each step")
+    local_rank: int = flag(0, "set by launchers", names=("--local_rank",))
+    device_modules: list[str] | None = flag(None, "modules to import for a device backend", metavar="MODULE")
 
 
-def _optimizer(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("optimizer").add_argument
-    add("--opt", default="sgd", metavar="NAME", help="a timm optimizer")
-    add("--opt-eps", type=float, metavar="EPS", help="its epsilon")
-    add("--opt-betas", type=float, nargs="+", metavar="BETA", help="its betas")
-    add("--momentum", type=float, default=0.9, metavar="M", help="its momentum")
-    add("--weight-decay", type=float, default=2e-5, help="weight decay")
-    add("--clip-grad", type=float, metavar="NORM", help="clip gradients")
-    add("--clip-mode", default="norm", choices=("norm", "value", "agc"), help="how to clip")
-    add("--layer-decay", type=float, help="layer-wise learning-rate decay")
-    add("--layer-decay-min-scale", type=float, default=0, help="its least scale")
-    add("--layer-decay-no-opt-scale", type=float, help="layers below this scale are not trained")
-    add("--opt-kwargs", nargs="*", default={}, action=ParseOptions, metavar="K=V", help="extra optimizer options")
+@dataclass(frozen=True, kw_only=True)
+class OptimizerFlags:
+    """Optimizer."""
+
+    opt: str = flag("sgd", "a timm optimizer", metavar="NAME")
+    opt_eps: float | None = flag(None, "its epsilon", metavar="EPS")
+    opt_betas: list[float] | None = flag(None, "its betas", metavar="BETA")
+    momentum: float = flag(0.9, "its momentum", metavar="M")
+    weight_decay: float = flag(2e-05, "weight decay")
+    clip_grad: float | None = flag(None, "clip gradients", metavar="NORM")
+    clip_mode: str = flag("norm", "how to clip", choices=("norm", "value", "agc"))
+    layer_decay: float | None = flag(None, "layer-wise learning-rate decay")
+    layer_decay_min_scale: float = flag(0, "its least scale")
+    layer_decay_no_opt_scale: float | None = flag(None, "layers below this scale are not trained")
+    opt_kwargs: dict[str, Any] = flag({}, "extra optimizer options")
 
 
-def _schedule(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("schedule").add_argument
-    add("--epochs", type=int, default=300, metavar="N", help="epochs")
-    add("--sched", default="cosine", metavar="NAME", help="learning-rate schedule")
-    add("--sched-on-updates", action="store_true", help="step the schedule on updates, not epochs")
-    add("--lr", type=float, metavar="LR", help="learning rate (else from --lr-base)")
-    add("--lr-base", type=float, default=0.1, metavar="LR", help="lr = lr_base * global batch / lr_base_size")
-    add("--lr-base-size", type=int, default=256, metavar="DIV", help="the batch that --lr-base is for")
-    add("--lr-base-scale", default="", choices=("", "linear", "sqrt"), help="how lr grows with the batch; by optimizer")
-    add("--lr-noise", type=float, nargs="+", metavar="PCT", help="epochs between which the rate is noisy")
-    add("--lr-noise-pct", type=float, default=0.67, help="the noise's limit")
-    add("--lr-noise-std", type=float, default=1.0, help="the noise's standard deviation")
-    add("--lr-cycle-mul", type=float, default=1.0, help="cycle length multiplier")
-    add("--lr-cycle-decay", type=float, default=0.5, help="decay from cycle to cycle")
-    add("--lr-cycle-limit", type=int, default=1, metavar="N", help="number of cycles")
-    add("--lr-k-decay", type=float, default=1.0, help="k-decay of cosine and poly")
-    add("--warmup-lr", type=float, default=1e-5, metavar="LR", help="the rate that warm-up starts from")
-    add("--min-lr", type=float, default=0, metavar="LR", help="the least rate")
-    add("--epoch-repeats", type=float, default=0.0, metavar="N", help="repeats of a streamed data set in an epoch")
-    add("--start-epoch", type=int, metavar="N", help="start here, whatever a checkpoint says")
-    add("--decay-milestones", type=int, nargs="+", default=[90, 180, 270], metavar="N", help="of multistep")
-    add("--decay-epochs", type=float, default=90, metavar="N", help="epochs between decays of step")
-    add("--warmup-epochs", type=int, default=5, metavar="N", help="epochs of warm-up")
-    add("--warmup-prefix", action="store_true", help="warm up before the schedule, not within it")
-    add("--cooldown-epochs", type=int, default=0, metavar="N", help="epochs at the least rate, at the end")
-    add("--patience-epochs", type=int, default=10, metavar="N", help="of plateau")
-    add("--decay-rate", "--dr", type=float, default=0.1, metavar="RATE", help="of step, multistep and plateau")
+@dataclass(frozen=True, kw_only=True)
+class ScheduleFlags:
+    """Schedule."""
+
+    epochs: int = flag(300, "epochs", metavar="N")
+    sched: str = flag("cosine", "learning-rate schedule", metavar="NAME")
+    sched_on_updates: bool = flag(False, "step the schedule on updates, not epochs")
+    lr: float | None = flag(None, "learning rate (else from --lr-base)", metavar="LR")
+    lr_base: float = flag(0.1, "lr = lr_base * global batch / lr_base_size", metavar="LR")
+    lr_base_size: int = flag(256, "the batch that --lr-base is for", metavar="DIV")
+    lr_base_scale: str = flag("", "how lr grows with the batch; by optimizer", choices=("", "linear", "sqrt"))
+    lr_noise: list[float] | None = flag(None, "epochs between which the rate is noisy", metavar="PCT")
+    lr_noise_pct: float = flag(0.67, "the noise's limit")
+    lr_noise_std: float = flag(1.0, "the noise's standard deviation")
+    lr_cycle_mul: float = flag(1.0, "cycle length multiplier")
+    lr_cycle_decay: float = flag(0.5, "decay from cycle to cycle")
+    lr_cycle_limit: int = flag(1, "number of cycles", metavar="N")
+    lr_k_decay: float = flag(1.0, "k-decay of cosine and poly")
+    warmup_lr: float = flag(1e-05, "the rate that warm-up starts from", metavar="LR")
+    min_lr: float = flag(0, "the least rate", metavar="LR")
+    epoch_repeats: float = flag(0.0, "repeats of a streamed data set in an epoch", metavar="N")
+    start_epoch: int | None = flag(None, "start here, whatever a checkpoint says", metavar="N")
+    decay_milestones: list[int] = flag([90, 180, 270], "of multistep", metavar="N")
+    decay_epochs: float = flag(90, "epochs between decays of step", metavar="N")
+    warmup_epochs: int = flag(5, "epochs of warm-up", metavar="N")
+    warmup_prefix: bool = flag(False, "warm up before the schedule, not within it")
+    cooldown_epochs: int = flag(0, "epochs at the least rate, at the end", metavar="N")
+    patience_epochs: int = flag(10, "of plateau", metavar="N")
+    decay_rate: float = flag(0.1, "of step, multistep and plateau", metavar="RATE", names=("--dr",))
 
 
-def _augmentation(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("augmentation and regularisation").add_argument
-    add("--no-aug", action="store_true", help="resize only, whatever the flags below say")
-    add("--train-crop-mode", help="timm's training crop mode")
-    add("--scale", type=float, nargs="+", default=[0.08, 1.0], metavar="PCT", help="random crop's area")
-    add("--ratio", type=float, nargs="+", default=[3 / 4, 4 / 3], metavar="R", help="random crop's aspect")
-    add("--hflip", type=float, default=0.5, help="chance of a horizontal flip")
-    add("--vflip", type=float, default=0.0, help="chance of a vertical flip")
-    add("--color-jitter", type=float, default=0.4, metavar="F", help="colour jitter")
-    add("--color-jitter-prob", type=float, metavar="P", help="its chance")
-    add("--grayscale-prob", type=float, metavar="P", help="chance of greyscale")
-    add("--gaussian-blur-prob", type=float, metavar="P", help="chance of blur")
-    add("--aa", metavar="NAME", help="auto-augment policy, such as rand-m9-mstd0.5-inc1, v0, original, augmix")
-    add("--aug-repeats", type=float, default=0, help="repeated augmentation (distributed only)")
-    add("--aug-splits", type=int, default=0, help="augmentation splits: 0, or at least 2")
-    add("--reprob", type=float, default=0.0, metavar="P", help="chance of random erasing")
-    add("--remode", default="pixel", help="random erasing mode")
-    add("--recount", type=int, default=1, help="random erasing count")
-    add("--resplit", action="store_true", help="do not erase in the first augmentation split")
-    add("--mixup", type=float, default=0.0, metavar="ALPHA", help="mixup's alpha, on if above 0")
-    add("--cutmix", type=float, default=0.0, metavar="ALPHA", help="cutmix's alpha, on if above 0")
-    add("--cutmix-minmax", type=float, nargs="+", help="cutmix's least and largest ratio")
-    add("--mixup-prob", type=float, default=1.0, help="chance that a batch is mixed")
-    add("--mixup-switch-prob", type=float, default=0.5, help="chance of cutmix where both are on")
-    add("--mixup-mode", default="batch", choices=("batch", "pair", "elem", "half"), help="mix by batch, pair, element")
-    add("--mixup-off-epoch", type=int, default=0, metavar="N", help="no mixing from this epoch, if above 0")
-    add("--smoothing", type=float, default=0.1, help="label smoothing")
-    add("--train-interpolation", default="random", help="random, bilinear or bicubic")
-    add("--drop", type=float, default=0.0, metavar="P", help="dropout")
-    add("--drop-connect", type=float, metavar="P", help="old name of --drop-path")
-    add("--drop-path", type=float, metavar="P", help="stochastic depth")
-    add("--drop-block", type=float, metavar="P", help="drop block")
+@dataclass(frozen=True, kw_only=True)
+class AugmentationFlags:
+    """Augmentation and regularisation."""
+
+    no_aug: bool = flag(False, "resize only, whatever the flags below say")
+    train_crop_mode: str | None = flag(None, "timm's training crop mode")
+    scale: list[float] = flag([0.08, 1.0], "random crop's area", metavar="PCT")
+    ratio: list[float] = flag([0.75, 1.3333333333333333], "random crop's aspect", metavar="R")
+    hflip: float = flag(0.5, "chance of a horizontal flip")
+    vflip: float = flag(0.0, "chance of a vertical flip")
+    color_jitter: float = flag(0.4, "colour jitter", metavar="F")
+    color_jitter_prob: float | None = flag(None, "its chance", metavar="P")
+    grayscale_prob: float | None = flag(None, "chance of greyscale", metavar="P")
+    gaussian_blur_prob: float | None = flag(None, "chance of blur", metavar="P")
+    aa: str | None = flag(
+        None, "auto-augment policy, such as rand-m9-mstd0.5-inc1, v0, original, augmix", metavar="NAME"
+    )
+    aug_repeats: float = flag(0, "repeated augmentation (distributed only)")
+    aug_splits: int = flag(0, "augmentation splits: 0, or at least 2")
+    reprob: float = flag(0.0, "chance of random erasing", metavar="P")
+    remode: str = flag("pixel", "random erasing mode")
+    recount: int = flag(1, "random erasing count")
+    resplit: bool = flag(False, "do not erase in the first augmentation split")
+    mixup: float = flag(0.0, "mixup's alpha, on if above 0", metavar="ALPHA")
+    cutmix: float = flag(0.0, "cutmix's alpha, on if above 0", metavar="ALPHA")
+    cutmix_minmax: list[float] | None = flag(None, "cutmix's least and largest ratio")
+    mixup_prob: float = flag(1.0, "chance that a batch is mixed")
+    mixup_switch_prob: float = flag(0.5, "chance of cutmix where both are on")
+    mixup_mode: str = flag("batch", "mix by batch, pair, element", choices=("batch", "pair", "elem", "half"))
+    mixup_off_epoch: int = flag(0, "no mixing from this epoch, if above 0", metavar="N")
+    smoothing: float = flag(0.1, "label smoothing")
+    train_interpolation: str = flag("random", "random, bilinear or bicubic")
+    drop: float = flag(0.0, "dropout", metavar="P")
+    drop_connect: float | None = flag(None, "old name of --drop-path", metavar="P")
+    drop_path: float | None = flag(None, "stochastic depth", metavar="P")
+    drop_block: float | None = flag(None, "drop block", metavar="P")
 
 
-def _norm(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("batch norm").add_argument
-    add("--bn-momentum", type=float, help="batch-norm momentum")
-    add("--bn-eps", type=float, help="batch-norm epsilon")
-    add("--sync-bn", action="store_true", help="synchronised batch norm")
-    add("--dist-bn", default="reduce", choices=("broadcast", "reduce", ""), help="share statistics after each epoch")
-    add("--split-bn", action="store_true", help="a batch norm for each augmentation split")
+@dataclass(frozen=True, kw_only=True)
+class BatchNormFlags:
+    """Batch norm."""
+
+    bn_momentum: float | None = flag(None, "batch-norm momentum")
+    bn_eps: float | None = flag(None, "batch-norm epsilon")
+    sync_bn: bool = flag(False, "synchronised batch norm")
+    dist_bn: str = flag("reduce", "share statistics after each epoch", choices=("broadcast", "reduce", ""))
+    split_bn: bool = flag(False, "a batch norm for each augmentation split")
 
 
-def _ema(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("moving average").add_argument
-    add("--model-ema", action="store_true", help="keep, and evaluate, a moving average of the weights")
-    add("--model-ema-force-cpu", action="store_true", help="keep it on the CPU, not evaluated")
-    add("--model-ema-decay", type=float, default=0.9998, help="its decay")
-    add("--model-ema-warmup", action="store_true", help="let its decay warm up")
+@dataclass(frozen=True, kw_only=True)
+class AverageFlags:
+    """Moving average."""
+
+    model_ema: bool = flag(False, "keep, and evaluate, a moving average of the weights")
+    model_ema_force_cpu: bool = flag(False, "keep it on the CPU, not evaluated")
+    model_ema_decay: float = flag(0.9998, "its decay")
+    model_ema_warmup: bool = flag(False, "let its decay warm up")
 
 
-def _run(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("run").add_argument
-    add("--dry-run", action="store_true", help="build everything, run one batch forward and backward, print the plan")
-    add("--seed", type=int, default=42, metavar="S", help="random seed")
-    add("--worker-seeding", default="all", help="accepted as timm's; every batch has a seed of its own here")
-    add("--log-interval", type=int, default=50, metavar="N", help="updates between lines of progress")
-    add("--val-interval", type=int, default=1, metavar="N", help="epochs between evaluations")
-    add("--recovery-interval", type=int, default=0, metavar="N", help="updates between recovery checkpoints")
-    add("--checkpoint-hist", type=int, default=10, metavar="N", help="checkpoints to keep")
-    add("-j", "--workers", type=int, default=4, metavar="N", help="data-loading processes")
-    add("--save-images", action="store_true", help="save the training batches of every log interval")
-    add("--pin-mem", action="store_true", help="pin host memory")
-    add("--no-prefetcher", action="store_true", help="normalise and mix on the CPU")
-    add("--output", default="", metavar="DIR", help="where runs go (else ./output/train)")
-    add("--experiment", default="", metavar="NAME", help="this run's folder in --output")
-    add(
-        "--eval-metric",
-        default="top1",
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """Run."""
+
+    dry_run: bool = flag(False, "build everything, run one batch forward and backward, print the plan")
+    seed: int = flag(42, "random seed", metavar="S")
+    worker_seeding: str = flag("all", "accepted as timm's; every batch has a seed of its own here")
+    log_interval: int = flag(50, "updates between lines of progress", metavar="N")
+    val_interval: int = flag(1, "epochs between evaluations", metavar="N")
+    recovery_interval: int = flag(0, "updates between recovery checkpoints", metavar="N")
+    checkpoint_hist: int = flag(10, "checkpoints to keep", metavar="N")
+    workers: int = flag(4, "data-loading processes", metavar="N", names=("-j",))
+    save_images: bool = flag(False, "save the training batches of every log interval")
+    pin_mem: bool = flag(False, "pin host memory")
+    no_prefetcher: bool = flag(False, "normalise and mix on the CPU")
+    output: str = flag("", "where runs go (else ./output/train)", metavar="DIR")
+    experiment: str = flag("", "this run's folder in --output", metavar="NAME")
+    eval_metric: str = flag(
+        "top1",
+        "what picks the best checkpoint: loss, topK or macro-topK for any K, many-topK, medium-topK, few-topK",
         metavar="NAME",
-        help="what picks the best checkpoint: loss, topK or macro-topK for any K, many-topK, medium-topK, few-topK",
     )
-    add(
-        "--early-stop", type=int, default=0, metavar="N", help="stop after N evaluations without a better --eval-metric"
-    )
-    add(
-        "--multi-crop",
-        type=int,
-        default=0,
-        choices=(0, 5, 10),
-        help="evaluate on that many crops, averaging top-k probabilities",
-    )
-    add("--marginal-temperature", type=float, metavar="T", help="temperature of those probabilities (else the loss's)")
-    add("--tta", type=int, default=0, metavar="N", help="average the scores of N consecutive samples")
-    add("--use-multi-epochs-loader", action="store_true", help="accepted as timm's; workers outlive the epoch anyway")
-
-
-def _elsewhere(parser: argparse.ArgumentParser) -> None:
-    """The flags of timm's other modes, so that a command line of timm's parses."""
-    for flag, default in ELSEWHERE.items():
-        kind: dict[str, Any] = (
-            {"action": "store_true"}
-            if default is False
-            else {"type": type(default) if isinstance(default, (int, float)) else str}
-        )
-        nargs = {"nargs": "+"} if isinstance(default, list) else {}
-        parser.add_argument("--" + flag.replace("_", "-"), help=argparse.SUPPRESS, default=default, **kind, **nargs)
+    early_stop: int = flag(0, "stop after N evaluations without a better --eval-metric", metavar="N")
+    multi_crop: int = flag(0, "evaluate on that many crops, averaging top-k probabilities", choices=(0, 5, 10))
+    marginal_temperature: float | None = flag(None, "temperature of those probabilities (else the loss's)", metavar="T")
+    tta: int = flag(0, "average the scores of N consecutive samples", metavar="N")
+    use_multi_epochs_loader: bool = flag(False, "accepted as timm's; workers outlive the epoch anyway")

@@ -15,80 +15,76 @@ from timm.task import load_task_ema_checkpoint, resume_task_checkpoint
 from timm.utils.checkpoint_saver import load_checkpoint_metadata
 from torch import distributed as dist
 
+from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.resume import OUTPUT, differences, find_auto
+from topk_registry.train.engine.run import Run
 from topk_registry.train.engine.state import LAST, Checkpoints, restore, same_loss
 from topk_registry.train.errors import TrainError
-from topk_registry.train.setup.build import Run, distribute
+from topk_registry.train.setup.build import distribute
 
 SETTLED = ("lr", "num_classes", "dist_bn")  # None in the flags, and a number in a checkpoint
 
 
-def begin(run: Run, written: dict[str, Any]) -> None:
-    """Resume if asked, wrap the model, and open the run's folder; nothing is written before the resuming worked.
-
-    Args:
-        run: the parts of the run.
-        written: its settings as they were given, for args.yaml.
-    """
-    args = run.args
+def begin(run: Run) -> None:
+    """Resume if asked, wrap the model, and open the run's folder; nothing is written before the resuming worked."""
+    config = run.config
     found: list[Path | None] = [None, None]
-    if utils.is_primary(args):
-        resume = _resume_path(run, written)
-        found = [_folder(args, resume), resume]
-    if args.distributed:
+    if run.compute.primary:
+        resume = _resume_path(run)
+        found = [_folder(config, resume), resume]
+    if run.compute.distributed:
         dist.broadcast_object_list(found, src=0)
     run.folder, resume = found
-    if args.model_ema:
+    if config.model_ema:
         run.task.setup_ema(
-            decay=args.model_ema_decay,
-            use_warmup=args.model_ema_warmup,
-            device=torch.device("cpu") if args.model_ema_force_cpu else None,
+            decay=config.model_ema_decay,
+            use_warmup=config.model_ema_warmup,
+            device=torch.device("cpu") if config.model_ema_force_cpu else None,
         )
-    saver = _saver(run) if utils.is_primary(args) else None
+    saver = _saver(run) if run.compute.primary else None
     if resume:
-        _resume(run, resume, written)
+        _resume(run, resume)
         if saver is not None and resume.parent == run.folder:
             saver.load_state_dict_from_checkpoint(str(resume))
             saver.curr_recovery_file = str(resume) if resume.name != LAST else ""  # to be deleted when its turn comes
-    elif args.start_epoch:
-        run.progress.epoch = args.start_epoch
+    elif config.start_epoch:
+        run.progress.epoch = config.start_epoch
         _place_schedule(run)
     if saver is not None:
-        _open_folder(run, written)
+        _open_folder(run)
         run.checkpoints = Checkpoints(saver)
     distribute(run)
 
 
-def _open_folder(run: Run, written: dict[str, Any]) -> None:
+def _open_folder(run: Run) -> None:
     assert run.folder is not None
     try:
         run.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TrainError(f"cannot make the run's folder {run.folder}: {error}") from error
     run.report.folder = run.folder
-    run.report.arguments({**written, "loss_record": run.loss})
+    run.report.arguments({**run.given.to_dict(), "loss_record": run.loss.record})
 
 
 def _saver(run: Run) -> utils.CheckpointSaver:
-    run.args.loss_record = run.loss
     return utils.CheckpointSaver(
         model=run.model,
         optimizer=run.optimizer,
-        args=run.args,
+        args=Namespace(**run.config.to_dict(), loss_record=run.loss.record),
         amp_scaler=run.compute.scaler,
         checkpoint_dir=str(run.folder),
         recovery_dir=str(run.folder),
         decreasing=run.decreasing,
-        max_history=run.args.checkpoint_hist,
+        max_history=run.config.checkpoint_hist,
         task=run.task,
     )
 
 
-def _resume(run: Run, path: Path, written: dict[str, Any]) -> None:
-    args = run.args
+def _resume(run: Run, path: Path) -> None:
+    config = run.config
     try:
         saved = load_checkpoint_metadata(str(path))
-        keep = not args.no_resume_opt and _optimizer_fits(run, saved)
+        keep = not config.no_resume_opt and _optimizer_fits(run, saved)
         epoch = resume_task_checkpoint(
             run.task,
             str(path),
@@ -96,19 +92,19 @@ def _resume(run: Run, path: Path, written: dict[str, Any]) -> None:
             loss_scaler=run.compute.scaler if keep else None,
             log_info=False,
         )
-        if args.model_ema:
+        if config.model_ema:
             load_task_ema_checkpoint(run.task, str(path))
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as error:
         raise TrainError(f"cannot resume from {path}: {error}") from error
-    whole = keep and args.start_epoch is None and restore(
-        run.task, run.progress, run.scheduler, rank=args.rank, world=args.world_size
+    whole = keep and config.start_epoch is None and restore(
+        run.task, run.progress, run.scheduler, rank=run.compute.rank, world=run.compute.world_size
     )  # fmt: skip
     if not whole:
-        run.progress.epoch = args.start_epoch if args.start_epoch is not None else epoch or 0
+        run.progress.epoch = config.start_epoch if config.start_epoch is not None else epoch or 0
     _place_schedule(run)
     place = f"epoch {run.progress.epoch + 1}" + (f", batch {run.progress.step + 1}" if run.progress.step else "")
     run.report.say(f"resumed   {path} at {place}" + ("" if whole else " (weights only, as timm resumes)"))
-    for note in _notes(run, saved, written):
+    for note in _notes(run, saved):
         run.report.say(f"          {note}")
 
 
@@ -119,20 +115,20 @@ def _optimizer_fits(run: Run, saved: Any) -> bool:
     return groups is None or sizes[0] == sizes[1]
 
 
-def _notes(run: Run, saved: Any, written: dict[str, Any]) -> list[str]:
+def _notes(run: Run, saved: Any) -> list[str]:
     """Sentences on how this run differs from the one that wrote the checkpoint."""
     record, before = (run.task.loaded_state or {}).get("loss"), saved.get("args") if isinstance(saved, dict) else None
     notes = []
-    if record and not same_loss(record, run.loss):
-        names = [f"{each['name']!r} {each['options'] or ''}".rstrip() for each in (record, run.loss)]
+    if record and not same_loss(record, run.loss.record):
+        names = [f"{each['name']!r} {each['options'] or ''}".rstrip() for each in (record, run.loss.record)]
         notes.append(f"the checkpoint was trained with loss {names[0]}, not {names[1]}: the state of that loss is left")
         if not _optimizer_fits(run, saved):
             notes.append("the optimizer begins anew: it has other parameters with this loss")
     old = vars(before) if isinstance(before, Namespace) else {}
-    if old.get("epochs", run.args.epochs) != run.args.epochs:
-        notes.append(f"planned for {old['epochs']} epochs before, now for {run.args.epochs}: the schedule follows, and "
-                     f"goes on at lr {run.lr:.3g}")  # fmt: skip
-    settled = {name: value for name, value in written.items() if value is not None and name not in SETTLED}
+    if old.get("epochs", run.config.epochs) != run.config.epochs:
+        epochs = f"planned for {old['epochs']} epochs before, now for {run.config.epochs}"
+        notes.append(f"{epochs}: the schedule follows, and goes on at lr {run.lr:.3g}")
+    settled = {name: value for name, value in run.given.to_dict().items() if value is not None and name not in SETTLED}
     differ = differences({name: value for name, value in old.items() if name not in ("loss", "loss_opt")}, settled)
     return notes + ([f"other settings than the checkpoint's: {'; '.join(differ)}"] if differ else [])
 
@@ -142,27 +138,28 @@ def _place_schedule(run: Run) -> None:
     progress, scheduler = run.progress, run.scheduler
     if scheduler is None or hasattr(scheduler, "lr_scheduler"):
         return
-    update = progress.epoch * run.updates_per_epoch + math.ceil(progress.step / run.args.grad_accum_steps)
+    update = progress.epoch * run.updates_per_epoch + math.ceil(progress.step / run.config.grad_accum_steps)
     if update:
         scheduler.step_update(update)
     if progress.epoch:
         scheduler.step(progress.epoch)
 
 
-def _resume_path(run: Run, written: dict[str, Any]) -> Path | None:
-    args = run.args
-    if args.resume == "auto":
-        path, note = find_auto(args, written)
+def _resume_path(run: Run) -> Path | None:
+    config = run.config
+    if config.resume == "auto":
+        path, note = find_auto(run.given)
         if note:
             run.report.say(note)
         return path
-    if args.resume and not os.path.isfile(args.resume):
-        raise TrainError(f"--resume {args.resume}: there is no such checkpoint")
-    return Path(args.resume) if args.resume else None
+    if config.resume and not os.path.isfile(config.resume):
+        raise TrainError(f"--resume {config.resume}: there is no such checkpoint")
+    return Path(config.resume) if config.resume else None
 
 
-def _folder(args: Namespace, resume: Path | None) -> Path:
-    if resume and not args.experiment and (resume.parent / "args.yaml").exists():
+def _folder(config: TrainConfig, resume: Path | None) -> Path:
+    if resume and not config.experiment and (resume.parent / "args.yaml").exists():
         return resume.parent
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path(args.output or OUTPUT) / (args.experiment or f"{stamp}-{safe_model_name(args.model)}-{args.loss}")
+    name = config.experiment or f"{stamp}-{safe_model_name(config.model)}-{config.loss}"
+    return Path(config.output or OUTPUT) / name

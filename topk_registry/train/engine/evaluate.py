@@ -1,4 +1,4 @@
-"""Accuracy of a model on a loader: top-k and macro top-k for several k, many-, medium- and few-shot, and a loss.
+"""Evaluation of a model: top-k and macro top-k accuracy, by frequency of the classes, and the likelihood.
 
 A class is ranked by its score, or by the loss's own ``probabilities(logits)`` where it has them (the spherical family).
 With several crops an image's ranking for top-k is the mean over crops of the top-k marginals (Berrada et al. 2018), of
@@ -7,7 +7,6 @@ which the k = 1 case is softmax.
 
 import math
 import re
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +18,8 @@ from torch import Tensor, nn
 
 from topk_registry import topk_marginals
 from topk_registry.metrics import StreamingMetric, TopKAccuracy
+from topk_registry.train.config.config import TrainConfig
+from topk_registry.train.engine.measures import Observer
 from topk_registry.train.errors import DataError, TrainError
 from topk_registry.train.setup.compute import Compute
 
@@ -41,7 +42,7 @@ def metric_sizes(name: str) -> list[int]:
 
 
 def readable(loader: Iterable[Any]) -> Iterator[Any]:
-    """The loader's batches; what goes wrong in making one is a ``DataError``."""
+    """Yield the loader's batches; raise a ``DataError`` where one cannot be read."""
     batches = iter(loader)
     while True:
         try:
@@ -71,14 +72,14 @@ class MeanLoss(StreamingMetric):
 class Crops:
     """An image as 5 or 10 crops (corners and centre, and their mirror images), each a uint8 array [3, h, w]."""
 
-    def __init__(self, config: dict[str, Any], crops: int) -> None:
+    def __init__(self, data_config: dict[str, Any], crops: int) -> None:
         from timm.data.transforms import str_to_interp_mode
         from torchvision.transforms import FiveCrop, Resize, TenCrop
 
-        height, width = config["input_size"][1:]
+        height, width = data_config["input_size"][1:]
         # a full-size centre crop has no corners to look at: leave the usual margin of 7/8
-        margin = min(config["crop_pct"], 0.875)
-        mode: Any = str_to_interp_mode(config["interpolation"])
+        margin = min(data_config["crop_pct"], 0.875)
+        mode: Any = str_to_interp_mode(data_config["interpolation"])
         self.resize = Resize(round(max(height, width) / margin), mode)
         self.crop = (FiveCrop if crops == 5 else TenCrop)((height, width))
 
@@ -89,7 +90,7 @@ class Crops:
 
 
 class Evaluator:
-    """Runs a model over a loader and returns its metrics, accuracies in percent.
+    """Metrics of a model over a loader, accuracies in percent.
 
     Args:
         loader: evaluation batches.
@@ -120,11 +121,12 @@ class Evaluator:
         self.loader, self.num_classes, self.sizes, self.counts = loader, num_classes, list(sizes), counts
         self.compute, self.channels_last = compute, channels_last
         self.crops, self.tta, self.temperature, self.stop = crops, tta, temperature, stop
-        self.on_batch: Callable[[Tensor, Tensor], object] = lambda probabilities, target: None
+        self.classes: Tensor | None = None  # the scores to keep, where the labels count only these
+        self.observers: Sequence[Observer] = ()
 
     @torch.inference_mode()
     def __call__(self, model: nn.Module, criterion: object = None) -> dict[str, float] | None:
-        """The metrics, or None if it was stopped. ``criterion.probabilities`` predicts, where there is one."""
+        """Return the metrics, or None if stopped. ``criterion.probabilities`` predicts where there is one."""
         probabilities = getattr(criterion, "probabilities", None)
         loss = MeanLoss()
         accuracy = [self._accuracy([k]) for k in self.sizes] if self.crops else [self._accuracy(self.sizes)]
@@ -141,28 +143,34 @@ class Evaluator:
                 target = target[: max(0, limit)]
                 limit -= len(target)
             if len(target):
-                self.on_batch(likelihood[: len(target)], target)
                 loss.update(likelihood[: len(target)].clamp(min=1e-30).log(), target)
                 for metric, scores in zip(accuracy, ranked, strict=True):
                     metric.update(scores[: len(target)], target)
+                for observer in self.observers:
+                    observer.update(likelihood[: len(target)], target)
         return self._results(loss, accuracy)
 
     def _accuracy(self, sizes: list[int]) -> TopKAccuracy:
         if self.counts is not None:
             return TopKAccuracy(sizes, class_counts=self.counts, device=self.compute.device)
-        return TopKAccuracy(sizes, num_classes=self.num_classes, device=self.compute.device)
+        n = self.num_classes if self.classes is None else len(self.classes)
+        return TopKAccuracy(sizes, num_classes=n, device=self.compute.device)
 
-    def _forward(self, model: nn.Module, images: Tensor) -> Tensor:
-        images = images.to(device=self.compute.device, dtype=self.compute.dtype)
-        if self.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
+    def _forward(self, model: nn.Module, images: Tensor | dict[str, Tensor]) -> Tensor:
+        if isinstance(images, dict):  # patches, and where they belong
+            device = self.compute.device
+            images = {n: part.to(device) if isinstance(part, Tensor) else part for n, part in images.items()}
+        else:
+            images = images.to(device=self.compute.device, dtype=self.compute.dtype)
+            if self.channels_last:
+                images = images.contiguous(memory_format=torch.channels_last)
         with self.compute.autocast():
             output = model(images)
         logits = output[0] if isinstance(output, (tuple, list)) else output
-        return logits.float()
+        return logits.float() if self.classes is None else logits.float()[:, self.classes.to(logits.device)]
 
     def _scores(self, logits: Tensor, probabilities: Callable[[Tensor], Tensor] | None) -> tuple[Tensor, list[Tensor]]:
-        """The likelihood [B, n], and what ranks the classes for each metric."""
+        """Return the likelihood [B, n], and for each metric the scores that rank the classes."""
         if self.tta > 1:
             logits = logits.unflatten(0, (-1, self.tta)).mean(1)
         likelihood = probabilities(logits) if probabilities else logits.softmax(-1)
@@ -186,9 +194,9 @@ class Evaluator:
         return results
 
 
-def temperature_of(args: Namespace, criterion: object) -> float:
+def temperature_of(config: TrainConfig, criterion: object) -> float:
     """The marginals' temperature: the flag's, else the loss's own, else 1."""
     own = getattr(criterion, "temperature", None)
-    if args.marginal_temperature is not None:
-        return args.marginal_temperature
+    if config.marginal_temperature is not None:
+        return config.marginal_temperature
     return float(own) if isinstance(own, (int, float)) else 1.0

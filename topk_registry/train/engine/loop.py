@@ -1,22 +1,18 @@
-"""One epoch of training, from any step on."""
+"""One epoch of training, begun at any step."""
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from timm import utils
 from torch import Tensor
 from torch import distributed as dist
 
+from topk_registry.train.engine.run import Run
 from topk_registry.train.errors import NonFiniteLossError
 
-if TYPE_CHECKING:
-    from topk_registry.train.setup.build import Run
 
-
-def train_epoch(run: "Run", stopped: Callable[[], bool]) -> bool:
-    """Train on what is left of ``run.progress``'s epoch; False if it was stopped, after a whole update."""
+def train_epoch(run: Run) -> bool:
+    """Train the rest of the epoch that ``run.progress`` is in; return False if stopped, after a whole update."""
     progress, steps = run.progress, len(run.loader)
     run.model.train()
     run.optimizer.zero_grad()
@@ -24,14 +20,16 @@ def train_epoch(run: "Run", stopped: Callable[[], bool]) -> bool:
     for images, target in run.report.steps(batches, epoch=progress.epoch, first=progress.step, total=steps):
         step = progress.step
         images, target = _to_device(run, images, target)
-        updates = step + 1 == steps or (step + 1) % run.args.grad_accum_steps == 0
-        loss, stop = _step(run, images, target, step, updates, stopped)
+        updates = step + 1 == steps or (step + 1) % run.config.grad_accum_steps == 0
+        loss, stop = _step(run, images, target, step, updates)
         progress.loss_sum += loss * len(images)
         progress.samples += len(images)
         progress.step += 1
         if updates:
             _after_update(run, images)
         _show(run, len(images), updates)
+        if run.hooks.on_step is not None:
+            run.hooks.on_step(run, loss)
         if updates and stop:
             return False
     sync_lookahead = getattr(run.optimizer, "sync_lookahead", None)
@@ -40,110 +38,108 @@ def train_epoch(run: "Run", stopped: Callable[[], bool]) -> bool:
     return True
 
 
-def mean_loss(run: "Run") -> float:
+def mean_loss(run: Run) -> float:
     """The epoch's mean training loss, over all processes."""
     sums = torch.tensor([run.progress.loss_sum, run.progress.samples], dtype=torch.float64)
-    if run.args.distributed:
+    if run.compute.distributed:
         sums = sums.to(run.compute.device)
         dist.all_reduce(sums)
     return (sums[0] / sums[1]).item() if sums[1] else math.nan
 
 
-def _step(
-    run: "Run", images: Tensor, target: Tensor, step: int, updates: bool, stopped: Callable[[], bool]
-) -> tuple[float, bool]:
-    syncs = updates or not run.args.distributed
+def _step(run: Run, images: Tensor, target: Tensor, step: int, updates: bool) -> tuple[float, bool]:
+    syncs = updates or not run.compute.distributed
     with torch.enable_grad() if syncs else run.task.no_sync():
         with run.compute.autocast():
             result = run.task(images, target)
         loss = result["loss"]
         value = loss.item()
-        stop, bad = agree(run, stopped(), not math.isfinite(value))
+        stop, bad = agree(run, run.stopped(), not math.isfinite(value))
         if bad:
             raise NonFiniteLossError(_save_batch(run, images, target, result["output"], value))
         _backward(run, loss / _accumulated(run, step), updates)
     return value, stop
 
 
-def _backward(run: "Run", loss: Tensor, updates: bool) -> None:
-    args = run.args
-    clipped = run.task.get_clip_parameters(exclude_head="agc" in args.clip_mode) if args.clip_grad else None
+def _backward(run: Run, loss: Tensor, updates: bool) -> None:
+    config = run.config
+    clipped = run.task.get_clip_parameters(exclude_head="agc" in config.clip_mode) if config.clip_grad else None
     second_order = getattr(run.optimizer, "is_second_order", False)
     if run.compute.scaler is not None:
-        run.compute.scaler(loss, run.optimizer, args.clip_grad, args.clip_mode, clipped, second_order, updates)
+        run.compute.scaler(loss, run.optimizer, config.clip_grad, config.clip_mode, clipped, second_order, updates)
         return
     loss.backward(create_graph=second_order)
     if updates:
-        if clipped is not None:
-            utils.dispatch_clip_grad(clipped, value=args.clip_grad, mode=args.clip_mode)
+        if clipped is not None and config.clip_grad:
+            utils.dispatch_clip_grad(clipped, value=config.clip_grad, mode=config.clip_mode)
         run.optimizer.step()
 
 
-def _after_update(run: "Run", images: Tensor) -> None:
-    args, progress = run.args, run.progress
+def _after_update(run: Run, images: Tensor) -> None:
+    config, progress = run.config, run.progress
     run.optimizer.zero_grad()
-    update = math.ceil(progress.step / args.grad_accum_steps)
+    update = math.ceil(progress.step / config.grad_accum_steps)
     total = progress.epoch * run.updates_per_epoch + update
     run.task.update_ema(step=total)
-    if args.synchronize_step and run.compute.device.type == "cuda":
+    if config.synchronize_step and run.compute.device.type == "cuda":
         torch.cuda.synchronize()
     if run.scheduler is not None:
         run.scheduler.step_update(num_updates=total, metric=progress.loss_sum / progress.samples)
-    if args.save_images and run.folder is not None and _log_due(run):
+    if config.save_images and run.folder is not None and _log_due(run):
         from torchvision.utils import save_image
 
         save_image(images, run.folder / f"train-batch-{progress.step}.jpg", padding=0, normalize=True)
-    if args.recovery_interval and update % args.recovery_interval == 0:
+    if config.recovery_interval and update % config.recovery_interval == 0:
         run.save_recovery()
 
 
-def _show(run: "Run", images: int, updates: bool) -> None:
+def _show(run: Run, images: int, updates: bool) -> None:
     progress = run.progress
     loss = progress.loss_sum / progress.samples
-    run.report.step(progress.step, images * run.args.world_size, loss, run.lr, due=updates and _log_due(run))
+    run.report.step(progress.step, images * run.compute.world_size, loss, run.lr, due=updates and _log_due(run))
 
 
-def _log_due(run: "Run") -> bool:
+def _log_due(run: Run) -> bool:
     """Whether the update that just ended is one of every ``--log-interval``, or the epoch's last."""
-    update = math.ceil(run.progress.step / run.args.grad_accum_steps)
-    return update % run.args.log_interval == 0 or run.progress.step == len(run.loader)
+    update = math.ceil(run.progress.step / run.config.grad_accum_steps)
+    return update % run.config.log_interval == 0 or run.progress.step == len(run.loader)
 
 
-def _accumulated(run: "Run", step: int) -> int:
-    """How many batches are in the update that this one belongs to: the last may have fewer."""
-    steps, size = len(run.loader), run.args.grad_accum_steps
+def _accumulated(run: Run, step: int) -> int:
+    """Number of batches in the update of this step; the last update may have fewer."""
+    steps, size = len(run.loader), run.config.grad_accum_steps
     return size if step < steps - steps % size else steps % size
 
 
-def _to_device(run: "Run", images: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def _to_device(run: Run, images: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     images, target = images.to(device=run.compute.device, dtype=run.compute.dtype), target.to(device=run.compute.device)
-    return (images.contiguous(memory_format=torch.channels_last) if run.args.channels_last else images), target
+    return (images.contiguous(memory_format=torch.channels_last) if run.config.channels_last else images), target
 
 
-def agree(run: "Run", stop: bool, bad: bool) -> tuple[bool, bool]:
+def agree(run: Run, stop: bool, bad: bool) -> tuple[bool, bool]:
     """Combine stop and error flags over ranks, so that all leave the loop together."""
-    if not run.args.distributed:
+    if not run.compute.distributed:
         return stop, bad
     flags = torch.tensor([stop, bad], dtype=torch.int32, device=run.compute.device)
     dist.all_reduce(flags, op=dist.ReduceOp.MAX)
     return bool(flags[0]), bool(flags[1])
 
 
-def _save_batch(run: "Run", images: Tensor, target: Tensor, output: Tensor, value: float) -> str:
-    """Save what led to the loss, before any weight has changed, and say so."""
+def _save_batch(run: Run, images: Tensor, target: Tensor, output: Tensor, value: float) -> str:
+    """Save the batch, its scores and the weights behind a non-finite loss; return the message."""
     where = f"epoch {run.progress.epoch + 1}, batch {run.progress.step + 1} of {len(run.loader)}"
     if math.isfinite(value):
         return f"the loss of {where} is not finite in another process"
     message = f"the loss of {where} is {value}"
     if run.folder is None:
         return message
-    path = run.folder / f"nonfinite-batch-rank{run.args.rank}.pth"
+    path = run.folder / f"nonfinite-batch-rank{run.compute.rank}.pth"
     content = {
         "images": images.cpu(),
         "target": target.cpu(),
         "output": output.detach().cpu(),
         "loss": value,
-        "loss_record": run.loss,
+        "loss_record": run.loss.record,
         "epoch": run.progress.epoch,
         "step": run.progress.step,
         "state_dict": utils.get_state_dict(run.model),

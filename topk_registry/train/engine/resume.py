@@ -3,13 +3,13 @@
 import os
 import shlex
 import sys
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.state import LAST
 from topk_registry.train.errors import TrainError
 
@@ -33,26 +33,26 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], *, free: bool 
             if _plain(saved[name]) != _plain(now[name])]  # fmt: skip
 
 
-def find_auto(args: Namespace, written: Mapping[str, Any]) -> tuple[Path | None, str]:
+def find_auto(config: TrainConfig) -> tuple[Path | None, str]:
     """The newest checkpoint of a run with these settings, and a sentence where there is none.
 
     Raises:
         TrainError: ``--experiment`` names a run with other settings.
     """
-    root = Path(args.output or OUTPUT)
-    folders = [root / args.experiment] if args.experiment else [path for path in root.glob("*") if path.is_dir()]
+    root, now = Path(config.output or OUTPUT), config.to_dict()
+    folders = [root / config.experiment] if config.experiment else [path for path in root.glob("*") if path.is_dir()]
     found = [path for folder in folders if (path := newest(folder)) is not None]
     found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     if not found:
-        return None, f"--resume auto: no checkpoint in {root / args.experiment}, starting anew"
+        return None, f"--resume auto: no checkpoint in {root / config.experiment}, starting anew"
     others = []
     for path in found:
         settings = _settings(path.parent)
-        differ = differences(settings, written)
-        if not differ and (settings or args.experiment):
+        differ = differences(settings, now)
+        if not differ and (settings or config.experiment):
             return path, ""
         others.append(f"{path.parent} has other settings ({'; '.join(differ) or 'its args.yaml is missing'})")
-    if args.experiment:
+    if config.experiment:
         raise TrainError(f"--resume auto: {others[0]}: name another --experiment, or go on with --resume {found[0]}")
     return None, f"--resume auto: starting anew; the newest run, {others[0]}"
 

@@ -1,6 +1,5 @@
 """Prediction sets in an evaluation: half of its samples calibrates, the other half is measured."""
 
-from argparse import Namespace
 from collections.abc import Sequence
 
 import torch
@@ -16,32 +15,42 @@ SIZES = ("mean_size", "median_size")
 
 
 class SetEvaluation:
-    """Keeps the probabilities of an evaluation, and evaluates prediction sets on them.
+    """Prediction sets on the probabilities of an evaluation.
 
-    A random half calibrates, of which ``raps`` and ``saps`` without options take a fifth to tune; the rest is measured.
+    A random half calibrates, the rest is measured. ``raps`` and ``saps`` without options take a fifth of the half that
+    calibrates to tune.
 
     Args:
         score: a name of :data:`topk_registry.conformal.SCORES`.
         alpha: the share of labels that may be missed.
         options: of the score.
         seed: of the split.
+        class_counts: training samples of each class, for coverage by frequency.
     """
 
-    def __init__(self, score: str, alpha: float, options: dict[str, object], *, seed: int) -> None:
+    def __init__(
+        self,
+        score: str,
+        alpha: float,
+        options: dict[str, object],
+        *,
+        seed: int,
+        class_counts: Sequence[int] | None = None,
+    ) -> None:
         try:
             self.score = create_score(score, **options)
             check_size(2**62, alpha)
         except (TypeError, ValueError) as error:
             raise TrainError(f"--sets: {error}") from error
-        self.alpha, self.seed = alpha, seed
+        self.alpha, self.seed, self.class_counts = alpha, seed, class_counts
         self.tunes = self.score.name in TUNED and not options
         self._kept: list[tuple[Tensor, Tensor]] = []
 
-    def __call__(self, probabilities: Tensor, target: Tensor) -> None:
+    def update(self, probabilities: Tensor, target: Tensor) -> None:
         """Keep a batch."""
         self._kept.append((probabilities.float().cpu(), target.cpu()))
 
-    def results(self, class_counts: Sequence[int] | None = None) -> dict[str, float]:
+    def results(self) -> dict[str, float]:
         """Coverage and sizes by name, coverages in percent."""
         p = torch.cat([p for p, _ in self._kept])
         labels = torch.cat([target for _, target in self._kept])
@@ -57,7 +66,7 @@ class SetEvaluation:
             limits = find_thresholds(score, values[own], labels[own].numpy(), self.alpha, "marginal")
         except ValueError as error:
             raise TrainError(f"--sets: {error}") from error
-        metric = SetCoverage(p.shape[1], class_counts=class_counts)
+        metric = SetCoverage(p.shape[1], class_counts=self.class_counts)
         metric.update(PredictionSets(score, limits).of_inputs(values[measured]), labels[measured])
         found = metric.compute(sync=False)
         low, high = binomial_interval(round(found["coverage"] * len(measured)), len(measured))
@@ -65,10 +74,3 @@ class SetEvaluation:
         options = {name: float(value) for name, value in score.options().items() if isinstance(value, int | float)}
         percent = {name: value if name in SIZES else 100 * value for name, value in found.items()}
         return {f"set_{name}": value for name, value in {**percent, **options}.items()}
-
-
-def set_evaluation(args: Namespace, seed: int) -> SetEvaluation | None:
-    """What ``--sets`` asks for."""
-    if not args.sets:
-        return None
-    return SetEvaluation(args.sets, args.alpha, dict(args.sets_opt or {}), seed=seed)

@@ -1,4 +1,4 @@
-"""What a run saves beside the weights, and how it goes on from there bit for bit.
+"""State of a run beside the weights, saved and restored so that the run goes on bit for bit.
 
 timm's ``CheckpointSaver`` writes the file (beside the old one, then renamed), timm's ``resume_task_checkpoint`` reads
 it; our part travels in the task's own state: the loss and its buffers, the schedule, every random stream of every
@@ -30,7 +30,7 @@ LITTLE_SPACE = 16 << 20  # bytes: a disk with less than this left, beside a half
 
 @dataclass
 class Progress:
-    """Where a run is: the epoch, the batches done in it, and what has been measured so far."""
+    """Place of a run: the epoch, the batches done in it, and the measurements so far."""
 
     epoch: int = 0
     step: int = 0
@@ -93,7 +93,7 @@ def snapshot(task: RegistryTask, progress: Progress, scheduler: Any) -> None:
 
 
 def restore(task: RegistryTask, progress: Progress, scheduler: Any, *, rank: int, world: int) -> bool:
-    """Go on from the state that a checkpoint brought; False if it brought none (a checkpoint of timm's script)."""
+    """Restore the state of the loaded checkpoint; return False if it has none, as one of timm's own script."""
     state = task.loaded_state
     if not state or "progress" not in state:
         return False
@@ -133,18 +133,18 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 class Checkpoints:
-    """Writes checkpoints into a run's folder; a failed write leaves the last good one in its place."""
+    """Checkpoints in a run's folder; a failed write leaves the last good one in its place."""
 
     def __init__(self, saver: CheckpointSaver) -> None:
         self.saver = saver
         self.last = os.path.join(saver.checkpoint_dir, LAST)
 
     def epoch(self, epoch: int, metric: float | None) -> None:
-        """After an epoch: ``last``, one of the best, ``model_best``."""
+        """Save after an epoch: ``last``, and where it is good enough one of the best and ``model_best``."""
         self._guarded(lambda: self.saver.save_checkpoint(epoch, metric=metric))
 
     def now(self, epoch: int, step: int) -> None:
-        """In the middle of an epoch: ``last`` alone."""
+        """Save in the middle of an epoch: ``last`` alone."""
 
         def write() -> None:
             self.saver.save_recovery(epoch, batch_idx=step)

@@ -1,1 +1,1 @@
-"""What a run prints and draws."""
+"""Console output and curves of a run."""

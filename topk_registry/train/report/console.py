@@ -16,8 +16,9 @@ from tqdm import tqdm
 
 from topk_registry.train.engine.state import Progress, Row
 from topk_registry.train.errors import SaveError
-from topk_registry.train.report.curves import Panel, draw
+from topk_registry.train.report.curves import MISSING, Panel, can_draw, draw
 
+BETWEEN_PICTURES = 30.0  # seconds: a picture takes a fifth of one
 SHOWN = ("train_loss", "eval_loss", "eval_top1", "eval_top5", "eval_macro_top5")
 
 
@@ -43,24 +44,27 @@ class Pace:
 
 
 class Report:
-    """Prints on the first process, and writes into the run's folder."""
+    """Output of a run: printed by the first process, and written into the run's folder."""
 
-    def __init__(self, *, title: str, metric: str, epochs: int, primary: bool) -> None:
-        self.title, self.metric, self.epochs, self.primary = title, metric, epochs, primary
+    def __init__(self, *, title: str, metric: str, epochs: int, primary: bool = True, quiet: bool = False) -> None:
+        self.title, self.metric, self.epochs = title, metric, epochs
+        self.primary, self.quiet = primary, quiet
         self.folder: Path | None = None  # once there is one to write into
         self.began = time.perf_counter()
         self.pace = Pace(epochs)
         self._bar: Any = None
+        self._drawn = time.perf_counter()
+        self._said_missing = False
 
     def say(self, text: str) -> None:
-        if self.primary:
+        if self.primary and not self.quiet:
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
 
     def steps(self, batches: Iterable[Any], *, epoch: int, first: int, total: int) -> Iterator[Any]:
         """The batches, behind a progress bar on a terminal."""
         self.pace.start(epoch, first, total)
-        hidden = not (self.primary and sys.stderr.isatty())
+        hidden = self.quiet or not (self.primary and sys.stderr.isatty())
         label = f"epoch {epoch + 1}/{self.epochs}"
         with tqdm(batches, label, total, leave=False, initial=first, disable=hidden, dynamic_ncols=True) as bar:
             self._bar = bar
@@ -85,21 +89,38 @@ class Report:
         self.say(f"epoch {int(row['epoch']) + 1:{width}}/{self.epochs}  " + "  ".join(values) + f"  {seconds:.1f} s")
 
     def write(self, history: list[Row]) -> None:
-        """``summary.csv`` and ``curves.svg``, whole, so that a resumed run repeats no line."""
+        """Write ``summary.csv`` whole, so that a resumed run repeats no line, and ``curves.svg`` now and then."""
         if self.folder is not None and history:
             write_text(self.folder / "summary.csv", csv_text(history))
+            if time.perf_counter() - self._drawn > BETWEEN_PICTURES:
+                self.draw(history)
+
+    def draw(self, history: list[Row]) -> None:
+        """Write ``curves.svg``, or say once what it needs."""
+        if self.folder is None or self.quiet or not history:
+            return
+        if can_draw():
             write_text(self.folder / "curves.svg", draw(self.title, _panels(history)))
+        elif not self._said_missing:
+            self.say(MISSING)
+            self._said_missing = True
+        self._drawn = time.perf_counter()
 
     def arguments(self, values: dict[str, Any]) -> None:
         if self.folder is not None:
             write_text(self.folder / "args.yaml", yaml.safe_dump(values, default_flow_style=False))
 
+    def best(self, progress: Progress) -> Row:
+        """The row of the best epoch by the metric that picks checkpoints, else the last."""
+        rows = [row for row in progress.history if row["epoch"] == progress.best_epoch] or progress.history[-1:]
+        return rows[0] if rows else {}
+
     def finish(self, progress: Progress) -> None:
-        """The table at the end: the last epoch, and the best by the metric that picks checkpoints."""
+        """The last curves and the table: the last epoch, and the best by the metric that picks checkpoints."""
         if not progress.history:
             return
-        last = progress.history[-1]
-        best = next((row for row in progress.history if row["epoch"] == progress.best_epoch), last)
+        self.draw(progress.history)
+        last, best = progress.history[-1], self.best(progress)
         names = [name for name in last if name not in ("epoch", "lr") and not math.isnan(last[name])]
         width = max(map(len, map(_label, names)))
         lines = ["", f"{'':{width}}  {'last':>10}  {'best':>10}", f"{'epoch':{width}}  {last['epoch'] + 1:>10g}  "
@@ -110,7 +131,9 @@ class Report:
         ]
         lines.append(f"\nbest by {self.metric}; {time.perf_counter() - self.began:.0f} s in all")
         if self.folder is not None:
-            lines.append(f"{self.folder}: model_best.pth.tar, last.pth.tar, summary.csv, curves.svg, args.yaml")
+            drawn = ["curves.svg"] if (self.folder / "curves.svg").exists() else []
+            files = ["model_best.pth.tar", "last.pth.tar", "summary.csv", "args.yaml", *drawn]
+            lines.append(f"{self.folder}: {', '.join(files)}")
         self.say("\n".join(lines))
 
 
@@ -126,7 +149,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as CSV, under every name that any of them has."""
+    """Return rows as CSV, under every name that any of them has."""
     names = dict.fromkeys(name for row in rows for name in row)
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
@@ -145,7 +168,7 @@ def _panels(history: list[Row]) -> list[Panel]:
 
 
 def _label(name: str) -> str:
-    """``eval_macro_top5`` as it is read: macro top-5."""
+    """Return a column's name for people: ``eval_macro_top5`` is macro top-5."""
     if "top" in name:
         name = name.removeprefix("eval_").replace("top", "top-")
     return name.replace("_", " ")

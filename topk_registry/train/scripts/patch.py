@@ -1,4 +1,4 @@
-"""Where a registered loss enters somebody else's training script, and the tripwire that says whether it did.
+"""Put a registered loss into somebody else's training script, and check that the script trains with it.
 
 A script that is given the loss at the wrong place trains its own loss without a word. So the loss watches itself: every
 step of every optimizer must come after a backward pass through it, or training stops there.
@@ -17,13 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from topk_registry.data.labels import class_counts, class_names_of, labels_of
 from topk_registry.train.errors import TrainError
-from topk_registry.train.setup.criterion import (
-    Context,
-    create_criterion,
-    loss_record,
-    needs_class_counts,
-    try_criterion,
-)
+from topk_registry.train.setup.loss import Context, LossSpec
 
 CRITERION = ("loss_fn", "criterion")
 LOADER = ("data_loader", "loader")
@@ -35,7 +29,7 @@ class WrongSeamError(TrainError):
 
 
 class WatchedLoss(nn.Module):
-    """A loss that knows whether it was back-propagated through since it was last asked."""
+    """A loss that notes whether a backward pass went through it."""
 
     def __init__(self, loss: nn.Module) -> None:
         super().__init__()
@@ -60,18 +54,17 @@ class Seam:
     """
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
-        self.name, self.options = name, options
-        self.record = loss_record(name, options)
+        self.spec = LossSpec.resolve(name, options)
         self.args = Namespace()
         self.train_data: Any = None
         self.loss: WatchedLoss | None = None
 
     def criterion(self, model: nn.Module | None, device: torch.device | str | None) -> WatchedLoss:
-        """The loss, on the device, in the place of the script's own."""
+        """Return the loss on the device, to take the place of the script's own."""
         if self.loss is None:
             context = self._context(model)
-            try_criterion(self.name, self.options, context, splits=getattr(self.args, "aug_splits", 0))
-            self.loss = WatchedLoss(create_criterion(self.name, self.options, context))
+            self.spec.rehearse(context, splits=getattr(self.args, "aug_splits", 0))
+            self.loss = WatchedLoss(self.spec.build(context))
         return self.loss.to(device)
 
     def set_epoch(self, epoch: int) -> None:
@@ -91,8 +84,8 @@ class Seam:
     def _check(self, *step: Any) -> None:
         if self.loss is None or not self.loss.trained:
             raise WrongSeamError(
-                f"the script took a step that loss {self.name!r} had no part in: it trains another loss, at a place "
-                "this adapter does not know"
+                f"the script took a step that loss {self.spec.name!r} had no part in: it trains another loss, at a "
+                "place this adapter does not know"
             )
         self.loss.trained = False
 
@@ -104,9 +97,11 @@ class Seam:
         if not n:
             raise TrainError("the script does not tell its number of classes: pass its --num-classes")
         counts = None
-        if needs_class_counts(self.name):
+        if self.spec.needs_class_counts:
             if self.train_data is None:
-                raise TrainError(f"loss {self.name!r} needs the class counts, and the script does not show its data")
+                raise TrainError(
+                    f"loss {self.spec.name!r} needs the class counts, and the script does not show its data"
+                )
             counts = class_counts(labels_of(self.train_data), n)
         return Context(n, 0.0 if soft else smoothing, soft, getattr(args, "epochs", 1), counts)
 

@@ -1,4 +1,4 @@
-"""Runs a user's own, unmodified copy of timm's or torchvision's training script, with ``--loss`` added to its flags."""
+"""Run a user's own, unmodified copy of timm's or torchvision's training script, with ``--loss`` added to its flags."""
 
 import argparse
 import importlib.util
@@ -18,7 +18,7 @@ ENVIRONMENT = "TIMM_TRAIN_SCRIPT"
 
 
 def split_arguments(argv: Sequence[str], *, prog: str, flag: str) -> tuple[argparse.Namespace, list[str]]:
-    """Our arguments (script, loss, loss_opt), and the script's own."""
+    """Split the arguments into ours (script, loss, loss_opt) and the script's own."""
     parser = ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
     parser.add_argument(flag, dest="script", default="", metavar="PATH")
     parser.add_argument("--loss", default="", metavar="NAME")
@@ -27,7 +27,7 @@ def split_arguments(argv: Sequence[str], *, prog: str, flag: str) -> tuple[argpa
 
 
 def run_timm(path: str, argv: Sequence[str], ours: argparse.Namespace) -> int:
-    """timm's train.py: its module-level ``parser`` and ``main()``."""
+    """Run timm's train.py through its module-level ``parser`` and ``main()``."""
 
     def go(module: ModuleType, prepare: Callable[[Any], None]) -> None:
         parser = _need(module, "parser", path)
@@ -45,7 +45,7 @@ def run_timm(path: str, argv: Sequence[str], ours: argparse.Namespace) -> int:
 
 
 def run_torchvision(path: str, argv: Sequence[str], ours: argparse.Namespace) -> int:
-    """torchvision's references/classification/train.py: its ``get_args_parser()`` and ``main(args)``."""
+    """Run torchvision's references/classification/train.py through ``get_args_parser()`` and ``main(args)``."""
 
     def go(module: ModuleType, prepare: Callable[[Any], None]) -> None:
         args = _need(module, "get_args_parser", path)().parse_args(list(argv))
@@ -79,7 +79,7 @@ def _run(
 
             def prepare(args: Any) -> None:
                 seam.args = args
-                args.loss_record = seam.record  # into the script's args.yaml and checkpoints
+                args.loss_record = seam.spec.record  # into the script's args.yaml and checkpoints
 
             with seam.tripwire():
                 go(module, prepare)
@@ -91,7 +91,7 @@ def _run(
 
 @contextmanager
 def _as_main(path: str, argv: Sequence[str]) -> Iterator[ModuleType]:
-    """The script as a loaded module, seeing the command line and the neighbours that it would see if it were run."""
+    """Load the script as a module with the command line and the import path that it would have if it were run."""
     outer = sys.argv, list(sys.path)
     sys.argv = [path, *argv]
     sys.path.insert(0, str(Path(path).resolve().parent))

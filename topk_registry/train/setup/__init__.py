@@ -1,1 +1,1 @@
-"""From the flags of a run to its parts: data, loaders, model, loss, device."""
+"""From the configuration of a run to its parts: data, loaders, model, loss, device."""

@@ -1,182 +1,168 @@
-"""Builds everything that a run is made of, from its flags."""
+"""Build the parts of a run from its configuration."""
 
-from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
-from timm import utils
 from timm.data import resolve_data_config
-from timm.optim import create_optimizer_v2, optimizer_kwargs
-from timm.scheduler import create_scheduler_v2, scheduler_kwargs
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 
-from topk_registry.train.engine.evaluate import Crops, Evaluator, metric_sizes, temperature_of
-from topk_registry.train.engine.state import Checkpoints, Progress, RegistryTask, snapshot
+from topk_registry.data.labels import kept_labels_of
+from topk_registry.nn.classifier import num_classes_of
+from topk_registry.train.config.config import TrainConfig
+from topk_registry.train.engine.evaluate import Crops, Evaluator, metric_sizes, parse_metric, temperature_of
+from topk_registry.train.engine.run import Hooks, Run
+from topk_registry.train.engine.state import Progress, RegistryTask
 from topk_registry.train.errors import TrainError
 from topk_registry.train.report.console import Report
 from topk_registry.train.setup.compute import Compute
-from topk_registry.train.setup.criterion import (
-    Context,
-    create_criterion,
-    loss_record,
-    needs_class_counts,
-    try_criterion,
-)
-from topk_registry.train.setup.datasets import PREFIX, Data, name_of, open_data
+from topk_registry.train.setup.datasets import PREFIX, Data, counts_of, name_of, open_data
 from topk_registry.train.setup.loaders import TrainLoader, create_eval_loader, create_train_loader
+from topk_registry.train.setup.loss import Context, LossSpec
 from topk_registry.train.setup.models import build_model, channels_of, place_model
+from topk_registry.train.setup.optimization import create_optimizer, create_schedule, settle_rate
+from topk_registry.train.setup.parts import Parts
+from topk_registry.train.setup.preflight import check
 
 SHOTS = ("many", "medium", "few")
 
 
-@dataclass
-class Run:
-    """What a run is made of. ``checkpoints`` is there on the first process alone, and not in a dry run."""
+def build(given: TrainConfig, parts: Parts, hooks: Hooks, *, quiet: bool = False) -> Run:
+    """Build the run; its folder is opened later, and not in a dry run.
 
-    args: Namespace
-    compute: Compute
-    data: Data
-    loader: TrainLoader
-    task: RegistryTask
-    optimizer: torch.optim.Optimizer
-    scheduler: Any
-    num_epochs: int
-    evaluator: Evaluator | None
-    progress: Progress
-    report: Report
-    folder: Path | None = None
-    checkpoints: Checkpoints | None = None
-
-    @property
-    def loss(self) -> dict[str, Any]:
-        """The record of the loss: name, options, distribution and version."""
-        return self.task.loss
-
-    @property
-    def model(self) -> nn.Module:
-        """What is trained, in the wrapper that exchanges gradients if there is one."""
-        model = self.task.get_trainable_module()
-        assert model is not None
-        return model
-
-    @property
-    def lr(self) -> float:
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        return sum(rates) / len(rates)
-
-    @property
-    def updates_per_epoch(self) -> int:
-        return _updates(self.args, self.loader)
-
-    @property
-    def metric(self) -> str:
-        """The name of the metric that picks checkpoints, as the summary's columns have it."""
-        return f"eval_{self.args.eval_metric}" if self.evaluator is not None else "train_loss"
-
-    @property
-    def decreasing(self) -> bool:
-        return self.metric.endswith("loss")
-
-    def snapshot(self) -> None:
-        """Bring the state that a checkpoint saves up to date; every process must call it."""
-        snapshot(self.task, self.progress, self.scheduler)
-
-    def save_now(self) -> None:
-        self.snapshot()
-        if self.checkpoints is not None:
-            self.checkpoints.now(max(0, self.progress.epoch - 1), self.progress.step)
-
-    def save_recovery(self) -> None:
-        self.snapshot()
-        if self.checkpoints is not None:
-            self.checkpoints.recovery(self.progress.epoch, self.progress.step)
-
-
-def build(args: Namespace, compute: Compute) -> Run:
-    """All but the run's folder, which a dry run does without."""
-    data = open_data(args, channels=channels_of(args), needs_counts=needs_class_counts(args.loss))
-    model = build_model(args, classes_of(args, data))
-    config = resolve_data_config(vars(args), model=model, verbose=False)
-    criterion = _criterion(args, data)
-    loader = create_train_loader(args, data.train, config, compute)
-    model = place_model(args, model, compute)
-    loss = loss_record(args.loss, args.loss_opt)
-    task = RegistryTask(model, criterion, loss=loss, device=compute.device, dtype=compute.dtype, verbose=False)
-    optimizer = _optimizer(args, model, criterion)
-    evaluated = data.validation is not None
-    scheduler, epochs = _schedule(args, optimizer, loader, decreasing=not evaluated or args.eval_metric == "loss")
+    Raises:
+        TrainError: it cannot work.
+    """
+    loss = LossSpec.resolve(given.loss, given.loss_opt)
+    notes = check(given, loss, parts)
+    compute = Compute.set_up(given)
+    config = given.replace(eval_metric=parse_metric(given.eval_metric))
+    data = _data(config, parts, needs_counts=loss.needs_class_counts)
+    model = parts.model if parts.model is not None else build_model(config, classes_of(config, data))
+    config = settle_classes(config, model, data)
+    data_config = resolve_data_config(config.to_dict(), model=model, verbose=False)
+    criterion = _criterion(config, loss, data)
+    loader = _train_loader(config, parts, data, data_config, compute)
+    model = place_model(config, model, compute)
+    if compute.distributed and config.sync_bn:
+        config = config.replace(dist_bn="")
+    task = RegistryTask(model, criterion, loss=loss.record, device=compute.device, dtype=compute.dtype, verbose=False)
+    config = settle_rate(config, parts, compute.world_size)
+    optimizer = parts.optimizer or create_optimizer(config, model, criterion)
+    evaluator = _evaluator(config, parts, data, data_config, criterion, compute)
+    decreasing = evaluator is None or config.eval_metric == "loss"
+    scheduler, epochs = create_schedule(config, optimizer, len(loader), decreasing=decreasing)
     return Run(
-        args=args,
+        given=given,
+        config=config,
         compute=compute,
         data=data,
+        loss=loss,
         loader=loader,
         task=task,
         optimizer=optimizer,
         scheduler=scheduler,
         num_epochs=epochs,
-        evaluator=create_evaluator(args, data, config, criterion, compute) if evaluated else None,
+        evaluator=evaluator,
         progress=Progress(steps_per_epoch=len(loader)),
         report=Report(
-            title=f"{args.loss} on {name_of(args)}, {args.model}",
-            metric=args.eval_metric if evaluated else "train loss",
+            title=f"{config.loss} on {name_of(config)}, {config.model}",
+            metric=config.eval_metric if evaluator is not None else "train loss",
             epochs=epochs,
-            primary=utils.is_primary(args),
+            primary=compute.primary,
+            quiet=quiet,
         ),
+        hooks=hooks,
+        notes=notes,
     )
 
 
-def classes_of(args: Namespace, data: Data) -> int | None:
-    """The flag's number of classes, else a registered data set's; None leaves the model's, as timm does."""
-    return args.num_classes or (data.num_classes if args.dataset.startswith(PREFIX) else None)
+def classes_of(config: TrainConfig, data: Data) -> int | None:
+    """The configured number of classes, else a registered data set's; None leaves the model's, as timm does."""
+    return config.num_classes or (data.num_classes if config.dataset.startswith(PREFIX) else None)
 
 
 def create_evaluator(
-    args: Namespace,
+    config: TrainConfig,
     data: Data,
-    config: dict[str, Any],
+    data_config: dict[str, Any],
     criterion: object,
     compute: Compute,
     *,
     sizes: Sequence[int] = (),
+    loader: Any = None,
+    model: nn.Module | None = None,
 ) -> Evaluator:
-    """What measures a model on the data's evaluation split; ``sizes`` are further k of top-k."""
-    crops = Crops(config, args.multi_crop) if args.multi_crop else None
+    """The evaluator on the data's evaluation split, or on a caller's loader; ``sizes`` are further k of top-k."""
+    if loader is None:
+        crops = Crops(data_config, config.multi_crop) if config.multi_crop else None
+        loader = create_eval_loader(config, data.validation, data_config, compute, transform=crops, model=model)
     return Evaluator(
-        create_eval_loader(args, data.validation, config, compute, transform=crops),
+        loader,
         compute,
-        num_classes=args.num_classes,
-        sizes=sorted({*metric_sizes(args.eval_metric), *sizes}),
-        counts=data.counts if _has_shots(data.counts, args.eval_metric) else None,
-        channels_last=args.channels_last,
-        crops=args.multi_crop,
-        tta=args.tta,
-        temperature=temperature_of(args, criterion),
+        num_classes=config.num_classes or 0,
+        sizes=sorted({*metric_sizes(config.eval_metric), *sizes}),
+        counts=data.counts if _has_shots(data.counts, config.eval_metric) else None,
+        channels_last=config.channels_last,
+        crops=config.multi_crop,
+        tta=config.tta,
+        temperature=temperature_of(config, criterion),
     )
 
 
 def distribute(run: Run) -> None:
     """Compile, then wrap for several processes; after a checkpoint's weights are in."""
-    args, task = run.args, run.task
-    if args.torchcompile:
-        task.compile(backend=args.torchcompile, mode=args.torchcompile_mode)
+    config, task = run.config, run.task
+    if config.torchcompile:
+        task.compile(backend=config.torchcompile, mode=config.torchcompile_mode)
         if task.has_ema():
-            task.compile_ema(backend=args.torchcompile, mode=args.torchcompile_mode)
-    if args.distributed:
+            task.compile_ema(backend=config.torchcompile, mode=config.torchcompile_mode)
+    if run.compute.distributed:
         _share_loss_parameters(run)
         ids = None if run.compute.device.type == "cpu" else [run.compute.device]
-        task.prepare_distributed(device_ids=ids, broadcast_buffers=not args.no_ddp_bb)
+        task.prepare_distributed(device_ids=ids, broadcast_buffers=not config.no_ddp_bb)
 
 
-def _criterion(args: Namespace, data: Data) -> nn.Module:
-    _fit_counts(data, args.num_classes)
-    _check_metric(args.eval_metric, data.counts)
-    context = Context.of(args, args.num_classes, data.counts)
-    try_criterion(args.loss, args.loss_opt, context, splits=args.aug_splits)  # now that classes and counts are known
-    return create_criterion(args.loss, args.loss_opt, context)
+def _data(config: TrainConfig, parts: Parts, *, needs_counts: bool) -> Data:
+    if parts.train_loader is None:
+        return open_data(config, channels=channels_of(config), needs_counts=needs_counts)
+    sets = [getattr(loader, "dataset", loader) for loader in (parts.train_loader, parts.eval_loader)]
+    data = Data(sets[0], sets[1])
+    labels = kept_labels_of(sets[0])
+    data.counts = None if labels is None else counts_of(config, data, labels)
+    if needs_counts and data.counts is None:
+        raise TrainError(f"loss {config.loss!r} needs the class counts: the loader's data set must have `targets`")
+    return data
+
+
+def settle_classes(config: TrainConfig, model: nn.Module, data: Data) -> TrainConfig:
+    return config.replace(num_classes=config.num_classes or classes_of(config, data) or num_classes_of(model))
+
+
+def _train_loader(
+    config: TrainConfig, parts: Parts, data: Data, data_config: dict[str, Any], compute: Compute
+) -> TrainLoader:
+    if parts.train_loader is not None:
+        return TrainLoader(parts.train_loader, None, config.train_batches_per_epoch)
+    return create_train_loader(config, data.train, data_config, compute)
+
+
+def _evaluator(
+    config: TrainConfig, parts: Parts, data: Data, data_config: dict[str, Any], criterion: nn.Module, compute: Compute
+) -> Evaluator | None:
+    own = parts.eval_loader if parts.train_loader is not None else None
+    if own is None and (parts.train_loader is not None or data.validation is None):
+        return None
+    return create_evaluator(config, data, data_config, criterion, compute, loader=own)
+
+
+def _criterion(config: TrainConfig, loss: LossSpec, data: Data) -> nn.Module:
+    n = config.num_classes or 0
+    _fit_counts(data, n)
+    _check_metric(config.eval_metric, data.counts)
+    context = Context.of(config, n, data.counts)
+    loss.rehearse(context, splits=config.aug_splits)  # now that classes and counts are known
+    return loss.build(context)
 
 
 def _fit_counts(data: Data, n: int) -> None:
@@ -186,51 +172,22 @@ def _fit_counts(data: Data, n: int) -> None:
     if len(data.counts) > n:
         raise TrainError(f"the data has {len(data.counts)} classes, the model predicts {n}: see --num-classes")
     if present < n:
-        data.notes.append(f"the model predicts {n} classes, {present} of which are in the data: see --num-classes")
+        data.notes.append(f"the model predicts {n} classes, the data has {present}: see --num-classes")
     data.counts += [0] * (n - len(data.counts))
 
 
-def _optimizer(args: Namespace, model: nn.Module, criterion: nn.Module) -> torch.optim.Optimizer:
-    if not args.lr:
-        ratio = args.batch_size * args.world_size * args.grad_accum_steps / args.lr_base_size
-        scale = args.lr_base_scale or ("sqrt" if any(o in args.opt.lower() for o in ("ada", "lamb")) else "linear")
-        args.lr = args.lr_base * (ratio**0.5 if scale == "sqrt" else ratio)
-    try:
-        optimizer = create_optimizer_v2(model, **optimizer_kwargs(cfg=args), **args.opt_kwargs)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise TrainError(f"cannot create optimizer {args.opt!r}: {error}") from error
-    learned = [parameter for parameter in criterion.parameters() if parameter.requires_grad]
-    if learned:  # a loss that learns (a scale, centres) is trained with the model, without weight decay
-        optimizer.add_param_group({"params": learned, "weight_decay": 0.0})
-    return optimizer
-
-
 def _share_loss_parameters(run: Run) -> None:
-    """Keep a learning loss the same in every process: DDP looks after the model's parameters alone."""
+    """Keep a learning loss the same in every process; DDP synchronises the model's parameters only."""
     for parameter in run.task.criterion.parameters():
         dist.broadcast(parameter.data, src=0)
         if parameter.requires_grad:
             parameter.register_hook(_mean_over_ranks)
 
 
-def _mean_over_ranks(gradient: torch.Tensor) -> torch.Tensor:
+def _mean_over_ranks(gradient: Tensor) -> Tensor:
     gradient = gradient / dist.get_world_size()
     dist.all_reduce(gradient)
     return gradient
-
-
-def _schedule(
-    args: Namespace, optimizer: torch.optim.Optimizer, loader: TrainLoader, *, decreasing: bool
-) -> tuple[Any, int]:
-    settings: dict[str, Any] = scheduler_kwargs(args, decreasing_metric=decreasing)
-    try:
-        return create_scheduler_v2(optimizer, **settings, updates_per_epoch=_updates(args, loader))
-    except (TypeError, ValueError, AssertionError) as error:
-        raise TrainError(f"cannot create schedule {args.sched!r}: {error}") from error
-
-
-def _updates(args: Namespace, loader: TrainLoader) -> int:
-    return -(-len(loader) // args.grad_accum_steps)
 
 
 def _has_shots(counts: list[int] | None, metric: str) -> bool:

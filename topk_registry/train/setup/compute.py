@@ -1,6 +1,5 @@
-"""Where and how precisely a run computes."""
+"""Device, precision and processes of a run."""
 
-from argparse import Namespace
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,42 +11,72 @@ import torch
 from timm import utils
 from timm.layers import set_fast_norm
 
+from topk_registry.train.config.config import TrainConfig
+
 
 @dataclass(frozen=True)
 class Compute:
-    """The device, the model's own precision, the context of a forward pass, and the scaler that float16 needs."""
+    """Device, precision and processes of a run.
+
+    Args:
+        device: where the model is.
+        dtype: the model's own precision.
+        autocast: the context of a forward pass.
+        scaler: of the loss, where float16 needs one.
+        amp: the lower precision of autocast by name, empty without.
+        rank: number of this process.
+        world_size: number of processes.
+    """
 
     device: torch.device
     dtype: torch.dtype = torch.float32
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     scaler: utils.NativeScaler | None = None
     amp: str = ""
-
-    @property
-    def notes(self) -> list[str]:
-        """What a user should know of this choice."""
-        if self.amp == "float16" and self.device.type == "cpu":
-            return ["float16 is slow on a CPU and its loss is not scaled: without --amp-dtype, --amp takes bfloat16"]
-        return []
+    rank: int = 0
+    world_size: int = 1
 
     @classmethod
-    def set_up(cls, args: Namespace) -> "Compute":
-        """The flags' device and precision; joins the process group and seeds the random streams."""
-        for module in args.device_modules or ():
+    def set_up(cls, config: TrainConfig) -> "Compute":
+        """Take the configured device and precision; joins the process group and seeds the random streams."""
+        for module in config.device_modules or ():
             import_module(module)
-        if args.device.startswith("cuda") and not torch.cuda.is_available():
-            args.device = "cpu"
-        device = utils.init_distributed_device(args)
+        wanted = "cpu" if config.device.startswith("cuda") and not torch.cuda.is_available() else config.device
+        place: dict[str, Any] = utils.distributed.init_distributed_device_so(wanted)
+        device = torch.device(place["device"])
         if device.type == "cuda":
             torch.set_float32_matmul_precision("high")
             torch.backends.cudnn.benchmark = True
-        if args.fast_norm:
+        if config.fast_norm:
             set_fast_norm()
-        utils.random_seed(args.seed, args.rank)
-        dtype = getattr(torch, args.model_dtype or "float32")
-        if not args.amp:
-            return cls(device, dtype)
-        low = getattr(torch, args.amp_dtype or ("bfloat16" if device.type == "cpu" else "float16"))
-        scaler = utils.NativeScaler(device=device.type) if device.type == "cuda" and low is torch.float16 else None
-        autocast = partial(torch.autocast, device_type=device.type, dtype=low)
-        return cls(device, dtype, autocast, scaler, str(low).removeprefix("torch."))
+        utils.random_seed(config.seed, place["global_rank"])
+        common: dict[str, Any] = {"dtype": getattr(torch, config.model_dtype or "float32")}
+        common |= {"rank": place["global_rank"], "world_size": place["world_size"]}
+        if not config.amp:
+            return cls(device, **common)
+        amp = config.amp_dtype or ("bfloat16" if device.type == "cpu" else "float16")
+        autocast = partial(torch.autocast, device_type=device.type, dtype=getattr(torch, amp))
+        scaled = device.type == "cuda" and amp == "float16"
+        return cls(
+            device,
+            autocast=autocast,
+            scaler=utils.NativeScaler(device=device.type) if scaled else None,
+            amp=amp,
+            **common,
+        )
+
+    @property
+    def distributed(self) -> bool:
+        return self.world_size > 1
+
+    @property
+    def primary(self) -> bool:
+        """Whether this process prints and writes."""
+        return self.rank == 0
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences for the plan of the run."""
+        if self.amp == "float16" and self.device.type == "cpu":
+            return ["float16 is slow on a CPU and its loss is not scaled: without --amp-dtype, --amp takes bfloat16"]
+        return []

@@ -1,7 +1,6 @@
-"""The data sets of a run: timm's by timm's names, registered ones by ``topk/NAME``, made harder where asked."""
+"""Data sets of a run: timm's by timm's names, registered ones by ``topk/NAME``, made harder on request."""
 
 import os
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from topk_registry.data.labels import (
     superclasses_of,
 )
 from topk_registry.data.recipes import Selection, fraction_counts, hold_out, long_tail_counts, noisy_labels, pick
+from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import DataError
 from topk_registry.train.setup.splits import check_apart, check_split
 from topk_registry.train.setup.unreadable import WatchedImages
@@ -42,102 +42,108 @@ class Data:
     notes: list[str] = field(default_factory=list)
 
 
-def check_data_arguments(args: Namespace) -> None:
-    """Refuse what can be refused before any data is read."""
-    stream = args.dataset.lower().startswith(STREAMS)
-    harder = args.label_noise or args.long_tail or args.subset != 1.0 or held_out_fraction(args)
+def check_data_arguments(config: TrainConfig) -> None:
+    """Refuse wrong settings of the data before any is read."""
+    stream = config.dataset.lower().startswith(STREAMS)
+    harder = config.label_noise or config.long_tail or config.subset != 1.0 or held_out_fraction(config)
     if stream and harder:
-        raise DataError(_STREAM.format(args.dataset))
-    if not 0.0 <= args.label_noise <= 1.0:
-        raise DataError(f"--label-noise must be in [0, 1], got {args.label_noise}")
-    if not 0.0 < args.subset <= 1.0:
-        raise DataError(f"--subset must be in (0, 1], got {args.subset}")
-    if args.imbalance_factor < 1.0:
-        raise DataError(f"--imbalance-factor must be at least 1, got {args.imbalance_factor}")
-    if args.dataset.startswith(PREFIX):
-        registry.datasets.builder(args.dataset.removeprefix(PREFIX))
-    elif "/" not in args.dataset and not os.path.exists(args.data_dir or ""):
-        raise DataError(f"the data directory {args.data_dir!r} does not exist")
+        raise DataError(_STREAM.format(config.dataset))
+    if not 0.0 <= config.label_noise <= 1.0:
+        raise DataError(f"--label-noise must be in [0, 1], got {config.label_noise}")
+    if not 0.0 < config.subset <= 1.0:
+        raise DataError(f"--subset must be in (0, 1], got {config.subset}")
+    if config.imbalance_factor < 1.0:
+        raise DataError(f"--imbalance-factor must be at least 1, got {config.imbalance_factor}")
+    if config.dataset.startswith(PREFIX):
+        registry.datasets.builder(config.dataset.removeprefix(PREFIX))
+    elif "/" not in config.dataset and not os.path.exists(config.data_dir or ""):
+        raise DataError(f"the data directory {config.data_dir!r} does not exist")
 
 
-def check_training_data(args: Namespace) -> None:
+def check_training_data(config: TrainConfig) -> None:
     """Refuse splits that do not exist, and an evaluation that would read the training images unasked."""
-    check_data_arguments(args)
-    for split in (args.train_split, args.val_split):
-        if split and not (split == args.val_split and held_out_fraction(args)):
-            check_split(args, split)
-    if not held_out_fraction(args):
-        check_apart(args)
+    check_data_arguments(config)
+    for split in (config.train_split, config.val_split):
+        if split and not (split == config.val_split and held_out_fraction(config)):
+            check_split(config, split)
+    if not held_out_fraction(config):
+        check_apart(config)
 
 
-def held_out_fraction(args: Namespace) -> float | None:
-    """The fraction that ``--val-split`` asks to hold out, where it is a number and no name."""
+def held_out_fraction(config: TrainConfig) -> float | None:
+    """The fraction that ``--val-split`` holds out, or None where it is a name."""
     try:
-        fraction = float(args.val_split)
+        fraction = float(config.val_split)
     except ValueError:
         return None
     if not 0.0 < fraction < 1.0:
-        raise DataError(f"a fractional --val-split must be in (0, 1), got {args.val_split}")
+        raise DataError(f"a fractional --val-split must be in (0, 1), got {config.val_split}")
     return fraction
 
 
-def open_data(args: Namespace, *, channels: int = 3, needs_counts: bool = False) -> Data:
-    """The training and evaluation data of a run; ``needs_counts``: read the class counts, whatever that costs.
+def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = False) -> Data:
+    """The training and evaluation data of a run; ``needs_counts`` reads the class counts, whatever that costs.
 
     Labels are made noisy and classes thinned out in training alone; what is held out for evaluation is taken first.
     """
     try:
-        return _open_data(args, channels, needs_counts)
+        return _open_data(config, channels, needs_counts)
     except ValueError as error:  # labels out of range, superclasses that are not known
-        raise DataError(f"{name_of(args)}: {error}") from error
+        raise DataError(f"{name_of(config)}: {error}") from error
 
 
-def _open_data(args: Namespace, channels: int, needs_counts: bool) -> Data:
-    train = open_split(args, args.train_split, training=True, channels=channels)
-    fraction = held_out_fraction(args)
-    harder = args.label_noise or args.long_tail or args.subset != 1.0 or fraction
+def _open_data(config: TrainConfig, channels: int, needs_counts: bool) -> Data:
+    train = open_split(config, config.train_split, training=True, channels=channels)
+    fraction = held_out_fraction(config)
+    harder = config.label_noise or config.long_tail or config.subset != 1.0 or fraction
     data = Data(train, num_classes=number_of_classes(train))
-    if args.val_split and not fraction:
-        data.validation = open_split(args, args.val_split, training=False, channels=channels)
+    if config.val_split and not fraction:
+        data.validation = open_split(config, config.val_split, training=False, channels=channels)
     if harder and not is_indexed(train):
-        raise DataError(_STREAM.format(args.dataset))
+        raise DataError(_STREAM.format(config.dataset))
     if is_indexed(train):
         if len(train) == 0:
-            raise DataError(f"the training split {args.train_split!r} of {name_of(args)} is empty")
+            raise DataError(f"the training split {config.train_split!r} of {name_of(config)} is empty")
         if harder:
-            twin = open_split(args, args.train_split, training=True, channels=channels) if fraction else None
-            _harden(args, data, train, twin, fraction)
+            twin = open_split(config, config.train_split, training=True, channels=channels) if fraction else None
+            _harden(config, data, train, twin, fraction)
         else:
             labels = labels_of(train) if needs_counts else kept_labels_of(train)
-            data.counts = None if labels is None else _counts(args, data, labels)
+            data.counts = None if labels is None else counts_of(config, data, labels)
     return data
 
 
-def open_split(args: Namespace, split: str, *, training: bool, channels: int = 3) -> Any:
+def open_split(config: TrainConfig, split: str, *, training: bool, channels: int = 3) -> Any:
     """One split, as timm or a registered factory makes it; its transform is set later."""
-    check_split(args, split)
+    check_split(config, split)
     try:
-        if args.dataset.startswith(PREFIX):
-            return registry.datasets.create(args.dataset.removeprefix(PREFIX), split=split, **args.dataset_opt)
+        if config.dataset.startswith(PREFIX):
+            return registry.datasets.create(config.dataset.removeprefix(PREFIX), split=split, **config.dataset_opt)
+        settings: dict[str, Any] = {"class_map": config.class_map, "repeats": config.epoch_repeats if training else 0}
         dataset = create_dataset(
-            args.dataset,
-            root=args.data_dir,
+            config.dataset,
+            root=config.data_dir,
             split=split,
             is_training=training,
-            class_map=args.class_map,
-            download=args.dataset_download,
-            batch_size=args.batch_size,
-            seed=args.seed,
-            repeats=args.epoch_repeats if training else 0,
-            input_img_mode=args.input_img_mode or ("RGB" if channels == 3 else "L"),
-            input_key=args.input_key,
-            target_key=args.target_key,
-            num_samples=args.train_num_samples if training else args.val_num_samples,
-            trust_remote_code=args.dataset_trust_remote_code,
+            download=config.dataset_download,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            input_img_mode=config.input_img_mode or ("RGB" if channels == 3 else "L"),
+            input_key=config.input_key,
+            target_key=config.target_key,
+            num_samples=config.train_num_samples if training else config.val_num_samples,
+            trust_remote_code=config.dataset_trust_remote_code,
+            **settings,
         )
-        return WatchedImages(dataset, strict=args.strict_data) if isinstance(dataset, ImageDataset) else dataset
+        return WatchedImages(dataset, strict=config.strict_data) if isinstance(dataset, ImageDataset) else dataset
     except (OSError, RuntimeError, TypeError, ValueError, AssertionError, ImportError) as error:
-        raise DataError(f"cannot open split {split!r} of {name_of(args)}: {error}") from error
+        raise DataError(f"cannot open split {split!r} of {name_of(config)}: {error}") from error
+
+
+def open_named(name: str, split: str, *, folder: str | None, options: dict[str, Any], download: bool) -> Any:
+    """One split of a data set by the name that ``timm train --dataset`` takes, for evaluation."""
+    config = TrainConfig(dataset=name, data_dir=folder, dataset_opt=options, dataset_download=download)
+    return open_split(config, split, training=False)
 
 
 def number_of_classes(dataset: Any) -> int | None:
@@ -145,41 +151,44 @@ def number_of_classes(dataset: Any) -> int | None:
     return len(names) if names else None
 
 
-def name_of(args: Namespace) -> str:
-    return " in ".join(filter(None, [args.dataset or "image folder", repr(args.data_dir) if args.data_dir else ""]))
+def name_of(config: TrainConfig) -> str:
+    return " in ".join(
+        filter(None, [config.dataset or "image folder", repr(config.data_dir) if config.data_dir else ""])
+    )
 
 
-def _counts(args: Namespace, data: Data, labels: Labels) -> list[int]:
-    return class_counts(labels, args.num_classes or data.num_classes or int(labels.max()) + 1)
+def counts_of(config: TrainConfig, data: Data, labels: Labels) -> list[int]:
+    """Samples of each class; the number of classes is the configured one, the data's, or what the labels show."""
+    return class_counts(labels, config.num_classes or data.num_classes or int(labels.max()) + 1)
 
 
-def _harden(args: Namespace, data: Data, train: Any, twin: Any, fraction: float | None) -> None:
+def _harden(config: TrainConfig, data: Data, train: Any, twin: Any, fraction: float | None) -> None:
     labels = labels_of(train)
-    counts = _counts(args, data, labels)
+    counts = counts_of(config, data, labels)
     indices = None
     if fraction:
-        indices, held = hold_out(labels, counts, fraction, seed=args.seed)
+        indices, held = hold_out(labels, counts, fraction, seed=config.seed)
         # a second copy of the split: evaluation has a transform of its own
         data.validation = Selection(twin, held, labels)
         data.notes.append(f"held out {len(held)} training images, {fraction:g} of each class, for evaluation")
     kept = labels if indices is None else labels[indices]
-    chosen = pick(kept, _kept_counts(args, class_counts(kept, len(counts)), data.notes), seed=args.seed)
+    chosen = pick(kept, _kept_counts(config, class_counts(kept, len(counts)), data.notes), seed=config.seed)
     indices = chosen if indices is None else indices[chosen]
     noisy = None
-    if args.label_noise:
-        noisy = noisy_labels(labels, superclasses_of(train, args.superclasses), args.label_noise, seed=args.seed)
+    if config.label_noise:
+        noisy = noisy_labels(labels, superclasses_of(train, config.superclasses), config.label_noise, seed=config.seed)
         changed = int((noisy[indices] != labels[indices]).sum())
-        data.notes.append(f"label noise {args.label_noise:g}: {changed} of {len(indices)} training labels differ")
+        data.notes.append(f"label noise {config.label_noise:g}: {changed} of {len(indices)} training labels differ")
     data.train = Selection(train, indices, labels, noisy)
     data.counts = class_counts(data.train.targets, len(counts))
 
 
-def _kept_counts(args: Namespace, counts: Sequence[int], notes: list[str]) -> list[int]:
+def _kept_counts(config: TrainConfig, counts: Sequence[int], notes: list[str]) -> list[int]:
     kept = list(counts)
-    if args.subset != 1.0:
-        kept = fraction_counts(kept, args.subset)
-        notes.append(f"subset {args.subset:g}: {sum(kept)} of {sum(counts)} training images")
-    if args.long_tail:
-        kept = long_tail_counts(kept, args.long_tail, args.imbalance_factor)
-        notes.append(f"long tail ({args.long_tail}): {max(kept)} to {min(kept)} images a class, {sum(kept)} in all")
+    if config.subset != 1.0:
+        kept = fraction_counts(kept, config.subset)
+        notes.append(f"subset {config.subset:g}: {sum(kept)} of {sum(counts)} training images")
+    if config.long_tail:
+        kept = long_tail_counts(kept, config.long_tail, config.imbalance_factor)
+        notes.append(f"long tail ({config.long_tail}): {max(kept)} to {min(kept)} images a class, {sum(kept)} in all")
     return kept

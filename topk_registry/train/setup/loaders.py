@@ -1,6 +1,5 @@
 """The loaders of a run: timm's transforms, collation and normalisation, with our order and our seeds."""
 
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, islice, repeat
@@ -13,11 +12,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from topk_registry.data.labels import is_indexed
+from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.signals import leave_to_the_run
 from topk_registry.train.errors import DataError
 from topk_registry.train.setup.batches import Batches, BatchOrder, SeededErasing
 from topk_registry.train.setup.compute import Compute
-from topk_registry.train.setup.criterion import uses_soft_targets
+from topk_registry.train.setup.loss import uses_soft_targets
 
 
 class TrainLoader:
@@ -27,7 +27,10 @@ class TrainLoader:
         self.loader, self.order, self.batches = loader, order, batches
 
     def __len__(self) -> int:
-        return self.batches or len(self.loader)
+        try:
+            return self.batches or len(self.loader)
+        except TypeError as error:
+            raise DataError("the training loader has no length: pass --train-batches-per-epoch") from error
 
     def pass_of(self, epoch: int, step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from a step on."""
@@ -40,146 +43,186 @@ class TrainLoader:
         return iter(self.loader)
 
     def _stream(self, epoch: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        if hasattr(self.loader.dataset, "set_epoch"):
-            self.loader.dataset.set_epoch(epoch)
+        for part in ("dataset", "sampler"):
+            if hasattr(getattr(self.loader, part, None), "set_epoch"):
+                getattr(self.loader, part).set_epoch(epoch)
         passes = chain.from_iterable(repeat(self.loader)) if self.batches else self.loader
         yield from islice(passes, step, self.batches)
 
 
-def create_train_loader(args: Namespace, dataset: Any, config: dict[str, Any], compute: Compute) -> TrainLoader:
+def create_train_loader(
+    config: TrainConfig, dataset: Any, data_config: dict[str, Any], compute: Compute
+) -> TrainLoader:
     """The training batches: timm's augmentation, mixup and collation, in our order."""
-    if args.aug_splits > 1:
-        dataset = AugMixDataset(dataset, num_splits=args.aug_splits)
-    mixup = _mixup(args)
+    if config.aug_splits > 1:
+        dataset = AugMixDataset(dataset, num_splits=config.aug_splits)
+    mixup = _mixup(config)
     indexed = is_indexed(dataset)
-    interpolation = args.train_interpolation
+    interpolation = config.train_interpolation
     loader = create_loader(
         dataset,
-        input_size=config["input_size"],
-        batch_size=args.batch_size,
+        input_size=data_config["input_size"],
+        batch_size=config.batch_size,
         is_training=True,
-        no_aug=args.no_aug,
-        re_prob=args.reprob,
-        re_mode=args.remode,
-        re_count=args.recount,
-        re_split=args.resplit,
-        train_crop_mode=args.train_crop_mode,
-        scale=args.scale,
-        ratio=args.ratio,
-        hflip=args.hflip,
-        vflip=args.vflip,
-        color_jitter=args.color_jitter,
-        color_jitter_prob=args.color_jitter_prob,
-        grayscale_prob=args.grayscale_prob or 0.0,
-        gaussian_blur_prob=args.gaussian_blur_prob or 0.0,
-        auto_augment=args.aa,
-        num_aug_splits=args.aug_splits,
-        interpolation=config["interpolation"] if args.no_aug or not interpolation else interpolation,
-        mean=config["mean"],
-        std=config["std"],
-        num_workers=args.workers,
-        distributed=args.distributed and not indexed,
+        no_aug=config.no_aug,
+        re_prob=config.reprob,
+        re_mode=config.remode,
+        re_count=config.recount,
+        re_split=config.resplit,
+        train_crop_mode=config.train_crop_mode,
+        scale=(config.scale[0], config.scale[1]),
+        ratio=(config.ratio[0], config.ratio[1]),
+        hflip=config.hflip,
+        vflip=config.vflip,
+        color_jitter=config.color_jitter,
+        color_jitter_prob=config.color_jitter_prob,
+        grayscale_prob=config.grayscale_prob or 0.0,
+        gaussian_blur_prob=config.gaussian_blur_prob or 0.0,
+        auto_augment=config.aa,
+        num_aug_splits=config.aug_splits,
+        interpolation=data_config["interpolation"] if config.no_aug or not interpolation else interpolation,
+        mean=data_config["mean"],
+        std=data_config["std"],
+        num_workers=config.workers,
+        distributed=compute.distributed and not indexed,
         collate_fn=mixup if isinstance(mixup, FastCollateMixup) else None,
-        pin_memory=args.pin_mem and compute.device.type != "cpu",
+        pin_memory=config.pin_mem and compute.device.type != "cpu",
         img_dtype=compute.dtype,
         device=compute.device,
-        use_prefetcher=not args.no_prefetcher,
+        use_prefetcher=not config.no_prefetcher,
     )
     if indexed:
-        return _reordered(args, loader, dataset, mixup, compute)
-    _set_workers(args, loader)
-    return TrainLoader(loader, None, args.train_batches_per_epoch)
+        return _reordered(config, loader, dataset, mixup, compute)
+    _set_workers(config, loader)
+    return TrainLoader(loader, None, config.train_batches_per_epoch)
 
 
 def create_eval_loader(
-    args: Namespace,
+    config: TrainConfig,
     dataset: Any,
-    config: dict[str, Any],
+    data_config: dict[str, Any],
     compute: Compute,
     *,
     transform: Callable[[Any], Any] | None = None,
+    model: Any = None,
 ) -> Any:
-    """The evaluation batches; ``transform`` replaces timm's, and yields uint8 arrays for the prefetcher."""
+    """The evaluation batches.
+
+    Args:
+        transform: replaces timm's, and yields uint8 arrays for the prefetcher.
+        model: the model to validate; timm's validation follows its crop mode, and its patches where they are asked for.
+    """
+    if "naflex_max_seq_len" in data_config:
+        return _patches_loader(config, dataset, data_config, compute, model)
     loader: Any = create_loader(
         dataset,
-        input_size=config["input_size"],
-        batch_size=args.validation_batch_size or args.batch_size,
+        input_size=data_config["input_size"],
+        batch_size=config.validation_batch_size or config.batch_size,
         is_training=False,
-        interpolation=config["interpolation"],
-        mean=config["mean"],
-        std=config["std"],
-        num_workers=args.workers,
-        distributed=args.distributed,
-        crop_pct=config["crop_pct"],
-        pin_memory=args.pin_mem and compute.device.type != "cpu",
+        interpolation=data_config["interpolation"],
+        mean=data_config["mean"],
+        std=data_config["std"],
+        num_workers=config.workers,
+        distributed=compute.distributed,
+        crop_pct=data_config["crop_pct"],
+        crop_mode=data_config.get("crop_mode") if model is not None else None,  # as timm: in validation alone
+        crop_border_pixels=data_config.get("crop_border_pixels"),
+        tf_preprocessing=data_config.get("tf_preprocessing", False),
+        pin_memory=config.pin_mem and compute.device.type != "cpu",
         img_dtype=compute.dtype,
         device=compute.device,
-        use_prefetcher=transform is not None or not args.no_prefetcher,
+        use_prefetcher=transform is not None or not config.no_prefetcher,
     )
     if transform is not None:
         dataset.transform = transform
-    _set_workers(args, loader)
+    _set_workers(config, loader)
     return loader
 
 
-def _set_workers(args: Namespace, loader: Any) -> None:
+def _patches_loader(
+    config: TrainConfig, dataset: Any, data_config: dict[str, Any], compute: Compute, model: Any
+) -> Any:
+    """Batches of patches for a NaFlex model."""
+    from timm.data import create_naflex_loader
+
+    loader = create_naflex_loader(
+        dataset,
+        patch_size=getattr(getattr(model, "embeds", None), "patch_size", None) or (16, 16),
+        max_seq_len=data_config["naflex_max_seq_len"],
+        batch_size=config.validation_batch_size or config.batch_size,
+        interpolation=data_config["interpolation"],
+        mean=data_config["mean"],
+        std=data_config["std"],
+        crop_pct=data_config["crop_pct"],
+        crop_mode=data_config["crop_mode"],
+        crop_border_pixels=data_config.get("crop_border_pixels"),
+        num_workers=config.workers,
+        pin_memory=config.pin_mem and compute.device.type != "cpu",
+        img_dtype=compute.dtype,
+        device=compute.device,
+    )
+    _set_workers(config, loader)
+    return loader
+
+
+def _set_workers(config: TrainConfig, loader: Any) -> None:
     """Leave signals to the run, and draw the workers' seeds from another stream than the run's."""
     inner = getattr(loader, "loader", loader)
-    inner.generator = torch.Generator().manual_seed(args.seed)
+    inner.generator = torch.Generator().manual_seed(config.seed)
     inner.worker_init_fn = partial(leave_to_the_run, then=inner.worker_init_fn)
 
 
-def _mixup(args: Namespace) -> Mixup | None:
-    if not uses_soft_targets(args):
+def _mixup(config: TrainConfig) -> Mixup | None:
+    if not uses_soft_targets(config):
         return None
-    build = Mixup if args.no_prefetcher else FastCollateMixup
+    build = Mixup if config.no_prefetcher else FastCollateMixup
     return build(
-        mixup_alpha=args.mixup,
-        cutmix_alpha=args.cutmix,
-        cutmix_minmax=args.cutmix_minmax,
-        prob=args.mixup_prob,
-        switch_prob=args.mixup_switch_prob,
-        mode=args.mixup_mode,
-        label_smoothing=args.smoothing,
-        num_classes=args.num_classes,
+        mixup_alpha=config.mixup,
+        cutmix_alpha=config.cutmix,
+        cutmix_minmax=config.cutmix_minmax,
+        prob=config.mixup_prob,
+        switch_prob=config.mixup_switch_prob,
+        mode=config.mixup_mode,
+        label_smoothing=config.smoothing,
+        num_classes=config.num_classes or 0,
     )
 
 
-def _reordered(args: Namespace, loader: Any, dataset: Any, mixup: Mixup | None, compute: Compute) -> TrainLoader:
-    """Put our batches in the place of the torch loader that timm made."""
+def _reordered(config: TrainConfig, loader: Any, dataset: Any, mixup: Mixup | None, compute: Compute) -> TrainLoader:
+    """Replace the torch loader inside timm's by one over our batches."""
     inner = getattr(loader, "loader", loader)
     order = BatchOrder(
         len(dataset),
-        args.batch_size,
-        seed=args.seed,
-        rank=args.rank,
-        world=args.world_size,
-        batches=args.train_batches_per_epoch,
+        config.batch_size,
+        seed=config.seed,
+        rank=compute.rank,
+        world=compute.world_size,
+        batches=config.train_batches_per_epoch,
     )
-    if args.aug_repeats:
-        if not args.distributed:
+    if config.aug_repeats:
+        if not compute.distributed:
             raise DataError("--aug-repeats needs more than one process")
-        order.repeated = RepeatAugSampler(dataset, num_repeats=args.aug_repeats)
+        order.repeated = RepeatAugSampler(dataset, num_repeats=int(config.aug_repeats))
     batches = Batches(
         dataset,
         inner.collate_fn,
-        seed=args.seed,
-        rank=args.rank,
+        seed=config.seed,
+        rank=compute.rank,
         mixup=mixup,
-        mixup_off_epoch=args.mixup_off_epoch,
+        mixup_off_epoch=config.mixup_off_epoch,
     )
     ours = DataLoader(
         batches,
         batch_size=None,
         sampler=order,
-        num_workers=args.workers,
-        pin_memory=args.pin_mem and compute.device.type != "cpu",
-        persistent_workers=args.workers > 0,
+        num_workers=config.workers,
+        pin_memory=config.pin_mem and compute.device.type != "cpu",
+        persistent_workers=config.workers > 0,
     )
-    _set_workers(args, ours)
+    _set_workers(config, ours)
     if inner is loader:
         return TrainLoader(ours, order)
     loader.loader = ours
     if loader.random_erasing is not None:
-        loader.random_erasing = SeededErasing(loader.random_erasing, seed=args.seed, rank=args.rank)
+        loader.random_erasing = SeededErasing(loader.random_erasing, seed=config.seed, rank=compute.rank)
     return TrainLoader(loader, order)

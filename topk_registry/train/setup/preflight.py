@@ -1,57 +1,57 @@
-"""What can be refused within a second, before any data is read or any weight is made."""
-
-from argparse import Namespace
+"""Refuse within a second a run that cannot work, before any data is read or any weight is made."""
 
 from timm.models import get_arch_pretrained_cfgs, is_model, list_models
 from timm.optim import get_optimizer_class
 
+from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.evaluate import parse_metric
 from topk_registry.train.errors import TrainError
 from topk_registry.train.setup import convnet  # noqa: F401  registers the built-in network
-from topk_registry.train.setup.criterion import (
-    Context,
-    needs_class_counts,
-    takes_smoothing,
-    try_criterion,
-    uses_soft_targets,
-)
-from topk_registry.train.setup.datasets import check_training_data
+from topk_registry.train.setup.datasets import PREFIX, check_training_data
+from topk_registry.train.setup.loss import Context, LossSpec, uses_soft_targets
+from topk_registry.train.setup.parts import Parts
 
 LIKELY_CLASSES = 1000
 
 
-def check(args: Namespace) -> list[str]:
-    """Refuse a run that cannot work; returns what its user should know of one that can."""
-    check_training_data(args)
-    _check_names(args)
-    args.eval_metric = parse_metric(args.eval_metric)
-    n = args.num_classes or (100 if args.dataset.startswith("topk/") else _classes_of_model(args.model))
-    try_criterion(args.loss, args.loss_opt, Context.of(args, n), splits=args.aug_splits)
-    return _notes(args)
+def check(config: TrainConfig, loss: LossSpec, parts: Parts) -> list[str]:
+    """Refuse a run that cannot work; return what its user should know of one that can."""
+    if parts.train_loader is None:
+        check_training_data(config)
+    if parts.model is None:
+        _check_model(config.model)
+    _check_numbers(config)
+    n = config.num_classes or (100 if config.dataset.startswith(PREFIX) else _classes_of_model(config.model))
+    loss.rehearse(Context.of(config, n), splits=config.aug_splits)
+    return _notes(config, loss)
 
 
-def _notes(args: Namespace) -> list[str]:
+def _notes(config: TrainConfig, loss: LossSpec) -> list[str]:
     notes = []
-    if args.smoothing and not uses_soft_targets(args):
-        taken = takes_smoothing(args.loss)
-        notes.append(
-            f"label smoothing {args.smoothing:g}" + ("" if taken else f" has no effect: {args.loss!r} takes none")
-        )
-    if needs_class_counts(args.loss) and args.normalize_classifier is None:
-        notes.append(f"loss {args.loss!r} knows class frequencies; its paper's recipe may want --normalize-classifier")
+    if config.smoothing and not uses_soft_targets(config):
+        without = "" if loss.takes_smoothing else f" has no effect: {loss.name!r} takes none"
+        notes.append(f"label smoothing {config.smoothing:g}{without}")
+    if loss.needs_class_counts and config.normalize_classifier is None:
+        notes.append(f"loss {loss.name!r} knows class frequencies; its paper's recipe may want --normalize-classifier")
+    if config.val_split and config.val_split == config.train_split:
+        notes.append("evaluation is on the training split")
     return notes
 
 
-def _check_names(args: Namespace) -> None:
-    if not is_model(args.model.split("/", 1)[-1].split(".")[0]) and ":" not in args.model:
-        close = list_models(f"*{args.model}*")[:5]
-        raise TrainError(f"timm has no model {args.model!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
+def _check_model(name: str) -> None:
+    if not is_model(name.split("/", 1)[-1].split(".")[0]) and ":" not in name:
+        close = list_models(f"*{name}*")[:5]
+        raise TrainError(f"timm has no model {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
+
+
+def _check_numbers(config: TrainConfig) -> None:
+    parse_metric(config.eval_metric)
     try:
-        get_optimizer_class(args.opt)
+        get_optimizer_class(config.opt)
     except ValueError as error:
-        raise TrainError(f"timm has no optimizer {args.opt!r}") from error
-    if args.epochs < 1 or args.batch_size < 1:
-        raise TrainError(f"--epochs and --batch-size must be at least 1, got {args.epochs} and {args.batch_size}")
+        raise TrainError(f"timm has no optimizer {config.opt!r}") from error
+    if config.epochs < 1 or config.batch_size < 1:
+        raise TrainError(f"--epochs and --batch-size must be at least 1, got {config.epochs} and {config.batch_size}")
 
 
 def _classes_of_model(name: str) -> int:

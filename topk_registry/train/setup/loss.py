@@ -1,0 +1,139 @@
+"""The training loss by name: built with what the run knows, tried on targets of the run's kind, and recorded."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from topk_registry import registry
+from topk_registry.registry.options import accepted_context, accepts
+from topk_registry.train.config.config import TrainConfig
+from topk_registry.train.errors import TrainError
+
+
+@dataclass(frozen=True)
+class Context:
+    """Facts of a run that a loss receives by naming them in its signature."""
+
+    num_classes: int
+    smoothing: float
+    soft_targets: bool
+    total_epochs: int
+    class_counts: Sequence[int] | None = None
+
+    @classmethod
+    def of(cls, config: TrainConfig, num_classes: int, class_counts: Sequence[int] | None = None) -> "Context":
+        soft = uses_soft_targets(config)
+        # mixup's targets are smoothed already
+        return cls(num_classes, 0.0 if soft else config.smoothing, soft, config.epochs, class_counts)
+
+
+def uses_soft_targets(config: TrainConfig) -> bool:
+    """Whether mixup or cutmix makes the targets distributions."""
+    return bool(config.mixup > 0 or config.cutmix > 0 or config.cutmix_minmax)
+
+
+class FunctionLoss(nn.Module):
+    """A loss that is a plain function, as a module."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return self.function(logits, target)
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    """A training loss by name, resolved once: it is tried, built and recorded from here.
+
+    Args:
+        name: a registered name, or one of timm's own.
+        options: its options.
+        distribution: the installed distribution that it comes from, empty for one registered in this process.
+        version: the version of that distribution.
+        factory: the registered class or function.
+    """
+
+    name: str
+    options: dict[str, Any]
+    distribution: str
+    version: str
+    factory: Callable[..., Any]
+
+    @classmethod
+    def resolve(cls, name: str, options: Mapping[str, Any]) -> "LossSpec":
+        """Look the name up; imports the loss's plug-in."""
+        info = registry.loss_info(name)
+        return cls(name, dict(options), info.distribution, info.version, registry.get_loss_builder(name))
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Name, options, distribution and version as plain types, for args.yaml and checkpoints."""
+        return {name: value for name, value in vars(self).items() if name != "factory"}
+
+    @property
+    def needs_class_counts(self) -> bool:
+        return accepts(self.factory, "class_counts")
+
+    @property
+    def takes_smoothing(self) -> bool:
+        return accepts(self.factory, "smoothing") or accepts(self.factory, "label_smoothing")
+
+    def build(self, context: Context) -> nn.Module:
+        """The loss with its options and the facts that it names; ``label_smoothing`` stands for ``smoothing``."""
+        known = {key: value for key, value in vars(context).items() if value is not None}
+        given = {**accepted_context(self.factory, known), **self.options}
+        if accepts(self.factory, "label_smoothing") and not accepts(self.factory, "smoothing"):
+            given.setdefault("label_smoothing", context.smoothing)
+        try:
+            loss = registry.create_loss(self.name, **given)
+        except (TypeError, ValueError) as error:
+            raise TrainError(f"{self}: {error}") from error
+        if not callable(loss):
+            raise TrainError(f"loss {self.name!r} must be callable on (logits, target), got {type(loss).__name__}")
+        return loss if isinstance(loss, nn.Module) else FunctionLoss(loss)
+
+    def rehearse(self, context: Context, *, splits: int = 0) -> None:
+        """Run the loss, forward and backward, on random scores and on targets of the kind that the run will produce.
+
+        Raises:
+            TrainError: it fails on them, or returns anything but one finite number with a gradient.
+        """
+        if context.class_counts is None and self.needs_class_counts:
+            # equal counts stand in until the data is read
+            context = replace(context, class_counts=[100] * context.num_classes)
+        criterion = self.build(context)
+        kind = "mixed targets (mixup or cutmix)" if context.soft_targets else "class indices"
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            logits = torch.randn(2 * max(1, splits), context.num_classes, requires_grad=True)
+            target = torch.arange(len(logits)) % context.num_classes
+            if context.soft_targets:
+                one_hot = nn.functional.one_hot(target, context.num_classes).float()
+                target = 0.5 * one_hot + 0.5 * one_hot.flip(0)
+            try:
+                value = criterion(logits, target)
+                _check_value(value)
+                value.backward()
+            except Exception as error:
+                raise TrainError(f"{self} does not train on {kind}: {error}") from error
+        if logits.grad is None or not bool(torch.isfinite(logits.grad).all()):
+            raise TrainError(f"{self} has no finite gradient on {kind}")
+
+    def __str__(self) -> str:
+        options = " ".join(f"{key}={value}" for key, value in self.options.items())
+        return f"loss {self.name!r} with {options or 'its default options'}"
+
+
+def _check_value(value: object) -> None:
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+        got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"expected one floating-point number, got {got} (is its reduction 'none'?)")
+    if not bool(torch.isfinite(value)):
+        raise ValueError(f"expected a finite number, got {value.item()}")
+    if not value.requires_grad:
+        raise ValueError("its value has no gradient with respect to the logits")
