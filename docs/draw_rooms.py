@@ -38,7 +38,7 @@ def _rooms(layer: str) -> list[str]:
 
 
 def arrows(rooms: list[str]) -> set[tuple[str, str]]:
-    """Pairs of rooms, the first of which imports the second."""
+    """Return pairs of rooms (importer, imported)."""
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
     promised = grimp.build_graph(*PACKAGES, cache_dir=None).find_modules_directly_imported_by(PUBLIC)
 

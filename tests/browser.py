@@ -33,7 +33,7 @@ def chromium() -> Iterator[Any]:
 
 
 def complaints(browser: Any) -> list[str]:
-    """What the console has called severe since the last call: failed scripts, and what a page's policy blocked."""
+    """Severe messages of the console since the last call: failed scripts, and loads that a page's policy blocked."""
     return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 

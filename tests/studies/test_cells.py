@@ -1,4 +1,4 @@
-"""What stands in a cell, and that "best" is said only where the intervals allow it."""
+"""Cells of a table, and that "best" is said only where the intervals allow it."""
 
 import math
 

@@ -26,7 +26,7 @@ def coverage_interval(count: int, alpha: float, *, level: float = 0.95) -> tuple
 
 
 def binomial_interval(hits: int, total: int, *, level: float = 0.95) -> tuple[float, float]:
-    """The exact (Clopper-Pearson) interval of a share of which ``hits`` of ``total`` samples were seen."""
+    """Return the exact (Clopper-Pearson) interval of a share, from ``hits`` among ``total`` samples."""
     if not 0 <= hits <= total or total < 1:
         raise ValueError(f"expected 0 <= hits <= total and total >= 1, got {hits} of {total}")
     tail = (1 - level) / 2

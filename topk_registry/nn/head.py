@@ -16,7 +16,7 @@ _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compil
 
 
 class TopKOutput(NamedTuple):
-    """What the head says: scores, the probability of each class to be in the top-k set, the k most probable classes."""
+    """Scores, the probability of each class to be in the top-k set, and the k most probable classes."""
 
     logits: Tensor  # [..., n]
     marginals: Tensor  # [..., n], sums to k

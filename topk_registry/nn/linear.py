@@ -42,7 +42,7 @@ def linear_smooth_topk(
         alpha: margin, not negative: one for all classes, or one a class [n].
         class_weight: one non-negative factor a class [n].
         reduction, ignore_index: as in ``F.cross_entropy``.
-        chunk: so many classes at a time; None chooses for speed.
+        chunk: number of classes at a time; None chooses for speed.
 
     Returns:
         The loss, a number or [B], in at least single precision. Differentiable once.

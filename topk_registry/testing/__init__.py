@@ -39,7 +39,7 @@ FIRST = next(iter(CHECKS))
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What one check found: its status, why the check matters, and what was expected and what came."""
+    """Result of one check: its status, why the check matters, the expected value and the actual one."""
 
     name: str
     status: Literal["passed", "failed", "expected", "skipped"]

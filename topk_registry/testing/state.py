@@ -30,7 +30,7 @@ def state_moves_with_the_loss(subject: Subject) -> None:
 
 
 def runs_on_cuda(subject: Subject) -> None:
-    """What moves must also work there, and give the same."""
+    """A loss moved to a GPU must work there and give the same results."""
     if not torch.cuda.is_available():
         raise NotApplicableError("there is no CUDA device here")
     loss, logits, labels = _stateful(subject), subject.logits(), subject.labels()

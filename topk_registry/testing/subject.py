@@ -1,4 +1,4 @@
-"""What is under test: a factory of losses, its options, and the data every check draws on."""
+"""The loss under test: its factory, its options, and the data of every check."""
 
 import copy
 import functools

@@ -37,7 +37,7 @@ def facts_of(
     samples: Samples,
     fingerprint: str,
 ) -> dict[str, Any]:
-    """What the file's metadata says of its sets."""
+    """Return the entries on prediction sets in the file's metadata."""
     limits = sets.thresholds
     n, one = metadata.num_classes, not np.ndim(limits.scores)
     options = {key: value for key, value in sets.score.options().items() if key not in ("prior", "weights")}
@@ -66,7 +66,7 @@ def facts_of(
 
 
 def reference_of(logits: np.ndarray, rows: np.ndarray, sizes: np.ndarray, seed: int) -> dict[str, list[float]]:
-    """What monitoring compares with: sizes, and softmax shares of the best class, of some report samples."""
+    """Return the reference of monitoring: sizes, and softmax shares of the best class, of some report samples."""
     chosen = np.random.default_rng([seed, 1]).permutation(len(rows))[:REFERENCE]
     best = softmax(logits[rows[chosen]]).max(-1)
     return {"probability": [float(f"{p:.6g}") for p in best], "size": sizes[chosen].tolist()}

@@ -105,7 +105,7 @@ def score_model(model: Any, score: Score, *, temperature: float, max_size: int |
 
     Args:
         model: as the exporter writes it.
-        score: of which classes.
+        score: the score to compute.
         temperature: divides the logits.
         max_size: None: ``set_scores`` [B, n]. A number M: ``set_scores`` of the M best classes [B, M], and
             ``set_classes`` that they are.

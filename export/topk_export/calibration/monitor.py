@@ -88,7 +88,7 @@ def watch(
 
 
 def verdict(found: Monitored) -> str:
-    """What the tests say, in a sentence."""
+    """Sum up the tests in a sentence."""
     bound = f"at level {found.level:g}, over all looks together"
     if not found.rejected:
         return f"no change found in {len(found.entries)} predictions, {bound}"

@@ -1,4 +1,4 @@
-"""What to calibrate, and which samples serve which purpose."""
+"""The plan of a calibration, and the purpose of each sample."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ MAX_SIZE = 256  # beyond it ranking costs more than the top-k head does at 21,84
 
 @dataclass(frozen=True)
 class Plan:
-    """What to calibrate, and on which share of the samples.
+    """Score, rule and level of a calibration, and the shares of its samples.
 
     Args:
         score: a name of :data:`topk_registry.conformal.SCORES`.

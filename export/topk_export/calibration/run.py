@@ -44,7 +44,7 @@ Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What a calibration found: the sets, their evaluation, and the facts that are written down."""
+    """The result of a calibration: the sets, their evaluation, and the facts that are written down."""
 
     sets: PredictionSets
     facts: dict[str, Any]

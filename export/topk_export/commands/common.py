@@ -1,4 +1,4 @@
-"""What the commands share: flags of the runtime, and errors as one line instead of a traceback."""
+"""Shared by the commands: flags of the runtime, and errors as one line instead of a traceback."""
 
 import argparse
 import functools

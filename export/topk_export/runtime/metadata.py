@@ -1,4 +1,4 @@
-"""What an exported file says about itself: JSON values under plain keys in the ONNX model's ``metadata_props``.
+"""The metadata of an exported file: JSON values under plain keys in the ONNX model's ``metadata_props``.
 
 The file alone is enough to predict with: class names, k and temperature, and how an image becomes its input. Readers
 accept their own schema version and older ones; a newer one is an error, because its keys may mean something else.

@@ -72,7 +72,7 @@ def head_model(model: Any) -> Any:
 
 
 def _constant_feeders(graph: Any, nodes: list[Any], inside: set[str]) -> tuple[list[Any], set[str]]:
-    """What a head needs beside its logits: nodes that compute constants, and the names of all it reads from outside."""
+    """Return the nodes that compute a head's constants, and the names of everything it reads from outside."""
     free = {name for node in nodes for name in node.input} - inside
     feeders = []
     for node in reversed(graph.node):

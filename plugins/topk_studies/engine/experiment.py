@@ -62,11 +62,11 @@ class TrainingStudy:
         return ()
 
     def key(self, choice: Choice) -> Any:
-        """What the rows of the tables differ in."""
+        """The setting that differs between rows of the tables."""
         raise NotImplementedError
 
     def name(self, choice: Choice) -> str:
-        """What the columns of the tables differ in."""
+        """The setting that differs between columns of the tables."""
         return choice.loss
 
     # the contract of a study

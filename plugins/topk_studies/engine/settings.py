@@ -1,4 +1,4 @@
-"""What training runs share within a budget: data, network, schedule; and the trials that tuning may choose from.
+"""Data, network and schedule of the training runs of a budget, and the trials that tuning may choose from.
 
 ``small`` is the built-in data and network. ``paper`` is the papers' own setting, as far as timm has it, with their own
 hyperparameters and no search: CIFAR-100 by default, ImageNet where ``--dataset``/``--data-dir`` names other data.
@@ -95,7 +95,7 @@ TRIALS: dict[str, tuple[Trial, ...]] = {
     "log_spherical_softmax": _grid("epsilon", 0.1, 1.0),
 }
 
-# What the papers' scripts set, where they depart from a rate of 0.1 and the loss's defaults.
+# Settings of the papers' scripts, where they depart from a rate of 0.1 and the loss's defaults.
 PUBLISHED: dict[str, Trial] = {
     "smooth_topk_svm": {"lr": 0.1, "loss_opt": {"tau": 1.0}},
     "topk_nll": {"lr": 0.1, "loss_opt": {"tau": 1.0}},

@@ -83,7 +83,7 @@ def _settled(claim: Claim, count: int) -> Note:
 
 
 def share_of_alpha(seeds: int, claims: int) -> float:
-    """The chance of a wrong verdict that one claim may take at a look with so many seeds."""
+    """Return the chance of a wrong verdict that one claim may take at a look with this many seeds."""
     look = max((look for look in LOOKS if look <= seeds), default=LOOKS[0])
     return ALPHA / claims * look / sum(LOOKS)
 

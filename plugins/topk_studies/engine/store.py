@@ -132,7 +132,7 @@ def unique(configurations: Iterable[Configuration]) -> list[Configuration]:
 
 
 def versions() -> dict[str, str]:
-    """What a record notes of its surroundings."""
+    """Return the versions and the machine that a record notes."""
     return {"python": platform.python_version(), "machine": _machine(), **{name: _version(name) for name in PACKAGES}}
 
 

@@ -1,4 +1,4 @@
-"""What a study is, what its runs leave behind, and what it finds.
+"""The protocol of a study: its options, its records and its findings.
 
 A study's module offers the names of :class:`Study`. Everything between them is plain: a configuration and a result are
 JSON, a report is a function of records alone.
@@ -22,7 +22,7 @@ class ConfigurationError(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says of a study.
+    """Options of a study, from the command line.
 
     Args:
         losses: names of registered losses; None for the paper's.
@@ -149,7 +149,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a study found. ``protocol`` says how, in sentences; ``commands`` are (what it does, the command)."""
+    """Findings of a study. ``protocol`` says in sentences how they were made; ``commands`` are (purpose, command)."""
 
     tables: tuple[Table, ...] = ()
     figures: tuple[Figure, ...] = ()

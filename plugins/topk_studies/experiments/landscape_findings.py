@@ -1,4 +1,4 @@
-"""What the landscapes come to: level sets, the shape of each loss in numbers, and the papers' claims."""
+"""Findings on the landscapes: level sets, the shape of each loss in numbers, and the papers' claims."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -49,7 +49,7 @@ def configurations(options: Options, known: Sequence[Record]) -> list[Configurat
     small = options.budget == "small"
     shared = {"tau": 1.0, "dtype": "float32", "device": usable(options.device), "repeats": 15 if small else 50}
     names = list(options.losses or AGAINST_K)
-    # on so many classes a published algorithm takes some gigabytes, and the summation ten seconds a pass
+    # on this many classes a published algorithm takes some gigabytes, and the summation ten seconds a pass
     sizes = [(n, 64 if small and n > 10_000 else 256, 10.0 if small and n <= 10_000 else 40.0) for n in CLASSES]
     return [
         *(

@@ -1,4 +1,4 @@
-"""What the times of the speed study come to: the papers' tables and figure, and their claims."""
+"""Findings of the speed study: the papers' tables and figure, and their claims."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the stability study comes to: the papers' table, the gradient's error, and their claims."""
+"""Findings of the stability study: the papers' table, the gradient's error, and their claims."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

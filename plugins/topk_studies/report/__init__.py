@@ -1,1 +1,1 @@
-"""What is seen of a study: the terminal's tables, the plots, and one self-contained page."""
+"""Reports of a study: tables in the terminal, plots, and one self-contained page."""

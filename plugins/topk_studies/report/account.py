@@ -1,4 +1,4 @@
-"""What came of the papers' claims, as Markdown, from ``summary.json``.
+"""Write the verdicts on the papers' claims as Markdown, from ``summary.json``.
 
 ``python -m topk_studies.report.account DIR/summary.json docs/results/studies.md``, with the ``--output`` of the studies
 as ``DIR``, also writes the parts of the summary that it quotes beside the text, as ``docs/results/studies.json``.

@@ -1,4 +1,4 @@
-"""What stands in a cell, and which cell is the best one: only where its interval is apart from all others."""
+"""Text of a table's cells, and the best cell, if its interval is apart from all others."""
 
 import math
 from collections.abc import Iterator, Sequence

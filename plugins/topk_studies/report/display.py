@@ -94,7 +94,7 @@ def list_table(
 
 
 def trials_table(found: Sequence[Choice], key_name: str, key: Key, metric: str, *, name: Name = loss_name) -> Table:
-    """What tuning chose, and what it was worth: the validation score of the best and of the worst trial."""
+    """Tabulate the choices of tuning, with the validation scores of the best and the worst trial."""
     rows = []
     for choice in found:
         scores = [score(record, metric, "validation") for record in choice.trials]

@@ -1,4 +1,4 @@
-"""What a folder of studies shows: tables in the terminal, CSV and JSON of every run."""
+"""Output of a folder of studies: tables in the terminal, CSV and JSON of every run."""
 
 import csv
 import io

@@ -57,7 +57,7 @@ STYLE: dict[str, Any] = {
 
 
 class MissingExtraError(ImportError):
-    """What a plot needs is not installed; the message names the extra."""
+    """A package that plots need is not installed; the message names the extra."""
 
 
 def require() -> None:
@@ -112,7 +112,7 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
     """Colour, marker and dashes of each name in one plot.
 
     A loss of ours has its own, everywhere, also with options after its name where the plot has it once; any other name
-    has the colour that its letters come to, or the next one that the plot has left.
+    has a colour computed from its letters, or the next one that the plot has left.
     """
     losses = [name if name in LOOKS else name.split()[0] for name in names]
     found = {

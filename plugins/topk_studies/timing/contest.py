@@ -1,4 +1,4 @@
-"""What is compared: an operator, the cases to run it at, and the contestants that claim to compute it.
+"""Contests: an operator, the cases to run it at, and the contestants that claim to compute it.
 
 A further implementation is one more :class:`Contestant` in its operator's list; a further operator is one more file
 under ``operators`` and one more entry in its table.

@@ -1,4 +1,4 @@
-"""What is known of the machine that a time belongs to."""
+"""Facts on the machine that a time belongs to."""
 
 import os
 import platform

@@ -13,7 +13,7 @@ SET_UP = 60.0  # seconds a contestant may take to import and to compile what it 
 
 @dataclass(frozen=True)
 class Row:
-    """What one contestant did at one case; ``problem`` says why a figure is missing."""
+    """Times and memory of one contestant at one case; ``problem`` says why a figure is missing."""
 
     case: Case
     contestant: str

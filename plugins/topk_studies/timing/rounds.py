@@ -83,7 +83,7 @@ def interleave(
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise :class:`OverLimitError` inside the block after so many seconds, at the next Python instruction.
+    """Raise :class:`OverLimitError` inside the block after this many seconds, at the next Python instruction.
 
     Signals reach the main thread only; elsewhere there is no limit.
     """

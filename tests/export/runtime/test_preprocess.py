@@ -32,7 +32,7 @@ SIZES = [(300, 200), (123, 251), (64, 64), (33, 21), (17, 240)]  # height, width
 
 
 def timm_input(recipe: Preprocess, image: Image.Image) -> np.ndarray:
-    """What timm's validation feeds: the image converted as its ImageDataset does, then its evaluation transform."""
+    """The input of timm's validation: the image converted as its ImageDataset does, then its evaluation transform."""
     transform = create_transform(
         input_size=recipe.input_size,
         interpolation=recipe.interpolation,

@@ -35,7 +35,7 @@ def linear_label_margins(
         bias: [n] or None.
         label: class indices [B], int64.
         k, temperature: as in :func:`topk_margins`.
-        chunk: so many classes at a time; None chooses for speed.
+        chunk: number of classes at a time; None chooses for speed.
 
     Returns:
         Margins [B] in double precision, differentiable once to features, weight and bias. Under autocast matrices are
@@ -127,7 +127,7 @@ def logits_like(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
-    """What F.linear would multiply in: autocast leaves double precision alone."""
+    """Return the dtype that F.linear would multiply in: autocast leaves double precision alone."""
     device = x.device.type
     if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         return torch.get_autocast_dtype(device)

@@ -166,8 +166,9 @@ def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
 def differentiable_margins(s: Tensor, k: int, theta: float) -> Tensor:
     """The margins as autograd sees them: [B, n] -> [B, n].
 
-    Tilts and references are constants to autograd: they cancel. What depends on the scores are the tail's odds and
-    power sums (kernels with gradients of their own) and the small polynomials of the top group (plain autograd).
+    Tilts and references are constants to autograd: they cancel. The tail's odds and
+    power sums depend on the scores (kernels with gradients of their own), and so do the small polynomials of the top
+    group (plain autograd).
     """
     top, where = s.detach().topk(min(top_group_size(k + 1), s.shape[1]))
     kth, next_one = top[:, k - 1], top[:, k]  # references of the two tilts

@@ -8,13 +8,13 @@ coefficient is exact to a few roundings, however small it is.
 import torch
 from torch import Tensor
 
-OUTER = 128  # up to so many numbers a row, outer products are quicker than a coefficient at a time
+OUTER = 128  # up to this many numbers a row, outer products are quicker than a coefficient at a time
 
 
 def multiply(a: Tensor, b: Tensor, low: int, high: int, a_low: int = 0) -> Tensor:
     """Coefficients low..high of a * b, where a holds its degrees a_low, a_low + 1, ... and b holds 0, 1, ...
 
-    out_j = sum_i b_i a_{j-i}: [..., p, B], [..., q, B] -> [..., high - low + 1, B]. What a does not hold counts as 0.
+    out_j = sum_i b_i a_{j-i}: [..., p, B], [..., q, B] -> [..., high - low + 1, B]. Degrees that a lacks are 0.
     """
     if a.requires_grad or b.requires_grad:
         return _Multiply.apply(a, b, low, high, a_low)
@@ -32,8 +32,11 @@ def _multiply(a: Tensor, b: Tensor, low: int, high: int, a_low: int) -> Tensor:
 
 
 def _by_outer_product(a: Tensor, b: Tensor) -> Tensor:
-    """All coefficients of a * b. The lines of the outer product, padded by p zeros and then read on in lines of one
-    less, move to the right by one from line to line: equal degrees come to lie in one column."""
+    """Return all coefficients of a * b.
+
+    The lines of the outer product are padded by p zeros and read again in lines that are one shorter. Each line then
+    starts one place further to the right than the line before, and equal degrees share a column.
+    """
     p, q = a.shape[-2], b.shape[-2]
     outer = a.unsqueeze(-2) * b.unsqueeze(-3)  # [..., p, q, B]
     outer = torch.cat((outer, a.new_zeros(*outer.shape[:-2], p, outer.shape[-1])), -2).flatten(-3, -2)

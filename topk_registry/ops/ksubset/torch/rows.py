@@ -130,7 +130,7 @@ def horner(w: Tensor, c: Tensor) -> Tensor:
 
 
 class State(NamedTuple):
-    """What the classes of a row have come to: their largest scores, and the power sums of all others' odds.
+    """Summary of the classes of a row: their largest scores, and the power sums of all others' odds.
 
     These are O(k) numbers a row, whatever the number of classes; states of disjoint classes merge (streaming.merge).
     Odds are exp((s - a) / theta) for the reference a = :func:`reference` of the largest scores.
@@ -189,14 +189,14 @@ def summarise(
 
 
 class Coefficients(NamedTuple):
-    """What :func:`finish` makes of a state: the margin of a class outside it, and the gradient to those inside.
+    """Result of :func:`finish`: the margin of a class outside the state, and the gradient to the classes inside.
 
     The margin of a class of score s is (s - a) + shift.
     """
 
     a: Tensor  # [B]
     shift: Tensor  # [B], double precision
-    scale: Tensor  # [B], from the odds relative to a to those that c is balanced for
+    scale: Tensor  # [B], factor from odds relative to a to the odds that c is balanced for
     c: Tensor  # [k+1, B], with c_{k-1} = c_k = 1
     classes: Tensor  # [B, T], the top group
     in_top: Tensor  # [B, T], its gradient

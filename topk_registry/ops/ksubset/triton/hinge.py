@@ -1,5 +1,5 @@
 # type: ignore
-"""What becomes of a row's margin: a number in double precision, and a hinge on it where one is wanted."""
+"""Store a row's margin in double precision, or the hinge of it."""
 
 import triton
 import triton.language as tl

@@ -7,7 +7,7 @@ its part of the row by Horner's rule. Logits are read three times.
 
 A class belongs to the top group if its score is above the smallest one there, or equal to it and not behind it.
 
-What a solve kernel leaves for a row (``state``): coefficients 0..k of the row's polynomial, then the factors that turn
+A solve kernel leaves a row's ``state``: coefficients 0..k of the row's polynomial, then the factors that turn
 exp((s - a) / theta), a the reference of a tilt, into odds.
 """
 

@@ -1,5 +1,5 @@
 # type: ignore
-"""What the Triton kernels share: odds, tilts, and truncated polynomials as tuples of their coefficients.
+"""Functions that the Triton kernels share: odds, tilts, and truncated polynomials as tuples of their coefficients.
 
 A coefficient is a number or a vector of *lanes*, one for each class of a row's top group. Lane i multiplies the factors
 of all classes but the i-th into the polynomial of the tail, so that leaving a class out needs neither a division nor a
@@ -66,7 +66,7 @@ def lane_of(values, lane, i):
 def newton(sums_ptr, base, P_ptr, b_ptr, k: tl.constexpr, KP: tl.constexpr):
     """:func:`tail_polynomial` for large k, from the power sums at ``sums_ptr`` of odds that base is to multiply.
 
-    Not unrolled: b_j, as soon as it is known, is carried into all later sums. What it makes lies in memory, P_1..P_k
+    Not unrolled: b_j, as soon as it is known, is carried into all later sums. Its results lie in memory, P_1..P_k
     from ``P_ptr`` + 1 and b_0..b_k from ``b_ptr``.
     """
     factor = base
