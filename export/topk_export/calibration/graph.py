@@ -180,28 +180,27 @@ def _plain_scores(add: Nodes, score: Score, temperature: float) -> str:
     return _one_by_one(add, score, _values(add, score, temperature))
 
 
-def _ranked_scores(add: Nodes, score: Score, temperature: float, size: int) -> tuple[str, str, str]:
+def _ranked_scores(add: Nodes, score: Score, temperature: float, size: int) -> tuple[str, str, np.ndarray]:
     """The scores of the best classes [B, M], which they are, and their ranks [1, M]."""
     values = _values(add, score, temperature)
     _, classes = add("TopK", LOGITS, add.constant("size", [size], np.int64), axis=-1, outputs=2)
     best = add("GatherElements", values, classes, axis=1)
     places = np.arange(1, size + 1)[None]
-    ranks = add.constant("ranks", places)
     if not isinstance(score, Ranked):
-        return _one_by_one(add, score, best, classes), classes, ranks
+        return _one_by_one(add, score, best, classes), classes, places
     if isinstance(score, Rank):
-        return add("Add", add("Mul", best, add.constant("none", [0.0])), ranks), classes, ranks
+        return add("Add", add("Mul", best, add.constant("none", [0.0])), add.constant("ranks", places)), classes, places
     if isinstance(score, Saps):
         first = add(
             "Slice", best, *(add.constant(name, [i], np.int64) for name, i in (("from", 0), ("to", 1), ("axis", 1)))
         )
         others = add("Mul", first, add.constant("others", places > 1))
-        return add("Add", others, add.constant("steps", (places - 1) * score.weight)), classes, ranks
+        return add("Add", others, add.constant("steps", (places - 1) * score.weight)), classes, places
     sums = add("CumSum", best, add.constant("along", 1, np.int64))
     if isinstance(score, Raps):
         penalty = score.penalty * np.maximum(0, places - score.k_reg)
         sums = add("Add", sums, add.constant("penalty", penalty))
-    return sums, classes, ranks
+    return sums, classes, places
 
 
 def _ranked_set(add: Nodes, sets: PredictionSets, level: np.ndarray, size: int) -> tuple[str, str]:
@@ -212,7 +211,7 @@ def _ranked_set(add: Nodes, sets: PredictionSets, level: np.ndarray, size: int) 
     inside = add("LessOrEqual", scores, limits if len(level) == 1 else add("Gather", limits, classes))
     if isinstance(sets.thresholds.max_rank, np.ndarray):
         largest = add("Gather", add.constant("largest_ranks", sets.thresholds.max_rank), classes)
-        inside = add("And", inside, add("LessOrEqual", ranks, largest))
+        inside = add("And", inside, add("LessOrEqual", add.constant("places", ranks), largest))
     if not sets.allow_empty:
         inside = add("Or", inside, add.constant("first", np.arange(size)[None] == 0, np.bool_))
     members = add("Cast", inside, to=TensorProto.FLOAT)

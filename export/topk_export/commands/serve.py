@@ -20,6 +20,11 @@ def main(argv: Sequence[str]) -> int:
 
         print(write_repository(args.model, args.triton, max_batch_size=args.max_batch))
         return 0
+    if args.site:
+        from topk_export.serve.site import write_site
+
+        print(write_site(args.model, args.site, args.onnxruntime_web))
+        return 0
     try:
         from topk_export.serve.server import Plan, Workers, listen, serve_forever
     except ModuleNotFoundError as error:
@@ -98,6 +103,8 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--exif", action="store_true", help="turn images as EXIF says (timm's evaluation does not)")
     parser.add_argument("--log", metavar="FILE", help="append a line a prediction, for topk-registry monitor")
     parser.add_argument("--triton", metavar="DIR", help="write a Triton Inference Server repository there, and stop")
+    parser.add_argument("--site", metavar="DIR", help="write a page that runs the model in the browser there, and stop")
+    parser.add_argument("--onnxruntime-web", metavar="DIR", default=".", help="where npm installed it (default: here)")
     parser.add_argument("--cuda-graph", action="store_true", help="run batches of --max-batch as one CUDA graph")
     add_runtime_flags(parser)
 
