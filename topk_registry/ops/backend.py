@@ -25,7 +25,7 @@ import torch
 NAMES = ("numba", "triton", "torch")
 VARIABLE = "TOPK_REGISTRY_BACKEND"
 OLDEST_GPU = (8, 0)  # compute capability that the Triton kernels are compiled and tested for
-OPERATORS = ("topk_registry.ops.ksubset.backends", "topk_registry.ops.perturbed.backends")
+OPERATORS = ("ksubset", "perturbed")  # folders, each with backends.py
 
 Kernels = TypeVar("Kernels")
 
@@ -117,6 +117,11 @@ def alone(function: Callable[[], Any]) -> Any:
         return thread.submit(function).result()
 
 
+def operator(name: str) -> Operator[Any]:
+    """The operator in a folder, with its backends."""
+    return import_module(f"topk_registry.ops.{name}.backends").OPERATOR
+
+
 def check_name(name: str, what: str, names: Iterable[str] = NAMES) -> None:
     """Raise unless a backend has this name, or it is "auto"."""
     if name not in ("auto", *names):
@@ -204,7 +209,7 @@ def report() -> list[Record]:
     single precision and small k: for example ``Record("ksubset", "cpu", "numba", "the fastest that serves")``.
     """
     devices = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
-    return [_record(import_module(home).OPERATOR, device) for home in OPERATORS for device in devices]
+    return [_record(operator(name), device) for name in OPERATORS for device in devices]
 
 
 def _record(operator: Operator[Any], device: torch.device) -> Record:

@@ -1,12 +1,13 @@
 """Choices that a compiled graph keeps as constants. Import it only while a graph is traced: it imports the compiler."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from topk_registry.ops.backend import operator
+
 
 @torch.compiler.assume_constant_result
-def choose(choice: Callable[..., Any], *args: Any) -> Any:
-    """``choice(*args)``, made once while the graph is traced: how a backend is chosen is no part of the graph."""
-    return choice(*args)
+def choose(name: str, *request: Any) -> str:
+    """Choose the backend of an operator once, while the graph is traced."""
+    return operator(name).choose(*request)

@@ -233,7 +233,7 @@ def _choose(impl: str, device: torch.device, k: int, double: bool) -> str:
         return OPERATOR.choose(impl, device, k, double)
     from topk_registry.ops import constant  # it brings in the compiler
 
-    return constant.choose(OPERATOR.choose, impl, device, k, double)
+    return constant.choose(OPERATOR.name, impl, device, k, double)
 
 
 def check(logits: Tensor, k: int, temperature: float) -> None:

@@ -106,7 +106,7 @@ def _choose(impl: str, device: torch.device) -> str:
         return OPERATOR.choose(impl, device)
     from topk_registry.ops import constant  # it imports the compiler
 
-    return constant.choose(OPERATOR.choose, impl, device)
+    return constant.choose(OPERATOR.name, impl, device)
 
 
 def check_options(k: int, epsilon: float, num_samples: int, impl: str) -> None:
