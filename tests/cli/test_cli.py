@@ -149,6 +149,15 @@ def test_doctor_reports_versions_and_a_broken_plugin(fresh, capsys):
     assert [line for line in report["problems"] if "'acme' of acme-losses 2.5" in line and "disk full" in line]
 
 
+@pytest.mark.parametrize(("wanted", "said"), [("torch", "torch: chosen by TOPK_REGISTRY_BACKEND"), ("auto", "numba: ")])
+def test_doctor_says_which_backend_serves_and_why(monkeypatch, wanted, said):
+    monkeypatch.setenv("TOPK_REGISTRY_BACKEND", wanted)
+    report = doctor.Report()
+    doctor._backends(report)
+    assert set(report.facts) >= {"ksubset on cpu", "perturbed on cpu"}
+    assert report.facts["ksubset on cpu"].startswith(said)
+
+
 def test_doctor_notes_a_command_that_cannot_run_here(fresh):
     fresh.module("acme_tools", "import a_package_of_an_extra\n")
     fresh.distribution("acme-tools", {"greet": "acme_tools:main"}, group=commands.group)

@@ -49,7 +49,7 @@ def examine() -> Report:
     report = Report({"python": f"{platform.python_version()} ({sys.executable})", "platform": platform.platform()})
     for name in ("topk-registry", *REQUIRED, *OPTIONAL):
         report.facts[name] = environment.installed_version(name) or "not installed"
-    for look in (_onnxruntime, _imports, _gpu, _commands, _plugins):
+    for look in (_onnxruntime, _imports, _gpu, _backends, _commands, _plugins):
         try:
             look(report)
         except Exception as error:
@@ -89,6 +89,14 @@ def _gpu(report: Report) -> None:
     if runtime := sys.modules.get("onnxruntime"):
         providers = getattr(runtime, "get_available_providers", list)()
         report.facts["onnxruntime providers"] = ", ".join(providers) or "none"
+
+
+def _backends(report: Report) -> None:
+    """Load and try the kernels of each operator, and tell which serve on each device, and why."""
+    if "torch" not in sys.modules:
+        return
+    for record in import_module("topk_registry.ops.backend").report():
+        report.facts[f"{record.operator} on {record.device}"] = f"{record.backend}: {record.why}"
 
 
 def _commands(report: Report) -> None:
