@@ -1,4 +1,4 @@
-"""One switch for every operator, backends that are tried before they are trusted, and a report of which serves."""
+"""One switch for every operator, backends that are tried before they are trusted, and a report of their service."""
 
 import subprocess
 import sys

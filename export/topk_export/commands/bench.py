@@ -17,7 +17,7 @@ _COLUMNS = ("device", "batch", "runs", "median ms", "p95 ms", "images/s", "head 
 @command
 def main(argv: Sequence[str]) -> int:
     """Time an exported file and its head's share, or load a service."""
-    parser = ArgumentParser(prog="topk-registry bench", description=__doc__)
+    parser = ArgumentParser(prog="topk-registry bench", description=main.__doc__)
     parser.add_argument("model", metavar="MODEL_OR_URL", help="model.onnx, or http://127.0.0.1:PORT of a service")
     parser.add_argument("--batch-sizes", type=positive, nargs="+", default=(1, 8, 32), metavar="N")
     parser.add_argument("--device", choices=("all", "cpu", "cuda", "tensorrt"), default="all")

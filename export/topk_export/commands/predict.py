@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="topk-registry predict", description=__doc__)
+    parser = ArgumentParser(prog="topk-registry predict", description=main.__doc__)
     parser.add_argument("model", metavar="model.onnx")
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, or folders to search")
     parser.add_argument(

@@ -93,7 +93,7 @@ def _access(args: Any) -> Any:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="topk-registry serve", description=__doc__)
+    parser = ArgumentParser(prog="topk-registry serve", description=main.__doc__)
     parser.add_argument("model", metavar="model.onnx")
     parser.add_argument("--host", default="127.0.0.1", help="default: this machine only")
     parser.add_argument("--port", type=port, default=8000, help="0 takes a free one (default: 8000)")
@@ -129,7 +129,7 @@ def _parser() -> ArgumentParser:
     )
 
     access = parser.add_argument_group("access; for TLS put a proxy in front")
-    access.add_argument("--api-key-file", metavar="FILE", help="keys, one a line, of which a request must carry one")
+    access.add_argument("--api-key-file", metavar="FILE", help="keys, one a line; a request must carry one")
     access.add_argument(
         "--allowed-hosts",
         nargs="+",

@@ -115,7 +115,7 @@ def average_crops(trained: Run, configuration: Configuration, temperature: float
 
 
 def averages(logits: Tensor, temperature: float) -> dict[str, Tensor]:
-    """What ranks the classes [B, n], by each way, from the scores of the crops [crops, B, n]; crop 4 is the centre."""
+    """Return scores [B, n] that rank the classes, by each way, from the scores [crops, B, n]; crop 4 is the centre."""
     return {
         "centre": logits[4],
         "scores": logits.mean(0),

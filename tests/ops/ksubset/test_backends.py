@@ -95,7 +95,7 @@ def test_kernels_that_do_not_do_here_what_they_should_are_not_used(monkeypatch):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck looks at it
 @pytest.mark.parametrize("impl", ["numba", "torch"])
 def test_as_operators_of_torch(impl):
-    """What compilation, export, autocast and autograd ask of an operator."""
+    """The demands of compilation, export, autocast and autograd on an operator."""
     s = torch.randn(3, 9, dtype=torch.float64, requires_grad=True)
     label, g = torch.tensor([0, 4, 8]), torch.randn(3, 9, dtype=torch.float64)
     operators = torch.ops.topk_registry

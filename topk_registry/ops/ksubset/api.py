@@ -176,7 +176,7 @@ def _at_labels(
         else:
             hinge = Hinge(alpha, sign / k, tau)
             margin, gradient, cost, slope = kernels.label_hinges(s, label, size, theta, hinge)
-        if on_cpu and not isfinite(margin.sum()):  # what too few scores come to, and a label out of range
+        if on_cpu and not isfinite(margin.sum()):  # so with too few scores, or a label out of range
             check_labels(label, s.shape[1])
             _check_finite(sign * s, k)
         return cost, slope, gradient

@@ -21,13 +21,12 @@ from topk_registry.ops.ksubset.torch.rows import top_group_size
 
 
 def as_rows(features: Tensor, weight: Tensor, k: int, temperature: float) -> tuple[Tensor, int, float, int]:
-    """What the operator works on for the logits of a layer: no rows [0, n] of its dtype, k with 2k <= n, theta, and the
-    sign of the scores, as they are in ``dispatch``."""
+    """Prepare the arguments for a layer: no rows [0, n] of its dtype, k with 2k <= n, theta, the sign of the scores."""
     return dispatch.prepare(features.new_empty(0, len(weight)), k, temperature, "torch")[:4]
 
 
 def kernels(like: Tensor, k: int) -> ModuleType:
-    """Which module's ``summarise`` and ``gradient`` serve here."""
+    """Return the module whose ``summarise`` and ``gradient`` serve here."""
     if OPERATOR.choose("auto", like.device, k, like.dtype == torch.float64) == "numba":
         return import_module("topk_registry.ops.ksubset.numba.chunks")
     return streaming

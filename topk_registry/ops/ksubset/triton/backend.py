@@ -98,8 +98,11 @@ def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
 
 
 def _solved_margins(s: Tensor, g: Tensor | None, k: int, theta: float) -> tuple[Tensor, ...]:
-    """What the last passes over all classes need of each row: its top group, the polynomials' coefficients, the margins
-    of the top group, and with cotangents g what reaches those."""
+    """Solve each row for the last passes over all classes.
+
+    Returns its top group, the polynomials' coefficients, and the margins of the top group or, with cotangents g, the
+    polynomials that carry them.
+    """
     (B, n), group, KP = s.shape, _group(k, k + 1), _power_of_two(k + 1)
     top, where, sums = _top_and_sums(s, None, theta, k, k, group["T"])
     b, state, in_top = top.new_empty(B, 4, KP), top.new_empty(B, k + 4), torch.empty_like(top)
