@@ -12,17 +12,49 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from topk_plugins._softmax import label_log_probabilities, log_probabilities
-from topk_plugins.sigmoid import wrong
-from topk_registry import ClassificationLoss
+from topk_registry import ClassificationLoss, Curve, RowLoss, sigmoid_loss, softmax_loss
 
 FLOOR = math.log(1e-5)  # the published clamp: log(1 - p) is read as log(max(1 - p, 1e-5))
 SCHEDULES = ("constant", "linear", "cosine", "exponential")
 SCHEDULED = ("bonus", "log_end")
 BASES = {"mse": 2, "mae": 1}
 LINKS = ("sigmoid", "softmax")
+
+
+def _floored(log_p, log_not, p, not_p, own, numbers):
+    bonus = max(log_not, -11.512925464970229)  # FLOOR
+    slope = -p if log_not >= -11.512925464970229 else 0.0 * p
+    rewarded = log_not < numbers[3]
+    bonus = bonus - numbers[4] if rewarded else 0.0 * p
+    return numbers[0] * bonus - log_p, (numbers[0] * slope if rewarded else 0.0 * p) - not_p
+
+
+def _bent(log_p, log_not, p, not_p, own, numbers):
+    tangent = not_p < numbers[1]
+    bonus = numbers[2] - 1.0 + not_p / numbers[1] if tangent else log_not
+    slope = -p * not_p / numbers[1] if tangent else -p
+    rewarded = log_not < numbers[3]
+    bonus = bonus - numbers[4] if rewarded else 0.0 * p
+    return numbers[0] * bonus - log_p, (numbers[0] * slope if rewarded else 0.0 * p) - not_p
+
+
+def _mirrored_squares(log_p, log_not, p, not_p, own, numbers):
+    n, rho, squared = numbers[0], numbers[1], numbers[3] > 1.5
+    slope = p * not_p * n
+    off, off_slope = (p * p * n, 2.0 * slope * p) if squared else (p * n, slope)
+    on, on_slope = (not_p * not_p * n, -2.0 * slope * not_p) if squared else (not_p * n, -slope)
+    on, on_slope = on - rho * p * p * n, on_slope - 2.0 * rho * slope * p
+    return on, on_slope, off - rho * not_p * not_p * n, off_slope + 2.0 * rho * slope * not_p
+
+
+def _mirrored(log_p, log_not, p, not_p, own, numbers):
+    n, rho, gamma, squared = numbers[0], numbers[1], numbers[2], numbers[3] > 1.5
+    slope = p * not_p * n
+    off, off_slope = (p * p * n, 2.0 * slope * p) if squared else (p * n, slope)
+    on, on_slope = (not_p * not_p * n, -2.0 * slope * not_p) if squared else (not_p * n, -slope)
+    right, wrong = math.exp(gamma * log_p) * n * rho, math.exp(gamma * log_not) * n * rho
+    return on - right, on_slope - gamma * right * not_p, off - wrong, off_slope + gamma * wrong * p
 
 
 class Encouraging(ClassificationLoss):
@@ -98,7 +130,8 @@ class Encouraging(ClassificationLoss):
         """Tell the epoch, counted from 0, to the schedule."""
         share = self._share(epoch)
         bonus, log_end = (share, 1.0) if self.scheduled == "bonus" else (1.0, share)
-        self.shares.copy_(torch.tensor([bonus if epoch >= self.start_epoch else 0.0, log_end]))
+        self._shares = bonus if epoch >= self.start_epoch else 0.0, log_end
+        self.shares.copy_(torch.tensor(self._shares))
 
     def _share(self, epoch: int) -> float:
         if self.schedule == "constant":
@@ -111,13 +144,27 @@ class Encouraging(ClassificationLoss):
             return (1 - math.cos(math.pi * t)) / 2
         return math.exp(self.rate * (t - 1)) if self.rate > 0 else -math.expm1(self.rate * t)
 
-    def per_class(self, logits: Tensor) -> Tensor:
-        return self._loss(*log_probabilities(logits))
+    takes_half = True
 
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        return self._loss(*label_log_probabilities(logits, label))
+    def row_loss(self, logits: Tensor) -> RowLoss:
+        if torch.compiler.is_compiling():  # numbers in a graph would have it compiled anew for every epoch
+            return softmax_loss(Curve(self._loss))
+        curve = _floored if self._is_floored else _bent
+        bonus, log_end = self._shares
+        not_end = max(1 - self.log_end * log_end, 1e-5)
+        start = math.log1p(-self.bonus_start) if self.bonus_start else math.inf
+        before = 0.0
+        if self.bonus_start:
+            tangent = math.log(not_end) - 1 + math.exp(start) / not_end
+            before = max(start, FLOOR) if self._is_floored else tangent if math.exp(start) < not_end else start
+        numbers = (self.rho * bonus, not_end, math.log(not_end), start, before)
+        return softmax_loss(Curve(self._loss, curve, numbers))
 
-    def _loss(self, log_p: Tensor, log_not: Tensor) -> Tensor:
+    @property
+    def _is_floored(self) -> bool:
+        return self.log_end == 1 and self.scheduled == "bonus"
+
+    def _loss(self, log_p: Tensor, log_not: Tensor, own: None) -> Tensor:
         bonus_share, log_end_share = self.shares.to(log_p.dtype)
         not_end = 1 - self.log_end * log_end_share
         bonus = self._bonus(log_not, not_end)
@@ -127,7 +174,7 @@ class Encouraging(ClassificationLoss):
         return -log_p + self.rho * bonus_share * bonus
 
     def _bonus(self, log_not: Tensor, not_end: Tensor) -> Tensor:
-        if self.log_end == 1 and self.scheduled == "bonus":
+        if self._is_floored:
             return log_not.clamp(min=FLOOR)
         # LE may be scheduled up to 1, where the tangent is steeper than the floor lets the logarithm be
         not_end = not_end.clamp(min=1e-5)
@@ -188,25 +235,18 @@ class Mirror(ClassificationLoss):
         self.base, self.link, self.gamma, self.rho = base, link, float(gamma), float(rho)
         self.power = BASES[base]
 
-    def per_class(self, logits: Tensor) -> Tensor:
-        log_p, log_not = self._log_probabilities(logits)
-        hit, miss = self._terms(log_p, log_not), self._terms(log_not, log_p)
-        return (hit - miss + miss.sum(-1, keepdim=True)) / logits.shape[1]
+    takes_half = True
 
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        if self.link == "sigmoid" and self.gamma >= 1:  # such powers have finite slopes at 0, and need no logarithms
-            x = wrong(logits, label)
-            error, mirror = x.sigmoid().pow(self.power).mean(1), (-x).sigmoid().pow(self.gamma).mean(1)
-            return error - self.rho * mirror
-        log_p, log_not = self._log_probabilities(logits)
-        miss = self._terms(log_not, log_p)
-        own = [table.gather(1, label[:, None])[:, 0] for table in (log_p, log_not, miss)]
-        return (self._terms(*own[:2]) - own[2] + miss.sum(-1)) / logits.shape[1]
+    def row_loss(self, logits: Tensor) -> RowLoss:
+        plain = self.gamma == 2 or self.rho == 0
+        numbers = (1 / logits.shape[1], self.rho, self.gamma, float(self.power))
+        mirrored = _mirrored_squares if plain else _mirrored
+        curve = Curve(self._both, mirrored, numbers, others=True, logarithms=not plain)
+        return softmax_loss(curve) if self.link == "softmax" else sigmoid_loss(curve)
 
-    def _log_probabilities(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        if self.link == "softmax":
-            return log_probabilities(logits)
-        return -F.softplus(-logits, threshold=40.0), -F.softplus(logits, threshold=40.0)
+    def _both(self, log_p: Tensor, log_not: Tensor, own: None) -> tuple[Tensor, Tensor]:
+        n = log_p.shape[-1]
+        return self._terms(log_p, log_not) / n, self._terms(log_not, log_p) / n
 
     def _terms(self, log_right: Tensor, log_wrong: Tensor) -> Tensor:
         """wrong^a - rho right^g; of a class at y_c = 1 right is p and wrong 1 - p, at y_c = 0 the other way round."""

@@ -3,18 +3,14 @@
 Write s_[j] for the j-th largest score of a row and s\\y for the scores without the label's. Top-k error is made when
 (s\\y)_[k] exceeds s_y, so a loss that bounds it is a hinge on that difference. The four here differ in what they set
 against s_y; which of them is consistent with top-k error is the subject of Yang and Koyejo.
-
-Every one is a table over labels from one ``torch.topk``: the k-th best rival of c is s_[k+1] for the k classes on top
-and s_[k] for all others. Ties are broken by ``topk``'s choice of classes, so that a gradient reaches one class only.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from topk_registry import TopKLoss
+from topk_registry import RowLoss, TopKLoss, topk_hinge_loss
 
 
 class TopKSVM(TopKLoss):
@@ -58,20 +54,17 @@ class TopKSVM(TopKLoss):
         else:
             self.alpha = float(torch.as_tensor(alpha, dtype=torch.float64))
 
-    def per_class(self, logits: Tensor) -> Tensor:
-        return ((best_rival(logits, self.k) - logits) / self.k + self._margins(logits)).clamp(min=0)
+    takes_half = True
 
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        margins = self._margins(logits)
-        alpha = margins[label] if isinstance(margins, Tensor) else margins
-        return (gap(logits, label, self.k) / self.k + alpha).clamp(min=0)
+    def row_loss(self, logits: Tensor) -> RowLoss:
+        return topk_hinge_loss(self.k, alpha=self._margins(logits), factor=1 / self.k)
 
     def _margins(self, logits: Tensor) -> float | Tensor:
         if not isinstance(self.alpha, Tensor):
             return self.alpha
         if len(self.alpha) != logits.shape[1]:
             raise ValueError(f"alpha has {len(self.alpha)} entries, logits have {logits.shape[1]} classes")
-        return self.alpha.to(logits)
+        return self.alpha
 
     def extra_repr(self) -> str:
         alpha = f"[{len(self.alpha)}]" if isinstance(self.alpha, Tensor) else f"{self.alpha:g}"
@@ -94,11 +87,10 @@ class TopKHinge(TopKLoss):
     Reference: Lapin, Hein, Schiele 2015, "Top-k Multiclass SVM".
     """
 
-    def per_class(self, logits: Tensor) -> Tensor:
-        return (1 + best_rival(logits, self.k) - logits).clamp(min=0)
+    takes_half = True
 
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        return (1 + gap(logits, label, self.k)).clamp(min=0)
+    def row_loss(self, logits: Tensor) -> RowLoss:
+        return topk_hinge_loss(self.k)
 
 
 class TopKHingeConvex(TopKLoss):
@@ -119,20 +111,10 @@ class TopKHingeConvex(TopKLoss):
     Reference: Lapin, Hein, Schiele 2015, "Top-k Multiclass SVM", the loss called alpha.
     """
 
-    def per_class(self, logits: Tensor) -> Tensor:
-        top, index = logits.topk(self.k + 1, dim=1)  # [B, k+1]
-        is_top = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, index[:, :-1], True)
-        better = torch.where(is_top, top[:, : self.k].sum(1, True) - logits, top[:, : self.k - 1].sum(1, True))
-        last = torch.where(is_top, top[:, -1:], top[:, -2:-1])
-        return self._hinge(better, last, logits)
+    takes_half = True
 
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        rivals = logits.scatter(1, label[:, None], -math.inf).topk(self.k, dim=1).values  # [B, k]
-        return self._hinge(rivals[:, :-1].sum(1), rivals[:, -1], score_of(logits, label))
-
-    def _hinge(self, better: Tensor, last: Tensor, score: Tensor) -> Tensor:
-        """The loss from the sum of the k - 1 best rivals, the k-th rival and the label's score."""
-        return ((better + self.k - 1 + torch.maximum(last + 1, score)) / self.k - score).clamp(min=0)
+    def row_loss(self, logits: Tensor) -> RowLoss:
+        return topk_hinge_loss(self.k, against="mean")
 
 
 class TopKHingeCalibrated(TopKLoss):
@@ -151,36 +133,7 @@ class TopKHingeCalibrated(TopKLoss):
     Reference: Yang, Koyejo 2020, "On the Consistency of Top-k Surrogate Losses".
     """
 
-    def per_class(self, logits: Tensor) -> Tensor:
-        return (1 + ranked(logits, self.k)[0][:, -1:] - logits).clamp(min=0)
+    takes_half = True
 
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        return (1 + ranked(logits, self.k)[0][:, -1] - score_of(logits, label)).clamp(min=0)
-
-
-def score_of(logits: Tensor, label: Tensor) -> Tensor:
-    """s_y [B]."""
-    return logits.gather(1, label[:, None])[:, 0]
-
-
-def ranked(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k + 1 largest scores and their classes, both [B, k+1]; all NaN in a row with a NaN, which ``topk`` puts first
-    and the scores after it would hide."""
-    top, index = logits.topk(k + 1, dim=1)
-    return torch.where(top[:, :1].isnan(), torch.nan, top), index
-
-
-def best_rival(logits: Tensor, k: int) -> Tensor:
-    """(s without c)_[k] for every class c [B, n]."""
-    top, index = ranked(logits, k)
-    is_top = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, index[:, :k], True)
-    return torch.where(is_top, top[:, k:], top[:, k - 1 : k])
-
-
-def gap(logits: Tensor, label: Tensor, k: int) -> Tensor:
-    """(s without y)_[k] - s_y [B]. Both scores are gathered at once, for one gradient of the size of the logits."""
-    top, index = ranked(logits.detach(), k)
-    is_top = (index[:, :k] == label[:, None]).any(1)
-    rival = torch.where(is_top, index[:, k], index[:, k - 1])
-    s = logits.gather(1, torch.stack([rival, label], 1))  # [B, 2]
-    return torch.where(top[:, 0].isnan(), torch.nan, s[:, 0] - s[:, 1])
+    def row_loss(self, logits: Tensor) -> RowLoss:
+        return topk_hinge_loss(self.k, against="rank")

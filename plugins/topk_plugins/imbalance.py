@@ -13,8 +13,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_plugins._margins import ldam_margins
-from topk_plugins._softmax import label_log_probabilities, log_probabilities
-from topk_registry import ClassificationLoss
+from topk_registry import ClassificationLoss, Curve, RowLoss, softmax_loss
+
+
+def _focal(log_p, log_not, p, not_p, own, numbers):
+    fade = math.exp(numbers[0] * max(log_not, -1e30))  # 0 times -inf would be NaN
+    # p log p is 0 where p is; 1 - p comes before the power, which has an infinite slope at p = 1 for gamma < 1
+    return -log_p * fade, fade * (numbers[0] * p * max(log_p, -100.0) - not_p)
+
+
+def _with_margin(log_p, log_not, p, not_p, own, numbers):
+    z = numbers[0] * own - (log_p - log_not)
+    e = math.exp(-abs(z))
+    sigmoid = 1.0 / (1.0 + e) if z > 0.0 else e / (1.0 + e)
+    return max(z, 0.0) + math.log1p(e), -sigmoid
 
 
 class Focal(ClassificationLoss):
@@ -52,13 +64,12 @@ class Focal(ClassificationLoss):
             raise ValueError(f"gamma must be finite and at least 0, got {gamma!r}")
         self.gamma = float(gamma)
 
-    def per_class(self, logits: Tensor) -> Tensor:
-        return self._loss(*log_probabilities(logits))
+    takes_half = True
 
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        return self._loss(*label_log_probabilities(logits, label))
+    def row_loss(self, logits: Tensor) -> RowLoss:
+        return softmax_loss(Curve(self._loss, _focal, (self.gamma,)))
 
-    def _loss(self, log_p: Tensor, log_not: Tensor) -> Tensor:
+    def _loss(self, log_p: Tensor, log_not: Tensor, own: None) -> Tensor:
         # a score of -inf rules its class out: times its infinite loss, the slope of 1 - p would be NaN instead of 0
         log_not = log_not.masked_fill(log_p == -torch.inf, 0.0)
         # through logs: (1 - p)^gamma alone has an infinite slope at p = 1 for gamma < 1
@@ -143,11 +154,10 @@ class LDAM(ClassificationLoss):
             raise ValueError(f"class_counts has {self.margin.numel()} entries, logits have {logits.shape[1]} classes")
         return super().forward(logits, target)
 
-    def per_class(self, logits: Tensor) -> Tensor:
-        return self._loss(*log_probabilities(self.scale * logits), self.margin)
+    takes_half = True
 
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        return self._loss(*label_log_probabilities(self.scale * logits, label), self.margin[label])
+    def row_loss(self, logits: Tensor) -> RowLoss:
+        return softmax_loss(Curve(self._loss, _with_margin, (self.scale,), own=self.margin), scale=self.scale)
 
     def _loss(self, log_p: Tensor, log_not: Tensor, margin: Tensor) -> Tensor:
         odds = log_p - log_not

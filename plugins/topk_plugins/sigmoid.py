@@ -2,33 +2,32 @@
 
 from torch import Tensor
 
-from topk_registry import ClassificationLoss
+from topk_registry import ClassificationLoss, Curve, RowLoss, sigmoid_loss
+
+
+def _squared(log_p, log_not, p, not_p, own, numbers):
+    slope = 2.0 * numbers[0] * p * not_p
+    return numbers[0] * not_p * not_p, -slope * not_p, numbers[0] * p * p, slope * p
+
+
+def _absolute(log_p, log_not, p, not_p, own, numbers):
+    slope = numbers[0] * p * not_p
+    return numbers[0] * not_p, -slope, numbers[0] * p, slope
 
 
 class _SigmoidLoss(ClassificationLoss):
     """mean_j |p_j - [j = c]|^a with p = sigmoid(s); 1 - p is taken as sigmoid(-s), exact where p rounds to 1."""
 
-    def power(self, error: Tensor) -> Tensor:
-        raise TypeError(f"{type(self).__name__} must define power(error) -> error^a")
+    power: int
+    takes_half = True
 
-    def per_class(self, logits: Tensor) -> Tensor:
-        off, on = self.power(logits.sigmoid()), self.power((-logits).sigmoid())
-        return (off.sum(1, keepdim=True) - off + on) / logits.shape[1]
+    def row_loss(self, logits: Tensor) -> RowLoss:
+        compiled = _squared if self.power == 2 else _absolute
+        return sigmoid_loss(Curve(self._errors, compiled, (1 / logits.shape[1],), others=True, logarithms=False))
 
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        return self.power(wrong(logits, label).sigmoid()).mean(1)
-
-    def per_target(self, logits: Tensor, target: Tensor) -> Tensor:
-        """mean_j (M - m_j) p_j^a + m_j (1 - p_j)^a with masses m = w q and M their sum."""
-        mass = target if self.weight is None else target * self.weight.to(target)
-        off, on = self.power(logits.sigmoid()), self.power((-logits).sigmoid())
-        return ((mass.sum(1, keepdim=True) - mass) * off + mass * on).mean(1)
-
-
-def wrong(logits: Tensor, label: Tensor) -> Tensor:
-    """The scores, but the label's negated [B, n]: their sigmoids are |p_j - [j = y]|."""
-    label = label[:, None]
-    return logits.scatter(1, label, -logits.gather(1, label))
+    def _errors(self, log_p: Tensor, log_not: Tensor, own: None) -> tuple[Tensor, Tensor]:
+        n = log_p.shape[-1]
+        return (self.power * log_not).exp() / n, (self.power * log_p).exp() / n
 
 
 class SigmoidMSE(_SigmoidLoss):
@@ -47,8 +46,7 @@ class SigmoidMSE(_SigmoidLoss):
     Neural Networks", where it is a baseline.
     """
 
-    def power(self, error: Tensor) -> Tensor:
-        return error.square()
+    power = 2
 
 
 class SigmoidMAE(_SigmoidLoss):
@@ -67,5 +65,4 @@ class SigmoidMAE(_SigmoidLoss):
     Neural Networks", where it is a baseline.
     """
 
-    def power(self, error: Tensor) -> Tensor:
-        return error
+    power = 1

@@ -19,28 +19,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from topk_registry import ClassificationLoss
-
-XI_MIN = 1e-4
-NEWTON_STEPS = 6
+from topk_registry import ClassificationLoss, RowLoss, quadratic_bound_loss, quadratic_bound_of_sums, squares_loss
 
 
 class _LogLikelihood(ClassificationLoss):
-    """L(o, c) = log sum_i w_i - log w_c with weights w_i = x_i^2 + epsilon; a subclass defines x by :meth:`shifted`."""
+    """L(o, c) = log sum_i w_i - log w_c with weights w_i = (o_i + shift)^2 + epsilon."""
 
     epsilon: float = 1.0
+    shift: float = 0.0  # added to all logits
+    takes_half = True
 
-    def shifted(self, logits: Tensor) -> Tensor:
-        """Logits [B, n] -> x [B, n]."""
-        return logits
-
-    def per_class(self, logits: Tensor) -> Tensor:
-        x = self.shifted(logits)
-        return _log_sum_of_weights(x, self.epsilon) - _log_weight(x, self.epsilon)
-
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        x = self.shifted(logits)
-        return (_log_sum_of_weights(x, self.epsilon) - _log_weight(x.gather(1, label[:, None]), self.epsilon))[:, 0]
+    def row_loss(self, logits: Tensor) -> RowLoss:
+        return squares_loss(epsilon=self.epsilon, shift=self.shift)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """The predicted probability of each class [B, n], in fp32 or wider."""
@@ -48,12 +38,12 @@ class _LogLikelihood(ClassificationLoss):
 
     def log_weights(self, scores: Tensor) -> Tensor:
         """log w_i, elementwise: the probabilities are their softmax."""
-        return _log_weight(self.shifted(scores), self.epsilon)
+        # hypot, because the square overflows in fp32 from 2e19 on
+        return 2 * torch.hypot(scores + self.shift, scores.new_full((), math.sqrt(self.epsilon))).log()
 
     def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
         """The loss from the label's score, the sum s and the sum of squares q of all n scores; see SphericalLinear."""
-        origin = float(self.shifted(torch.zeros(())))
-        total = q + 2 * origin * s + n * (origin**2 + self.epsilon)
+        total = q + 2 * self.shift * s + n * (self.shift**2 + self.epsilon)
         return total.log() - self.log_weights(score)
 
 
@@ -106,8 +96,7 @@ class LogTaylorSoftmax(_LogLikelihood):
         tensor(1.2000)
     """
 
-    def shifted(self, logits: Tensor) -> Tensor:
-        return logits + 1  # 1 + o + o^2/2 = ((o + 1)^2 + 1) / 2: spherical softmax with eps = 1, one to the right
+    shift = 1.0  # 1 + o + o^2/2 = ((o + 1)^2 + 1) / 2: spherical softmax with eps = 1, one to the right
 
 
 class SphericalBound(ClassificationLoss):
@@ -116,8 +105,8 @@ class SphericalBound(ClassificationLoss):
         L(o, c) = m - o_c + (xi/t) ((D-1)/D - D u^2/4) + D log(1 + e^-xi) + lambda(xi) sum_i (o_i - m)^2
 
     with m the mean of the D logits, t = tanh(xi/2), u = 1 - t and lambda(xi) = t / (4 xi). Every xi gives a bound; the
-    tightest solves xi^2 (1 - (1 - 2/D)^2 / t^2) = mean_i (o_i - m)^2 and is held fixed in the gradient, where it is
-    stationary: a second derivative lacks what xi would add. Being a bound on cross-entropy, it predicts with softmax.
+    tightest solves xi^2 (1 - (1 - 2/D)^2 / t^2) = mean_i (o_i - m)^2. Being a bound on cross-entropy, it predicts with
+    softmax.
 
     Args:
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
@@ -132,13 +121,10 @@ class SphericalBound(ClassificationLoss):
         Bouchard. Efficient bounds for the softmax function. NIPS workshop 2007, and the paper above.
     """
 
-    def per_class(self, logits: Tensor) -> Tensor:
-        centred = logits - logits.mean(-1, keepdim=True)
-        return _log_partition_bound(centred) - centred
+    takes_half = True
 
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        centred = logits - logits.mean(-1, keepdim=True)
-        return (_log_partition_bound(centred) - centred.gather(1, label[:, None]))[:, 0]
+    def row_loss(self, logits: Tensor) -> RowLoss:
+        return quadratic_bound_loss()
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """The predicted probability of each class, softmax [B, n], in fp32 or wider."""
@@ -150,75 +136,7 @@ class SphericalBound(ClassificationLoss):
 
     def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
         """The loss from the label's score, the sum s and the sum of squares q of all n scores; see SphericalLinear."""
-        spread = (q - s.square() / n).clamp(min=0)
-        return _bound(torch.ones_like(spread), spread, n) + s / n - score
-
-
-def optimal_xi(rms: Tensor, D: int) -> Tensor:
-    """The xi of the tightest bound, for logits of root mean square ``rms`` around their mean, elementwise.
-
-    With d = 2/D and u = 1 - tanh(xi/2) the equation is xi^2 W = rms^2, W = (d - u)(2 - d - u) / (1 - u)^2, free of
-    cancellation for large D; its left side grows with xi. As W <= c^2 = d(2 - d), and W >= c^2 (1 - u/d) >= (c/1.5)^2
-    from log(D-1) + 1 on, the root is bracketed, and Newton's method from the middle reaches it to 1e-9 in 5 steps for
-    D from 3 to 1e8 and any rms. Squares of xi and rms are never formed: they may overflow.
-    """
-    d = 2 / D
-    c = math.sqrt(d * (2 - d))
-    # D = 2 on a flat row: xi = 0 is the limit of the bound, which is flat enough there to stay clear of 0/0
-    low = (rms / c).clamp(min=max(math.log(D - 1), XI_MIN))
-    high = (1.5 * rms / c).clamp(min=math.log(D - 1) + 1)
-    xi = (low + high) / 2
-    for _ in range(NEWTON_STEPS):
-        W, slope = _w(xi, d)
-        xi = (xi - (xi * W - rms * (rms / xi)) / (2 * W + xi * slope)).clamp(low, high)
-    return xi
-
-
-def _w(xi: Tensor, d: float) -> tuple[Tensor, Tensor]:
-    """1 - (1-d)^2 / tanh(xi/2)^2, not below 0 by rounding, and its derivative."""
-    u = 2 * torch.sigmoid(-xi)
-    t = 1 - u
-    slope = 2 * (1 - d) ** 2 * u * (1 - u / 2) / t**3
-    return ((d - u) * (2 - d - u) / t**2).clamp(min=0), slope
-
-
-def _log_partition_bound(centred: Tensor) -> Tensor:
-    """The bound on log sum_i exp of centred logits [B, D] -> [B, 1]."""
-    return _bound(*_scaled_squares(centred, torch.finfo(centred.dtype).tiny), centred.shape[1])
-
-
-def _bound(peak: Tensor, sum_of_squares: Tensor, D: int) -> Tensor:
-    """The bound from the sum of squares of (o_i - m) / peak over the D logits."""
-    with torch.no_grad():
-        xi = optimal_xi(peak * (sum_of_squares / D).sqrt(), D)
-        u = 2 * torch.sigmoid(-xi)
-        t = torch.tanh(xi / 2)
-        constant = xi / t * ((D - 1) / D - D / 4 * u.square()) + D * torch.log1p(torch.exp(-xi))
-        # lambda peak^2 without the square: peak / xi is moderate, as xi grows with the logits
-        quadratic = t / 4 * (peak / xi) * peak
-    return constant + quadratic * sum_of_squares
-
-
-def _log_sum_of_weights(x: Tensor, epsilon: float) -> Tensor:
-    """log sum_i (x_i^2 + eps) of rows [B, n] -> [B, 1]."""
-    peak, sum_of_squares = _scaled_squares(x, math.sqrt(epsilon))
-    return (sum_of_squares + x.shape[1] * (math.sqrt(epsilon) / peak).square()).log() + 2 * peak.log()
-
-
-def _log_weight(x: Tensor, epsilon: float) -> Tensor:
-    """log(x^2 + eps), elementwise; hypot because the square overflows in fp32 from 2e19 on."""
-    return 2 * torch.hypot(x, x.new_full((), math.sqrt(epsilon))).log()
-
-
-def _scaled_squares(x: Tensor, least: float) -> tuple[Tensor, Tensor]:
-    """A scale p [B, 1] for each row, and sum_i (x_i / p)^2 [B, 1], which cannot overflow.
-
-    The scale is held fixed in the gradient: p^2 times the sum does not depend on it.
-    """
-    fixed = x.detach()
-    peak = torch.maximum(fixed.amax(-1, keepdim=True), -fixed.amin(-1, keepdim=True)).clamp(min=least)
-    # a vector norm would spare a temporary, but adds up naively: off by 1e-3 in fp32 at n = 1e6
-    return peak, (x / peak).square().sum(-1, keepdim=True)
+        return quadratic_bound_of_sums(s, q, score, n)
 
 
 def _wide(logits: Tensor) -> Tensor:

@@ -215,16 +215,34 @@ def test_k_beyond_the_classes(k):
         TopKTable(k)(*batch("index"))
 
 
+@pytest.mark.parametrize("places", [(), (2,), (3, 2), (0, 2)])
+@pytest.mark.parametrize("kind", ["index", "dense"])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_every_place_of_an_image_is_a_row(reduction, kind, places):
+    generator = torch.Generator().manual_seed(1)
+    shape = (4, N, *places) if places else (N,)
+    logits = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if kind == "dense":
+        target = torch.randn(shape, generator=generator, dtype=torch.float64).softmax(min(1, logits.ndim - 1))
+    else:
+        target = torch.randint(N, (4, *places) if places else (), generator=generator)
+    options = {"reduction": reduction, "label_smoothing": 0.1, "weight": WEIGHT}
+    got = value_and_gradient(CrossEntropy(**options), logits, target)
+    wanted = value_and_gradient(nn.CrossEntropyLoss(**options).double(), logits, target)
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-14, equal_nan=True)
+
+
 INDICES = torch.zeros(B, dtype=torch.long)
 
 
 @pytest.mark.parametrize(
     ("logits", "target", "message"),
     [
-        (torch.zeros(B), INDICES, r"logits must be floating point \[batch, classes\] .* got torch.float32 \[7\]"),
+        (torch.zeros(B), INDICES, r"target must be class indices \(integer, \[\]\) .* got torch.int64 \[7\]"),
+        (torch.zeros(()), INDICES, r"logits must be floating point \[batch, classes\] .* got torch.float32 \[\]"),
         (torch.zeros(B, 1), INDICES, r"with at least 2 classes, got torch.float32 \[7, 1\]"),
         (torch.zeros(B, N, dtype=torch.long), INDICES, r"logits must be floating point .* got torch.int64 \[7, 5\]"),
-        (torch.zeros(B, N, 2), INDICES, r"logits must be .* got torch.float32 \[7, 5, 2\]"),
+        (torch.zeros(B, N, 2), INDICES, r"class indices \(integer, \[7, 2\]\) .* got torch.int64 \[7\]"),
         (
             torch.zeros(B, N),
             INDICES[1:],

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.plugins.rows import B, batch, mixtures, softmax
-from topk_plugins._softmax import label_log_probabilities, log_probabilities
 from topk_plugins.imbalance import LDAM, Focal, effective_number_weights
+from topk_registry.ops.softmax.definition import label_log_probabilities, log_probabilities
 
 pytestmark = pytest.mark.usefixtures("seeded")
 

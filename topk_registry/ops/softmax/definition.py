@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 
 def label_log_probabilities(logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-    """log p_y and log(1 - p_y), each [B], of scores [B, n] at labels y [B].
+    """Return log p_y and log(1 - p_y), each [B], of softmax of scores [B, n] at labels y [B].
 
     Example:
         >>> label_log_probabilities(torch.tensor([[40.0, 0.0]]), torch.tensor([0]))  # p_y is 1 in float32
@@ -29,7 +29,7 @@ def label_log_probabilities(logits: Tensor, label: Tensor) -> tuple[Tensor, Tens
 
 
 def log_probabilities(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """log p and log(1 - p), each [B, n], of scores [B, n], in O(n).
+    """Return log p and log(1 - p), each [B, n], of softmax of scores [B, n], in O(n).
 
     Only the top class can have p above 1/2; from p below that 1 - p is safe.
     """

@@ -1,0 +1,196 @@
+"""Losses of one row at a time: which kernel computes one, and the call that computes it with every option.
+
+A row costs sum_c m_c L(s, c): labels, label smoothing, mixup and class weights are masses m_c. So one kernel a loss
+serves them all, and writes the gradient while the row is in the cache.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from topk_registry.ops import optional
+from topk_registry.ops.rows.autograd import Reduced
+from topk_registry.ops.tensors import Route, address, operand, route
+
+REDUCTIONS = ("none", "mean", "sum")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+DRIVER = "topk_registry.ops.rows.numba.driver"
+
+
+class RowKernel:
+    """A compiled kernel for one row, with what it is given.
+
+    Args:
+        module: where ``row_kernel(dtype)`` gives its address.
+        given: for the precision that it computes in, its numbers, and tensors or addresses.
+    """
+
+    def __init__(
+        self, module: str, given: Callable[[torch.dtype], tuple[Sequence[float], Sequence[Tensor | int | None]]]
+    ) -> None:
+        self.module, self.given = module, given
+        self._prepared: dict[torch.dtype, tuple[int, Tensor, Tensor, Sequence[object]]] = {}
+
+    def prepared(self, dtype: torch.dtype) -> tuple[int, Tensor, Tensor, Sequence[object]]:
+        """The kernel's address, its numbers, the addresses that it is given, and what is to stay alive for them."""
+        found = self._prepared.get(dtype)
+        if found is None:
+            numbers, operands = self.given(dtype)
+            places = [address(one) if isinstance(one, Tensor) else one or 0 for one in operands]
+            kernel = optional.load(self.module).row_kernel(dtype)
+            given = torch.tensor(numbers, dtype=torch.float64), torch.tensor(places, dtype=torch.int64)
+            found = self._prepared[dtype] = kernel, *given, operands
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class RowLoss:
+    """A loss of one row at a time: what it is, and the kernel that computes it.
+
+    Args:
+        definition: ``(scores [B, n], target) -> losses`` in torch operations. Of labels [B] the losses [B]; of masses
+            [B, n] on the classes their sum_c m_c L(s, c) [B]; of None the table L(s, c) [B, n]. It serves where no
+            kernel does: under transforms and compilation, on other devices, and for second derivatives.
+        kernel: gives the row kernel, or None.
+    """
+
+    definition: Callable[[Tensor, Tensor | None], Tensor]
+    kernel: Callable[[], RowKernel] | None = None
+
+
+def row_losses(loss: RowLoss, scores: Tensor, target: Tensor) -> Tensor:
+    """The loss of each row, with its exact gradient.
+
+    Args:
+        loss: which, for example from :func:`topk_registry.softmax_loss`.
+        scores: [B, n], in any floating-point precision.
+        target: int64 class indices [B], or masses [B, n] on the classes, which need not add up to 1.
+
+    Returns:
+        Losses [B], in at least single precision.
+
+    Example:
+        >>> cross_entropy = Curve(lambda log_p, log_not_p, own: -log_p)
+        >>> row_losses(softmax_loss(cross_entropy), torch.zeros(1, 4), torch.tensor([2]))
+        tensor([1.3863])
+    """
+    check(scores, target)
+    if loss.kernel is not None and serves(scores, target):
+        return reduced(loss.kernel(), lambda rows: loss.definition(rows, target), scores, target)
+    return loss.definition(scores, target)
+
+
+def serves(scores: Tensor, target: Tensor, weight: Tensor | None = None) -> bool:
+    """Whether row kernels can compute losses of these: plain memory of the CPU, and no gradient to the target."""
+    return (
+        route(scores, target, weight) is Route.KERNELS
+        and scores.device.type == target.device.type == "cpu"
+        and scores.dtype in DTYPES
+        and scores.ndim == 2
+        and not target.requires_grad
+        and (weight is None or weight.device.type == "cpu")
+        and optional.works(DRIVER, "numba")
+        and optional.runs("numba", _trial)
+    )
+
+
+def reduced(
+    kernel: RowKernel,
+    definition: Callable[[Tensor], Tensor],
+    scores: Tensor,
+    target: Tensor,
+    *,
+    weight: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    ignore_index: int = -100,
+    reduction: str = "none",
+) -> Tensor:
+    """The loss of each row, or their sum or mean, where :func:`serves` says that kernels do.
+
+    Args:
+        kernel: of the loss.
+        definition: ``(scores) -> the same``, in torch operations; its derivative is the second derivative.
+        scores: [B, n], n at least 2.
+        target: int64 class indices [B], or masses [B, n] on the classes, which need not add up to 1.
+        weight: a factor a class [n]; it gets no gradient.
+        label_smoothing: the share of the target that is spread evenly over all classes.
+        ignore_index: rows with this index cost nothing.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"``; for indices the mean is weighted.
+
+    Returns:
+        Losses [B], or one number, in at least single precision.
+    """
+    options = (target, weight, label_smoothing, ignore_index, REDUCTIONS.index(reduction))
+    return Reduced.apply(scores, partial(_run, kernel, options), definition)  # pyright: ignore[reportReturnType]
+
+
+def _run(
+    kernel: RowKernel, options: tuple[Tensor, Tensor | None, float, int, int], scores: Tensor, wanted: bool
+) -> tuple[Tensor, Tensor | None]:
+    target, weight, smoothing, ignore_index, reduction = options
+    real = torch.float64 if scores.dtype == torch.float64 else torch.float32
+    scores = operand(scores, tuple(scores.shape), scores.dtype, scores.device)
+    kernel_address, numbers, tensors, _ = kernel.prepared(real)
+    dense = target.is_floating_point()
+    target = target.detach().to(real if dense else torch.int64).resolve_neg().contiguous()
+    weight = None if weight is None else weight.detach().to(real).contiguous()
+    driver = optional.load(DRIVER)
+    value, gradient, status = driver.run(
+        kernel_address, scores, target, weight, smoothing, ignore_index, reduction, numbers, tensors, wanted
+    )
+    if status == driver.LABEL_OUT_OF_RANGE:
+        n = scores.shape[1]
+        wrong = target[((target < 0) | (target >= n)) & (target != ignore_index)]
+        raise ValueError(f"target must be in [0, {n - 1}] (or ignore_index = {ignore_index}), got {int(wrong[0])}")
+    return value, gradient
+
+
+def check(scores: Tensor, target: Tensor) -> None:
+    """Raise unless scores are floating point [B, n] and the target is int64 [B] or floating point [B, n]."""
+    if scores.ndim != 2 or scores.shape[1] < 2 or not scores.is_floating_point():
+        raise ValueError(
+            f"scores must be floating point [batch, classes] with at least 2 classes, "
+            f"got {scores.dtype} {list(scores.shape)}"
+        )
+    dense = target.is_floating_point()
+    if target.shape != (scores.shape if dense else scores.shape[:1]) or not (dense or target.dtype == torch.int64):
+        raise ValueError(
+            f"target must be class indices (int64, {list(scores.shape[:1])}) or masses (floating point, "
+            f"{list(scores.shape)}), got {target.dtype} {list(target.shape)}"
+        )
+
+
+def wide(scores: Tensor) -> Tensor:
+    """Scores in at least single precision."""
+    return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+
+
+def of_table(table: Tensor, target: Tensor | None) -> Tensor:
+    """The losses of a target from the table L(s, c) [B, n]."""
+    if target is None:
+        return table
+    if not target.is_floating_point():
+        return table.gather(1, target[:, None])[:, 0]
+    # 0 * inf is NaN: a class of no mass costs nothing, but what it would cost is the gradient to its mass
+    return (target * table.masked_fill((target == 0) & ~table.isfinite(), 0.0)).sum(-1)
+
+
+def _absolute(log_p, log_not, p, not_p, own, numbers):
+    slope = p * not_p
+    return not_p, -slope, p, slope
+
+
+def _trial() -> bool:
+    """Whether the kernels run here, and rightly: the absolute error of sigmoids at 0 is known."""
+    from topk_registry.ops.rows.curve import Curve
+    from topk_registry.ops.sigmoid.api import sigmoid_loss
+
+    loss = sigmoid_loss(Curve(_trial, _absolute, others=True, logarithms=False))
+    assert loss.kernel is not None
+    scores, label = torch.zeros(3, 8), torch.tensor([0, 3, 7])
+    value, gradient = _run(loss.kernel(), (label, None, 0.0, -100, 1), scores, True)
+    signs = torch.full((3, 8), 1.0).scatter_(1, label[:, None], -1.0)
+    return gradient is not None and torch.allclose(value, torch.tensor(4.0)) and torch.allclose(gradient, signs / 12)

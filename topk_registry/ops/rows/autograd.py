@@ -1,0 +1,40 @@
+"""From logits to the reduced loss as one node of the graph."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+class Reduced(torch.autograd.Function):
+    """A loss whose gradient the forward pass has written: ``kernel(logits, wanted) -> (value, gradient)``.
+
+    The backward pass is one multiplication, and none where the incoming gradient is 1. Where it is differentiated
+    itself, the gradient is taken anew from ``definition(logits)``, in differentiable operations.
+    """
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, kernel: Callable, definition: Callable[[Tensor], Tensor]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        value, gradient = kernel(logits, ctx.needs_input_grad[0])
+        ctx.save_for_backward(logits, gradient)
+        ctx.definition = definition
+        return value
+
+    @staticmethod
+    def backward(ctx, *g: Tensor):
+        logits, gradient = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            value = ctx.definition(logits)
+            (found,) = torch.autograd.grad(value, logits, g[0], create_graph=True)
+            return found, None, None
+        return scaled(gradient, g[0], logits.dtype), None, None
+
+
+def scaled(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
+    """The gradient [B, n] times g, a number or one a row, in a dtype; the gradient itself where g is 1."""
+    if g.ndim:
+        g = g[:, None]
+    elif g.device.type == "cpu" and float(g) == 1.0:
+        return gradient if gradient.dtype == dtype else gradient.to(dtype)
+    found = gradient * g.to(torch.float32 if dtype == torch.bfloat16 else gradient.dtype)
+    return found if found.dtype == dtype else found.to(dtype)

@@ -1,0 +1,67 @@
+"""A curve: how the loss of a label depends on its probability, with the slope."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topk_registry.ops import optional
+from topk_registry.ops.rows.api import of_table
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """The loss of a class as a function of its probability p.
+
+    Args:
+        definition: ``(log_p, log_not_p, own) -> on``, or ``-> (on, off)``, of tensors of one shape: the loss where the
+            class is the label, and what the class adds where another one is. It is differentiated by autograd.
+        compiled: the same for one class in plain floats, ``(log_p, log_not_p, p, not_p, own, numbers) -> (on, slope)``
+            or ``-> (on, slope, off, slope of off)``. Slopes are those in the log-odds: that of log p is 1 - p, that of
+            log(1 - p) is -p. It is a function of a module that may use ``math.exp``, ``math.log`` and ``math.log1p``,
+            and writes its numbers as floats. None: the definition serves alone.
+        numbers: parameters for ``compiled``, up to 6.
+        own: a number for each class [n], which the definition gets in the shape of the probabilities; None for none.
+        others: whether there is an ``off``.
+        logarithms: whether ``compiled`` uses log_p or log_not_p.
+    """
+
+    definition: Callable[..., Any]
+    compiled: Callable[..., tuple[float, ...]] | None = None
+    numbers: tuple[float, ...] = ()
+    own: Tensor | None = None
+    others: bool = False
+    logarithms: bool = True
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What its kernel depends on."""
+        version = None if self.own is None else self.own._version
+        return self.compiled, self.numbers, self.own, version, self.others, self.logarithms
+
+
+def losses_of(curve: Curve, log_p: Tensor, log_not: Tensor, target: Tensor | None) -> Tensor:
+    """The losses of a target, or the table of None, from log p and log(1 - p) [B, n] of each class."""
+    found = curve.definition(log_p, log_not, None if curve.own is None else curve.own.to(log_p))
+    if not curve.others:
+        return of_table(found, target)
+    on, off = found
+    if target is None or not target.is_floating_point():
+        return of_table(on - off + off.sum(-1, keepdim=True), target)
+    return of_table(on, target) + ((target.sum(-1, keepdim=True) - target) * off).sum(-1)
+
+
+def parameters(key: tuple) -> list[float]:
+    """The numbers of a curve as its compiled form takes them."""
+    _, numbers, own, *_ = key
+    if len(numbers) > 6:
+        raise ValueError(f"a curve has at most 6 numbers, got {len(numbers)}")
+    return [float(own is not None), *numbers, *[0.0] * (6 - len(numbers))]
+
+
+def address(key: tuple, dtype: torch.dtype) -> int:
+    """The address of the compiled curve for one precision."""
+    curve, _, _, _, others, _ = key
+    return optional.load("topk_registry.ops.rows.numba.curves").address_of(curve, others, dtype)

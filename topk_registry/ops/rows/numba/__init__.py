@@ -1,0 +1,1 @@
+"""Row kernels on the CPU, compiled by numba."""

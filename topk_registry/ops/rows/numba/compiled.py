@@ -1,0 +1,195 @@
+"""Elementary functions for kernels of either precision, and C functions that call each other by address.
+
+A curve written in plain Python with ``math.exp``, ``math.log`` and ``math.log1p`` is compiled with the functions here
+in their place, which turn into vector instructions.
+"""
+# pyright: reportCallIssue=false, reportArgumentType=false
+# numba's intrinsics are called without their first parameter
+
+import math
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import cfunc, types
+from numba.extending import intrinsic, overload
+
+from topk_registry.ops.ksubset.numba.compiled import compiled, exp32, exp64, log32, log64, summing
+
+BLOCK = 512  # numbers that are added up in their own precision; sums of blocks are added in double precision
+
+_TYPES = {"int64": types.int64, "double": types.float64, "pointer": types.voidptr}
+_OPTIONS = {"jit_options": {"error_model": "numpy", "fastmath": {"contract"}}}
+
+
+class CFunction(NamedTuple):
+    """The type of a C function: what numba compiles it to, and how a kernel calls one by its address."""
+
+    signature: object
+    call: Callable
+
+
+def function_type(result: str, *arguments: str) -> CFunction:
+    """The type of a C function of these arguments; addresses are passed as integers, see :func:`openmp.pointer`."""
+    found = tuple(_TYPES[name] for name in arguments)
+    passed = tuple(types.int64 if name == "pointer" else _TYPES[name] for name in arguments)
+
+    @intrinsic
+    def call(typing_context, address, arguments):
+        def codegen(context, builder, signature, operands):
+            address, values = operands
+            values = [builder.extract_value(values, i) for i in range(len(found))]
+            pointer = context.get_value_type(types.voidptr)
+            values = [
+                builder.inttoptr(value, pointer) if kind is types.voidptr else value
+                for kind, value in zip(found, values, strict=True)
+            ]
+            function = ir.FunctionType(
+                context.get_value_type(_TYPES[result]), [context.get_value_type(one) for one in found]
+            )
+            return builder.call(builder.inttoptr(address, function.as_pointer()), values)
+
+        return _TYPES[result](types.int64, types.Tuple(passed)), codegen
+
+    return CFunction(_TYPES[result](*found), call)
+
+
+def c_function(kind: CFunction, function: Callable) -> int:
+    """The address of ``function`` compiled as a C function of this type; it is kept on disk, and never freed."""
+    try:
+        found = cfunc(kind.signature, cache=True, error_model="numpy", fastmath={"contract"})(function)
+    except RuntimeError as error:
+        if "cannot cache" not in str(error):
+            raise
+        found = cfunc(kind.signature, error_model="numpy", fastmath={"contract"})(function)
+    _alive.append(found)
+    return int(found.address)  # pyright: ignore[reportArgumentType]
+
+
+_alive: list[object] = []
+
+
+@intrinsic
+def _number_32(typing_context, bits):
+    def codegen(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), codegen
+
+
+@intrinsic
+def _number_64(typing_context, bits):
+    def codegen(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.DoubleType())
+
+    return types.float64(types.int64), codegen
+
+
+def number_of(bits) -> Any:
+    """The number that an integer of its size has the bits of."""
+
+
+@overload(number_of)
+def _number_of(bits):
+    return (lambda bits: _number_32(bits)) if bits == types.int32 else (lambda bits: _number_64(bits))
+
+
+def exp(x) -> Any:
+    """exp(x), 0 below the range of normal numbers and the largest power above it."""
+
+
+def log(x) -> Any:
+    """log(x) of a normal number; -inf of 0 and of denormal numbers."""
+
+
+def log1p(x) -> Any:
+    """log(1 + x), for x above -1."""
+
+
+@overload(exp, **_OPTIONS)
+def _exp(x):
+    if x == types.float32:
+
+        def single(x):
+            u = np.float32(88) if x > np.float32(88) else x
+            u = np.float32(-87) if u < np.float32(-87) else u
+            return np.float32(0) if u == np.float32(-87) else exp32(u)
+
+        return single
+
+    def double(x):
+        u = 709.0 if x > 709.0 else x
+        u = -708.0 if u < -708.0 else u
+        return 0.0 if u == -708.0 else exp64(u)
+
+    return double
+
+
+@overload(log, **_OPTIONS)
+def _log(x):
+    if x == types.float32:
+
+        def single(x):
+            found = log32(x)
+            found = np.float32(-np.inf) if x < np.float32(1.2e-38) else found
+            return found if x == x else x
+
+        return single
+
+    def double(x):
+        found = log64(x)
+        found = -np.inf if x < 2.3e-308 else found
+        return found if x == x else x
+
+    return double
+
+
+@overload(log1p, **_OPTIONS)
+def _log1p(x):
+    real = np.float32 if x == types.float32 else np.float64
+    one = real(1)
+
+    def log1p(x) -> Any:
+        # (1 + x) rounded is u; log(u) x / (u - 1) corrects for the rounding
+        u = one + x
+        d = u - one
+        found = log(u) * (x / d)
+        return x if d == 0 else found
+
+    return log1p
+
+
+FAST = {math.exp: exp, math.log: log, math.log1p: log1p}
+
+
+def vectorised(function: Callable, real: type) -> Callable:
+    """A function of plain floats, compiled for one precision: its constants in that precision, and the elementary
+    functions of this file in place of those of ``math``."""
+    assert isinstance(function, FunctionType)
+    code, seen = function.__code__, function.__globals__
+    faster = {name: FAST[seen[name]] for name in code.co_names if _is_slow(seen.get(name))}
+    constants = tuple(real(one) if isinstance(one, float) else one for one in code.co_consts)
+    return compiled(FunctionType(code.replace(co_consts=constants), {**seen, **faster}, function.__name__))
+
+
+def _is_slow(value: object) -> bool:
+    return any(value is slow for slow in FAST)
+
+
+@summing
+def _sum(x):
+    total = x.dtype.type(0)
+    for i in range(len(x)):
+        total += x[i]
+    return total
+
+
+@compiled
+def total_of(x):
+    """The sum of many numbers, in double precision."""
+    total = 0.0
+    for start in range(0, len(x), BLOCK):
+        total += np.float64(_sum(x[start : start + BLOCK]))
+    return total

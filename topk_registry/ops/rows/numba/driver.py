@@ -1,0 +1,196 @@
+"""Run a row kernel over a batch: targets, class weights, ignored rows, reduction and precision, in one call.
+
+A row kernel is a C function, see :data:`ROW`. The driver turns every kind of target into what it takes: a label with a
+mass, or a mass for every class. Rows are shared among threads; a row's result does not depend on who works on it, and
+the rows are added up in order, so that results repeat bit for bit.
+"""
+# pyright: reportCallIssue=false, reportArgumentType=false
+# numba's intrinsics are called without their first parameter
+
+import ctypes
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numba import carray
+from torch import Tensor
+
+from topk_registry.ops import openmp
+from topk_registry.ops.rows.numba import storage
+from topk_registry.ops.rows.numba.compiled import compiled, function_type, total_of
+
+# double row(n, s, m, y, mass, b, numbers, tensors, room, g): the loss of scores s [n], and its gradient in g [n].
+# y >= 0: the label, of this mass. y < 0: masses m [n], which add up to ``mass``. b is the row's place in the batch,
+# numbers and tensors (addresses) are the kernel's own, room has ROOMS * n numbers to work with.
+# fmt: off
+ROW = function_type(
+    "double", "int64", "pointer", "pointer", "int64", "double", "int64", "pointer", "pointer", "pointer", "pointer",
+)
+# fmt: on
+call_row = ROW.call
+ROOMS = 6
+ALONE = 1 << 13  # scores to a thread at least: about 10 microseconds of work
+SPAN = 1 << 14  # scores that a thread takes at a time, about
+NONE, MEAN, SUM = range(3)
+LABEL_OUT_OF_RANGE = 1
+
+# the job: a counter, then these
+_, SIZE, CLASSES, STEP, KERNEL, S, G, LOSSES, VALUE, LABEL, Q, WEIGHT, NUMBERS, TENSORS, IGNORED = range(15)
+REDUCTION, STATUS, SMOOTHING, FIELDS = range(15, 19)
+
+
+def run(
+    kernel: int,
+    s: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    smoothing: float,
+    ignore_index: int,
+    reduction: int,
+    numbers: Tensor | None,
+    tensors: Tensor | None,
+    want_gradient: bool,
+) -> tuple[Tensor, Tensor | None, int]:
+    """The loss, its gradient, and an error code.
+
+    Args:
+        kernel: the address of a row kernel for the precision of s.
+        s: scores [B, n], contiguous, in any precision; half precision is computed with in single.
+        target: int64 labels [B], or masses [B, n] in the precision computed with; contiguous.
+        weight: a factor a class [n], in the precision computed with; contiguous.
+        numbers: the kernel's own numbers, float64.
+        tensors: the addresses of the kernel's own tensors, int64.
+
+    The gradient of float16 scores is in float32: the factor that keeps it in range has yet to come.
+    """
+    B, n = s.shape
+    real = torch.float64 if s.dtype == torch.float64 else torch.float32
+    value = torch.empty((B,) if reduction == NONE else (), dtype=real)
+    gradient = torch.empty((B, n), dtype=real if s.dtype == torch.float16 else s.dtype) if want_gradient else None
+    losses = torch.empty(B, dtype=torch.float64)
+    threads = max(1, min(torch.get_num_threads(), B, B * n // ALONE))
+    step = max(1, min(SPAN // n, -(-B // (4 * threads))))
+    dense = target.dtype != torch.int64
+    label, q = (None, target) if dense else (target, None)
+    sizes = B, n, step, kernel
+    options = ignore_index, reduction, 0, float(smoothing)
+    job = openmp.job_of(*sizes, s, gradient, losses, value, label, q, weight, numbers, tensors, *options)
+    rows, add_up = bodies(s.dtype)
+    openmp.start(rows, job, threads)
+    add_up(job)
+    return value, gradient, ctypes.c_int64.from_buffer(job, 8 * STATUS).value
+
+
+@lru_cache(maxsize=4)
+def bodies(dtype: torch.dtype) -> tuple[openmp.Body, openmp.Body]:
+    """The pass over rows, and the sum of their losses, for scores of this dtype."""
+    edition = openmp.edition(Path(__file__).parent)
+    half, brain = dtype in (torch.float16, torch.bfloat16), dtype == torch.bfloat16
+    real, size = (np.float64, 8) if dtype == torch.float64 else (np.float32, 4)
+
+    @openmp.compiled
+    def rows(job):
+        assert edition  # part of the cache's key: numba does not see that other files have changed
+        field, smoothing = carray(job, FIELDS, np.int64), carray(job, FIELDS, np.float64)[SMOOTHING]
+        B, n, kernel, keep, dense = field[SIZE], field[CLASSES], field[KERNEL], field[G] != 0, field[Q] != 0
+        label = carray(openmp.pointer(field[LABEL]), 0 if dense else B, np.int64)
+        weight = carray(openmp.pointer(field[WEIGHT]), n if field[WEIGHT] != 0 else 0, real)
+        losses = carray(openmp.pointer(field[LOSSES]), B, np.float64)
+        total = np.float64(B) if dense else count(label, weight, n, field[IGNORED])
+        if total < 0:
+            field[STATUS] = LABEL_OUT_OF_RANGE
+            return
+        factor = 1.0 if field[REDUCTION] != MEAN else 1 / total if total > 0 else 0.0
+        room, m, wide, slope = np.empty(ROOMS * n, real), np.empty(n, real), np.empty(n, real), np.empty(n, real)
+        for start, stop in openmp.spans(job, field[STEP], B):
+            for b in range(start, stop):
+                if half:
+                    place = wide.ctypes.data
+                    stored = carray(openmp.pointer(field[S] + b * n * 2), n, np.uint16)
+                    storage.widen(stored, brain, wide)
+                else:
+                    place = field[S] + b * n * size
+                out = field[G] + b * n * size if keep and not brain else slope.ctypes.data
+                y, mass = np.int64(-1), 0.0
+                if dense:
+                    q = carray(openmp.pointer(field[Q] + b * n * size), n, real)
+                    mass = of_distribution(q, weight, smoothing, factor, m)
+                elif label[b] == field[IGNORED]:
+                    losses[b] = 0.0
+                    carray(openmp.pointer(out), n, real)[:] = 0
+                elif smoothing != 0:
+                    mass = of_smoothed(label[b], weight, smoothing, factor, m)
+                else:
+                    y, mass = label[b], factor * (np.float64(weight[label[b]]) if len(weight) else 1.0)
+                if dense or label[b] != field[IGNORED]:
+                    at = (n, place, m.ctypes.data, y, mass, b, field[NUMBERS], field[TENSORS], room.ctypes.data, out)
+                    losses[b] = call_row(kernel, at)
+                if brain and keep:
+                    written = carray(openmp.pointer(field[G] + b * n * 2), n, np.uint16)
+                    storage.narrow(carray(openmp.pointer(out), n, real), written)
+
+    @openmp.compiled
+    def add_up(job):
+        assert edition  # as above
+        field = carray(job, FIELDS, np.int64)
+        B, n, dense = field[SIZE], field[CLASSES], field[Q] != 0
+        losses = carray(openmp.pointer(field[LOSSES]), B, np.float64)
+        value = carray(openmp.pointer(field[VALUE]), B if field[REDUCTION] == NONE else 1, real)
+        if field[REDUCTION] == NONE:
+            for b in range(B):
+                value[b] = losses[b]
+        else:
+            total = 0.0
+            for b in range(B):
+                total += losses[b]
+            if field[REDUCTION] == MEAN:  # of nothing it is NaN, as cross-entropy's
+                label = carray(openmp.pointer(field[LABEL]), 0 if dense else B, np.int64)
+                weight = carray(openmp.pointer(field[WEIGHT]), n if field[WEIGHT] != 0 else 0, real)
+                any_rows = B > 0 if dense else count(label, weight, n, field[IGNORED]) > 0
+                total = total if any_rows else np.nan
+            value[0] = total
+
+    return rows, add_up
+
+
+@compiled
+def count(label, weight, n, ignore_index):
+    """The sum of the labels' weights, by which the mean divides; -1 where a label is out of range."""
+    total = 0.0
+    for b in range(len(label)):
+        y = label[b]
+        if y != ignore_index:
+            if y < 0 or y >= n:
+                return -1.0
+            total += np.float64(weight[y]) if len(weight) else 1.0
+    return total
+
+
+@compiled
+def of_distribution(q, weight, smoothing, factor, m):
+    """Masses m = factor w (q (1 - smoothing) + smoothing / n), and their sum."""
+    real = m.dtype.type
+    share, spread = real(factor * (1 - smoothing)), real(factor * smoothing / len(m))
+    if len(weight):
+        for i in range(len(m)):
+            m[i] = weight[i] * (share * q[i] + spread)
+    else:
+        for i in range(len(m)):
+            m[i] = share * q[i] + spread
+    return total_of(m)
+
+
+@compiled
+def of_smoothed(y, weight, smoothing, factor, m):
+    """Masses of a label with a share ``smoothing`` of it spread over all classes, and their sum."""
+    real = m.dtype.type
+    spread, rest = real(factor * smoothing / len(m)), real(factor * (1 - smoothing))
+    if len(weight):
+        for i in range(len(m)):
+            m[i] = spread * weight[i]
+        m[y] += rest * weight[y]
+    else:
+        m[:] = spread
+        m[y] += rest
+    return total_of(m)
