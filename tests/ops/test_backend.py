@@ -163,7 +163,7 @@ def test_the_report_says_which_backend_serves_and_why(monkeypatch):
             ("torch", "chosen by topk_registry.backend")
         }
     monkeypatch.setenv("TOPK_REGISTRY_BACKEND", "triton")
-    assert [r.why for r in report() if r.device == "cpu"] == ["numba is switched off"] * 2
+    assert [r.why for r in report() if r.device == "cpu"] == ["numba is switched off"] * 3
     monkeypatch.setenv("TOPK_REGISTRY_BACKEND", "auto")
     backend.forget()
     monkeypatch.setattr(backend, "find_spec", lambda name: None)

@@ -25,7 +25,7 @@ import torch
 NAMES = ("numba", "triton", "torch")
 VARIABLE = "TOPK_REGISTRY_BACKEND"
 OLDEST_GPU = (8, 0)  # compute capability that the Triton kernels are compiled and tested for
-OPERATORS = ("ksubset", "perturbed")  # folders, each with backends.py
+OPERATORS = ("ksubset", "perturbed", "rows")  # folders, each with backends.py
 
 Kernels = TypeVar("Kernels")
 
@@ -196,7 +196,7 @@ def forget() -> None:
 class Record:
     """Which backend serves an operator on a device, and why."""
 
-    operator: str  # "ksubset" or "perturbed"
+    operator: str  # "ksubset", "perturbed" or "rows"
     device: str  # "cpu", "cuda:0", ...
     backend: str  # the backend that serves
     why: str  # in words

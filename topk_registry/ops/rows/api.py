@@ -11,13 +11,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from topk_registry.ops import optional
+from topk_registry.ops.backend import load
 from topk_registry.ops.rows.autograd import Reduced
+from topk_registry.ops.rows.backends import OPERATOR
 from topk_registry.ops.tensors import Route, address, operand, route
 
 REDUCTIONS = ("none", "mean", "sum")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-DRIVER = "topk_registry.ops.rows.numba.driver"
 
 
 class RowKernel:
@@ -40,7 +40,7 @@ class RowKernel:
         if found is None:
             numbers, operands = self.given(dtype)
             places = [address(one) if isinstance(one, Tensor) else one or 0 for one in operands]
-            kernel = optional.load(self.module).row_kernel(dtype)
+            kernel = load(self.module).row_kernel(dtype)
             given = torch.tensor(numbers, dtype=torch.float64), torch.tensor(places, dtype=torch.int64)
             found = self._prepared[dtype] = kernel, *given, operands
         return found
@@ -92,8 +92,7 @@ def serves(scores: Tensor, target: Tensor, weight: Tensor | None = None) -> bool
         and scores.ndim == 2
         and not target.requires_grad
         and (weight is None or weight.device.type == "cpu")
-        and optional.works(DRIVER, "numba")
-        and optional.runs("numba", _trial)
+        and OPERATOR.choose("auto", scores.device) == "numba"
     )
 
 
@@ -137,11 +136,10 @@ def _run(
     dense = target.is_floating_point()
     target = target.detach().to(real if dense else torch.int64).resolve_neg().contiguous()
     weight = None if weight is None else weight.detach().to(real).contiguous()
-    driver = optional.load(DRIVER)
-    value, gradient, status = driver.run(
+    value, gradient, right = OPERATOR["numba"].kernels().run(
         kernel_address, scores, target, weight, smoothing, ignore_index, reduction, numbers, tensors, wanted
     )
-    if status == driver.LABEL_OUT_OF_RANGE:
+    if not right:
         n = scores.shape[1]
         wrong = target[((target < 0) | (target >= n)) & (target != ignore_index)]
         raise ValueError(f"target must be in [0, {n - 1}] (or ignore_index = {ignore_index}), got {int(wrong[0])}")
@@ -176,21 +174,3 @@ def of_table(table: Tensor, target: Tensor | None) -> Tensor:
         return table.gather(1, target[:, None])[:, 0]
     # 0 * inf is NaN: a class of no mass costs nothing, but what it would cost is the gradient to its mass
     return (target * table.masked_fill((target == 0) & ~table.isfinite(), 0.0)).sum(-1)
-
-
-def _absolute(log_p, log_not, p, not_p, own, numbers):
-    slope = p * not_p
-    return not_p, -slope, p, slope
-
-
-def _trial() -> bool:
-    """Whether the kernels run here, and rightly: the absolute error of sigmoids at 0 is known."""
-    from topk_registry.ops.rows.curve import Curve
-    from topk_registry.ops.sigmoid.api import sigmoid_loss
-
-    loss = sigmoid_loss(Curve(_trial, _absolute, others=True, logarithms=False))
-    assert loss.kernel is not None
-    scores, label = torch.zeros(3, 8), torch.tensor([0, 3, 7])
-    value, gradient = _run(loss.kernel(), (label, None, 0.0, -100, 1), scores, True)
-    signs = torch.full((3, 8), 1.0).scatter_(1, label[:, None], -1.0)
-    return gradient is not None and torch.allclose(value, torch.tensor(4.0)) and torch.allclose(gradient, signs / 12)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topk_registry.ops import optional
+from topk_registry.ops.backend import load
 from topk_registry.ops.rows.api import of_table
 
 
@@ -64,4 +64,4 @@ def parameters(key: tuple) -> list[float]:
 def address(key: tuple, dtype: torch.dtype) -> int:
     """The address of the compiled curve for one precision."""
     curve, _, _, _, others, _ = key
-    return optional.load("topk_registry.ops.rows.numba.curves").address_of(curve, others, dtype)
+    return load("topk_registry.ops.rows.numba.curves").address_of(curve, others, dtype)

@@ -17,6 +17,7 @@ from numba import carray
 from torch import Tensor
 
 from topk_registry.ops import openmp
+from topk_registry.ops.rows.backends import Kernels
 from topk_registry.ops.rows.numba import storage
 from topk_registry.ops.rows.numba.compiled import compiled, function_type, total_of
 
@@ -51,8 +52,8 @@ def run(
     numbers: Tensor | None,
     tensors: Tensor | None,
     want_gradient: bool,
-) -> tuple[Tensor, Tensor | None, int]:
-    """The loss, its gradient, and an error code.
+) -> tuple[Tensor, Tensor | None, bool]:
+    """The loss, its gradient, and whether all labels are in range.
 
     Args:
         kernel: the address of a row kernel for the precision of s.
@@ -79,7 +80,7 @@ def run(
     rows, add_up = bodies(s.dtype)
     openmp.start(rows, job, threads)
     add_up(job)
-    return value, gradient, ctypes.c_int64.from_buffer(job, 8 * STATUS).value
+    return value, gradient, ctypes.c_int64.from_buffer(job, 8 * STATUS).value != LABEL_OUT_OF_RANGE
 
 
 @lru_cache(maxsize=4)
@@ -194,3 +195,6 @@ def of_smoothed(y, weight, smoothing, factor, m):
         m[:] = spread
         m[y] += rest
     return total_of(m)
+
+
+kernels = Kernels(run)
