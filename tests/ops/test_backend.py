@@ -156,7 +156,7 @@ def test_a_wrong_name_lists_the_right_ones(monkeypatch):
 def test_the_report_says_which_backend_serves_and_why(monkeypatch):
     of_cpu = {record.operator: record for record in report() if record.device == "cpu"}
     assert {name: (r.backend, r.why) for name, r in of_cpu.items()} == dict.fromkeys(
-        ("ksubset", "perturbed"), ("numba", "the fastest that serves")
+        ("ksubset", "perturbed", "rows"), ("numba", "the fastest that serves")
     )
     with tr.backend("torch"):
         assert {(r.backend, r.why) for r in report() if r.device == "cpu"} == {

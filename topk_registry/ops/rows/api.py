@@ -136,8 +136,10 @@ def _run(
     dense = target.is_floating_point()
     target = target.detach().to(real if dense else torch.int64).resolve_neg().contiguous()
     weight = None if weight is None else weight.detach().to(real).contiguous()
-    value, gradient, right = OPERATOR["numba"].kernels().run(
-        kernel_address, scores, target, weight, smoothing, ignore_index, reduction, numbers, tensors, wanted
+    value, gradient, right = (
+        OPERATOR["numba"]
+        .kernels()
+        .run(kernel_address, scores, target, weight, smoothing, ignore_index, reduction, numbers, tensors, wanted)
     )
     if not right:
         n = scores.shape[1]
