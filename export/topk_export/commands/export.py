@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from topk_export.commands.common import command, say
-from topk_registry.cli import ArgumentParser, positive
+from topk_registry.cli import ArgumentParser, ParseOptions, positive
 
 _DATA = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
 
@@ -29,6 +29,7 @@ def main(argv: Sequence[str]) -> int:
         class_names=read_class_names(args.class_names) if args.class_names else None,
         verify=not args.no_verify,
         model=args.model,
+        model_kwargs=args.model_kwargs,
         num_classes=args.num_classes,
         pretrained=args.pretrained,
         use_ema=not args.no_ema,
@@ -66,6 +67,9 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--triton", metavar="DIR", help="also write a Triton Inference Server repository there")
     source = parser.add_argument_group("the model")
     source.add_argument("--model", help="what a bare checkpoint holds")
+    source.add_argument(
+        "--model-kwargs", nargs="*", action=ParseOptions, metavar="KEY=VALUE", help="arguments of the model's factory"
+    )
     source.add_argument("--num-classes", type=positive)
     source.add_argument("--pretrained", action="store_true", help="load the published weights of a model name")
     source.add_argument("--no-ema", action="store_true", help="take a checkpoint's last weights, not their average")

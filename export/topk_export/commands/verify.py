@@ -13,7 +13,7 @@ def main(argv: Sequence[str]) -> int:
     """Repeat the checks of an exported file."""
     parser = ArgumentParser(prog="topk-registry verify", description=__doc__)
     parser.add_argument("model", metavar="model.onnx")
-    parser.add_argument("--sample", metavar="FILE", help="sample_io.npz of the export (default: beside the model)")
+    parser.add_argument("--sample", metavar="FILE", help="NAME.sample.npz of the export (default: beside NAME.onnx)")
     parser.add_argument("--json", action="store_true", help="the whole report")
     add_runtime_flags(parser)
     args = parser.parse_args(argv)

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,10 +34,19 @@ def convert(module: nn.Module, inputs: np.ndarray, opset: int, batch: str | int)
             verbose=False,
         )
     except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ExportError(f"torch.onnx cannot convert the model: {reason[0]}") from error
+        root: BaseException = error
+        while root.__cause__ is not None:
+            root = root.__cause__
+        why = plain(error) if root is error else f"{plain(error)}: {type(root).__name__}: {plain(root)}"
+        raise ExportError(f"torch.onnx cannot convert the model: {why}") from error
     assert program is not None
     return program.model_proto
+
+
+def plain(error: BaseException) -> str:
+    """Return the first line of an error's text, without codes for a terminal."""
+    lines = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", str(error)).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def quantise(model: Any) -> Any:

@@ -1,6 +1,7 @@
 """What a model expects of its images, and the names of its classes, where timm or torchvision tell."""
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,13 @@ def preprocess_of(
     from timm.data.config import resolve_data_config
 
     given = {**args, **(override or {})}
+    own = built_for(model)
+    if own is not None and not given.keys() & {"input_size", "img_size", "val_crop_size"}:
+        given["input_size"] = (getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0], *own)
     if hasattr(model, "pretrained_cfg"):
         config = resolve_data_config(given, model=model)
     else:
-        config = _with_changes(_torchvision_config(name), given)
+        config = _with_changes(_torchvision_config(name, told=bool(given.get("input_size"))), given)
     channels = int(config["input_size"][0])
     return Preprocess(
         input_size=tuple(map(int, config["input_size"])),
@@ -47,8 +51,44 @@ def _with_changes(config: dict[str, Any], given: Mapping[str, Any]) -> dict[str,
     return {**config, **changed}
 
 
-def _torchvision_config(name: str) -> dict[str, Any]:
-    """The evaluation preset of torchvision's default weights, else its usual one."""
+def built_for(model: nn.Module) -> tuple[int, int] | None:
+    """Return the height and width that a model is built for, by its patch embedding; None where any will do."""
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    if size is None and type(model).__module__.startswith("torchvision."):
+        size = getattr(model, "image_size", None)
+    if size is None:
+        return None
+    height, width = (size, size) if isinstance(size, int) else size
+    return int(height), int(width)
+
+
+def torchvision_name(model: nn.Module) -> str | None:
+    """Return ``torchvision:NAME`` for a module of torchvision, found by the shapes of its weights; else None."""
+    import torch
+    import torchvision
+
+    if not type(model).__module__.startswith("torchvision.models."):
+        return None
+    shapes = _shapes(model)
+    for name in torchvision.models.list_models(module=torchvision.models):
+        builder = torchvision.models.get_model_builder(name)
+        if builder.__module__ != type(model).__module__:
+            continue
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of weights that are not initialised
+            if _shapes(builder()) == shapes:
+                return f"torchvision:{name}"
+    return None
+
+
+def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
+    """The shapes of all weights but the classifier's."""
+    every = [tuple(value.shape) for value in model.state_dict().values()]
+    return every[: -2 if len(every) > 2 else None]
+
+
+def _torchvision_config(name: str, *, told: bool = False) -> dict[str, Any]:
+    """Return the evaluation preset of torchvision's default weights, else its usual one, with a warning."""
     from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
     crop, resize, interpolation = 224, 256, "bilinear"
@@ -57,6 +97,12 @@ def _torchvision_config(name: str) -> dict[str, Any]:
         preset = weights.transforms()
         crop, resize, interpolation = preset.crop_size[0], preset.resize_size[0], preset.interpolation.value
         mean, std = preset.mean, preset.std
+    elif not told:
+        warnings.warn(
+            f"nothing says how images become the input of {name}: taken are {crop} x {crop} pixels, cut from images "
+            f"resized to {resize}, bilinear, with ImageNet's mean and deviation; data_config changes that",
+            stacklevel=2,
+        )
     return {
         "input_size": (3, crop, crop),
         "mean": mean,

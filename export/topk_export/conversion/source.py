@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from topk_export.conversion.checkpoint import Checkpoint, fill, read
-from topk_export.conversion.recipe import preprocess_of, published_names
+from topk_export.conversion.recipe import built_for, preprocess_of, published_names, torchvision_name
 from topk_export.errors import ExportError
 from topk_export.runtime.preprocess import Preprocess
 from topk_registry import accepted_context, create_loss, get_loss_builder, normalize_classifier
@@ -44,6 +44,7 @@ def load_source(
     what: nn.Module | str | Path,
     *,
     model: str | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
     num_classes: int | None = None,
     pretrained: bool = False,
     use_ema: bool = True,
@@ -54,23 +55,26 @@ def load_source(
     Args:
         what: a module; a timm or torchvision model name; a checkpoint; or a training run's output folder.
         model: which model a bare checkpoint holds.
+        model_kwargs: further arguments of the model's factory.
         num_classes: how many classes, where the checkpoint's own record does not say.
         pretrained: load the weights published for a model name.
         use_ema: prefer a checkpoint's averaged weights.
         data_config: timm's keys (input_size, mean, std, interpolation, crop_pct, crop_mode) that override the model's.
     """
     if isinstance(what, nn.Module):
-        name = getattr(what, "pretrained_cfg", {}).get("architecture") or type(what).__name__
+        name = getattr(what, "pretrained_cfg", {}).get("architecture") or torchvision_name(what) or type(what).__name__
         return Source(what, name, preprocess_of(what, name, {}, data_config), licence=_licence(what))
     path = Path(what)
     if path.is_dir():
         path = _newest(path)
     if path.is_file():
-        return _from_checkpoint(read(path, use_ema=use_ema), model, num_classes, data_config)
+        return _from_checkpoint(read(path, use_ema=use_ema), model, num_classes, model_kwargs or {}, data_config)
     if path.suffix in SUFFIXES:
         raise ExportError(f"{what} does not exist")
     name = str(what)
-    built = build(name, num_classes=num_classes, pretrained=pretrained)
+    built = build_sized(
+        name, _wanted_size(data_config or {}), num_classes=num_classes, pretrained=pretrained, options=model_kwargs
+    )
     source = Source(built, name, preprocess_of(built, name, {}, data_config), licence=_licence(built))
     source.class_names = published_names(built, name) if pretrained else None
     return source
@@ -101,6 +105,24 @@ def build(
     )
 
 
+def build_sized(name: str, size: tuple[int, int] | None, **arguments: Any) -> nn.Module:
+    """Build a model for images of a height and width; only models that are built for one size are told it."""
+    built = build(name, **arguments)
+    own = built_for(built)
+    if size is None or own is None or own == size:
+        return built
+    option = {"img_size": size} if hasattr(built, "pretrained_cfg") else {"image_size": size[0]}
+    return build(name, **{**arguments, "options": {**(arguments.get("options") or {}), **option}})
+
+
+def _wanted_size(given: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the height and width that a caller or a training run asks for, in timm's words or torchvision's."""
+    if size := given.get("input_size"):
+        return int(size[-2]), int(size[-1])
+    side = given.get("img_size") or given.get("val_crop_size")
+    return (int(side), int(side)) if side else None
+
+
 def _newest(folder: Path) -> Path:
     for name in CHECKPOINTS:
         if (folder / name).is_file():
@@ -109,7 +131,11 @@ def _newest(folder: Path) -> Path:
 
 
 def _from_checkpoint(
-    checkpoint: Checkpoint, model: str | None, num_classes: int | None, data_config: Mapping[str, Any] | None
+    checkpoint: Checkpoint,
+    model: str | None,
+    num_classes: int | None,
+    model_kwargs: Mapping[str, Any],
+    data_config: Mapping[str, Any] | None,
 ) -> Source:
     args = checkpoint.args
     name = model or _recorded_name(checkpoint)
@@ -117,7 +143,7 @@ def _from_checkpoint(
         raise ExportError(
             f"{checkpoint.path} does not say which model it holds: name it (model=..., on the command line --model)"
         )
-    built = _rebuild(checkpoint, name, num_classes)
+    built = _rebuild(checkpoint, name, num_classes, model_kwargs, _wanted_size({**args, **(data_config or {})}))
     fill(built, checkpoint, name)
     source = Source(built, name, preprocess_of(built, name, args, data_config), sha256=checkpoint.sha256)
     loss = args.get("loss")
@@ -133,13 +159,20 @@ def _recorded_name(checkpoint: Checkpoint) -> str | None:
     return f"torchvision:{name}" if name and "val_crop_size" in checkpoint.args else name
 
 
-def _rebuild(checkpoint: Checkpoint, name: str, num_classes: int | None) -> nn.Module:
-    """The model as it was trained; the number of classes is read from the weights where nobody says."""
+def _rebuild(
+    checkpoint: Checkpoint,
+    name: str,
+    num_classes: int | None,
+    model_kwargs: Mapping[str, Any],
+    size: tuple[int, int] | None,
+) -> nn.Module:
+    """Build the model as it was trained; the number of classes is read from the weights where nobody says."""
     args = checkpoint.args
+    options = {**_model_options(args), **model_kwargs}
     classes = num_classes or args.get("num_classes") or None
-    built = build(name, num_classes=classes, options=_model_options(args))
+    built = build_sized(name, size, num_classes=classes, options=options)
     if classes is None and (found := _classes_in(checkpoint, built)):
-        built = build(name, num_classes=found, options=_model_options(args))
+        built = build_sized(name, size, num_classes=found, options=options)
     if args.get("normalize_classifier") is not None:
         normalize_classifier(built, scale=args["normalize_classifier"], learn_scale=bool(args.get("learn_scale")))
     return built

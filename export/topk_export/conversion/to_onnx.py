@@ -16,14 +16,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from topk_export.conversion.convert import convert, quantise
+from topk_export.conversion.convert import convert, plain, quantise
+from topk_export.conversion.pooling import unfold_padded_maxima
 from topk_export.conversion.recipe import check_class_names
 from topk_export.conversion.source import K, Source, load_source
 from topk_export.errors import ExportError, ModelFileError
 from topk_export.runtime.metadata import SEMANTICS, Metadata
 from topk_export.runtime.preprocess import Preprocess
 from topk_export.verification import graph
-from topk_export.verification.verify import Progress, sample_input, verify, versions, write_report
+from topk_export.verification.checks import largest_error
+from topk_export.verification.verify import (
+    LABELS,
+    RECIPE,
+    REPORT,
+    SAMPLE,
+    Progress,
+    beside,
+    report_lines,
+    sample_input,
+    verify,
+    versions,
+    write_report,
+)
 from topk_registry.nn.classifier import find_classifier
 from topk_registry.nn.head import TopKHead
 
@@ -32,7 +46,6 @@ DTYPES = ("fp32", "fp16-backbone", "int8-dynamic")
 PREPROCESS = ("metadata", "in-graph")
 OPSETS = range(18, 24)
 PORTABLE_OPSET = 21  # from 22 on, onnxruntime's CUDA provider leaves MaxPool to the CPU
-FILES = ("labels.txt", "preprocess.json", "sample_io.npz", "export_report.json", "model.onnx")
 
 
 def export_onnx(
@@ -49,6 +62,7 @@ def export_onnx(
     class_names: Sequence[str] | None = None,
     verify: bool = True,
     model: str | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
     num_classes: int | None = None,
     pretrained: bool = False,
     use_ema: bool = True,
@@ -72,7 +86,8 @@ def export_onnx(
             ``"in-graph"``: the input is uint8 [B, H, W, C] of the right size, and the graph normalises it.
         class_names: one name a class; default: those of the run or of the published weights, else numbers.
         verify: check the file, and refuse to write one that fails.
-        model, num_classes, pretrained, use_ema, data_config: see :func:`topk_export.conversion.source.load_source`.
+        model, model_kwargs, num_classes, pretrained, use_ema, data_config: see
+            :func:`topk_export.conversion.source.load_source`.
         triton: also write a Triton Inference Server repository into this folder.
         progress: called with a line of text at each step.
 
@@ -87,6 +102,7 @@ def export_onnx(
     source = load_source(
         model_or_checkpoint,
         model=model,
+        model_kwargs=model_kwargs,
         num_classes=num_classes,
         pretrained=pretrained,
         use_ema=use_ema,
@@ -115,15 +131,16 @@ def export_onnx(
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
-        staged = Path(folder)
+        staged = Path(folder) / path.name
         _write(backbone, metadata, batch, staged, progress)
-        _verify(staged, metadata, verify, progress)
+        _verify(staged, path, metadata, verify, progress)
         if triton is not None:
             from topk_export.serve.triton import write_repository
 
-            write_repository(staged / "model.onnx", triton, name=path.stem)
-        for name in FILES:
-            os.replace(staged / name, path if name == "model.onnx" else path.with_name(name))
+            write_repository(staged, triton)
+        # the model comes last: where it is, everything beside it is its own
+        for file in sorted(staged.parent.iterdir(), key=lambda file: file.name == path.name):
+            os.replace(file, path.with_name(file.name))
     progress(f"wrote {path}")
     return path
 
@@ -134,24 +151,26 @@ class Exported(nn.Module):
     shift: Tensor
     scale: Tensor
 
-    def __init__(self, backbone: nn.Module, metadata: Metadata) -> None:
+    def __init__(self, backbone: nn.Module, metadata: Metadata, dtype: torch.dtype) -> None:
         super().__init__()
         recipe = metadata.preprocess
-        half = metadata.dtype == "fp16-backbone"
-        self.backbone = backbone.half() if half else backbone
+        self.in_graph, self.dtype = metadata.in_graph, dtype
+        self.backbone = backbone.to(dtype)
         self.head = TopKHead(metadata.k, temperature=metadata.temperature)
-        self.in_graph, self.dtype = metadata.in_graph, torch.float16 if half else torch.float32
         low, high = recipe.range
         mean, std = (torch.tensor(v, dtype=torch.float32).view(1, -1, 1, 1) for v in (recipe.mean, recipe.std))
         self.register_buffer("shift", (mean - low) * 255 / (high - low), persistent=False)
         self.register_buffer("scale", 255 * std / (high - low), persistent=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        out = self.head(self.scores(x).float())
+        return out.logits, out.marginals, out.indices
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Return the logits in the backbone's precision."""
         if self.in_graph:
             x = (x.permute(0, 3, 1, 2).float() - self.shift) / self.scale
-        logits = self.backbone(x.to(self.dtype)).float()
-        out = self.head(logits)
-        return out.logits, out.marginals, out.indices
+        return self.backbone(x.to(self.dtype))
 
 
 def _check_options(opset: int, batch: str | int, dtype: str, outputs: Sequence[str], preprocess: str) -> None:
@@ -176,12 +195,19 @@ def _prepare(source: Source) -> tuple[nn.Module, int]:
     except ValueError as error:
         raise ExportError(f"nothing to predict with: {error}") from error
     backbone = copy.deepcopy(source.model).cpu().float().eval().requires_grad_(False)
+    for module in backbone.modules():
+        # torch.onnx converts fused attention of four axes only
+        if getattr(module, "fused_attn", False) is True:
+            module.fused_attn = False  # type: ignore[assignment]
     size = tuple(source.preprocess.input_size)
     try:
         with torch.no_grad():
             out = backbone(torch.zeros(2, *size))
     except Exception as error:
-        raise ExportError(f"{source.name} does not run on an input of size {list(size)}: {error}") from error
+        raise ExportError(
+            f"{source.name} does not run on an input of size {list(size)}: {plain(error)}; give its own size "
+            "(data_config={'input_size': ...}, on the command line --input-size C H W)"
+        ) from error
     if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[1] < 2 or not out.is_floating_point():
         got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ExportError(f"{source.name} is no classifier: expected logits [batch, classes], it gives {got}")
@@ -200,33 +226,39 @@ def _check_temperature(temperature: float) -> float:
     return float(temperature)
 
 
-def _write(backbone: nn.Module, metadata: Metadata, batch: str | int, folder: Path, progress: Progress) -> None:
+def _write(backbone: nn.Module, metadata: Metadata, batch: str | int, file: Path, progress: Progress) -> None:
     import onnx
 
     inputs = sample_input(metadata, batch if isinstance(batch, int) else 5)
-    with torch.no_grad():
-        logits = _reference(backbone, metadata, torch.from_numpy(inputs))
+    logits, error = _reference(backbone, metadata, torch.from_numpy(inputs))
     progress("tracing and converting")
-    model = convert(Exported(backbone, metadata).eval(), inputs, metadata.opset, batch)
+    dtype = torch.float16 if metadata.dtype == "fp16-backbone" else torch.float32
+    model = convert(Exported(backbone, metadata, dtype).eval(), inputs, metadata.opset, batch)
     if metadata.dtype == "int8-dynamic":
         progress("quantising")
         model = quantise(model)
     graph.strip(model)
+    unfold_padded_maxima(model)
     graph.keep_outputs(model, metadata.outputs)
     graph.set_metadata(model, metadata.to_props())
     try:
-        onnx.save(model, str(folder / "model.onnx"))
+        onnx.save(model, str(file))
     except ValueError as error:
         raise ExportError(f"one ONNX file holds at most 2 GiB, this model is larger: {error}") from error
-    np.savez_compressed(folder / "sample_io.npz", input=inputs, torch_logits=logits.numpy())
-    (folder / "labels.txt").write_text("\n".join(metadata.class_names) + "\n", encoding="utf-8")
-    write_report(_preprocess_file(metadata), folder / "preprocess.json")
+    np.savez_compressed(beside(file, SAMPLE), input=inputs, torch_logits=logits, torch_error=error)
+    beside(file, LABELS).write_text("\n".join(metadata.class_names) + "\n", encoding="utf-8")
+    write_report(_preprocess_file(metadata), beside(file, RECIPE))
 
 
-def _reference(backbone: nn.Module, metadata: Metadata, x: Tensor) -> Tensor:
-    """The logits of torch in float32, whatever precision is exported."""
-    full = Metadata(**{**vars(metadata), "dtype": "fp32"})
-    return Exported(copy.deepcopy(backbone), full).eval()(x)[0]
+def _reference(backbone: nn.Module, metadata: Metadata, x: Tensor) -> tuple[np.ndarray, float]:
+    """Return torch's logits in float64, and the largest error of its float32 over the largest logit."""
+    with torch.no_grad():
+        single = Exported(backbone, metadata, torch.float32).eval().scores(x).numpy()
+        try:
+            double = Exported(copy.deepcopy(backbone), metadata, torch.float64).eval().scores(x).numpy()
+        except RuntimeError:  # the model makes tensors of its own in float32
+            return single, 0.0
+    return double, largest_error(single, double)
 
 
 def _preprocess_file(metadata: Metadata) -> dict[str, Any]:
@@ -234,18 +266,22 @@ def _preprocess_file(metadata: Metadata) -> dict[str, Any]:
     return {**asdict(recipe), "scale_size": recipe.scale_size, "in_graph": metadata.in_graph}
 
 
-def _verify(folder: Path, metadata: Metadata, wanted: bool, progress: Progress) -> None:
+def _verify(file: Path, path: Path, metadata: Metadata, wanted: bool, progress: Progress) -> None:
+    """Check the staged file. The report of one that fails is kept beside the path that it would have had."""
     report: dict[str, Any] = {"passed": None, "not_verified": ["everything: the export was asked not to verify"]}
     if wanted:
         progress("verifying with onnxruntime")
         try:
-            report = verify(folder / "model.onnx")
+            report = verify(file)
         except ModelFileError as error:
             raise ExportError(f"the exported file does not load: {error}") from error
     report["metadata"] = {
         key: value for key, value in vars(metadata).items() if key not in ("class_names", "preprocess")
     }
-    write_report(report, folder / "export_report.json")
-    failed = [check["name"] for check in report.get("checks", ()) if check["passed"] is False]
-    if failed:
-        raise ExportError(f"the exported file failed its verification, so none was written: {'; '.join(failed)}")
+    write_report(report, beside(file, REPORT))
+    failed = {"checks": [check for check in report.get("checks", ()) if check["passed"] is False], "not_verified": ()}
+    if failed["checks"]:
+        kept = beside(path, "refused.json")
+        os.replace(beside(file, REPORT), kept)
+        details = "\n  ".join(report_lines(failed))
+        raise ExportError(f"the exported file failed its verification and was not written; see {kept}\n  {details}")

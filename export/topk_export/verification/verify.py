@@ -17,7 +17,14 @@ from topk_export.errors import ModelFileError
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.session import device_of, open_session, placement
 from topk_export.verification import graph
-from topk_export.verification.checks import BATCHES, Check, check_graph, check_head, check_runs, count_layers
+from topk_export.verification.checks import BATCHES, Check, Known, check_graph, check_head, check_runs, count_layers
+
+LABELS, RECIPE, SAMPLE, REPORT = "labels.txt", "preprocess.json", "sample.npz", "report.json"
+
+
+def beside(model: Path, kind: str) -> Path:
+    """Return the path of a file that belongs to a model, under its name: several models share a folder."""
+    return model.with_name(f"{model.stem}.{kind}")
 
 
 def verify(
@@ -35,23 +42,23 @@ def verify(
         device: where to run it.
         require_gpu: refuse to run on the CPU.
         threads: CPU threads of one run.
-        sample: ``sample_io.npz`` of the export; default: the one beside the model, if there.
+        sample: the export's ``NAME.sample.npz``; default: the one beside ``NAME.onnx``, if there.
     """
     model = load_proto(path)
     shown = path if model is None else _with_logits(model)
     session = open_session(shown, device=device, require_gpu=require_gpu, threads=threads)
     metadata = Metadata.from_props(session.get_modelmeta().custom_metadata_map, str(path))
-    found = Path(sample) if sample is not None else Path(path).with_name("sample_io.npz")
+    found = Path(sample) if sample is not None else beside(Path(path), SAMPLE)
     recorded = _load_sample(found, required=sample is not None)
     checks: list[Check] = []
     if model is not None:
         checks += check_graph(model, session)
     inputs = sample_input(metadata) if recorded is None else recorded["input"]
-    logits = None if recorded is None else recorded["torch_logits"]
-    checks += check_runs(session, metadata, inputs, logits, layers=count_layers(model))
+    known = None if recorded is None else Known(recorded["torch_logits"], float(recorded["torch_error"]))
+    checks += check_runs(session, metadata, inputs, known, layers=count_layers(model))
     if model is not None and "marginals" in {output.name for output in model.graph.output}:
         checks += check_head(model, metadata, device)
-    return _report(checks, metadata, session, model is not None)
+    return _report(Path(path), checks, metadata, session, model is not None)
 
 
 def report_lines(report: dict) -> list[str]:
@@ -107,17 +114,17 @@ def _load_sample(path: Path, *, required: bool) -> dict | None:
         return None
     try:
         with np.load(path, allow_pickle=False) as data:
-            return {name: data[name] for name in ("input", "torch_logits")}
+            return {name: data[name] for name in ("input", "torch_logits", "torch_error")}
     except (OSError, ValueError, KeyError) as error:
         raise ModelFileError(f"{path} is not a sample of an export: {error}") from error
 
 
-def _report(checks: list[Check], metadata: Metadata, session: Any, has_onnx: bool) -> dict:
+def _report(path: Path, checks: list[Check], metadata: Metadata, session: Any, has_onnx: bool) -> dict:
     not_verified = [] if device_of(session) != "cpu" else ["any GPU provider: this was run on the CPU"]
     if not has_onnx:
         not_verified.append("the graph and the head alone: the onnx package is not installed")
     if not any(check.name.startswith("logits against") for check in checks):
-        not_verified.append("the logits against torch: no sample_io.npz beside the model")
+        not_verified.append(f"the logits against torch: no {beside(path, SAMPLE).name} beside the model")
     return {
         "passed": all(check.passed is not False for check in checks),
         "device": device_of(session),

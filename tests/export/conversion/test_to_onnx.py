@@ -56,7 +56,7 @@ def test_outputs_are_those_of_torch(export):
 def test_models_by_name(model, tmp_path):
     size = {"data_config": {"input_size": (3, 64, 64)}} if model.startswith("torchvision") else {}
     path = export_onnx(model, tmp_path, k=5, num_classes=N, **size)
-    report = json.loads((tmp_path / "export_report.json").read_text())
+    report = json.loads((tmp_path / "model.report.json").read_text())
     assert report["passed"]
     assert props(path)["backbone"] == model
 
@@ -94,9 +94,9 @@ def test_the_metadata_is_complete(export):
 
 def test_the_files_beside_it(export):
     path = export(N, k=3, temperature=0.5, class_names=tuple("abcdefghijkl"))
-    assert path.with_name("labels.txt").read_text().split() == list("abcdefghijkl")
-    assert json.loads(path.with_name("preprocess.json").read_text())["input_size"] == [3, 8, 8]
-    sample = np.load(path.with_name("sample_io.npz"))
+    assert path.with_name("model.labels.txt").read_text().split() == list("abcdefghijkl")
+    assert json.loads(path.with_name("model.preprocess.json").read_text())["input_size"] == [3, 8, 8]
+    sample = np.load(path.with_name("model.sample.npz"))
     np.testing.assert_allclose(run(path, sample["input"])["logits"], sample["torch_logits"], rtol=1e-5, atol=1e-6)
 
 
@@ -118,7 +118,7 @@ def test_a_fixed_batch(export):
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     assert session.get_inputs()[0].shape == [3, 3, 8, 8]
     assert [output.shape[0] for output in session.get_outputs()] == [3, 3, 3]
-    report = json.loads(path.with_name("export_report.json").read_text())
+    report = json.loads(path.with_name("model.report.json").read_text())
     assert report["passed"]
     assert "head alone, ties" in str(report)
 
@@ -129,7 +129,7 @@ def test_outputs_come_in_the_order_asked_for_in_a_newer_operator_set(export):
     assert [entry.version for entry in onnx.load(str(path)).opset_import] == [20]
     assert list(run(path, np.zeros((1, 3, 8, 8), np.float32))) == ["indices", "marginals"]
     assert set(props(path)["outputs"]) == {"indices", "marginals"}
-    assert json.loads(path.with_name("export_report.json").read_text())["passed"]
+    assert json.loads(path.with_name("model.report.json").read_text())["passed"]
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_a_smaller_backbone_under_an_exact_head(export, dtype):
     out = run(path, normalised(images(), path))
     assert {value.dtype for value in out.values()} == {np.dtype(np.float32), np.dtype(np.int64)}
     np.testing.assert_allclose(out["marginals"].sum(-1), 3, rtol=1e-5)
-    report = json.loads(path.with_name("export_report.json").read_text())
+    report = json.loads(path.with_name("model.report.json").read_text())
     assert report["dtype"] == dtype
     assert report["passed"]
 
@@ -160,7 +160,7 @@ def test_an_operator_set_that_leaves_the_gpu_is_a_warning(tmp_path):
 
 def test_the_report_says_what_was_not_looked_at(export):
     path = export(N, k=3, temperature=0.5)
-    report = json.loads(path.with_name("export_report.json").read_text())
+    report = json.loads(path.with_name("model.report.json").read_text())
     assert report["passed"] is True
     assert report["device"] == "cpu"
     assert report["not_verified"] == ["any GPU provider: this was run on the CPU"]
@@ -170,7 +170,7 @@ def test_the_report_says_what_was_not_looked_at(export):
         "runs at batch 1",
         "runs at batch 2",
         "runs at batch 5",
-        "logits against torch in fp32, batch 5",
+        "logits against torch in float64, batch 5",
         "marginals (model)",
         "sum of marginals is k (head alone, gaps of 100)",
         "top-k classes (head alone, ties)",
@@ -183,7 +183,7 @@ def test_the_report_says_what_was_not_looked_at(export):
 @pytest.mark.slow
 def test_an_export_that_is_not_verified_says_so(tmp_path):
     export_onnx(tiny(N), tmp_path, k=3, verify=False, data_config=DATA)
-    report = json.loads((tmp_path / "export_report.json").read_text())
+    report = json.loads((tmp_path / "model.report.json").read_text())
     assert report["passed"] is None
     assert "asked not to verify" in report["not_verified"][0]
 

@@ -64,11 +64,11 @@ def test_the_batch_axis_has_a_name(export):
 def test_one_file_and_no_trace_of_the_machine(export, tmp_path_factory):
     path = export(1000, k=5)
     assert sorted(p.name for p in path.parent.iterdir()) == [
-        "export_report.json",
-        "labels.txt",
+        "model.labels.txt",
         "model.onnx",
-        "preprocess.json",
-        "sample_io.npz",
+        "model.preprocess.json",
+        "model.report.json",
+        "model.sample.npz",
     ]
     model = onnx.load(str(path), load_external_data=False)
     assert not any(tensor.external_data for tensor in model.graph.initializer)

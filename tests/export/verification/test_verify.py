@@ -38,7 +38,7 @@ def failures(path) -> set[str]:
 def test_the_file_alone_is_enough(copied):
     report = verify(copied)
     assert report["passed"]
-    assert "the logits against torch: no sample_io.npz beside the model" in report["not_verified"]
+    assert f"the logits against torch: no {copied.stem}.sample.npz beside the model" in report["not_verified"]
     assert not [check for check in report["checks"] if check["name"].startswith("logits against torch")]
 
 
@@ -62,9 +62,9 @@ def test_the_command_needs_no_torch(copied):
 
 
 def test_the_sample_of_another_export(export, copied, capsys):
-    sample = export(N, k=3, temperature=0.5).with_name("sample_io.npz")
+    sample = export(N, k=3, temperature=0.5).with_name("model.sample.npz")
     assert verify_command.main([str(copied), "--sample", str(sample)]) == 0
-    assert "logits against torch in fp32, batch 5" in capsys.readouterr().out
+    assert "logits against torch in float64, batch 5" in capsys.readouterr().out
     np.savez(copied.with_name("other.npz"), x=np.zeros(3))
     assert verify_command.main([str(copied), "--sample", str(copied.with_name("other.npz"))]) == 1
     assert "is not a sample of an export" in capsys.readouterr().err
@@ -85,14 +85,16 @@ def test_a_graph_that_runs_at_one_batch_only(copied):
 
 
 def test_weights_that_changed_differ_from_the_sample(export, copied):
-    shutil.copy(export(N, k=3, temperature=0.5).with_name("sample_io.npz"), copied.parent)
+    shutil.copy(
+        export(N, k=3, temperature=0.5).with_name("model.sample.npz"), copied.with_name(f"{copied.stem}.sample.npz")
+    )
 
     def change(model):
         for tensor in model.graph.initializer:
             if list(tensor.dims) == [N]:
                 tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + 0.1, tensor.name))
 
-    assert failures(changed(copied, change)) == {f"logits against torch in fp32, batch {b}" for b in (1, 2, 5)}
+    assert failures(changed(copied, change)) == {f"logits against torch in float64, batch {b}" for b in (1, 2, 5)}
 
 
 def test_a_temperature_that_is_not_the_graphs(copied, capsys):
@@ -175,7 +177,7 @@ def test_the_export_command(tmp_path, capsys):
     captured = capsys.readouterr()
     assert captured.out.strip() == str(tmp_path / "m.onnx")
     assert "verifying with onnxruntime" in captured.err
-    assert (tmp_path / "labels.txt").read_text().startswith("class 0\n")
+    assert (tmp_path / "model.labels.txt").read_text().startswith("class 0\n")
     assert verify_command.main([str(tmp_path / "m.onnx")]) == 0
 
 
