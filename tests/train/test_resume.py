@@ -1,13 +1,14 @@
 """Interrupts lose nothing: a run that was stopped and went on ends as the run that was never stopped, bit for bit."""
 
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 
 from topk_registry import registry
 from topk_registry.data.hierarchy import Hierarchy
-from topk_registry.train.engine import signals
+from topk_registry.train.engine import resume, signals
 from topk_registry.train.engine.signals import StopRequest
 
 from .conftest import TINY
@@ -180,6 +181,29 @@ def test_signals_that_come_twice_are_one_request(monkeypatch):
         monkeypatch.setattr(signals.time, "monotonic", lambda: stop._came + 2)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("program", "started"),
+    [
+        ("/bin/timm", "timm train"),
+        ("/bin/topk-registry", "topk-registry train"),
+        ("/bin/topk-train", "topk-train"),
+        ("/lib/topk_registry/__main__.py", "python -m topk_registry train"),
+        ("/bin/pytest", "timm train"),  # called from Python
+    ],
+)
+def test_the_printed_command_is_the_one_that_started_the_run(monkeypatch, program, started):
+    monkeypatch.setattr("sys.argv", [program])
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert resume.command(Path("a b")) == f"{started} --config 'a b/args.yaml' --resume 'a b/last.pth.tar'"
+
+
+def test_under_torchrun_it_has_the_number_of_processes_at_least(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/lib/topk_registry/__main__.py", "train", "--loss", "not the parent's"])
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert resume.command(Path("run")).startswith("torchrun --nproc-per-node=4 -m topk_registry train --config run/")
 
 
 def test_the_printed_command_resumes_in_place(interrupted, train):

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from topk_registry.data.hierarchy import Hierarchy
 from topk_registry.train import TrainConfig, Trainer, TrainError
+from topk_registry.train.engine.epochs import how_to_resume
 
 TINY = {
     "dataset": "topk/hierarchy",
@@ -88,6 +89,8 @@ def test_a_model_loaders_and_an_optimizer_of_ones_own(tmp_path):
     assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
     assert 0 <= result.metrics["eval_top1"] <= 100
     assert trainer.run.data.counts == [8] * 12  # from the labels of the loader's data
+    # the command line could not bring these parts
+    assert "with the same parts and TrainConfig(resume=" in how_to_resume(trainer.run)
 
 
 @pytest.mark.parametrize(

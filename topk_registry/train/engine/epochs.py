@@ -132,4 +132,6 @@ def how_to_resume(run: Run, promise: str = "Nothing is lost: go on") -> str:
     """The command that goes on with the run; empty where there is no checkpoint, and outside the first process."""
     if run.folder is None or not run.compute.primary or not (run.folder / LAST).exists():
         return ""
+    if run.parts.any:  # which the command line cannot bring
+        return f'{promise} with the same parts and TrainConfig(resume="{run.folder / LAST}", ...)'
     return f"{promise} with\n  {resume.command(run.folder)}"

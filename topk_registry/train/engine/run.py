@@ -16,6 +16,7 @@ from topk_registry.train.setup.compute import Compute
 from topk_registry.train.setup.datasets import Data
 from topk_registry.train.setup.loaders import TrainLoader
 from topk_registry.train.setup.loss import LossSpec
+from topk_registry.train.setup.parts import Parts
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Run:
     Args:
         given: the configuration as it was given.
         config: the same with what was left open settled: classes, learning rate.
+        parts: a caller's own parts.
         num_epochs: epochs of the schedule, with warm-up and cool-down.
         folder: where the run writes, once it is open.
         checkpoints: writes them; on the first process alone, and not in a dry run.
@@ -60,6 +62,7 @@ class Run:
     evaluator: Evaluator | None
     progress: Progress
     report: Report
+    parts: Parts = field(default_factory=Parts)
     hooks: Hooks = field(default_factory=Hooks)
     notes: list[str] = field(default_factory=list)
     folder: Path | None = None

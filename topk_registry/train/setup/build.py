@@ -72,6 +72,7 @@ def build(given: TrainConfig, parts: Parts, hooks: Hooks, *, quiet: bool = False
             primary=compute.primary,
             quiet=quiet,
         ),
+        parts=parts,
         hooks=hooks,
         notes=notes,
     )

@@ -22,3 +22,8 @@ class Parts:
     train_loader: Iterable[Any] | None = None
     eval_loader: Iterable[Any] | None = None
     optimizer: torch.optim.Optimizer | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is one."""
+        return any(part is not None for part in vars(self).values())
