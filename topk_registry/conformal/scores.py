@@ -213,10 +213,9 @@ class Rank(Ranked):
 class LogOdds(Score):
     """Minus the log-odds of a class being in the top-k set.
 
-    The log-odds weigh a class against its rivals for the last places, those about rank k, and hardly feel how the mass
-    above them is shared: a row with one certain class still tells its second from its tenth, which the softmax rounds
-    to nothing. So it suits models trained with top-k losses, and labels that are one of k right answers. Where single
-    labels are clear it gives larger sets than ``lac``, which is optimal for calibrated softmax probabilities.
+    It stands between ``lac`` and ``topk``: at k = 1 the sets are those of ``lac``; the larger k, the more a class is
+    compared with its rivals for the last places alone, and the less sizes differ from row to row. It suits labels that
+    are one of k right answers. Where one label is right and the softmax is calibrated, ``lac`` is the one to beat.
 
     Args:
         k: size of the set.
