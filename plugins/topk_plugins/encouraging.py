@@ -194,7 +194,7 @@ class Mirror(ClassificationLoss):
         L(s, y) = 1/n sum_c [ y_c (1 - p_c)^a + (1 - y_c) p_c^a ] - rho/n sum_c [ y_c p_c^g + (1 - y_c) (1 - p_c)^g ]
 
     with y one-hot; a = 2 for ``base="mse"``, 1 for ``"mae"``. The squared error is flat in p where p = y, and its
-    mirror image steepest. With a = g = 2 and rho = 1 the sum is the absolute error, 2 |p - y| - 1 a class.
+    mirror image steepest. With a = g = 2 and rho = 1 the sum is the absolute error, 2 abs(p - y) - 1 a class.
 
     Args:
         base: ``"mse"`` or ``"mae"``.

@@ -1,0 +1,175 @@
+"""Pages made from the code while the site is built: one a loss, the command line, and the public names."""
+
+import contextlib
+import inspect
+import io
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib as mpl
+import torch
+from matplotlib import pyplot as plt
+from sphinx.application import Sphinx
+
+import topk_registry as tr
+from topk_registry.cli.commands import commands
+from topk_registry.cli.main import main as command_line
+
+CLASSES, LABEL_SCORES = 20, (-6.0, 10.0)
+README = Path(__file__).parents[2] / "README.md"
+
+
+def losses() -> list[str]:
+    return [info.name for info in map(tr.loss_info, tr.list_losses()) if info.distribution == "topk-registry"]
+
+
+def readme_rows() -> dict[str, list[str]]:
+    """Cells of the README's table of losses: name, paper, purpose, options, cost."""
+    table = re.search(r"<!-- losses -->\n(.*?)<!-- /losses -->", README.read_text(), re.DOTALL)
+    assert table, "README.md has no table of losses"
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[1].splitlines()[2:]]
+    return {cells[0].strip("`"): cells for cells in rows}
+
+
+def build(name: str) -> torch.nn.Module:
+    """The loss with its defaults for the picture's classes, of balanced frequencies where it asks for them."""
+    builder = tr.get_loss_builder(name)
+    context = {"num_classes": CLASSES, "class_counts": [100] * CLASSES}
+    return builder(**tr.accepted_context(builder, context))
+
+
+def picture(name: str, folder: Path) -> None:
+    """The loss and its slope against the label's score; the other classes' scores are fixed, a few high."""
+    others = torch.linspace(2, -2, CLASSES - 1)
+    score = torch.linspace(*LABEL_SCORES, 401).requires_grad_()
+    torch.manual_seed(0)
+    rows = torch.cat((score[:, None], others.expand(len(score), -1)), 1)
+    loss = build(name)
+    values = torch.stack([loss(row[None], torch.zeros(1, dtype=torch.int64)) for row in rows])
+    (slope,) = torch.autograd.grad(values.sum(), score)
+    figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
+    axes.plot(score.detach(), values.detach(), label="loss")
+    axes.plot(score.detach(), slope, "--", label="its slope")
+    for place, text, side in ((0, " best other class", "left"), (4, "fifth best ", "right")):
+        axes.axvline(float(others[place]), color="0.6", linewidth=0.8)
+        axes.text(float(others[place]), 1.01, text, transform=axes.get_xaxis_transform(), fontsize=7, ha=side)
+    axes.set_xlabel("score of the label")
+    axes.legend()
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(folder / f"{name}.svg", transparent=True)
+    plt.close(figure)
+
+
+def loss_page(name: str, cells: list[str]) -> str:
+    builder = tr.get_loss_builder(name)
+    module, attribute = builder.__module__, builder.__qualname__
+    _, paper, purpose, _, cost = cells
+    return f"""# {name}
+
+{purpose[0].upper()}{purpose[1:]}.
+
+```{{image}} {name}.svg
+:class: loss-picture
+:alt: {name} and its slope against the label's score
+```
+
+The loss of one row of {CLASSES} classes and its slope, against the label's score. The other scores go from 2 down to
+-2.
+
+```sh
+timm train --loss {name}
+```
+
+Paper: {paper}. Cost: a forward and a backward pass take {cost} times as long as those of `F.cross_entropy`
+([how this was measured](../costs.md)).
+
+```{{eval-rst}}
+.. autoclass:: {module}.{attribute}
+   :no-members:
+```
+"""
+
+
+def overview(rows: dict[str, list[str]]) -> str:
+    lines = ["| loss | for | paper | cost |", "|---|---|---|---|"]
+    lines += [f"| [`{name}`]({name}.md) | {rows[name][2]} | {rows[name][1]} | {rows[name][4]} |" for name in losses()]
+    names = "\n".join(losses())
+    return "\n".join(["# All losses", "", *lines, "", "```{toctree}", ":hidden:", "", names, "```", ""])
+
+
+def command_page() -> Iterator[str]:
+    """The help of every command of this distribution, as the command line prints it."""
+    yield "# The command line\n\n`topk-registry COMMAND ...`, also installed as `timm`.\n"
+    for info in commands.infos():
+        if info.distribution != "topk-registry":
+            continue
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            command_line([info.name, "--help"])
+        yield f"\n## {info.name}\n\n{info.summary}\n\n```text\n{printed.getvalue().strip()}\n```\n"
+
+
+def api_page() -> Iterator[str]:
+    yield "# Public names\n\nEverything below is imported from `topk_registry`.\n\n```{eval-rst}\n"
+    for name in sorted(tr.__all__):
+        value = getattr(tr, name)
+        kind = "autoclass" if inspect.isclass(value) else "autofunction"
+        yield f".. {kind}:: topk_registry.{name}\n"
+        yield "   :members:\n\n" if kind == "autoclass" and not issubclass(value, BaseException) else "\n"
+    yield "```\n"
+
+
+def costs_page() -> str:
+    environment = json.loads((README.parent / "docs" / "results" / "losses.json").read_text())["environment"]
+    told = "".join(f"| {name} | {value} |\n" for name, value in environment.items() if not isinstance(value, dict))
+    return f"""# How the costs were measured
+
+`python -m tests.bench losses` times every loss beside `F.cross_entropy`, all taking turns in one run, and writes
+`docs/results/losses.json`. The tables quote ratios of medians from that report, which was made here:
+
+| | |
+|---|---|
+{told}"""
+
+
+def write(app: Sphinx) -> None:
+    pages = Path(app.srcdir) / "generated"
+    (pages / "losses").mkdir(parents=True, exist_ok=True)
+    os.environ["COLUMNS"] = "100"  # the width of a help page
+    rows = readme_rows()
+    with mpl.rc_context({"svg.hashsalt": "topk_registry", "svg.fonttype": "path", "font.size": 9}):
+        for name in losses():
+            picture(name, pages / "losses")
+            _write(pages / "losses" / f"{name}.md", loss_page(name, rows[name]))
+    _write(pages / "losses" / "index.md", overview(rows))
+    _write(pages / "commands.md", "".join(command_page()))
+    _write(pages / "api.md", "".join(api_page()))
+    _write(pages / "costs.md", costs_page())
+
+
+def _write(path: Path, text: str) -> None:
+    """Only where it changed, so that a second build is quick."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def links_of_the_repository(app: Sphinx, path: Path, page: str, content: list[str]) -> None:
+    """Turn links of README and CONTRIBUTING: pages of the site are linked, other files are shown as text."""
+
+    def turned(found: re.Match[str]) -> str:
+        text, target = found.groups()
+        name = target.removeprefix("docs/").removesuffix(".md").lower()  # CONTRIBUTING.md is the page contributing
+        if "://" in target or target.startswith("#"):
+            return found[0]
+        return f"[{text}](/{name}.md)" if target.endswith(".md") and name in app.env.found_docs else text
+
+    content[0] = re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", turned, content[0])
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("builder-inited", write)
+    app.connect("include-read", links_of_the_repository)
+    return {"parallel_read_safe": True}

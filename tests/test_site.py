@@ -1,0 +1,76 @@
+"""The site builds without a warning and without a network, and has a page for each loss."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import topk_registry as tr
+
+pytest.importorskip("furo", reason="the site needs the extra docs")
+ROOT = Path(__file__).parents[1]
+
+
+class Addresses(HTMLParser):
+    """Every address that a page loads or links to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.linked: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        if tag in ("script", "img") and found.get("src"):
+            self.loaded.append(found["src"])
+        if tag == "link" and found.get("rel") in ("stylesheet", "preload", "icon"):
+            self.loaded.append(found["href"])
+        if tag == "a" and found.get("href"):
+            self.linked.append(found["href"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    source = tmp_path_factory.mktemp("site")
+    for name in ("docs", "README.md", "CONTRIBUTING.md"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", str(source / "docs"), str(source / "html")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "COLUMNS": "80"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return source / "html"
+
+
+@pytest.mark.slow
+def test_every_loss_has_a_page_with_its_picture_and_its_options(site):
+    ours = [name for name in tr.list_losses() if tr.loss_info(name).distribution == "topk-registry"]
+    assert len(ours) >= 17
+    for name in ours:
+        page = (site / "generated" / "losses" / f"{name}.html").read_text()
+        assert f"timm train --loss {name}" in re.sub(r"<[^>]*>", "", page)
+        assert f"{name}.svg" in page
+        assert "Parameters" in page
+        assert (site / "_images" / f"{name}.svg").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_pages_load_nothing_from_elsewhere_and_their_links_lead_somewhere(site):
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 30
+    for page in pages:
+        found = Addresses(page.read_text())
+        assert not [address for address in found.loaded if "//" in address], page
+        for address in found.linked:
+            path, _, anchor = address.partition("#")
+            if "//" in path or path.startswith("mailto:"):
+                continue
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), f"{page}: {address}"
+            if anchor and target.suffix == ".html":
+                assert f'id="{anchor}"' in target.read_text(), f"{page}: {address}"
