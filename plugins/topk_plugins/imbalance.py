@@ -1,7 +1,7 @@
 """Cross-entropy reshaped for imbalanced classes: by difficulty (focal) and by margins (LDAM).
 
 Both are functions of p_y and 1 - p_y under softmax: a margin on the label's score shifts its log-odds
-l_y = log p_y - log(1 - p_y), of which cross-entropy is softplus(-l_y).
+l_y = log p_y - log(1 - p_y); cross-entropy is softplus(-l_y).
 """
 
 import math

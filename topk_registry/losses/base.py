@@ -1,4 +1,4 @@
-"""What every classification loss shares: targets, options, precision and reduction.
+"""Base classes of classification losses: targets, options, precision and reduction.
 
 A loss is a table L(s, c): the loss of the scores s if the label were c. One rule covers every kind of target: a
 distribution q over labels costs its expectation,

@@ -11,7 +11,7 @@ from topk_registry.cli import ArgumentParser
 @command
 def main(argv: Sequence[str]) -> int:
     """Repeat the checks of an exported file."""
-    parser = ArgumentParser(prog="topk-registry verify", description=__doc__)
+    parser = ArgumentParser(prog="topk-registry verify", description=main.__doc__)
     parser.add_argument("model", metavar="model.onnx")
     parser.add_argument("--sample", metavar="FILE", help="NAME.sample.npz of the export (default: beside NAME.onnx)")
     parser.add_argument("--json", action="store_true", help="the whole report")

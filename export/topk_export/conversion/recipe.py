@@ -1,4 +1,4 @@
-"""What a model expects of its images, and the names of its classes, where timm or torchvision tell."""
+"""A model's image transform and class names, as far as timm or torchvision record them."""
 
 import json
 import warnings

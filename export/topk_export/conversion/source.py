@@ -1,4 +1,4 @@
-"""What is exported: a module, a model's name, a checkpoint, or the folder of a training run.
+"""Sources of an export: a module, a model's name, a checkpoint, or the folder of a training run.
 
 A checkpoint says which model it holds where timm's, torchvision's or our scripts wrote it (``arch`` and ``args``
 inside, ``args.yaml`` beside it); otherwise the caller names the model.

@@ -146,7 +146,7 @@ def export_onnx(
 
 
 class Exported(nn.Module):
-    """What is traced: normalisation where it is in the graph, the backbone, the head in float32."""
+    """The module that is traced: normalisation where it is in the graph, the backbone, the head in float32."""
 
     shift: Tensor
     scale: Tensor

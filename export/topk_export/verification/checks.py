@@ -121,7 +121,7 @@ def largest_error(got: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def reduced_tolerance(dtype: str, layers: int) -> tuple[float, str]:
-    """What rounding may do to the logits, relative to their spread: independent errors of L layers add in squares.
+    """Bound the rounding of the logits, relative to their spread: independent errors of L layers add in squares.
 
     fp16 rounds weights and activations to u = 2^-11 relative. int8 has 255 steps over a range of about 8 standard
     deviations, so each rounding has standard deviation 8 / (255 sqrt(12)) = 0.9 %. Either strikes twice a layer, once

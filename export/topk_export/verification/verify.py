@@ -1,4 +1,4 @@
-"""What is checked of every exported file, and again by ``topk-registry verify`` on any machine (no torch needed).
+"""Checks of every exported file, repeated by ``topk-registry verify`` on any machine (no torch needed).
 
 The marginals are held against the float64 definition on onnxruntime's *own* logits, so the head's error is not mixed
 with the backbone's. The head is also run alone, on rows that a backbone rarely gives: ties, gaps, shifts, flat rows.

@@ -37,7 +37,7 @@ class Curve:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What its kernel depends on."""
+        """Everything that the kernel depends on."""
         version = None if self.own is None else self.own._version
         return self.compiled, self.numbers, self.own, version, self.others, self.logarithms
 
