@@ -36,7 +36,7 @@ class PredictionSets:
     allow_empty: bool = False
 
     def __call__(self, logits: Array, *, marginals: Array | None = None, u: Array | float = 0.0) -> Array:
-        """Which classes are in each row's set, bool [B, n].
+        """Return the classes of each row's set, bool [B, n].
 
         Args:
             logits: scores of the model [B, n].
@@ -47,7 +47,7 @@ class PredictionSets:
         return self.of_inputs(values, u)
 
     def of_inputs(self, values: Array, u: Array | float = 0.0) -> Array:
-        """The same from what the score takes: probabilities or log-odds."""
+        """Return the sets from the inputs of the score, probabilities or log-odds [B, n]."""
         xp = array_namespace(values)
         scores = self.score(values, u)
         limit = xp.asarray(self.thresholds.scores, dtype=scores.dtype, device=device(scores))
@@ -102,7 +102,7 @@ def calibrate(
 def find_thresholds(
     score: Score, values: Array, labels: np.ndarray, alpha: float, rule: str, *, u: Array | float = 0.0, **options: Any
 ) -> Thresholds:
-    """The thresholds of a rule, from what the score takes [N, n]."""
+    """Return the thresholds of a rule, from the inputs of the score [N, n]."""
     if rule not in RULES:
         raise ValueError(f"no rule is called {rule!r}; there are {', '.join(RULES)}")
     scores = score(values, u)

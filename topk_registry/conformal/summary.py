@@ -1,4 +1,4 @@
-"""How often sets hold the label, and how large they are: over samples, sizes, classes and groups of classes."""
+"""Coverage and sizes of evaluated sets: over samples, sizes, classes and groups of classes."""
 
 import math
 from collections.abc import Mapping

@@ -55,12 +55,8 @@ class TopKAccuracy(StreamingMetric):
         device: torch.device | str | None = None,
     ) -> None:
         self.k = set_sizes(k)
-        counts = None if class_counts is None else torch.as_tensor(class_counts).cpu()
-        n = num_classes if counts is None else counts.numel()
-        if n is None or num_classes not in (None, n):
-            raise ValueError(f"expected num_classes, or class_counts of as many entries, got {num_classes} and {n}")
+        n, self.groups = class_groups(num_classes, class_counts, many, few)
         self.ignore_index = ignore_index
-        self.groups = {} if counts is None else shots(counts, many, few)
         super().__init__(
             hits=torch.zeros(len(self.k), n, dtype=torch.float64, device=device),
             seen=torch.zeros(n, dtype=torch.int64, device=device),
@@ -132,8 +128,18 @@ def _credit(logits: Tensor, label: Tensor, k: Sequence[int], dtype: torch.dtype)
     return torch.stack([((size - above) / tied).clamp(0, 1) for size in k])  # [len(k), B]
 
 
-def shots(counts: Tensor, many: int, few: int) -> dict[str, Tensor]:
-    """Which classes have many, a medium number of and few training samples, bool [n] each."""
+def class_groups(
+    num_classes: int | None, class_counts: Tensor | Sequence[int] | None, many: int, few: int
+) -> tuple[int, dict[str, Tensor]]:
+    """Return the number of classes, and masks [n] of those with many, a medium number of and few training samples."""
+    counts = None if class_counts is None else torch.as_tensor(class_counts).cpu()
+    n = num_classes if counts is None else counts.numel()
+    if n is None or num_classes not in (None, n):
+        raise ValueError(f"expected num_classes, or class_counts of as many entries, got {num_classes} and {n}")
+    return n, {} if counts is None else _shots(counts, many, few)
+
+
+def _shots(counts: Tensor, many: int, few: int) -> dict[str, Tensor]:
     if not 0 <= few <= many:
         raise ValueError(f"expected 0 <= few <= many, got few = {few} and many = {many}")
     return {"many": counts > many, "medium": (counts >= few) & (counts <= many), "few": counts < few}

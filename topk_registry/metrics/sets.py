@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from topk_registry.conformal import SetCounts
-from topk_registry.metrics.accuracy import shots
+from topk_registry.metrics.accuracy import class_groups
 from topk_registry.metrics.streaming import StreamingMetric, check_labels
 
 
 class SetCoverage(StreamingMetric):
-    """How often prediction sets hold the label, and how large they are.
+    """Coverage and sizes of prediction sets.
 
     Results: ``coverage`` and ``mean_size`` over samples, ``median_size``, ``singletons`` and ``empty`` (shares),
     ``macro_coverage`` and ``worst_class_coverage`` over classes with samples, ``worst_size_coverage`` over ranges of
@@ -41,12 +41,9 @@ class SetCoverage(StreamingMetric):
         ignore_index: int = -100,
         device: torch.device | str | None = None,
     ) -> None:
-        counts = None if class_counts is None else torch.as_tensor(class_counts).cpu()
-        n = num_classes if counts is None else counts.numel()
-        if n is None or num_classes not in (None, n):
-            raise ValueError(f"expected num_classes, or class_counts of as many entries, got {num_classes} and {n}")
+        n, groups = class_groups(num_classes, class_counts, many, few)
         self.ignore_index = ignore_index
-        self.groups = {} if counts is None else {name: g.numpy() for name, g in shots(counts, many, few).items()}
+        self.groups = {name: members.numpy() for name, members in groups.items()}
         classes = torch.zeros(n, dtype=torch.int64, device=device)
         sizes = torch.zeros(n + 1, dtype=torch.int64, device=device)
         super().__init__(hits=classes, seen=classes, size_hits=sizes, size_seen=sizes)

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from topk_export.errors import ImageError
-
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"}
+from topk_export.runtime.preprocess import SUFFIXES
 
 
 class Samples(NamedTuple):

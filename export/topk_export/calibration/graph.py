@@ -89,7 +89,7 @@ def add_sets(model: Any, sets: PredictionSets, n: int, *, max_size: int) -> Any:
 
 
 def largest_size(sets: PredictionSets, n: int, max_size: int) -> int:
-    """How many of the best classes a set has to look at: those that its thresholds can let in, up to ``max_size``."""
+    """Return the number of best classes that thresholds can let into a set, at most ``max_size``."""
     scores = np.atleast_1d(np.asarray(sets.thresholds.scores))
     finite = np.isfinite(scores)
     if not finite.any():
@@ -135,7 +135,7 @@ def set_model(model: Any) -> Any:
 
 
 def is_calibrated(model: Any) -> bool:
-    """Whether the file gives sets already."""
+    """True where the file gives sets already."""
     return SET in {output.name for output in model.graph.output}
 
 

@@ -46,13 +46,13 @@ class Plan:
 
     @property
     def tunes(self) -> bool:
-        """Whether anything is chosen by data."""
+        """True where anything is chosen by data."""
         name = self.score.replace("-", "_")
         return self.temperature is None or name == "pas" or (name in ("raps", "saps") and not self.options)
 
 
 def split(count: int, plan: Plan) -> dict[str, np.ndarray]:
-    """Which samples report, tune and calibrate."""
+    """Draw the samples that report, tune and calibrate."""
     if not 0 < plan.report < 1 or not 0 <= plan.tune < 1:
         raise ValueError(f"shares of samples must be between 0 and 1, got report {plan.report} and tune {plan.tune}")
     order = np.random.default_rng(plan.seed).permutation(count)

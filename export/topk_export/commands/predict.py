@@ -10,10 +10,10 @@ from pathlib import Path
 from topk_export.commands.common import add_runtime_flags, command, say, share
 from topk_export.errors import ImageError, PredictionError
 from topk_export.runtime.predictor import Predictor
+from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.runtime.ranking import Prediction, Ranked
 from topk_registry.cli import ArgumentParser, positive
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"}
 Failure = (ImageError, PredictionError)
 Result = tuple[Path, Prediction | ImageError | PredictionError]
 

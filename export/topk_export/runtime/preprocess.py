@@ -19,6 +19,7 @@ from PIL import Image, ImageOps
 from topk_export.errors import ImageError, ImageTooLargeError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"}
 MAX_PIXELS = 64_000_000
 RESAMPLE = {
     "nearest": Image.Resampling.NEAREST,
