@@ -135,3 +135,18 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tiny, tmp_path):
     assert "epoch 2/6" not in told
     resumed = json.loads(out)["history"]
     assert [row["test_top5"] for row in resumed] == [row["test_top5"] for row in whole["history"]]
+
+
+def test_excess_risk_is_measured_where_the_posterior_is_known(tmp_path):
+    from topk_registry.data.ambiguous import Ambiguous
+
+    sizes = {"size": 300, "families": 3, "fine": 4, "side": 4, "noise": 2.0}
+    flags = {"dataset": "topk/ambiguous", "dataset_opt": sizes, "model_kwargs": {"side": 4}, "epochs": 4}
+    options = Options(flags={**flags, "batch_size": 50, "warmup_epochs": 0}, device="cpu")
+    history = training.run(run_of(options, loss="ce", seed=0, lr=3e-3), tmp_path / "work", quiet)["history"]
+    assert all(row["test_excess_top1"] > 0 and row["test_excess_top5"] > 0 for row in history)
+    assert history[-1]["test_excess_top5"] < history[0]["test_excess_top5"]
+    # the error on the drawn labels is Bayes' error and the excess, but for the labels' chance
+    least = Ambiguous("test", **sizes).bayes_error(5)
+    error = 1 - history[-1]["test_top5"] / 100
+    assert error == pytest.approx(least + history[-1]["test_excess_top5"] / 100, abs=4 * (0.25 / 300) ** 0.5)

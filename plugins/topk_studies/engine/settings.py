@@ -126,6 +126,8 @@ def base_flags(options: Options) -> dict[str, Any]:
         return IMAGENET if named and options.flags.get("dataset") != "torch/cifar100" else CIFAR100
     if not named:
         return {"dataset": BUILT_IN, **NETWORK}
+    if named == "topk/ambiguous":
+        return {**NETWORK, "model": "topk_mlp"}
     return NETWORK if str(named).startswith("topk/") else {**NETWORK, "val_split": "0.1"}
 
 

@@ -6,12 +6,13 @@ cache. The validation split chooses (the epoch, the trial of a grid); the test s
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from timm.data import resolve_data_config
-from torch import nn
+from torch import Tensor, nn
 
 from topk_registry.metrics import GradientSparsity, TopKAccuracy
 from topk_registry.train import Run, TrainConfig, Trainer
@@ -92,7 +93,8 @@ class _Watch:
 
     Each evaluation gains the test split under names that begin with ``test_``, and two measurements of the training
     batches since the last: the accuracy (``train_top5``), as the weights then were, and the share of the loss's
-    gradient with respect to the logits that was not zero (``nonzero``).
+    gradient with respect to the logits that was not zero (``nonzero``). Where the posterior of the test split is known,
+    its excess risk is measured too (``test_excess_top5``).
     """
 
     def __init__(self, split: str, progress: Progress) -> None:
@@ -104,6 +106,10 @@ class _Watch:
             data = Data(None, open_split(run.config, self.split, training=False), counts=run.data.counts)
             self.test = create_evaluator(run.config, data, data_config(run), run.task.criterion, run.compute)
             self.test.stop = lambda: run.stopped()
+            known = self.test.loader.dataset
+            self.excess = ExcessRisk(known, run.evaluator.sizes) if hasattr(known, "bayes_error") else None
+            if self.excess is not None:
+                self.test.on_batch = self.excess.update
             self.sizes = run.evaluator.sizes
             self._begin()
             run.task.criterion.register_forward_pre_hook(self._see)
@@ -116,6 +122,8 @@ class _Watch:
         test = self.test(model, run.task.criterion)
         if test is None:  # stopped: the epoch is measured again when the run goes on
             return {}
+        if self.excess is not None:
+            test |= self.excess.compute()
         training = {f"train_{k}": 100 * value for k, value in self._seen.compute().items() if "macro" not in k}
         training |= self._sparsity.compute()
         self._begin()
@@ -131,6 +139,28 @@ class _Watch:
             self._sparsity.watch(logits)
             if target.ndim == 1:
                 self._seen.update(logits.float(), target)
+
+
+class ExcessRisk:
+    """Error of a model's guesses above the least possible, in points, on data whose posterior is known.
+
+    Args:
+        data: offers ``error(guesses)`` and ``bayes_error(k)``.
+        sizes: the k of top-k.
+    """
+
+    def __init__(self, data: Any, sizes: Sequence[int]) -> None:
+        self._data, self._sizes = data, [k for k in sizes if k < len(data.classes)]
+        self._least = {k: data.bayes_error(k) for k in self._sizes}
+        self._guesses: list[Tensor] = []
+
+    def update(self, likelihood: Tensor, target: Tensor) -> None:
+        self._guesses.append(likelihood.topk(max(self._sizes)).indices.cpu())
+
+    def compute(self) -> dict[str, float]:
+        guesses = torch.cat(self._guesses).numpy()
+        self._guesses.clear()
+        return {f"excess_top{k}": 100 * (self._data.error(guesses[:, :k]) - self._least[k]) for k in self._sizes}
 
 
 def _measured(row: Row) -> dict[str, float]:

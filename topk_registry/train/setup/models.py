@@ -10,7 +10,7 @@ from torch import nn
 from topk_registry.nn.classifier import normalize_classifier
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import TrainError
-from topk_registry.train.setup import convnet  # noqa: F401  registers the built-in network
+from topk_registry.train.setup import convnet, mlp  # noqa: F401  registers the built-in networks
 from topk_registry.train.setup.compute import Compute
 
 

@@ -6,7 +6,7 @@ from timm.optim import get_optimizer_class
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.evaluate import parse_metric
 from topk_registry.train.errors import TrainError
-from topk_registry.train.setup import convnet  # noqa: F401  registers the built-in network
+from topk_registry.train.setup import convnet, mlp  # noqa: F401  registers the built-in networks
 from topk_registry.train.setup.datasets import PREFIX, check_training_data
 from topk_registry.train.setup.loss import Context, LossSpec, uses_soft_targets
 from topk_registry.train.setup.parts import Parts

@@ -1,0 +1,182 @@
+"""Feature vectors whose posterior is known exactly, so that a classifier's error can be split into fate and fault.
+
+Classes come in families, and overlap by construction. Each family has a random code in {-1, 1}^d, and each of its
+classes a copy with some signs flipped. A sample of class c is drawn around the code of c, or, with probability
+``ambiguity``, around that of its family, where its classes cannot be told apart:
+
+    p(x | c) = (1 - a) q(x | code_c) + a q(x | code_family),        q(x | u) = Gaussian(u, noise^2 I), in 8 bits
+
+The features are rounded to 8 bits and stored as the pixels of a small image, so that they pass through any image
+pipeline unchanged; the rounding is part of q, and the posterior stays exact. As q is a product over coordinates that
+take two means, log q is linear in the code, and the posterior of 10,000 classes is one matrix product.
+"""
+
+from math import erfc, log, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from topk_registry.data.hierarchy import BLOCK, SPLITS, SYNONYMS
+
+TINY = 1e-300  # the least probability of a level: below it no sum could tell
+REACH = 4.0  # standard deviations of the noise around either mean that the 8 bits hold
+
+Matrix = NDArray[np.float64]
+
+
+class Ambiguous:
+    """Samples of ``families * fine`` classes with their posterior; class c is of family c mod ``families``.
+
+    Sample i depends on the seed, the split and i alone.
+
+    Args:
+        split: ``"train"``, ``"validation"`` or ``"test"``.
+        size: number of samples, by default 5000 for training and 2000 otherwise.
+        eval_size: the same of all splits but training, where it is to differ from ``size``.
+        seed: of the codes and of every sample.
+        families, fine: how many families, and classes in each.
+        side: the features are the d = 3 side^2 values of an image of this height and width.
+        spread: probability that a sign of a class's code differs from its family's.
+        noise: standard deviation of the Gaussian; the codes are 2 apart in every coordinate in which they differ.
+        ambiguity: share of samples that are drawn around their family's code.
+        imbalance: how many times the first class is as frequent as the last; frequencies fall exponentially.
+        label_noise: share of labels, in every split, that are drawn anew from their family.
+
+    Example:
+        >>> data = Ambiguous("test", size=100)
+        >>> image, label = data[0]
+        >>> data.posterior().shape
+        (100, 100)
+    """
+
+    def __init__(
+        self,
+        split: str = "train",
+        *,
+        size: int | None = None,
+        eval_size: int | None = None,
+        seed: int = 0,
+        families: int = 20,
+        fine: int = 5,
+        side: int = 8,
+        spread: float = 0.1,
+        noise: float = 5.0,
+        ambiguity: float = 0.2,
+        imbalance: float = 1.0,
+        label_noise: float = 0.0,
+    ) -> None:
+        split = SYNONYMS.get(split, split)
+        if split not in SPLITS:
+            raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+        size = size if split == "train" or eval_size is None else eval_size
+        size = size if size is not None else 5000 if split == "train" else 2000
+        if size < 1 or families < 1 or fine < 1 or families * fine < 2 or side < 1:
+            raise ValueError(
+                f"need at least 1 sample, 2 classes and 1 pixel, got {size=}, {families=}, {fine=}, {side=}"
+            )
+        shares = {"spread": spread, "ambiguity": ambiguity, "label_noise": label_noise}
+        for name, share in shares.items():
+            if not 0.0 <= share <= 1.0:
+                raise ValueError(f"{name} must be in [0, 1], got {share}")
+        if not noise > 0.0 or not imbalance >= 1.0:
+            raise ValueError(f"noise must be positive and imbalance at least 1, got {noise=}, {imbalance=}")
+        n = families * fine
+        self.side, self.fine, self.noise, self.ambiguity, self.label_noise = side, fine, noise, ambiguity, label_noise
+        self.transform: Any = None
+        self.superclasses = [c % families for c in range(n)]
+        self.classes = [f"code {c % families:02d}-{c // families}" for c in range(n)]
+        self._family = np.arange(n) % families
+        rng = np.random.default_rng([seed, 0])
+        self._family_codes = rng.choice([-1.0, 1.0], (families, 3 * side * side))
+        flips = np.where(rng.random((n, 3 * side * side)) < spread, -1.0, 1.0)
+        self._codes = self._family_codes[self._family] * flips
+        falling = imbalance ** -(np.arange(n) / (n - 1))
+        self._prior = falling / falling.sum()
+        self._scale = 127.5 / (1.0 + REACH * noise)
+        self.images, labels = self._draw(size, [seed, SPLITS[split]])
+        self.targets: list[int] = labels.tolist()
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        image: Any = Image.fromarray(self.images[index])
+        return (image if self.transform is None else self.transform(image)), self.targets[index]
+
+    @property
+    def frequencies(self) -> Matrix:
+        """The probability of each label [n], noise in the labels included."""
+        return self._with_label_noise(self._prior[None])[0]
+
+    def posterior(self, start: int = 0, stop: int | None = None) -> Matrix:
+        """p(label | x) of the samples from ``start`` to ``stop`` [N, n]."""
+        rows = self.images[start:stop].reshape(-1, 3 * self.side**2)
+        return np.concatenate([self._posterior(rows[i : i + BLOCK]) for i in range(0, len(rows), BLOCK)])
+
+    def bayes_error(self, k: int, *, macro: bool = False) -> float:
+        """The least top-k error that any classifier has on these samples, expected over their labels.
+
+        Args:
+            k: guesses.
+            macro: average over classes instead of over samples.
+        """
+        return 1.0 - self._mean(lambda gain, _: np.sort(gain, axis=1)[:, -k:].sum(), macro)
+
+    def error(self, guesses: NDArray[np.integer], *, macro: bool = False) -> float:
+        """The top-k error of guesses [N, k], expected over the labels; less ``bayes_error``, the excess risk."""
+        if len(guesses) != len(self):
+            raise ValueError(f"expected guesses for {len(self)} samples, got {len(guesses)}")
+        return 1.0 - self._mean(lambda gain, at: np.take_along_axis(gain, guesses[at], axis=1).sum(), macro)
+
+    def _mean(self, total: Any, macro: bool) -> float:
+        """The mean over samples of ``total(gain of each guess [b, n], slice)``."""
+        weight = 1.0 / (len(self.classes) * self.frequencies) if macro else 1.0
+        slices = [slice(start, start + BLOCK) for start in range(0, len(self), BLOCK)]
+        return float(sum(total(self.posterior(at.start, at.stop) * weight, at) for at in slices) / len(self))
+
+    def _draw(self, size: int, key: list[int]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Samples in blocks that are always drawn whole, so that one does not depend on how many follow it."""
+        drawn = [self._draw_block(np.random.default_rng([*key, block])) for block in range(-(-size // BLOCK))]
+        images, labels = (np.concatenate(parts)[:size] for parts in zip(*drawn, strict=True))
+        return images, labels
+
+    def _draw_block(self, rng: np.random.Generator) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        n, families = len(self._prior), len(self._family_codes)
+        label = np.searchsorted(self._prior.cumsum(), rng.random(BLOCK) * self._prior.sum()).clip(max=n - 1)
+        around_family = rng.random(BLOCK) < self.ambiguity
+        code = np.where(around_family[:, None], self._family_codes[self._family[label]], self._codes[label])
+        features = code + self.noise * rng.standard_normal(code.shape)
+        levels = np.clip(np.rint(127.5 + self._scale * features), 0, 255).astype(np.uint8)
+        redrawn = self._family[label] + families * rng.integers(self.fine, size=BLOCK)
+        label = np.where(rng.random(BLOCK) < self.label_noise, redrawn, label)
+        return levels.reshape(BLOCK, self.side, self.side, 3), label
+
+    def _posterior(self, rows: NDArray[np.uint8]) -> Matrix:
+        table = np.array([_log_levels(127.5 + self._scale * u, self._scale * self.noise) for u in (-1.0, 1.0)])
+        slope = 0.5 * (table[1] - table[0])[rows]  # [b, d]: log q(x | u) is linear in u, up to a constant
+        own, family = slope @ self._codes.T, (slope @ self._family_codes.T)[:, self._family]  # [b, n]
+        with np.errstate(divide="ignore"):  # shares of 0 and 1
+            likelihood = np.logaddexp(np.log1p(-self.ambiguity) + own, np.log(self.ambiguity) + family)
+        joint = likelihood + np.log(self._prior)
+        joint = np.exp(joint - joint.max(axis=1, keepdims=True))
+        return self._with_label_noise(joint / joint.sum(axis=1, keepdims=True))
+
+    def _with_label_noise(self, clean: Matrix) -> Matrix:
+        """The probabilities [.., n] once labels are redrawn within families."""
+        by_family = clean.reshape(len(clean), self.fine, -1).sum(axis=1)  # class c is of family c mod families
+        return (1.0 - self.label_noise) * clean + self.label_noise / self.fine * by_family[:, self._family]
+
+
+def _log_levels(mean: float, deviation: float) -> list[float]:
+    """Log of the probability of each of the 256 levels; the outermost take all that lies beyond them."""
+    edges = [-float("inf"), *(level + 0.5 for level in range(255)), float("inf")]
+    return [log(max(_between(edges[v] - mean, edges[v + 1] - mean, deviation), TINY)) for v in range(256)]
+
+
+def _between(low: float, high: float, deviation: float) -> float:
+    """The probability that a centred Gaussian lies between two numbers, by its tails: their difference is accurate."""
+    if low + high < 0:
+        low, high = -high, -low
+    return 0.5 * (erfc(low / (deviation * sqrt(2))) - erfc(high / (deviation * sqrt(2))))

@@ -1,0 +1,49 @@
+"""A small perceptron for features stored as pixels (``topk/ambiguous``), registered with timm as ``topk_mlp``."""
+
+from typing import Any
+
+from timm.models import register_model
+from torch import nn
+
+from topk_registry.train.setup.convnet import TopKConvNet
+
+__all__ = ["TopKMLP", "topk_mlp"]
+
+
+class TopKMLP(TopKConvNet):
+    """Two hidden layers over all pixels, and a linear classifier, with timm's model interface.
+
+    Args:
+        num_classes: number of scores; 0 leaves the features.
+        in_chans: channels of the images.
+        side: height and width of the images.
+        width: units of each hidden layer.
+        drop_rate: dropout before the classifier.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 100,
+        in_chans: int = 3,
+        *,
+        side: int = 8,
+        width: int = 256,
+        drop_rate: float = 0.0,
+        **ignored: Any,
+    ) -> None:
+        super().__init__(num_classes, in_chans)
+        inputs = in_chans * side * side
+        self.features = nn.Sequential(
+            nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+        )
+        self.pool = nn.Sequential(nn.Dropout(drop_rate))
+        self.num_features = self.head_hidden_size = width
+        self.default_cfg["input_size"] = (in_chans, side, side)
+        self.reset_classifier(num_classes)
+
+
+@register_model
+def topk_mlp(pretrained: bool = False, **kwargs: Any) -> TopKMLP:
+    if pretrained:
+        raise ValueError("topk_mlp has no published weights")
+    return TopKMLP(**kwargs)
