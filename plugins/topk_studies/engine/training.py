@@ -107,9 +107,8 @@ class _Watch:
             self.test = create_evaluator(run.config, data, data_config(run), run.task.criterion, run.compute)
             self.test.stop = lambda: run.stopped()
             known = self.test.loader.dataset
-            self.excess = ExcessRisk(known, run.evaluator.sizes) if hasattr(known, "bayes_error") else None
-            if self.excess is not None:
-                self.test.on_batch = self.excess.update
+            if hasattr(known, "bayes_error"):
+                self.test.observers = (ExcessRisk(known, run.evaluator.sizes),)
             self.sizes = run.evaluator.sizes
             self._begin()
             run.task.criterion.register_forward_pre_hook(self._see)
@@ -122,8 +121,8 @@ class _Watch:
         test = self.test(model, run.task.criterion)
         if test is None:  # stopped: the epoch is measured again when the run goes on
             return {}
-        if self.excess is not None:
-            test |= self.excess.compute()
+        for observer in self.test.observers:
+            test |= observer.results()
         training = {f"train_{k}": 100 * value for k, value in self._seen.compute().items() if "macro" not in k}
         training |= self._sparsity.compute()
         self._begin()
@@ -154,10 +153,10 @@ class ExcessRisk:
         self._least = {k: data.bayes_error(k) for k in self._sizes}
         self._guesses: list[Tensor] = []
 
-    def update(self, likelihood: Tensor, target: Tensor) -> None:
-        self._guesses.append(likelihood.topk(max(self._sizes)).indices.cpu())
+    def update(self, probabilities: Tensor, target: Tensor) -> None:
+        self._guesses.append(probabilities.topk(max(self._sizes)).indices.cpu())
 
-    def compute(self) -> dict[str, float]:
+    def results(self) -> dict[str, float]:
         guesses = torch.cat(self._guesses).numpy()
         self._guesses.clear()
         return {f"excess_top{k}": 100 * (self._data.error(guesses[:, :k]) - self._least[k]) for k in self._sizes}
