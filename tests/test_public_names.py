@@ -13,6 +13,8 @@ PUBLIC = {
     "CosineClassifier",
     "Curve",
     "DisabledPluginError",
+    "GumbelTopK",
+    "KSubset",
     "LinearSmoothTopK",
     "LossInfo",
     "NameTakenError",

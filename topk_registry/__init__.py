@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from topk_registry.distributions import GumbelTopK, KSubset
     from topk_registry.losses.base import ClassificationLoss, TopKLoss
     from topk_registry.nn.classifier import CosineClassifier, normalize_classifier
     from topk_registry.nn.head import TopKClassifier, TopKHead, TopKOutput, fit_temperature
@@ -58,6 +59,8 @@ _HOMES = {
     "CosineClassifier": "nn.classifier",
     "Curve": "ops.rows.curve",
     "DisabledPluginError": "registry.errors",
+    "GumbelTopK": "distributions",
+    "KSubset": "distributions",
     "LinearSmoothTopK": "nn.linear",
     "LossInfo": "registry.registry",
     "NameTakenError": "registry.errors",
@@ -106,6 +109,8 @@ __all__ = [
     "CosineClassifier",
     "Curve",
     "DisabledPluginError",
+    "GumbelTopK",
+    "KSubset",
     "LinearSmoothTopK",
     "LossInfo",
     "NameTakenError",
