@@ -40,6 +40,7 @@ class SmoothTopKSVM(TopKLoss):
     tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}
 
     alpha: Tensor
+    takes_half = True
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class SmoothTopKSVM(TopKLoss):
     def _alpha(self, logits: Tensor) -> Tensor:
         if self.alpha.ndim and self.alpha.numel() != logits.shape[1]:
             raise ValueError(f"alpha has {self.alpha.numel()} entries, logits have {logits.shape[1]} classes")
-        return self.alpha.to(logits)
+        return self.alpha.to(logits.device, torch.promote_types(logits.dtype, torch.float32))
 
     def extra_repr(self) -> str:
         alpha = f"{self.alpha.item():g}" if self.alpha.ndim == 0 else f"[{self.alpha.numel()}]"

@@ -36,11 +36,18 @@ class Case:
         return f"(B, n, k) = ({self.B}, {self.n}, {self.k}){options}"
 
     def inputs(self) -> tuple[Tensor, Tensor]:
-        """Standard normal logits [B, n], a leaf that wants a gradient, and labels [B]."""
+        """Standard normal logits [B, n], a leaf that wants a gradient, and labels [B].
+
+        With the option ``mixup``, that share of each target is the label of another row, as a distribution [B, n].
+        """
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(self.B, self.n, generator=generator).to(self.device, self.dtype)
         labels = torch.randint(self.n, (self.B,), generator=generator).to(self.device)
-        return logits.requires_grad_(), labels
+        target = labels
+        if share := self.options.get("mixup", 0.0):
+            one_hot = torch.nn.functional.one_hot(labels, self.n).to(torch.get_default_dtype())
+            target = (1 - share) * one_hot + share * one_hot.flip(0)
+        return logits.requires_grad_(), target
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,8 @@ def _prepare(entry: Entry, case: Case, limit: float, memory: bool) -> None:
     """Two passes to warm up, the second in view of the memory meter if that is wanted."""
     try:
         with time_limit(SET_UP + limit):  # cut short while it imports or compiles, it would be broken for good
-            run = step(entry.contestant.build(case), *case.inputs())
+            caches = "as they are" if "cold" not in case.options else "cold" if case.options["cold"] else "hot"
+            run = step(entry.contestant.build(case), *case.inputs(), caches=caches)
             run()
         with time_limit(SET_UP + 4 * limit):  # the meter slows a contestant of many small steps down
             if memory:

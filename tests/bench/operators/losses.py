@@ -1,23 +1,35 @@
-"""Every loss of this distribution with its default options: what choosing it costs, beside cross-entropy."""
+"""Every loss of this distribution beside cross-entropy: at class indices, with label smoothing and with mixup."""
 
+from functools import partial
 from pathlib import Path
 
+from torch.nn import functional as F
+
 import topk_registry as tr
-from topk_studies.timing.contest import Case, Contestant, Loss, Operator
-from topk_studies.timing.peers import REFERENCE
+from topk_studies.timing.contest import CROSS_ENTROPY, Case, Contestant, Loss, Operator, UnavailableError
 
 # The scores here are standard normal, not cosines; times 30 most of them would underflow in exp, which is slow.
 OPTIONS = {"ldam": {"scale": 1.0}}
+FIRST_K = 5  # losses without a k are measured at this one only
+TARGETS = ({"smoothing": 0.0, "mixup": 0.0}, {"smoothing": 0.1, "mixup": 0.0}, {"smoothing": 0.0, "mixup": 0.3})
 
 
 def registered(name: str) -> Contestant:
     def build(case: Case) -> Loss:
         builder = tr.get_loss_builder(name)
-        context = {"num_classes": case.n, "class_counts": long_tail(case.n)}
-        loss = builder(**tr.accepted_context(builder, context), **OPTIONS.get(name, {}))
-        return loss.to(case.device)
+        offered = {"num_classes": case.n, "class_counts": long_tail(case.n)}
+        options = {**OPTIONS.get(name, {}), "label_smoothing": case.options["smoothing"]}
+        if isinstance(builder, type) and issubclass(builder, tr.TopKLoss):
+            options["k"] = case.k
+        elif case.k != FIRST_K:
+            raise UnavailableError(f"has no k, see k = {FIRST_K}")
+        return builder(**tr.accepted_context(builder, offered), **options).to(case.device)
 
     return Contestant(name, build)
+
+
+def cross_entropy(case: Case) -> Loss:
+    return partial(F.cross_entropy, label_smoothing=case.options["smoothing"])
 
 
 def long_tail(n: int) -> list[int]:
@@ -27,14 +39,14 @@ def long_tail(n: int) -> list[int]:
 
 def contestants(peer_path: Path | None) -> list[Contestant]:
     names = [name for name in tr.list_losses() if tr.loss_info(name).distribution == "topk-registry"]
-    return [REFERENCE, *map(registered, names)]
+    return [Contestant(CROSS_ENTROPY, cross_entropy), *map(registered, names)]
 
 
 OPERATOR = Operator(
     name="losses",
-    summary="every loss of this distribution, with its default options",
+    summary="every loss of this distribution, on targets of every kind",
     contestants=contestants,
-    options=({},),
-    shapes=((256, 1000, 5),),
-    tests=("tests/plugins",),
+    options=tuple({**target, "cold": cold} for cold in (0.0, 1.0) for target in TARGETS),
+    shapes=tuple((B, n, k) for B, n in ((64, 100), (256, 1000), (256, 10000)) for k in (FIRST_K, 20, 50)),
+    tests=("tests/losses", "tests/plugins"),
 )
