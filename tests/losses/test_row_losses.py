@@ -1,0 +1,49 @@
+"""A third party's loss by the fused operators: the example of ops/rows/README.md."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import topk_registry as tr
+
+PAGE = Path(tr.__file__).parent / "ops" / "rows" / "README.md"
+
+
+def test_the_example_of_the_page(tmp_path, monkeypatch):
+    """The curve is compiled from its source, so it stands in a file."""
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "gce_example.py").write_text(example)
+    monkeypatch.syspath_prepend(tmp_path)
+    import gce_example as page  # pyright: ignore[reportMissingImports]
+
+    scores = torch.randn(8, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    loss = tr.softmax_loss(page.curve)
+    for target in (torch.arange(8), torch.rand(8, 10, dtype=torch.float64)):
+        got = tr.row_losses(loss, scores, target)
+        wanted = loss.definition(scores, target)
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-14)
+        pair = [torch.autograd.grad(x.sum(), scores)[0] for x in (got, wanted)]
+        torch.testing.assert_close(*pair, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("scores", "target", "message"),
+    [
+        (torch.zeros(3, 4, 5), torch.zeros(3, dtype=torch.long), r"scores must be .* got torch.float32 \[3, 4, 5\]"),
+        (torch.zeros(3, 4), torch.zeros(2, dtype=torch.long), r"target must be .* got torch.int64 \[2\]"),
+        (torch.zeros(3, 4), torch.full((3,), 4), r"target must be in \[0, 3\]"),
+    ],
+)
+def test_bad_input(scores, target, message):
+    with pytest.raises(ValueError, match=message):
+        tr.row_losses(tr.squares_loss(), scores, target)
+
+
+def test_torch_operations_serve_where_they_are_asked_for():
+    scores = torch.randn(4, 6).requires_grad_()
+    with tr.backend("torch"):
+        loss = tr.create_loss("focal")(scores, torch.arange(4))
+    assert type(loss.grad_fn).__name__ != "ReducedBackward"
+    torch.testing.assert_close(loss, tr.create_loss("focal")(scores, torch.arange(4)))
