@@ -76,6 +76,7 @@ def names() -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", modules_with_examples())
 def test_examples_run_and_show_what_they_give(module):
     runner = doctest.DocTestRunner(Checker(), optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from topk_registry import registry
 
 ROOT = Path(__file__).parents[1]
@@ -136,6 +138,7 @@ def test_a_table_of_speeds(monkeypatch, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_its_plugin_has_fifteen_lines_installs_and_works(tmp_path):
     source = tmp_path / "source"
     source.mkdir()

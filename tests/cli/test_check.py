@@ -27,6 +27,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch):
     register_loss("scaled")(Scaled)
 
 
+@pytest.mark.slow
 def test_a_conforming_loss(capsys):
     assert cli.main(["check", "scaled", "--opt", "scale=2.0", "--num-classes", "7"]) == 0
     *lines, summary = capsys.readouterr().out.splitlines()
@@ -36,6 +37,7 @@ def test_a_conforming_loss(capsys):
     assert summary == f"{sum(' passed' in x for x in lines)} passed, {sum(' skipped' in x for x in lines)} skipped"
 
 
+@pytest.mark.slow
 def test_failures_give_status_1_and_say_what_came(capsys):
     assert cli.main(["check", "scaled", "--opt", "scale=-1.0"]) == 1
     out = capsys.readouterr().out
@@ -43,6 +45,7 @@ def test_failures_give_status_1_and_say_what_came(capsys):
     assert "1 failed" in out.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_expected_failures_are_no_failures_and_must_fail(capsys):
     assert cli.main(["check", "scaled", "--opt", "scale=-1", "--expect", "prefers_the_label"]) == 0
     assert "prefers_the_label                     expected" in capsys.readouterr().out
@@ -50,6 +53,7 @@ def test_expected_failures_are_no_failures_and_must_fail(capsys):
     assert "but passes: no longer list it" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_json_holds_every_result(capsys):
     assert cli.main(["check", "scaled", "--opt", "scale=-1.0", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)

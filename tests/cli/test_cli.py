@@ -141,6 +141,7 @@ def test_a_closed_pipe_is_no_traceback():
     assert result.stderr == ""
 
 
+@pytest.mark.slow
 def test_doctor_reports_versions_and_a_broken_plugin(fresh, capsys):
     fresh.module("acme_losses", "raise OSError('disk full')\n")
     assert cli.main(["doctor", "--json"]) == 1
@@ -179,6 +180,7 @@ def test_doctor_tells_of_wildcards_that_match_nothing(fresh, monkeypatch):
     ]
 
 
+@pytest.mark.slow
 def test_doctor_survives_metadata_that_cannot_be_read(fresh, capsys):
     garbled = fresh.distribution("garbled", {}) / "entry_points.txt"
     garbled.write_bytes(b"[console_scripts]\n\xff\xfe = a:b\n")
@@ -189,6 +191,7 @@ def test_doctor_survives_metadata_that_cannot_be_read(fresh, capsys):
     assert len([line for line in report["problems"] if "garbled" in line]) == 1
 
 
+@pytest.mark.slow
 def test_doctor_goes_on_where_one_look_fails(capsys, monkeypatch):
     def _gpu(report):
         raise RuntimeError("the driver is gone")

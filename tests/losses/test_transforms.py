@@ -82,6 +82,7 @@ def test_fake_tensors(name):
     assert value.shape == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["encouraging", "spherical_bound", "topk_hinge_convex"])
 def test_one_graph_for_batches_of_any_size(name):
     loss = build(name, label_smoothing=0.1)

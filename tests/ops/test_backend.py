@@ -173,6 +173,7 @@ def test_the_report_says_which_backend_serves_and_why(monkeypatch):
         }
 
 
+@pytest.mark.slow
 def test_saved_programs_load_after_importing_the_operators(tmp_path):
     """In another process, which knows nothing of how the program was made."""
 

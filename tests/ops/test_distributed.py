@@ -75,6 +75,7 @@ def of_rank(rank, file):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_on_two_ranks(tmp_path):
     spawn = multiprocessing.get_context("spawn")
     ranks = [spawn.Process(target=of_rank, args=(rank, str(tmp_path / "store"))) for rank in range(2)]

@@ -138,6 +138,7 @@ def test_a_class_without_samples_is_in_every_set(colours_file, held_out, tmp_pat
     assert predictor.metadata.sets["classes_without_samples"] == 1
 
 
+@pytest.mark.slow
 def test_a_registered_data_set_can_be_held_out(tmp_path, capsys):
     from tests.export.conftest import tiny
     from topk_export import export_onnx

@@ -73,6 +73,7 @@ class PaddedMaxima(nn.Module):
         return self.fc(self.pool(self.pad(-1 - x.abs())).mean((2, 3)))
 
 
+@pytest.mark.slow
 def test_a_model_with_padded_maxima_passes_its_verification(tmp_path):
     torch.manual_seed(0)
     path = export_onnx(PaddedMaxima(), tmp_path, k=2, data_config={"input_size": (3, 8, 8)})

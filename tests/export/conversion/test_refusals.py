@@ -14,6 +14,7 @@ from topk_export.verification.checks import Known, check_runs
 from topk_export.verification.verify import REPORT, SAMPLE, beside
 
 
+@pytest.mark.slow
 def test_two_exports_share_a_folder(tmp_path):
     first = export_onnx(tiny(6), tmp_path / "a.onnx", k=2, data_config=DATA)
     second = export_onnx(tiny(9), tmp_path / "b.onnx", k=3, data_config=DATA)
@@ -37,6 +38,7 @@ class Changing(nn.Module):
         return scale * self.fc(x.mean((2, 3)))
 
 
+@pytest.mark.slow
 def test_a_refused_export_keeps_its_report_and_prints_the_numbers(tmp_path):
     with pytest.raises(ExportError, match=r"failed its verification") as caught:
         export_onnx(Changing(), tmp_path / "wrong.onnx", k=2, data_config=DATA)
@@ -59,6 +61,7 @@ class Untraceable(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
+@pytest.mark.slow
 def test_a_failed_conversion_names_its_cause_without_codes_for_a_terminal(tmp_path):
     with pytest.raises(ExportError, match=r"cannot convert the model: .*the table of positions") as caught:
         export_onnx(Untraceable(), tmp_path, k=2, data_config=DATA)
@@ -83,6 +86,7 @@ class Cancelling(nn.Module):
         return (large + 4096.0).sin() + (large * 1024).sin()
 
 
+@pytest.mark.slow
 def test_a_model_whose_own_float32_is_off_is_judged_against_float64(tmp_path):
     torch.manual_seed(0)
     path = export_onnx(Cancelling(), tmp_path, k=2, data_config=DATA)
@@ -124,6 +128,7 @@ class Attention(nn.Module):
         return self.fc(q.mean((1, 2, 3)))
 
 
+@pytest.mark.slow
 def test_fused_attention_is_switched_off_in_the_exported_copy_alone(tmp_path):
     model = Attention()
     assert export_onnx(model, tmp_path, k=2, data_config=DATA).is_file()

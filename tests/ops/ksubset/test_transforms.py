@@ -179,6 +179,7 @@ def test_meta_tensors(device):
         assert gradient.shape == x.shape
 
 
+@pytest.mark.slow
 def test_compiles_for_any_batch():
     seen = []
 

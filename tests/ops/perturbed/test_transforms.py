@@ -69,6 +69,7 @@ def test_meta_tensors(epsilon):
     assert torch.autograd.grad(value.sum(), s)[0].shape == s.shape
 
 
+@pytest.mark.slow
 def test_compiles_for_any_batch():
     graphs = []
 
