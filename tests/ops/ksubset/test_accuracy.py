@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from tests import oracles
-from tests.ops.ksubset.scores import KINDS, scores
-from topk_registry import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
+from tests.ops.ksubset.scores import KINDS, NEARLY_FLAT, nearly_flat, scores
+from topk_registry import smooth_topk_hinge, topk_label_margins, topk_log_odds, topk_marginals, topk_margins
 from topk_registry.ops.ksubset import definition
 
 ON_CPU = ("torch", "numba")
@@ -60,6 +60,38 @@ def test_loss_at_a_label_and_its_gradient(kind, n, k):
                 found.sum().backward()
                 assert found.item() == pytest.approx(loss, rel=1e-6, abs=1e-30), (impl, tau, y)
                 assert (x.grad[0] - exact).abs().max() <= 2e-6 * exact.abs().max() + 1e-30, (impl, tau, y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", [0.5, 0.999, 1.001, 1.2, 1.9])
+@pytest.mark.parametrize("kind", NEARLY_FLAT)
+@pytest.mark.parametrize(("n", "k"), [(200, 2), (200, 5), (200, 20), (200, 50), (1000, 5)])
+def test_rows_on_either_side_of_flat(n, k, kind, side):
+    """Rows just below the bound have no top group, those just above it have one."""
+    s = nearly_flat(kind, n, k, side)
+    log_odds = torch.tensor([oracles.mp_log_odds(s[0].tolist(), k)], dtype=torch.float64)
+    y = int(s.argmin())  # the label is left out: the bound is that of all other classes
+    loss, gradient = oracles.mp_smooth_svm(s[0].tolist(), y, k, 1 / k)
+    gradient = torch.tensor(gradient, dtype=torch.float64)
+    q = torch.softmax(s.double(), -1)
+    for impl in ON_CPU:
+        found = topk_margins(s, k, impl=impl).double()
+        assert ((found - log_odds).abs() <= 5e-6 * log_odds.abs().clamp(min=1.0)).all(), impl
+        x = s.clone().requires_grad_()
+        hinge = smooth_topk_hinge(x, torch.tensor([y]), k, tau=1 / k, impl=impl)
+        hinge.sum().backward()
+        assert hinge.item() == pytest.approx(loss, rel=1e-6), impl
+        assert (x.grad[0] - gradient).abs().max() <= 2e-6 * gradient.abs().max(), impl
+
+        g = gradient_of_expectation(s, q, k, torch.float32, impl)
+        exact = gradient_of_expectation(s, q, k, torch.float64, "torch")
+        assert (g - exact).abs().max() <= 2e-6 * exact.abs().max() + 8 * torch.finfo(torch.float32).eps / k, impl
+
+
+def gradient_of_expectation(s, q, k, dtype, impl):
+    x = s.to(dtype, copy=True).requires_grad_()
+    smooth_topk_hinge(x, q.to(dtype), k, tau=1 / k, impl=impl).sum().backward()
+    return x.grad.double()
 
 
 @pytest.mark.slow

@@ -16,8 +16,10 @@ from torch import Tensor
 from topk_registry.ops import openmp as team
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset.backends import Kernels
+from topk_registry.ops.ksubset.numba import expected
 from topk_registry.ops.ksubset.numba import kernels as compiled_kernels
 from topk_registry.ops.ksubset.numba.compiled import compiled
+from topk_registry.ops.label_mixture import LabelMixture
 from topk_registry.ops.tensors import operand
 
 ALONE = 1 << 14  # steps to a thread at least: about 20 microseconds of work
@@ -30,7 +32,7 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
     s, label = operand(s, s.shape, s.dtype, s.device), operand(label, s.shape[:1], torch.int64, s.device)
     margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
     no_hinge = (None, None, None)
-    share(_label_margins(s.dtype), s, k, theta, label, margin, gradient, *no_hinge, numbers=(0, 0.0, 0.0))
+    share(_label_margins(s.dtype), s, k, theta, label, margin, gradient, *no_hinge, numbers=(0, 0.0, 0.0, 0.0))
     return margin, gradient
 
 
@@ -40,9 +42,41 @@ def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -
     alpha = operand(hinge.alpha, hinge.alpha.shape, s.dtype, s.device)
     margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
     value, slope = s.new_empty(s.shape[0]), s.new_empty(s.shape[0])
-    numbers = (alpha.numel(), hinge.scale, hinge.tau)
+    numbers = (alpha.numel(), hinge.scale, hinge.tau, 0.0)
     share(_label_margins(s.dtype), s, k, theta, label, margin, gradient, alpha, value, slope, numbers=numbers)
     return margin, gradient, value, slope
+
+
+def expected_hinges(
+    s: Tensor, target: Tensor | LabelMixture, k: int, theta: float, hinge: Hinge, weight: Tensor | None, factor: float
+) -> tuple[Tensor, Tensor]:
+    """The hinges of a target, weighted, and their gradient: see :mod:`topk_registry.ops.ksubset.soft_targets`."""
+    (B, n), real, device = s.shape, s.dtype, s.device
+    s, alpha = operand(s, s.shape, real, device), operand(hinge.alpha, hinge.alpha.shape, real, device)
+    value, gradient, labels = s.new_empty(B), torch.empty_like(s), None
+    if isinstance(target, Tensor) and not target.is_floating_point():
+        labels = operand(target, (B,), torch.int64, device)
+    if labels is not None and weight is None:
+        margin, slope = s.new_empty(B, dtype=torch.float64), torch.empty_like(value)
+        numbers = (alpha.numel(), hinge.scale, hinge.tau, factor)
+        share(_label_margins(real), s, k, theta, labels, margin, gradient, alpha, value, slope, numbers=numbers)
+        return value, gradient
+    q = shares = uniform = None
+    if isinstance(target, LabelMixture):
+        labels = operand(target.labels, (B, target.labels.shape[1]), torch.int64, device)
+        shares = operand(target.shares.to(real), labels.shape, real, device)
+        uniform = None if target.uniform is None else operand(target.uniform.to(real), (B,), real, device)
+    elif labels is None:
+        q = operand(target.to(real), (B, n), real, device)
+    else:
+        labels, shares = labels[:, None], s.new_ones(B, 1)
+    weight = None if weight is None else operand(weight, (n,), real, device)
+    gain = torch.exp(-alpha / max(hinge.tau, 4 * torch.finfo(real).tiny))
+    few = -1 if labels is None else labels.shape[1]
+    sizes = torch.tensor([few, int(uniform is not None), 0 if weight is None else n, alpha.numel()])
+    tensors = q, labels, shares, uniform, weight, alpha, gain, value, gradient, sizes
+    share(_expected_hinges(real), s, k, theta, *tensors, numbers=(hinge.scale, hinge.tau, factor))
+    return value, gradient
 
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
@@ -92,15 +126,41 @@ def _label_margins(dtype: torch.dtype) -> team.Body:
     def body(job):
         assert edition  # part of the cache's key: numba does not see that other files have changed
         B, n, k, step, theta, address = operands(job, 7)
-        classes, scale, tau = carray(job, 16, np.float64)[13:]
+        classes, scale, tau, factor = carray(job, 17, np.float64)[13:]
         s, gradient = array(address[0], (B, n), real), array(address[3], (B, n), real)
         label, margin = array(address[1], B, np.int64), array(address[2], B, np.float64)
         alpha = array(address[4], np.int64(classes), real)
         value, slope = array(address[5], B, real), array(address[6], B, real)
         for i, j in team.spans(job, step, B):
-            compiled_kernels.label_rows(s[i:j], label[i:j], k, theta, margin[i:j], gradient[i:j])
-            if classes > 0:
-                compiled_kernels.hinge_rows(margin[i:j], label[i:j], alpha, scale, tau, value[i:j], slope[i:j])
+            compiled_kernels.label_rows(
+                s[i:j], label[i:j], k, theta, margin[i:j], gradient[i:j],
+                alpha, scale, tau, factor, value[i:j], slope[i:j],
+            )  # fmt: skip
+
+    return body
+
+
+@lru_cache(maxsize=2)
+def _expected_hinges(dtype: torch.dtype) -> team.Body:
+    real, edition = real_of(dtype), team.edition(Path(__file__).parent)
+
+    @team.compiled
+    def body(job):
+        assert edition  # as above
+        B, n, k, step, theta, address = operands(job, 11)
+        scale, tau, factor = carray(job, 20, np.float64)[17:]
+        m, even, weights, classes = array(address[10], 4, np.int64)
+        s, gradient = array(address[0], (B, n), real), array(address[9], (B, n), real)
+        q = array(address[1], (B if m < 0 else 0, n), real)
+        labels, shares = array(address[2], (B, max(m, 0)), np.int64), array(address[3], (B, max(m, 0)), real)
+        uniform, weight = array(address[4], B * even, real), array(address[5], weights, real)
+        alpha, gain = array(address[6], classes, real), array(address[7], classes, real)
+        value = array(address[8], B, real)
+        for i, j in team.spans(job, step, B):
+            expected.hinge_rows(
+                s[i:j], q[i:j], labels[i:j], shares[i:j], uniform[i:j], weight, alpha, gain,
+                factor, k, theta, scale, tau, value[i:j], gradient[i:j],
+            )  # fmt: skip
 
     return body
 
@@ -139,4 +199,4 @@ def real_of(dtype: torch.dtype) -> type:
     return np.float64 if dtype == torch.float64 else np.float32
 
 
-kernels = Kernels(label_margins, label_hinges, margins, margins_backward)
+kernels = Kernels(label_margins, label_hinges, margins, margins_backward, expected_hinges)

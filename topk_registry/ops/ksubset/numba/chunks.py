@@ -15,7 +15,7 @@ from torch import Tensor
 
 from topk_registry.ops import openmp as team
 from topk_registry.ops.ksubset.numba import backend as cpu
-from topk_registry.ops.ksubset.numba import rows
+from topk_registry.ops.ksubset.numba import rows, select
 from topk_registry.ops.ksubset.numba.compiled import compiled
 from topk_registry.ops.ksubset.torch.rows import Coefficients, State
 
@@ -49,9 +49,9 @@ def gradient(
 def _state_rows(s, k, theta, top, where, P):
     (B, n), T, real = s.shape, top.shape[1], s.dtype.type
     inverse, floor = rows.limits(s, theta)
-    room, piece, w = rows.room(n, T, s.dtype), np.empty(rows.PIECE, s.dtype), np.empty(n, s.dtype)
+    room, piece, w = select.room(n, T, s.dtype), np.empty(rows.PIECE, s.dtype), np.empty(n, s.dtype)
     for r in range(B):
-        if not rows.largest(s[r], -1, top[r], where[r], room):  # too many are NaN
+        if not select.largest(s[r], -1, top[r], where[r], room):  # too many are NaN
             top[r], where[r], P[r] = np.nan, 0, np.nan
             continue
         a = real(np.finfo(s.dtype).min)  # as torch_path.reference
@@ -68,7 +68,7 @@ def _gradient_rows(s, theta, classes, values, a, scale, c, out):
     piece, w = np.empty(rows.PIECE, s.dtype), np.empty(n, s.dtype)
     for r in range(B):
         rows.odds(s[r], a[r], inverse, floor, w)
-        rows.label_gradient(w, c[r], scale[r], piece)
+        rows.label_gradient(w, c[r], scale[r], s.dtype.type(1), piece)
         out[r] = w
         for j in range(classes.shape[1]):
             if 0 <= classes[r, j] < n:

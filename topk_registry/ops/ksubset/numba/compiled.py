@@ -37,6 +37,28 @@ _bits_32, _number_32 = _cast(types.float32, types.int32), _cast(types.int32, typ
 _bits, _number = _cast(types.float64, types.int64), _cast(types.int64, types.float64)
 
 
+def _reorder(integer: bool):
+    """Numbers as integers in the same order, and back: a maximum is vectorised for integers, not where NaN may be."""
+
+    @intrinsic
+    def reorder(typing_context, number):
+        width = number.bitwidth
+        place, real = (types.int32, types.float32) if width == 32 else (types.int64, types.float64)
+
+        def codegen(context, builder, signature, arguments):
+            kind = context.get_value_type(place)
+            bits = builder.bitcast(arguments[0], kind)
+            flipped = builder.and_(builder.ashr(bits, kind(width - 1)), kind((1 << (width - 1)) - 1))
+            return builder.bitcast(builder.xor(bits, flipped), context.get_value_type(place if integer else real))
+
+        return (place if integer else real)(number), codegen
+
+    return reorder
+
+
+place_of, number_at = _reorder(True), _reorder(False)
+
+
 @compiled
 def exp32(u):
     """exp(u) for u from -87 to 88: 2^m exp(f), where eight terms of the series leave an error of 6e-9."""

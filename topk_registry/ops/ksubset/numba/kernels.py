@@ -5,93 +5,90 @@ import math
 
 import numpy as np
 
-from topk_registry.ops.ksubset.numba import polynomial, rows
+from topk_registry.ops.ksubset.numba import groups, polynomial, rows
 from topk_registry.ops.ksubset.numba.compiled import compiled
+from topk_registry.ops.ksubset.numba.hinges import hinge
 
 
 @compiled
-def label_rows(s, label, k, theta, margin, gradient):
-    """The margin of each row's label, and its gradient to the scores. The label's factor is left out from the start."""
-    (B, n), real = s.shape, s.dtype.type
-    T = min(2 * k + 1, n - 1)
-    inverse, floor = rows.limits(s, theta)
-    top, where = np.empty((B, T), s.dtype), np.empty((B, T), np.int64)
-    room, piece, power = rows.room(n, T, s.dtype), np.empty(rows.PIECE, s.dtype), np.empty(k)
-    fine, E, P, u = np.empty(B, np.bool_), np.zeros((T, B)), np.zeros((k, B)), np.empty(B)
-    for r in range(B):
-        g = gradient[r]
-        fine[r] = 0 <= label[r] < n and rows.largest(s[r], label[r], top[r], where[r], room)
-        fine[r] = fine[r] and np.isfinite(top[r, k - 1])
-        if fine[r]:
-            rows.odds(s[r], top[r, k - 1], inverse, floor, g)
-            g[label[r]] = 0
-            for j in range(T):
-                g[where[r, j]] = 0
-                E[j, r] = (np.float64(top[r, j]) - np.float64(top[r, k - 1])) / theta
-            rows.power_sums(g, power, piece)
-            P[:, r] = power
-            fine[r] = not np.isnan(power[0] + s[r, label[r]])
+def label_rows(s, label, k, theta, margin, gradient, alpha, scale, tau, factor, value, slope):
+    """The margin of each row's label, and its gradient to the scores. The label's factor is left out from the start.
 
-    polynomial.exponentials(E)
-    polynomial.tilt(E, P[0], k, 0, B, u)
-    p, _, before, after = polynomial.top_group(E, P, u)
+    With alpha [1] or [n], also a hinge on the margin and its slope; with a factor other than 0, the value and the
+    gradient are those of the hinge times the factor.
+    """
+    (B, n), real = s.shape, s.dtype.type
+    space, piece, power = groups.space(n, k, s.dtype), np.empty(rows.PIECE, s.dtype), np.empty(k)
+    size, a, u, most = np.empty(B, np.int64), np.empty(B, s.dtype), np.ones(B), np.empty(B)
+    where, E, P = np.empty((B, min(3 * k, n)), np.int64), np.empty((B, min(3 * k, n))), np.zeros((k, B))
+    for r in range(B):
+        g, size[r] = gradient[r], -1
+        if 0 <= label[r] < n and not np.isnan(s[r, label[r]]):
+            size[r], a[r], u[r], most[r] = groups.split(
+                s[r], label[r], k, k, groups.AT_LABEL, theta, space, g, E[r], where[r]
+            )
+        if size[r] >= 0:
+            groups.power_sums(g, most[r], power, piece)
+            P[:, r] = power
+
+    T = max(0, size.max())
+    p, _, before, after = polynomial.top_group(E, size, u, P, T)
     in_top = np.empty((T, B))
     polynomial.label_gradient(p, before, after, in_top)
 
     c = np.empty(k + 1, s.dtype)
     for r in range(B):
-        g = gradient[r]
-        if not fine[r]:
-            margin[r] = np.nan
+        g, rho, of_margin = gradient[r], polynomial.balanced(before[T], r, c), 1.0
+        margin[r] = np.nan
+        if size[r] >= 0:
+            margin[r] = np.float64(s[r, label[r]]) - np.float64(a[r]) + theta * math.log(u[r] * rho)
+        if len(alpha) > 0:
+            hinge_rows(margin[r : r + 1], label[r : r + 1], alpha, scale, tau, value[r : r + 1], slope[r : r + 1])
+            if factor != 0:
+                value[r] *= factor
+                of_margin = np.float64(slope[r]) * factor
+        if size[r] < 0:
             g[:] = np.nan
             continue
-        rho = polynomial.balanced(before[T], r, c)
-        rows.label_gradient(g, c, real(u[r] * rho), piece)
-        for j in range(T):
-            g[where[r, j]] = in_top[j, r]
-        g[label[r]] = 1
-        margin[r] = np.float64(s[r, label[r]]) - np.float64(top[r, k - 1]) + theta * math.log(u[r] * rho)
+        left_out = max(0, k - 1 - rows.reach(most[r] * rho, k, s.itemsize))
+        rows.label_gradient(g, c[left_out:], real(u[r] * rho), real(of_margin), piece)
+        for j in range(size[r]):
+            g[where[r, j]] = of_margin * in_top[j, r]
+        g[label[r]] = of_margin
 
 
 @compiled
 def hinge_rows(margin, label, alpha, scale, tau, value, slope):
-    """See :class:`topk_registry.ops.hinge.Hinge`; alpha [1] or [n]."""
+    """Hinges on margins [B] and their slopes; alpha [1] or [n]."""
     tau = max(tau, 4 * np.finfo(np.float64).tiny)
     for r in range(len(margin)):
         if np.isnan(margin[r]):  # the label may be no class
             value[r] = slope[r] = np.nan
-            continue
-        violation = np.float64(alpha[label[r] if len(alpha) > 1 else 0]) - scale * margin[r]
-        z = violation / tau
-        value[r] = violation if z > 40 else tau * math.log1p(math.exp(z))
-        slope[r] = -scale / (1 + math.exp(-z))
+        else:
+            value[r], slope[r] = hinge(margin[r], np.float64(alpha[label[r] if len(alpha) > 1 else 0]), scale, tau)
 
 
 @compiled
 def margin_rows(s, k, theta, out):
-    """The margins of every class, see composite.differentiable_margins. Lanes from B on hold the second tilt, with
-    k + 1 for k, relative to the next class after the k-th: for the k largest classes."""
+    """The margins of every class. Lanes from B on hold the second tilt, with k + 1 for k: for the k largest classes."""
     real = s.dtype.type
-    top, where, fine, _, u, gap, _, _, before, after = both_tilts(s, k, theta, out)
-    B, T = top.shape
-    below, last = np.empty(2 * B), np.empty(2 * B)
-    in_top, c, piece = np.empty((T, 2 * B)), np.empty(k + 1, s.dtype), np.empty(rows.PIECE, s.dtype)
-    for j in range(T):
-        polynomial.without(before, after, j, k - 1, below)
-        polynomial.without(before, after, j, k, last)
-        for i in range(2 * B):
-            in_top[j, i] = math.log(u[i] * below[i] / last[i])
+    size, where, kth, a, u, gap, most, _, _, _, before, after = both_tilts(s, k, theta, out)
+    B, T = len(s), len(before) - 1
+    below, last = leave_one_out(before, after)
+    c, piece = np.empty(k + 1, s.dtype), np.empty(rows.PIECE, s.dtype)
     for r in range(B):
-        if not fine[r]:
+        if size[r] < 0:
             out[r] = np.nan
             continue
         rho = polynomial.balanced(before[T], r, c)
-        shift = math.log(u[r] * rho)
-        a = top[r, k - 1]
-        rows.tail_margins(s[r], out[r], c, real(gap[r] * u[r] * rho), a, real(theta), real(shift), piece)
-        for j in range(T):
-            a, lane = (top[r, k], B + r) if j < k else (top[r, k - 1], r)
-            out[r, where[r, j]] = np.float64(top[r, j]) - np.float64(a) + theta * in_top[j, lane]
+        shift, tilt = math.log(u[r] * rho), gap[r] * u[r] * rho
+        left_out = max(0, k - 1 - rows.reach(most[r] * rho, k, s.itemsize))
+        rows.tail_margins(s[r], out[r], c[left_out:], real(tilt), kth[r], real(theta), real(shift), piece)
+        for j in range(size[r]):
+            reference, lane = (a[r], B + r) if j < k else (kth[r], r)
+            i = where[r, j]
+            log_odds = math.log(u[lane] * below[j, lane] / last[j, lane])
+            out[r, i] = np.float64(s[r, i]) - np.float64(reference) + theta * log_odds
 
 
 @compiled
@@ -99,42 +96,66 @@ def margin_rows_backward(cotangent, s, k, theta, out):
     """The vector-Jacobian product of ``margin_rows``."""
     (B, n), real = s.shape, s.dtype.type
     w = np.empty((B, n), s.dtype)
-    top, where, fine, P, u, gap, p, q, before, after = both_tilts(s, k, theta, w)
-    T = top.shape[1]
-    g_below, g_last, g_x = np.zeros((T, 2 * B)), np.zeros((T, 2 * B)), np.zeros((T, 2 * B))
-    g_product, g_c, c = np.zeros((k + 1, 2 * B)), np.empty(k + 1), np.empty(k + 1, s.dtype)
-    piece, slopes = np.empty((3, rows.PIECE), s.dtype), np.empty(k, s.dtype)
+    size, where, _, _, u, gap, most, P, p, q, before, after = both_tilts(s, k, theta, w)
+    T = len(before) - 1
+    g_below, g_product = np.zeros((T, 2 * B)), np.zeros((k + 1, 2 * B))
+    g_c, c, piece = np.empty(k + 1), np.empty(k + 1, s.dtype), np.empty((3, rows.PIECE), s.dtype)
     for r in range(B):
-        if not fine[r]:
+        if size[r] < 0:
             continue
         g = out[r]
         g[:] = cotangent[r]
-        for j in range(T):
-            lane = B + r if j < k else r
-            g_below[j, lane] = g[where[r, j]]
+        for j in range(size[r]):
+            g_below[j, B + r if j < k else r] = g[where[r, j]]
             g[where[r, j]] = 0
         rho = polynomial.balanced(before[T], r, c)
-        rows.tail_cotangents(w[r], c, real(gap[r] * u[r] * rho), g, g_c, piece)
-        scale = 1 / before[T, k, r]
-        for j in range(k, -1, -1):
-            g_product[j, r] = g_c[j] * scale
-            scale /= rho
-        for j in range(T):
+        left_out = max(0, k - 1 - rows.reach(most[r] * rho, k, s.itemsize))
+        g_c[:left_out] = 0
+        rows.tail_cotangents(w[r], c[left_out:], real(gap[r] * u[r] * rho), g, g_c[left_out:], piece)
+        product_cotangents(before[T], r, rho, g_c, g_product)
+        for j in range(size[r]):
             g[where[r, j]] = cotangent[r, where[r, j]]
+    below, last = leave_one_out(before, after)
+    finish_gradient(s, w, size, where, u, gap, most, P, p, q, before, after, below, last, g_below, g_product, out)
 
-    below, last = np.empty(2 * B), np.empty(2 * B)
+
+@compiled
+def leave_one_out(before, after):
+    """Coefficients k - 1 and k of the product without each factor: [T, lanes] both."""
+    T, k, lanes = len(before) - 1, before.shape[1] - 1, before.shape[2]
+    below, last = np.empty((T, lanes)), np.empty((T, lanes))
     for j in range(T):
-        polynomial.without(before, after, j, k - 1, below)
-        polynomial.without(before, after, j, k, last)
+        polynomial.without(before, after, j, k - 1, below[j])
+        polynomial.without(before, after, j, k, last[j])
+    return below, last
+
+
+@compiled
+def product_cotangents(product, lane, rho, g_c, g_product):
+    """From cotangents of balanced coefficients to those of the product's own."""
+    scale, back = 1 / product[len(g_c) - 1, lane], 1 / rho
+    for j in range(len(g_c) - 1, -1, -1):
+        g_product[j, lane] = g_c[j] * scale
+        scale *= back
+
+
+@compiled
+def finish_gradient(s, w, size, where, u, gap, most, P, p, q, before, after, below, last, g_below, g_product, out):
+    """Add to the direct gradients in ``out`` what passes through the polynomials: from cotangents of the log-odds of
+    the top group, ``g_below``, and of the whole product."""
+    B, k, T = len(s), len(P), len(p)
+    g_x, g_last = np.zeros((T, 2 * B)), np.zeros((T, 2 * B))
+    piece, slopes = np.empty(rows.PIECE, s.dtype), np.empty(k, s.dtype)
+    for j in range(T):
         for i in range(2 * B):
             if g_below[j, i] != 0:  # the other tilt may have made it 0 / 0
-                g_last[j, i] = -g_below[j, i] / last[i]
-                g_below[j, i] /= below[i]
+                g_last[j, i] = -g_below[j, i] / last[j, i]
+                g_below[j, i] /= below[j, i]
     polynomial.cotangents(q, p, before, after, g_below, g_last, g_product, g_x)
     polynomial.power_sum_cotangents(P, before[0], g_product)
 
     for r in range(B):
-        if not fine[r]:
+        if size[r] < 0:
             out[r] = np.nan
             continue
         first, second = gap[r] * u[r], u[B + r]
@@ -144,42 +165,40 @@ def margin_rows_backward(cotangent, s, k, theta, out):
         least = 1e-20 * np.abs(P[:, r]).max()  # smaller ones make no difference, but could be denormal
         for j in range(k):
             slopes[j] = P[j, r] if abs(P[j, r]) > least else 0.0
-        rows.add_slopes(w[r], slopes, out[r], piece[0])
-        for j in range(T):
+        count = rows.reach(most[r] / (1 - most[r]), k, s.itemsize)
+        rows.add_slopes(w[r], slopes[:count], out[r], piece)
+        for j in range(size[r]):
             out[r, where[r, j]] += g_x[j, r] + g_x[j, B + r]
 
 
 @compiled
 def both_tilts(s, k, theta, w):
-    """What the margins and their gradient begin with: the tail's odds w relative to the class after the k-th, and the
-    polynomials at both tilts."""
+    """What margins and their gradient begin with: the tail's odds w relative to the class after the k-th, and the
+    polynomials at both tilts. ``most``: the largest of the tail's odds, tilted."""
     B, n = s.shape
-    T = min(2 * k + 3, n)
-    inverse, floor = rows.limits(s, theta)
-    top, where = np.empty((B, T), s.dtype), np.empty((B, T), np.int64)
-    room, piece, power = rows.room(n, T, s.dtype), np.empty(rows.PIECE, s.dtype), np.empty(k)
-    fine, gap, mass = np.empty(B, np.bool_), np.zeros(B), np.zeros(2 * B)
-    E, P, u = np.zeros((T, 2 * B)), np.zeros((k, 2 * B)), np.empty(2 * B)
+    space, piece, power = groups.space(n, k + 1, s.dtype), np.empty(rows.PIECE, s.dtype), np.empty(k)
+    size, kth, a, most = np.empty(2 * B, np.int64), np.empty(B, s.dtype), np.empty(B, s.dtype), np.zeros(B)
+    where, gap, u = np.empty((B, min(5 * k + 5, n)), np.int64), np.ones(B), np.ones(2 * B)
+    E, P = np.empty((2 * B, where.shape[1])), np.zeros((k, 2 * B))
     for r in range(B):
-        fine[r] = rows.largest(s[r], -1, top[r], where[r], room) and np.isfinite(top[r, k - 1] - top[r, k])
-        if fine[r]:
-            rows.odds(s[r], top[r, k], inverse, floor, w[r])
-            for j in range(T):
-                w[r, where[r, j]] = 0
-                E[j, r] = (np.float64(top[r, j]) - np.float64(top[r, k - 1])) / theta
-                E[j, B + r] = (np.float64(top[r, j]) - np.float64(top[r, k])) / theta
-            rows.power_sums(w[r], power, piece)
-            gap[r] = math.exp((np.float64(top[r, k]) - np.float64(top[r, k - 1])) / theta)
-            mass[r], mass[B + r] = power[0] * gap[r], power[0]
-            P[:, B + r] = power
-            fine[r] = not np.isnan(power[0])
-            factor = 1.0
-            for j in range(k):
-                factor *= gap[r]
-                P[j, r] = power[j] * factor
-
-    polynomial.exponentials(E)
-    polynomial.tilt(E, mass, k, 0, B, u)
-    polynomial.tilt(E, mass, k + 1, B, 2 * B, u)
-    p, q, before, after = polynomial.top_group(E, P, u)
-    return top, where, fine, P, u, gap, p, q, before, after
+        size[r], a[r], u[B + r], most[r] = groups.split(
+            s[r], -1, k, k + 1, groups.AT_ALL, theta, space, w[r], E[B + r], where[r]
+        )
+        size[B + r], kth[r] = size[r], a[r]
+        if size[r] < 0:
+            u[B + r] = 1.0
+            continue
+        groups.power_sums(w[r], most[r], power, piece)
+        u[r] = u[B + r]
+        if size[r] > 0:  # else no class needs a second tilt
+            kth[r] = space[0][k - 1]
+            gap[r] = math.exp((np.float64(a[r]) - np.float64(kth[r])) / theta)
+            for j in range(size[r]):
+                E[r, j] = groups.odds_of(s[r, where[r, j]], kth[r], theta)
+            u[r] = groups.balance(E[r, : size[r]], power[0] * gap[r], k)
+        factor = 1.0
+        for j in range(k):
+            factor *= gap[r]
+            P[j, r], P[j, B + r] = power[j] * factor, power[j]
+    p, q, before, after = polynomial.top_group(E, size, u, P, max(0, size.max()))
+    return size, where, kth, a, u, gap, most, P, p, q, before, after

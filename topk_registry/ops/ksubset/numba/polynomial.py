@@ -1,41 +1,16 @@
 """The small polynomials of several rows at once: the last axis of every array, a lane a row, is what becomes vector
-instructions. All in double precision; x and the tilt t are handled as odds, exp(x) and exp(-t)."""
+instructions. All in double precision; the tilt t is handled as u = exp(-t)."""
 
 import numpy as np
 
 from topk_registry.ops.ksubset.numba.compiled import compiled, exp64
 
-LARGEST = 600.0  # of x: exp(x) and sums of it stay finite, and so much above the k-th class more makes no difference
-
 
 @compiled
-def exponentials(x):
-    """x <- exp(x)."""
-    for j in range(len(x)):
-        line = x[j]
-        for i in range(len(line)):
-            line[i] = exp64(min(line[i], LARGEST)) if line[i] > -LARGEST else 0.0
-
-
-@compiled
-def tilt(E, mass, k, start, stop, u):
-    """u = exp(-t), t = min over m < k of log(R_m / (k - m)) of torch_path.tilt, for the lanes from start to stop."""
-    R = mass.copy()
-    for j in range(k - 1, len(E)):
-        for i in range(start, stop):
-            R[i] += E[j, i]
-    u[start:stop] = 1 / R[start:stop]
-    for m in range(k - 2, -1, -1):
-        for i in range(start, stop):
-            R[i] += E[m, i]
-            u[i] = max(u[i], (k - m) / R[i])
-
-
-@compiled
-def top_group(E, P, u):
-    """From the top group's exp(x) and the tail's power sums, which are tilted in place: the factors q + p X of the top
-    group and ``products`` of them, starting from the tail's polynomial."""
-    (T, width), k = E.shape, len(P)
+def top_group(E, size, u, P, T):
+    """From the odds E [lanes, .] of each lane's top group and the tail's power sums P [k, lanes], tilted in place by u:
+    the factors q + p X of the top group, T at most, and ``products`` of them, starting from the tail's polynomial."""
+    k, width = P.shape
     p, q = np.empty((T, width)), np.empty((T, width))
     before, after = np.empty((T + 1, k + 1, width)), np.empty((T + 1, k + 1, width))
     factor = np.ones(width)
@@ -45,7 +20,7 @@ def top_group(E, P, u):
             P[j, i] *= factor[i]
     for j in range(T):
         for i in range(width):
-            odds = E[j, i] * u[i]
+            odds = E[i, j] * u[i] if j < size[i] else 0.0  # a factor of 1 where a group is smaller than others
             q[j, i] = 1 / (1 + odds)
             p[j, i] = odds * q[j, i]
     tail_polynomial(P, before[0])
@@ -120,11 +95,11 @@ def balanced(c, lane, out):
     """
     k = len(out) - 1
     rho = c[k - 1, lane] / c[k, lane]
-    scale = 1 / c[k, lane]
+    scale, back = 1 / c[k, lane], 1 / rho
     for j in range(k, -1, -1):
         scaled = c[j, lane] * scale
         out[j] = scaled if scaled > 2.0**-70 else 0.0
-        scale /= rho
+        scale *= back
     return rho
 
 
@@ -176,13 +151,14 @@ def _add_correlation(c, g_below, g_last, g):
 
 @compiled
 def power_sum_cotangents(P, b, g):
-    """Reverse of ``tail_polynomial``, b_0 being a constant: what the b_j make of their cotangents g is left in P."""
+    """Reverse of ``tail_polynomial``, b_0 being a constant: P becomes the cotangents of the power sums.
+
+    As b = exp(sum_i (-1)^(i-1) P_i X^i / i), db_j / dP_i = (-1)^(i-1) b_{j-i} / i.
+    """
     k, lanes = len(P), P.shape[1]
-    g_P = np.zeros_like(P)
-    for j in range(k, 0, -1):
-        for power in range(1, j + 1):
-            sign = (1.0 if power % 2 else -1.0) / j
+    for power in range(1, k + 1):
+        total, sign = P[power - 1], (1.0 if power % 2 else -1.0) / power
+        total[:] = 0
+        for j in range(power, k + 1):
             for i in range(lanes):
-                g_P[power - 1, i] += sign * g[j, i] * b[j - power, i]
-                g[j - power, i] += sign * g[j, i] * P[power - 1, i]
-    P[:] = g_P
+                total[i] += sign * g[j, i] * b[j - power, i]

@@ -1,0 +1,170 @@
+"""The hinges of a few rows on targets of every kind, with their gradient."""
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+import math
+
+import numpy as np
+
+from topk_registry.ops.ksubset.numba import kernels, polynomial, rows
+from topk_registry.ops.ksubset.numba.compiled import compiled
+from topk_registry.ops.ksubset.numba.hinges import hinge, tail_hinges
+
+FEW = 8  # classes with mass: up to so many are gone through one by one
+
+
+@compiled
+def hinge_rows(s, q, labels, shares, uniform, weight, alpha, gain, factor, k, theta, scale, tau, value, out):
+    """value <- factor sum_c q_c w_c L_c, out <- its gradient; see :mod:`topk_registry.ops.ksubset.soft_targets`.
+
+    The target is q [B, n], or labels and shares [B, m] with uniform [B] or [0]; the other is empty. weight is [n] or
+    [0], alpha and gain = exp(-alpha / tau) are [n] or [1].
+    """
+    (B, n), real = s.shape, s.dtype.type
+    w = np.empty((B, n), s.dtype)
+    size, where, kth, a, u, gap, most, P, p, q_top, before, after = kernels.both_tilts(s, k, theta, w)
+    T = len(before) - 1
+    g_below, g_product = np.zeros((T, 2 * B)), np.zeros((k + 1, 2 * B))
+    below, last = kernels.leave_one_out(before, after)
+    g_c, c, pieces, mass = (
+        np.empty(k + 1),
+        np.empty(k + 1, s.dtype),
+        np.empty((4, rows.PIECE), s.dtype),
+        np.empty(n, s.dtype),
+    )
+    few, few_mass = np.empty(FEW, np.int64), np.empty(FEW)
+    alphas, gains = alpha, gain
+    if len(alpha) == 1:
+        alphas, gains = np.full(min(n, rows.PIECE), alpha[0]), np.full(min(n, rows.PIECE), gain[0])
+    tau = max(tau, 4 * np.finfo(np.float64).tiny)
+    for r in range(B):
+        value[r] = np.nan
+        if size[r] < 0:
+            continue
+        count = masses(r, q, labels, shares, uniform, weight, factor, mass, few, few_mass)
+        g, total = out[r], 0.0
+        for j in range(size[r]):
+            i = where[r, j]
+            m = np.float64(mass[i]) if count < 0 else mass_among(i, few[:count], few_mass)
+            if count < 0:
+                mass[i] = 0
+            if m != 0:
+                reference, lane = (a[r], B + r) if j < k else (kth[r], r)
+                margin = np.float64(s[r, i]) - np.float64(reference)
+                margin += theta * math.log(u[lane] * below[j, lane] / last[j, lane])
+                cost, slope = hinge(margin, np.float64(alpha[i if len(alpha) > 1 else 0]), scale, tau)
+                total += m * cost
+                g_below[j, lane] = m * slope
+        rho = polynomial.balanced(before[T], r, c)
+        tilt, shift = gap[r] * u[r] * rho, math.log(u[r] * rho)
+        if count < 0:
+            left_out = max(0, k - 1 - rows.reach(most[r] * rho, k, s.itemsize))
+            g_c[:left_out] = 0
+            total += tail_hinges(
+                s[r],
+                w[r],
+                mass,
+                alphas,
+                gains,
+                kth[r],
+                c[left_out:],
+                tilt,
+                shift,
+                scale,
+                tau,
+                g,
+                g_c[left_out:],
+                pieces,
+            )
+        else:
+            g[:] = 0
+            g_c[:] = 0
+            for f in range(count):
+                i = few[f]
+                if few_mass[f] != 0 and not holds(where[r, : size[r]], i):
+                    distance = np.float64(s[r, i]) - np.float64(kth[r])
+                    of_class = np.float64(alpha[i if len(alpha) > 1 else 0])
+                    cost, direct = one_hinge(
+                        distance, of_class, few_mass[f], np.float64(w[r, i]) * tilt, c, shift, theta, scale, tau, g_c
+                    )
+                    total += few_mass[f] * cost
+                    g[i] += real(direct)
+        for j in range(size[r]):
+            g[where[r, j]] = real(g_below[j, B + r] + g_below[j, r])
+        kernels.product_cotangents(before[T], r, rho, g_c, g_product)
+        value[r] = total
+    kernels.finish_gradient(
+        s, w, size, where, u, gap, most, P, p, q_top, before, after, below, last, g_below, g_product, out
+    )
+
+
+@compiled
+def masses(r, q, labels, shares, uniform, weight, factor, mass, few, few_mass):
+    """The mass of each class with weight and factor: how many have any, in ``few``; or -1 and all in ``mass``."""
+    n, real, count = len(mass), mass.dtype.type, 0
+    if len(q) > 0:
+        row, some = q[r], np.int32(0)
+        for i in range(n):
+            some += np.int32(row[i] != 0)
+        if some <= FEW:
+            i = 0
+            while count < some:
+                if row[i] != 0:
+                    few[count], few_mass[count] = i, row[i] * factor
+                    count += 1
+                i += 1
+        else:
+            count = -1
+            for i in range(n):
+                mass[i] = row[i] * real(factor)
+    else:
+        even = np.float64(uniform[r]) * factor / n if len(uniform) > 0 else 0.0
+        m = labels.shape[1]
+        if even == 0 and m <= FEW:
+            for f in range(m):
+                few[f], few_mass[f] = labels[r, f], shares[r, f] * factor
+            count = m
+        else:
+            count = -1
+            mass[:] = even
+            for f in range(m):
+                mass[labels[r, f]] += real(shares[r, f] * factor)
+    if len(weight) > 0:
+        for f in range(count):
+            few_mass[f] *= weight[few[f]]
+        if count < 0:
+            mass *= weight
+    return count
+
+
+@compiled
+def mass_among(i, few, few_mass):
+    mass = 0.0
+    for f in range(len(few)):
+        mass += few_mass[f] if few[f] == i else 0.0
+    return mass
+
+
+@compiled
+def holds(classes, i):
+    found = False
+    for j in range(len(classes)):
+        found = found or classes[j] == i
+    return found
+
+
+@compiled
+def one_hinge(distance, alpha, mass, v, c, shift, theta, scale, tau, g_c):
+    """The hinge of one class of the tail, and its direct gradient times ``mass``; see :func:`tail_hinges`."""
+    k, d, e = len(c) - 1, 0.0, 0.0
+    for j in range(k):
+        e = d - v * e
+        d = np.float64(c[j]) - v * d
+    last = 1.0 - v * d
+    cost, slope = hinge(distance + theta * (math.log(d / last) + shift), alpha, scale, tau)
+    chain = mass * slope / (d * last)
+    g_c[k] -= chain * d
+    moment = chain
+    for j in range(k - 1, -1, -1):
+        g_c[j] += moment
+        moment *= -v
+    return cost, chain * (d - v * e)

@@ -1,0 +1,110 @@
+"""Selection of the largest scores of a row."""
+
+import numpy as np
+
+from topk_registry.ops.ksubset.numba.compiled import compiled
+
+
+@compiled
+def lines_of_search(n, T):
+    """How many lines of every so many scores :func:`largest` takes maxima over: about sqrt(n T), so that those, and
+    the lines with scores of interest, are few; 0 where there are too few scores for it to pay."""
+    lines = 32
+    while lines < 2 * (T + 1) or (lines * lines < n * T and 4 * lines <= n):
+        lines *= 2
+    return lines if 2 * lines <= n else 0
+
+
+@compiled
+def room(n, T, dtype):
+    """What :func:`largest` works with."""
+    return np.empty(lines_of_search(n, T), dtype), np.empty(n, np.int64), np.empty(n + 16, dtype)
+
+
+@compiled
+def largest(row, skip, top, where, space):
+    """The T largest scores, largest first, and their classes, the class ``skip`` left out; False if there are fewer.
+
+    Most scores are looked at once: the maxima over every len(maxima)-th score tell which of those lines hold scores as
+    large as a bound that T others reach. There are no branches on single scores, for they could not be foretold.
+    """
+    maxima, found, scores = space
+    n, T, lines, candidates = len(row), len(top), len(maxima), 0
+    least = top.dtype.type(-np.inf)
+    if lines == 0:
+        for i in range(n):
+            found[candidates] = i
+            candidates += (row[i] >= least) & (i != skip)
+    else:
+        least, of_interest = _lower_bound(row, maxima, scores, T), 0
+        for line in range(lines):
+            found[n - 1 - of_interest] = line
+            of_interest += maxima[line] >= least
+        for j in range(of_interest):
+            i = found[n - 1 - j]
+            while i < n:
+                found[candidates] = i
+                candidates += (row[i] >= least) & (i != skip)
+                i += lines
+    if candidates < T:
+        return False
+    for j in range(candidates):
+        scores[j] = row[found[j]]
+    if candidates <= 256:
+        _place(scores, found, candidates, top, where)
+    else:
+        order = np.argsort(-scores[:candidates])
+        for j in range(T):
+            top[j], where[j] = scores[order[j]], found[order[j]]
+    return True
+
+
+@compiled
+def _place(scores, found, candidates, top, where):
+    """Each score where the number of larger ones says, equal ones after each other."""
+    T = len(top)
+    where[:] = -1
+    padded = scores[: (candidates + 15) // 16 * 16]
+    padded[candidates:] = -np.inf
+    for j in range(candidates):
+        place = _number_larger(padded, padded[j])
+        while place < T and where[place] >= 0:
+            place += 1
+        if place < T:
+            top[place], where[place] = padded[j], found[j]
+
+
+@compiled
+def _number_larger(scores, v):
+    count = np.int32(0)
+    for i in range(len(scores)):
+        count += np.int32(scores[i] > v)
+    return count
+
+
+@compiled
+def _lower_bound(row, maxima, folded, T):
+    """A score that T + 1 others reach, so T whichever is left out: the one after the T largest of the lines' maxima, of
+    which several are taken together first: twice as many as that tell nearly as much as all."""
+    n, lines = len(row), len(maxima)
+    maxima[:] = row[:lines]
+    for start in range(lines, n - lines + 1, lines):
+        stripe = row[start : start + lines]
+        for j in range(lines):
+            maxima[j] = stripe[j] if stripe[j] > maxima[j] else maxima[j]
+    rest = row[n - n % lines :]
+    for j in range(len(rest)):
+        maxima[j] = rest[j] if rest[j] > maxima[j] else maxima[j]
+    few = lines
+    while few // 2 >= 2 * (T + 1):
+        few //= 2
+    folded = folded[:few]
+    folded[:] = maxima[:few]
+    for start in range(few, lines, few):
+        for j in range(few):
+            folded[j] = max(folded[j], maxima[start + j])
+    least = row.dtype.type(np.inf)
+    for v in folded:
+        if v < least and _number_larger(folded, v) <= T:
+            least = v
+    return least
