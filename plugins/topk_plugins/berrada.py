@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from topk_registry import TopKLoss, smooth_topk_hinge, soft_hinge, topk_margins
+from topk_registry.ops.label_mixture import LabelMixture
 
 
 class SmoothTopKSVM(TopKLoss):
@@ -79,6 +80,27 @@ class SmoothTopKSVM(TopKLoss):
     def per_target(self, logits: Tensor, target: Tensor) -> Tensor:
         alpha, weight = self._alpha(logits), self.weight
         return smooth_topk_hinge(logits, target, self.k, tau=self.tau, alpha=alpha, weight=weight)
+
+    def _definition(self, logits: Tensor, target: Tensor, labels: tuple[int, int] | None) -> Tensor:
+        def loss(target: Tensor | LabelMixture, weight: Tensor | None, reduction: str) -> Tensor:
+            alpha = self._alpha(logits)
+            options = {"tau": self.tau, "alpha": alpha, "weight": weight, "reduction": reduction}
+            return smooth_topk_hinge(logits, target, self.k, **options)
+
+        if target.is_floating_point():
+            if self.label_smoothing:
+                target = torch.lerp(target, torch.full_like(target, 1 / target.shape[1]), self.label_smoothing)
+            return loss(target, self.weight, self.reduction)
+        target = target.long()
+        ignored = labels is None or labels[0] <= self.ignore_index <= labels[1]  # not so, or not known without a look
+        if not len(logits) or (not ignored and not self.label_smoothing):
+            return loss(target, self.weight, self.reduction)
+        kept = target != self.ignore_index
+        label, share = torch.where(kept, target, 0), kept.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.reduction == "mean":  # as in cross-entropy, over the weights of the labels that are not ignored
+            share = share / (share if self.weight is None else share * self.weight.to(share)[label]).sum()
+        mixture = LabelMixture.smoothed(label, self.label_smoothing).scaled(share)
+        return loss(mixture, self.weight, "none" if self.reduction == "none" else "sum")
 
     def _alpha(self, logits: Tensor) -> Tensor:
         if self.alpha.ndim and self.alpha.numel() != logits.shape[1]:

@@ -28,13 +28,13 @@ class LabelMixture(NamedTuple):
     @classmethod
     def smoothed(cls, label: Tensor, smoothing: float) -> "LabelMixture":
         """The distribution of ``label_smoothing`` in ``torch.nn.CrossEntropyLoss``, for labels [B]."""
-        shares = torch.full((len(label), 1), 1.0 - smoothing, device=label.device)
+        shares = torch.full((len(label), 1), 1.0 - smoothing, dtype=_widest(label), device=label.device)
         return cls(label[:, None], shares, shares.new_full((len(label),), smoothing) if smoothing else None)
 
     @classmethod
     def mixed(cls, label: Tensor, other: Tensor, lam: float | Tensor, smoothing: float = 0.0) -> "LabelMixture":
         """lam of ``label`` [B] and 1 - lam of ``other`` [B], each smoothed: mixup and cutmix; lam a number or [B]."""
-        lam = torch.as_tensor(lam, dtype=torch.get_default_dtype(), device=label.device).expand(len(label))
+        lam = torch.as_tensor(lam, dtype=_widest(label), device=label.device).expand(len(label))
         shares = torch.stack((lam, 1.0 - lam), 1) * (1.0 - smoothing)
         uniform = shares.new_full((len(label),), smoothing) if smoothing else None
         return cls(torch.stack((label, other), 1), shares, uniform)
@@ -46,8 +46,12 @@ class LabelMixture(NamedTuple):
         return LabelMixture(self.labels, self.shares * rows, uniform)
 
     def dense(self, n: int, dtype: torch.dtype | None = None) -> Tensor:
-        """The distribution as a tensor [B, n]."""
-        q = self.shares.new_zeros(len(self.labels), n, dtype=dtype or self.shares.dtype)
+        """The distribution as a tensor [B, n], in torch's default dtype unless one is given."""
+        q = self.shares.new_zeros(len(self.labels), n, dtype=dtype or torch.get_default_dtype())
         if self.uniform is not None:
             q += (self.uniform / n).to(q)[:, None]
         return q.scatter_add_(1, self.labels, self.shares.to(q))
+
+
+def _widest(like: Tensor) -> torch.dtype:
+    return torch.float32 if like.device.type == "mps" else torch.float64  # a few numbers a row, good for any logits

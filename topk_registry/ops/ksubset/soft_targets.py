@@ -48,6 +48,8 @@ def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Optio
     weight = None if weight is None else weight.detach().to(logits.device, dtype).contiguous()
     target, factor = _with_mean(target, weight, len(logits), reduction)
     total = reduction != "none"
+    if reduction == "mean" and not len(logits):
+        return expected_hinge(logits, target, options._replace(reduction="none")).mean()  # NaN, as in cross-entropy
     by_autograd = isinstance(target, Tensor) and target.requires_grad
     s, size, theta, sign, backend = api.prepare(logits, k, theta, impl)
     options = options._replace(alpha=alpha, weight=weight)

@@ -10,7 +10,7 @@ import torch
 from numba import carray
 
 from topk_registry.ops import openmp
-from topk_registry.ops.ksubset.numba import rows as ksubset
+from topk_registry.ops.ksubset.numba import select
 from topk_registry.ops.rows.numba.compiled import c_function, compiled
 from topk_registry.ops.rows.numba.driver import ROW
 from topk_registry.ops.rows.numba.vectors import total_of
@@ -75,7 +75,7 @@ def nothing(g):
 def largest(s, skip, count):
     """The ``count`` largest scores and their classes, the class ``skip`` left out."""
     top, where = np.empty(count, s.dtype), np.zeros(count, np.int64)
-    ksubset.largest(s, skip, top, where, ksubset.room(len(s), count, s.dtype))
+    select.largest(s, skip, top, where, select.room(len(s), count, s.dtype))
     return top, where
 
 
