@@ -15,6 +15,7 @@ PUBLIC = {
     "DisabledPluginError",
     "GumbelTopK",
     "KSubset",
+    "LabelMixture",
     "LinearSmoothTopK",
     "LossInfo",
     "NameTakenError",

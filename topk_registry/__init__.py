@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         topk_marginals,
         topk_margins,
     )
+    from topk_registry.ops.label_mixture import LabelMixture
     from topk_registry.ops.perturbed import perturbed_topk
     from topk_registry.ops.rows.api import RowLoss, row_losses
     from topk_registry.ops.rows.curve import Curve
@@ -61,6 +62,7 @@ _HOMES = {
     "DisabledPluginError": "registry.errors",
     "GumbelTopK": "distributions",
     "KSubset": "distributions",
+    "LabelMixture": "ops.label_mixture",
     "LinearSmoothTopK": "nn.linear",
     "LossInfo": "registry.registry",
     "NameTakenError": "registry.errors",
@@ -111,6 +113,7 @@ __all__ = [
     "DisabledPluginError",
     "GumbelTopK",
     "KSubset",
+    "LabelMixture",
     "LinearSmoothTopK",
     "LossInfo",
     "NameTakenError",

@@ -13,8 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from topk_registry import TopKLoss, smooth_topk_hinge, soft_hinge, topk_margins
-from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry import LabelMixture, TopKLoss, smooth_topk_hinge, soft_hinge, topk_margins
 
 
 class SmoothTopKSVM(TopKLoss):
