@@ -119,12 +119,27 @@ class BreaksOnOne(Wrong):
         return super().forward(logits.squeeze(), target)
 
 
+OF_TRANSFORMS = {"vmap", "per_sample_gradients", "forward_mode"}  # an autograd Function must say how it goes through
+
 # the checks that see each defect, all of them and no others
 WRONG = {
-    WrongSign: {"gradient_equals_differences", "dense_gradient_equals_differences", "gradient_descends"},
+    WrongSign: {
+        "gradient_equals_differences",
+        "dense_gradient_equals_differences",
+        "gradient_descends",
+        "second_derivative",
+        *OF_TRANSFORMS,
+    },
     NaNInHalf: {"float16_logits"},
-    OrderDependent: {"row_order_is_irrelevant", "batch_of_one", "reduction_is_consistent", "weight_scales_rows"},
-    Mutating: {"leaves_inputs_alone"},
+    OrderDependent: {
+        "row_order_is_irrelevant",
+        "batch_of_one",
+        "reduction_is_consistent",
+        "weight_scales_rows",
+        "meta",
+        "compile_dynamic",
+    },
+    Mutating: {"leaves_inputs_alone", "accepts_noncontiguous_logits"},
     IgnoringDenseTargets: {"dense_targets_count_in_full", "bad_targets_raise"},
     RefusingDenseTargets: {
         "one_hot_targets_equal_indices",
@@ -136,7 +151,7 @@ WRONG = {
     LostBuffer: {"state_moves_with_the_loss"},
     NotPicklable: {"can_be_pickled"},
     ReturningFloat: {"returns_differentiable_scalar"},
-    BreaksOnOne: {"batch_of_one"},
+    BreaksOnOne: {"batch_of_one", "per_sample_gradients"},
 }
 
 SAYS = {
@@ -346,6 +361,43 @@ class Restarting(Wrong):
         return super().forward(logits, target) * (1 + 1 / self.calls)
 
 
+def assuming_strides_of_labels(logits, target):
+    """It reads labels by the address of the first one."""
+    if not target.is_floating_point():
+        target = torch.as_strided(target, target.shape, (1,))
+    return F.cross_entropy(logits, target)
+
+
+class Misspelt(Wrong):
+    tuning_grid = {"wieght": (1.0,)}  # noqa: RUF012
+
+
+class WrittenInForward(torch.autograd.Function):
+    """Cross-entropy whose forward pass keeps the gradient as a number, not as a function of the logits."""
+
+    @staticmethod
+    def forward(logits, target):
+        return F.cross_entropy(logits, target), logits.softmax(-1) - F.one_hot(target, logits.shape[1])
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx, g, _):
+        (gradient,) = ctx.saved_tensors
+        return g * gradient / len(gradient), None
+
+
+def differentiable_once(logits, target):
+    return WrittenInForward.apply(logits, target)[0]
+
+
+def row_by_row(logits, target):
+    return sum(F.cross_entropy(logits[i], target[i]) for i in range(len(logits))) / len(logits)
+
+
 # one defect for each check; the message says what is wrong in the check's own terms
 SINGLE = [
     ("returns_differentiable_scalar", detached, "expected a loss that requires grad"),
@@ -353,7 +405,8 @@ SINGLE = [
     ("repeats_under_a_seed", dropping_at_random, "expected the same loss under the same seed, got "),
     ("leaves_inputs_alone", Mutating, "expected the logits unchanged, got them written to"),
     ("works_without_grad", another_without_grad, "expected loss under no_grad = 2.77466, got 5.5493"),
-    ("accepts_noncontiguous_logits", assuming_strides, "expected loss of non-contiguous logits = "),
+    ("accepts_noncontiguous_logits", assuming_strides, "expected loss of strided non-contiguous logits = "),
+    ("accepts_noncontiguous_targets", assuming_strides_of_labels, "expected loss of strided targets = "),
     ("one_hot_targets_equal_indices", dense_over_classes, "expected loss of one-hot targets = 2.77466, got 0.173416"),
     ("dense_targets_count_in_full", IgnoringDenseTargets, "expected targets mixed 70:30 to change the loss"),
     ("bad_targets_raise", wrapping_labels, "expected an error for a label of 16 with 16 classes, got the loss "),
@@ -377,6 +430,7 @@ SINGLE = [
     ("weight_scales_rows", averaging_by_rows, "expected weighted mean loss = "),
     ("ignore_index_skips_rows", counting_ignored_rows, "expected loss with a row of ignore_index = -100 = "),
     ("label_smoothing_is_a_soft_target", smoothing_over_the_others, "expected loss with label_smoothing at ["),
+    ("tuning_grid_can_be_tried", Misspelt, "expected options of the loss in tuning_grid, got 'wieght'"),
     ("set_epoch_is_harmless", Growing, "expected a finite loss in epoch 9, got inf"),
     ("state_moves_with_the_loss", LostBuffer, "got left behind: loss.factors[0]"),
     ("state_moves_with_the_loss", functools.partial(weighted, torch.ones(16)), "held without a .to(): loss[0]"),
@@ -385,6 +439,13 @@ SINGLE = [
     ("can_be_pickled", NotPicklable, "expected no error, got "),
     ("can_be_copied", Locked, "expected no error, got TypeError: cannot pickle"),
     ("compiles", branching_on_data, "expected no error, got "),
+    ("vmap", branching_on_data, "expected no error, got RuntimeError: vmap: It looks like you're"),
+    ("per_sample_gradients", branching_on_data, "expected no error, got RuntimeError: vmap: It looks like you're"),
+    ("second_derivative", differentiable_once, "expected second derivative at ["),
+    ("forward_mode", differentiable_once, "expected no error, got "),
+    ("meta", branching_on_data, "expected no error, got "),
+    ("fake", branching_on_data, "expected no error, got "),
+    ("compile_dynamic", row_by_row, "expected one graph for every batch size, got 3"),
 ]
 
 

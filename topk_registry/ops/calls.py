@@ -10,10 +10,10 @@ Function = TypeVar("Function", bound=type[torch.autograd.Function])
 
 
 def positional(function: Function) -> Function:
-    """Decorates a Function whose ``apply`` is given all arguments of ``forward``, by position.
+    """Decorate a Function whose ``apply`` is given all arguments of ``forward``, by position.
 
-    At every call torch looks up forward's signature and binds the arguments to it, to fill in defaults. Where there is
-    nothing to fill in, that takes as long as all the rest of the call; with this signature they are taken as they come.
+    At every call torch looks up forward's signature and binds the arguments to it, to fill in defaults. That takes as
+    long as the rest of the call. With this signature arguments are taken as they come.
     """
     forward = function.forward
     forward.__signature__ = _AsTheyCome(list(inspect.signature(forward).parameters.values()))  # pyright: ignore[reportFunctionMemberAccess]

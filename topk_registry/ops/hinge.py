@@ -1,4 +1,4 @@
-"""The hinge that the smooth losses share, as a function of violations and of margins."""
+"""The smoothed hinge, as a function of violations and of margins."""
 
 from typing import NamedTuple
 
@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 
 def soft_hinge(violation: Tensor, tau: float) -> Tensor:
-    """A hinge smoothed by a temperature: tau softplus(v / tau), for every tau > 0; towards 0 it becomes max(v, 0).
+    """Hinge max(v, 0) smoothed by the smoothing temperature: tau softplus(v / tau), for every tau > 0.
 
-    It is linear from where exp(-v / tau) is below rounding.
+    As tau goes to 0 it becomes the hinge. It is linear where exp(-v / tau) is below rounding.
 
     Example:
         >>> soft_hinge(torch.tensor([-1.0, 0.0, 1.0]), 0.1)
@@ -21,10 +21,10 @@ def soft_hinge(violation: Tensor, tau: float) -> Tensor:
 
 
 class Hinge(NamedTuple):
-    """L(m) = tau softplus((alpha_y - scale m) / tau) of labels' margins m: :func:`soft_hinge` of what they lack.
+    """Loss L(m) = tau softplus((alpha_y - scale m) / tau) of labels' margins m, where the required gap is alpha.
 
-    Kernels compute it on the way, with its slope, for on small batches these few numbers a row would cost as much as
-    the rows themselves, an operation each. :meth:`definition` is what they compute.
+    Kernels compute it together with its slope: on small batches separate operations on these few numbers a row would
+    cost as much as the rows themselves. :meth:`definition` is the same in torch operations.
     """
 
     alpha: Tensor  # [] or [n], contiguous
@@ -32,7 +32,7 @@ class Hinge(NamedTuple):
     tau: float
 
     def definition(self, margin: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """L and dL/dm of margins [B] in double precision, both in the dtype of alpha."""
+        """Return L and dL/dm [B], in the dtype of alpha, of margins [B] in double precision."""
         alpha = self.alpha[label] if self.alpha.ndim else self.alpha
         violation = alpha.double() - self.scale * margin
         slope = torch.sigmoid(violation / max(self.tau, 4 * torch.finfo(torch.float64).tiny)) * -self.scale

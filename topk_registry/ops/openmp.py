@@ -1,11 +1,11 @@
-"""Sharing rows among threads: kernels compiled by numba run on the OpenMP threads that torch itself uses.
+"""Share rows among threads: kernels compiled by numba run on the OpenMP threads that torch itself uses.
 
-After each of its operations torch's threads go on spinning for a few milliseconds, in wait of the next one. Threads of
-our own would share their cores with them; handed to the same team, work starts within microseconds. Where torch is
-built without OpenMP, a pool of threads does it.
+After each operation torch's threads spin for a few milliseconds and wait for the next one. Threads of our own would
+share their cores with them. On torch's own threads work starts within microseconds. Where torch is built without
+OpenMP, a pool of threads does the work.
 
-A kernel is a C function ``body(job)``. All threads run the same body with the same job, and take rows from it, a few at
-a time, by :func:`spans` until none are left; what a row comes to must not depend on who takes it.
+A kernel is a C function ``body(job)``. All threads run the same body with the same job. They take rows from it, a few
+at a time, by :func:`spans` until none are left. The result of a row must not depend on the thread that takes it.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ SIGNATURE = types.void(types.voidptr)
 
 
 def compiled(function: Callable) -> Body:
-    """A body for :func:`run`, compiled once a machine where there is a place to keep it, else once a process."""
+    """Compile a body for :func:`run`: once a machine where there is a place to keep it, else once a process."""
     try:
         return cfunc(SIGNATURE, cache=True)(function).ctypes
     except RuntimeError as error:
@@ -81,7 +81,7 @@ def _layout(fields: str) -> struct.Struct:
 
 @intrinsic
 def take(typing_context, job, count):
-    """The first of the next ``count`` rows of a job; beyond the last row there is nothing left to do."""
+    """Take the next ``count`` rows of a job and return the first. Beyond the last row nothing is left to do."""
 
     def codegen(context, builder, signature, arguments):
         job, count = arguments
@@ -93,7 +93,7 @@ def take(typing_context, job, count):
 
 @njit
 def spans(job, step, count):
-    """(start, stop) of the rows, of ``count``, that this thread takes, ``step`` at a time, until none are left."""
+    """Yield (start, stop) of the rows that this thread takes, ``step`` at a time, until all ``count`` are taken."""
     start = take(job, step)  # pyright: ignore[reportCallIssue]  # numba gives an intrinsic its first parameter
     while start < count:
         yield start, min(start + step, count)
@@ -102,7 +102,7 @@ def spans(job, step, count):
 
 @intrinsic
 def pointer(typing_context, address):
-    """An address among the values of a job, as ``numba.carray`` takes it."""
+    """Turn an address among the values of a job into what ``numba.carray`` takes."""
 
     def codegen(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))

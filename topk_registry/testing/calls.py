@@ -1,5 +1,7 @@
 """The call itself: what comes out, and what must not happen on the way."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -61,17 +63,44 @@ def works_without_grad(subject: Subject) -> None:
 def accepts_noncontiguous_logits(subject: Subject) -> None:
     """Scores come transposed or sliced out of larger tensors; a kernel that assumes strides reads the wrong ones."""
     loss, labels, logits = subject.build(), subject.labels(), subject.logits()
-    _, wanted = value_and_gradient(loss, logits, labels)
-    transposed = logits.t().contiguous().t()
-    strided = torch.stack([logits, -logits], dim=-1)[..., 0]
-    for strange in (transposed, strided):
+    for kind, strange in (*_layouts(logits), ("expanded", logits[:1].expand_as(logits))):
+        plain = strange.contiguous()
         subject.expect_same_value(
-            lambda: loss(logits, labels), lambda s=strange: loss(s, labels), "loss of non-contiguous logits"
+            lambda x=plain: loss(x, labels), lambda x=strange: loss(x, labels), f"loss of {kind} non-contiguous logits"
         )
         leaf = strange.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(evaluate(loss, leaf, labels), leaf)
         if not subject.is_random:  # random numbers may be drawn in the order of memory
-            expect_close(gradient, wanted, "gradient of non-contiguous logits")
+            _, wanted = value_and_gradient(loss, plain, labels)
+            expect_close(gradient, wanted, f"gradient of {kind} non-contiguous logits")
+
+
+def accepts_noncontiguous_targets(subject: Subject) -> None:
+    """Labels are a column of a table or one label expanded; a kernel that reads on from the first trains on others."""
+    loss, labels, logits = subject.build(), subject.labels(), subject.logits()
+    dense = subject.distributions()
+    targets = [*_layouts(labels), ("expanded", labels[:1].expand_as(labels)), *_layouts(dense)]
+    for kind, target in targets:
+        plain = target.contiguous()
+        try:
+            evaluate(loss, logits, plain)
+        except (ValueError, TypeError, RuntimeError, IndexError):
+            if not target.is_floating_point():
+                raise  # a loss may refuse dense targets, which is another check's matter
+            continue
+        subject.expect_same_value(
+            lambda y=plain: loss(logits, y), lambda y=target: loss(logits, y), f"loss of {kind} targets"
+        )
+
+
+def _layouts(x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Views of the numbers of x, or of x upside down, that lie otherwise in memory."""
+    yield "strided", torch.stack([x, x.roll(1, 0)], dim=-1)[..., 0]
+    yield "sliced", torch.cat([x.roll(1, 0), x])[len(x) :]
+    yield "every other", torch.stack([x.roll(1, 0), x], dim=1).flatten(0, 1)[1::2]
+    if x.ndim > 1:
+        yield "transposed", x.t().contiguous().t()
+    yield "reversed", x.flip(0).contiguous()[torch.arange(len(x) - 1, -1, -1)]
 
 
 CHECKS = (
@@ -81,4 +110,5 @@ CHECKS = (
     leaves_inputs_alone,
     works_without_grad,
     accepts_noncontiguous_logits,
+    accepts_noncontiguous_targets,
 )

@@ -1,4 +1,4 @@
-"""The k-subset operator: exact log-odds and probabilities of being in the top-k set."""
+"""The k-subset operator: exact log-odds and probabilities of being in the top-k set. See README.md."""
 
 from topk_registry.ops.ksubset.api import (
     smooth_topk_hinge,

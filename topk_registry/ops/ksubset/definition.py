@@ -1,10 +1,4 @@
-"""The definition of the k-subset operator, against which every implementation is tested.
-
-Draw a k-subset S of a row of n scores x with probability proportional to prod_{i in S} exp(x_i). With sigma_j the j-th
-elementary symmetric polynomial of e = exp(x), the chance that class i is in S is pi_i = e_i sigma_{k-1}(e without i) /
-sigma_k(e), and its log-odds are
-
-    l_i = x_i + log sigma_{k-1}(e without i) - log sigma_k(e without i).
+"""The definition of the k-subset operator, formulas (1) and (2) of README.md, against which every backend is tested.
 
 Slow on purpose: O(n choose k) and O(n^2 k) time with every step as written.
 """

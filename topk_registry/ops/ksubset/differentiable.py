@@ -1,7 +1,7 @@
 """The margins of every class by torch operations alone, as a fixed graph in double precision.
 
-Any transform of torch goes through it: second derivatives, forward mode, ``torch.func.vmap``. It is slower than the
-kernels, and takes over where those cannot go.
+These are formulas (5) to (9) of README.md. Any transform of torch goes through them: second derivatives, forward mode,
+``torch.func.vmap``. They are slower than the kernels.
 """
 
 from collections.abc import Callable

@@ -1,11 +1,8 @@
-"""Top-k marginals as a fixed graph of standard operators: the form in which the head leaves for ONNX.
+"""Top-k marginals as a fixed graph of standard operators: the form in which the head is exported to ONNX.
 
-Scores x have odds w = exp(x - t). A few largest classes are the *top group*; the others, the *tail*, enter through
-their power sums alone, from which Newton's identities give the coefficients of prod_tail (1 + w_i X). The top group is
-multiplied in by a balanced tree: going up, each node holds the product of its leaves' factors q_i + p_i X (p = w q,
-q = 1/(1 + w)); going down, the product of everything outside it, starting at the root with the tail. A leaf's outside
-is its leave-one-out polynomial, sum of positive terms only. A tail class is divided out of the whole product c instead,
-by Horner's rule d_j = c_j - w_i d_{j-1}, which is stable for w_i < 1.
+The formulas are (5) to (9) of README.md. The top group is multiplied in by a balanced tree. Going up, each node holds
+the product of its leaves' factors q_i + p_i X. Going down, it holds the product of everything outside it, and the root
+starts with the tail. The outside of a leaf is its leave-one-out polynomial, a sum of positive terms.
 
 Nothing here depends on the data: the graph has no loop or branch, and its shapes follow from n and k. It holds no
 Sigmoid, because onnxruntime's is wrong far below zero, and no MatMul, because GPUs round its inputs to TF32 and

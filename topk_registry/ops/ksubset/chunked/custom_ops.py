@@ -99,7 +99,7 @@ def _(features, weight, bias, label, k, temperature, chunk, dtype):
     schema=f"(Tensor g, Tensor top, Tensor classes, Tensor P, {_OPTIONS}, ScalarType dtype, bool[] wanted) -> Tensor[]",
 )
 def label_margins_backward(g, top, classes, P, features, weight, bias, label, k, temperature, chunk, dtype, wanted):
-    """Those wanted of the gradients to features, weight and bias."""
+    """Return the wanted gradients of features, weight and bias."""
     like, k, theta, sign = as_rows(features, weight, k, temperature)
     f, g = finish(State(top, classes, P), theta), g.to(like)[:, None]
     x, sums = features.to(dtype), like.new_zeros(features.shape if wanted[0] else ())

@@ -1,12 +1,4 @@
-"""The perturbed k-th largest on the CPU: noise is made in the kernel, and only where it can matter.
-
-The normal of a (row, draw, class) is Q^-1(U), with Q the upper tail of the normal distribution and U a uniform of 64
-bits from a counter-based generator, so that any of them can be had without the others. A small U is a large normal. Its
-first byte says how large at most, and for nearly all classes that is too little to be among the k largest: one call of
-the generator makes the first bytes of 16 classes, and only the few that pass get their other bytes and their normal.
-Which bytes pass depends on the row alone, by a height that more than k scores will probably reach; where they do not,
-the draw is looked at again from lower down. So the height decides on the time, never on the result.
-"""
+"""The perturbed k-th largest on the CPU. The kernel makes noise only where it can matter, see ../README.md."""
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 

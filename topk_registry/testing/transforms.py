@@ -1,0 +1,132 @@
+"""The transforms of torch: whatever goes through cross-entropy goes through the loss."""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from topk_registry.testing.expect import NotApplicableError, expect, expect_close, expect_finite
+from topk_registry.testing.subject import BATCH, SEED, Subject, evaluate, seed, value_and_gradient
+
+# Central differences of a gradient err as those of a value do, see gradients.py; third derivatives are larger.
+STEP = 1e-5
+TOLERANCE = 1e-5
+
+
+def vmap(subject: Subject) -> None:
+    """torch.func.vmap evaluates many models at once; a loss that looks at a number (``.item()``) forbids that."""
+    loss, labels = subject.build(), subject.labels()
+    batches = torch.stack([subject.logits().roll(i, 0) for i in range(3)])
+    got = _quietly(lambda: torch.func.vmap(lambda x: loss(x, labels), randomness="different")(batches))
+    wanted = torch.stack([evaluate(loss, logits, labels) for logits in batches])
+    _expect_alike(subject, got, wanted, "loss under vmap")
+
+
+def per_sample_gradients(subject: Subject) -> None:
+    """The gradient of each row by itself, as differential privacy and data selection need it: grad under vmap."""
+    loss, logits, labels = subject.build(), subject.logits(), subject.labels()
+    rows = torch.func.grad(lambda x, y: loss(x[None], y[None]))
+    got = _quietly(lambda: torch.func.vmap(rows, randomness="different")(logits, labels))
+    wanted = [value_and_gradient(loss, logits[i : i + 1], labels[i : i + 1])[1][0] for i in range(BATCH)]
+    _expect_alike(subject, got, torch.stack(wanted), "gradient of each row under vmap")
+
+
+def second_derivative(subject: Subject) -> None:
+    """AdaHessian and gradient penalties differentiate the backward pass; terms that it leaves out mislead them."""
+    loss, labels, logits = subject.build(), subject.labels(), subject.logits(dtype=torch.float64)
+    direction = logits.roll(1, 0).cos()
+    leaf = logits.clone().requires_grad_()
+    (first,) = torch.autograd.grad(evaluate(loss, leaf, labels), leaf, create_graph=True)
+    got = None
+    if first.requires_grad:
+        (got,) = torch.autograd.grad(first, leaf, direction, allow_unused=True)
+    got = torch.zeros_like(logits) if got is None else got
+    before, after = (value_and_gradient(loss, logits + h * direction, labels)[1] for h in (-STEP, STEP))
+    expect_close(got, (after - before) / (2 * STEP), "second derivative", tolerance=TOLERANCE, floor=_size(first))
+
+
+def forward_mode(subject: Subject) -> None:
+    """torch.func.jvp: directional derivatives without a backward pass."""
+    loss, labels, logits = subject.build(), subject.labels(), subject.logits()
+    tangent = logits.roll(1, 0).cos()
+    value, got = _quietly(lambda: torch.func.jvp(lambda x: loss(x, labels), (logits,), (tangent,)))
+    wanted_value, gradient = value_and_gradient(loss, logits, labels)
+    _expect_alike(subject, value, wanted_value, "loss in forward mode")
+    expect_finite(got, "directional derivative")
+    if not subject.is_random:
+        wanted = (gradient * tangent).sum()
+        expect_close(got, wanted, "directional derivative", floor=(gradient * tangent).abs().sum().item())
+
+
+def meta(subject: Subject) -> None:
+    """Models are planned on the meta device, where tensors have shapes and no numbers."""
+    loss = subject.build()
+    loss = loss.to("meta") if isinstance(loss, nn.Module) else loss
+    logits = subject.logits().to("meta").requires_grad_()
+    value = loss(logits, subject.labels().to("meta"))
+    _expect_of_shape(value, logits, "meta")
+    expect(value.is_meta, f"expected a loss on the meta device, got it on {value.device}")
+
+
+def fake(subject: Subject) -> None:
+    """Compilers and memory estimates run a step on fake tensors, which know their device and hold no numbers."""
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        logits = mode.from_tensor(subject.logits()).requires_grad_()
+        value = subject.build()(logits, mode.from_tensor(subject.labels()))
+        _expect_of_shape(value, logits, "fake")
+
+
+def compile_dynamic(subject: Subject) -> None:
+    """torch.compile(dynamic=True, fullgraph=True): the last batch of an epoch must not compile everything again."""
+    from torch._dynamo.eval_frame import is_dynamo_supported
+
+    if not is_dynamo_supported():
+        raise NotApplicableError("torch.compile does not support this Python")
+    graphs: list[object] = []
+
+    def backend(graph: Callable, inputs: object) -> Callable:
+        graphs.append(graph)
+        return graph
+
+    loss = subject.build()
+    torch.compiler.reset()
+    compiled = torch.compile(loss, dynamic=True, fullgraph=True, backend=backend)
+    for batch in (BATCH, BATCH + 2, BATCH + 3):
+        logits, labels = subject.logits(batch), subject.labels(batch)
+        got = _quietly(lambda x=logits, y=labels: value_and_gradient(compiled, x, y))
+        wanted = value_and_gradient(loss, logits, labels)
+        _expect_alike(subject, got[0], wanted[0], f"compiled loss of {batch} rows")
+        _expect_alike(subject, got[1], wanted[1], f"compiled gradient of {batch} rows")
+    expect(len(graphs) == 1, f"expected one graph for every batch size, got {len(graphs)}")
+
+
+def _quietly(call: Callable) -> object:
+    """The result under a seed, without the compiler's own warnings; other checks show those of the loss."""
+    seed(SEED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return call()
+
+
+def _expect_alike(subject: Subject, got: Tensor, wanted: Tensor, what: str) -> None:
+    if subject.is_random:  # a transform may draw other numbers
+        expect(got.shape == wanted.shape, f"expected {what} of shape {list(wanted.shape)}, got {list(got.shape)}")
+        expect_finite(got, what)
+    else:
+        expect_close(got, wanted, what, floor=1.0)
+
+
+def _expect_of_shape(value: Tensor, logits: Tensor, kind: str) -> None:
+    expect(value.shape == (), f"expected a {kind} loss of shape [], got {list(value.shape)}")
+    (gradient,) = torch.autograd.grad(value, logits)
+    expect(gradient.shape == logits.shape, f"expected a {kind} gradient of the shape of the logits")
+
+
+def _size(gradient: Tensor) -> float:
+    return gradient.detach().abs().max().item()
+
+
+CHECKS = (vmap, per_sample_gradients, second_derivative, forward_mode, meta, fake, compile_dynamic)
