@@ -73,9 +73,10 @@ def fake(subject: Subject) -> None:
     """Compilers and memory estimates run a step on fake tensors, which know their device and hold no numbers."""
     from torch._subclasses import FakeTensorMode
 
+    loss, scores, labels = subject.build(), subject.logits(), subject.labels()
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        logits = mode.from_tensor(subject.logits()).requires_grad_()
-        value = subject.build()(logits, mode.from_tensor(subject.labels()))
+        logits = mode.from_tensor(scores).requires_grad_()
+        value = loss(logits, mode.from_tensor(labels))
         _expect_of_shape(value, logits, "fake")
 
 
