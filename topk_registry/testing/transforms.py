@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +105,7 @@ def compile_dynamic(subject: Subject) -> None:
     expect(len(graphs) == 1, f"expected one graph for every batch size, got {len(graphs)}")
 
 
-def _quietly(call: Callable) -> object:
+def _quietly(call: Callable[[], Any]) -> Any:
     """The result under a seed, without the compiler's own warnings; other checks show those of the loss."""
     seed(SEED)
     with warnings.catch_warnings():
