@@ -1,0 +1,25 @@
+"""``topk-predict COMMAND ...``: the commands that need no torch, where topk-registry itself is not installed."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+COMMANDS = {
+    "predict": "top-k classes of images from an exported file",
+    "serve": "an exported file over HTTP",
+    "bench": "time an exported file or a running service",
+    "verify": "repeat the checks of an export",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; 2 for a wrong command line."""
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in COMMANDS:
+        return import_module(f"topk_export.commands.{name}").main(rest)
+    if name in ("-h", "--help"):
+        lines = "\n".join(f"  {command:<8}  {summary}" for command, summary in COMMANDS.items())
+        print(f"usage: topk-predict COMMAND ...\n\ncommands:\n{lines}\n\ntopk-predict COMMAND --help explains one")
+        return 0
+    print(f"topk-predict: no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
+    return 2
