@@ -1,7 +1,6 @@
-"""The papers' tables and figures, one command each: ``topk-registry study NAME``.
+"""The papers' tables and figures, one command each, and a comparison of losses: ``topk-registry study NAME``.
 
-A study is a module (contract: ``study``), listed in ``catalogue``. ``runner`` runs its configurations in worker
-processes, each once and for all (``store``); ``output`` and ``report`` show what came out, as tables, plots and one
-page. Studies that train share ``training`` (one run), ``settings`` (data, network, grids), ``tuning`` (who wins a
-grid), ``variants`` (one option of a loss), ``statistics`` and ``display``. Only commands import this package.
+A study offers the names of ``engine.study.Study`` and is listed in ``engine.catalogue``; ``engine.experiment`` is the
+base of studies that train. ``engine.runner`` does each of its runs once, on an executor (``engine.local``), with claims
+(``engine.claims``) between commands that share a folder; ``report`` shows the results as tables, plots and one page.
 """
