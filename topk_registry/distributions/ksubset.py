@@ -15,7 +15,7 @@ SUPPORT_LIMIT = 1_000_000  # subsets that enumerate_support makes at most
 
 
 class _KHot(constraints.Constraint):
-    """Vectors of n zeros and ones of which k are 1; k is one number, or one a row."""
+    """Vectors of n zeros and ones with k ones; k is one number, or one a row."""
 
     is_discrete = True
     event_dim = 1

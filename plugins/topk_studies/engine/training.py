@@ -53,7 +53,7 @@ def arguments(configuration: Configuration) -> list[str]:
 
 
 def command(configuration: Configuration) -> str:
-    """What repeats the run outside the studies."""
+    """Return the command that repeats the run outside the studies."""
     return shlex.join(["timm", "train", *arguments(configuration)])
 
 

@@ -81,7 +81,7 @@ class Compare(TrainingStudy):
 def _halving(
     options: Options, loss: str, finished: Mapping[str, Record]
 ) -> tuple[list[Configuration], dict[str, Any] | None]:
-    """The runs that tuning has come to, and the flags that it ends with once all of them are known."""
+    """The runs of tuning until now, and the flags that it ends with once all of them are known."""
     left = list(trials(options, loss))
     wanted: list[Configuration] = []
     for count, part in RUNGS:
@@ -184,7 +184,7 @@ def _tuning(found: Sequence[Choice], metric: str) -> Table:
 
 
 def _advice(found: Sequence[Choice], notes: Sequence[Note]) -> list[Note]:
-    """What to take, and how sure that is, in one claim."""
+    """The recommendation and its certainty, in one claim."""
     if not found:
         return []
     best, others = found[0], [choice.loss for choice in found[1:]]

@@ -108,7 +108,7 @@ def share(
 
 @compiled
 def operands(job, tensors):
-    """What :func:`share` has put into a job: the sizes, and the addresses of so many tensors."""
+    """Read a job of :func:`share`: the sizes, and the addresses of the tensors."""
     _, B, n, k, step = carray(job, 5, np.int64)
     return B, n, k, step, carray(job, 6, np.float64)[5], carray(job, 6 + tensors, np.int64)[6:]
 

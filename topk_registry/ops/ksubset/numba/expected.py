@@ -9,7 +9,7 @@ from topk_registry.ops.ksubset.numba import kernels, polynomial, rows
 from topk_registry.ops.ksubset.numba.compiled import compiled
 from topk_registry.ops.ksubset.numba.hinges import hinge, tail_hinges
 
-FEW = 8  # classes with mass: up to so many are gone through one by one
+FEW = 8  # classes with mass: up to this many are visited one by one
 
 
 @compiled

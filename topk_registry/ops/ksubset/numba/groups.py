@@ -72,7 +72,7 @@ def split(row, skip, k, depth, limit, theta, space, w, E, where):
 
 @compiled
 def space(n, depth, dtype):
-    """What :func:`split` works with."""
+    """Scratch memory of :func:`split`."""
     return np.empty(depth, dtype), np.empty(depth, np.int64), select.room(n, depth, dtype)
 
 

@@ -173,7 +173,7 @@ def finish_gradient(s, w, size, where, u, gap, most, P, p, q, before, after, bel
 
 @compiled
 def both_tilts(s, k, theta, w):
-    """What margins and their gradient begin with: the tail's odds w relative to the class after the k-th, and the
+    """First part of margins and their gradient: the tail's odds w relative to the class after the k-th, and the
     polynomials at both tilts. ``most``: the largest of the tail's odds, tilted."""
     B, n = s.shape
     space, piece, power = groups.space(n, k + 1, s.dtype), np.empty(rows.PIECE, s.dtype), np.empty(k)

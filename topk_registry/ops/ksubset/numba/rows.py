@@ -31,7 +31,7 @@ def total(w):
 
 @compiled
 def limits(s, theta):
-    """What :func:`odds` takes beside the scores: 1 / theta, and the exponent from which on odds are 0."""
+    """Arguments of :func:`odds` beside the scores: 1 / theta, and the exponent below which odds are 0."""
     real = s.dtype.type
     return real(1 / theta), real(0.4 * math.log(np.finfo(s.dtype).tiny))
 
@@ -213,7 +213,7 @@ def tail_cotangents(w, c, scale, g, dc, piece):
 
 @compiled
 def add_slopes(w, slopes, out, piece):
-    """out += sum_j slopes[j - 1] w^j: what the power sums' cotangents come to."""
+    """out += sum_j slopes[j - 1] w^j: the gradient by way of the power sums' cotangents."""
     k = len(slopes)
     for start in range(0, len(w), PIECE):
         odds, result = w[start : start + PIECE], out[start : start + PIECE]

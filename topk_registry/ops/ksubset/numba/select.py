@@ -7,8 +7,7 @@ from topk_registry.ops.ksubset.numba.compiled import compiled
 
 @compiled
 def lines_of_search(n, T):
-    """How many lines of every so many scores :func:`largest` takes maxima over: about sqrt(n T), so that those, and
-    the lines with scores of interest, are few; 0 where there are too few scores for it to pay."""
+    """Stride of the search for maxima in :func:`largest`, about sqrt(n T); 0 scans directly, as a short row does."""
     lines = 32
     while lines < 2 * (T + 1) or (lines * lines < n * T and 4 * lines <= n):
         lines *= 2
@@ -17,7 +16,7 @@ def lines_of_search(n, T):
 
 @compiled
 def room(n, T, dtype):
-    """What :func:`largest` works with."""
+    """Scratch memory of :func:`largest`."""
     return np.empty(lines_of_search(n, T), dtype), np.empty(n, np.int64), np.empty(n + 16, dtype)
 
 
