@@ -15,11 +15,19 @@ from topk_registry.registry.errors import BrokenPluginError, PluginError
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Its exit status is returned; 1 for a plug-in's error, 2 for a wrong command line."""
+    try:
+        return _main(argv)
+    except BrokenPipeError:  # the reader of a pipe, such as head, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _main(argv: list[str] | None) -> int:
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name == "help" and rest:
         name, rest = rest[0], ["--help"]
     if name in ("-h", "--help", "help"):
-        print(_help())
+        print(_help(), flush=True)
         return 0
     if name in ("-V", "--version"):
         print(f"{DISTRIBUTION} {installed_version(DISTRIBUTION) or '(not installed)'}")
@@ -32,9 +40,6 @@ def main(argv: list[str] | None = None) -> int:
         return command(rest)
     except PluginError as error:
         return _fail(error, status=1)
-    except BrokenPipeError:  # the reader of a pipe, such as head, has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
 
 
 def train() -> int:

@@ -35,6 +35,10 @@ class GumbelTopK(Distribution):
         Kool, van Hoof, Welling. Stochastic beams and where to find them. ICML 2019.
     """
 
+    logits: Tensor
+    k: int
+    temperature: float
+
     def __init__(self, logits: Tensor, k: int, temperature: float = 1.0, validate_args: bool | None = None) -> None:
         if not logits.is_floating_point() or logits.ndim < 1:
             raise ValueError(f"logits must be floating point [..., n], got {logits.dtype} {list(logits.shape)}")

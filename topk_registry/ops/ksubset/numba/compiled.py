@@ -3,6 +3,7 @@
 # numba's intrinsics are called without their first parameter
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import njit, types
@@ -37,7 +38,7 @@ _bits_32, _number_32 = _cast(types.float32, types.int32), _cast(types.int32, typ
 _bits, _number = _cast(types.float64, types.int64), _cast(types.int64, types.float64)
 
 
-def _reorder(integer: bool):
+def _reorder(integer: bool) -> Any:
     """Numbers as integers in the same order, and back: a maximum is vectorised for integers, not where NaN may be."""
 
     @intrinsic
