@@ -149,7 +149,8 @@ def _expected_hinges(dtype: torch.dtype) -> team.Body:
         assert edition  # as above
         B, n, k, step, theta, address = operands(job, 11)
         scale, tau, factor = carray(job, 20, np.float64)[17:]
-        m, even, weights, classes = array(address[10], 4, np.int64)
+        numbers = array(address[10], 4, np.int64)
+        m, even, weights, classes = numbers[0], numbers[1], numbers[2], numbers[3]
         s, gradient = array(address[0], (B, n), real), array(address[9], (B, n), real)
         q = array(address[1], (B if m < 0 else 0, n), real)
         labels, shares = array(address[2], (B, max(m, 0)), np.int64), array(address[3], (B, max(m, 0)), real)
