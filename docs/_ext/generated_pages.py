@@ -169,7 +169,20 @@ def links_of_the_repository(app: Sphinx, path: Path, page: str, content: list[st
     content[0] = re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", turned, content[0])
 
 
+def links_out_of_the_site(app: Sphinx, page: str, content: list[str]) -> None:
+    """Show as text what a page of docs/ links to outside docs/."""
+    folder = (Path(app.srcdir) / page).parent
+
+    def turned(found: re.Match[str]) -> str:
+        text, target = found.groups()
+        path = (folder / target.partition("#")[0]).resolve()
+        return found[0] if "://" in target or path.is_relative_to(Path(app.srcdir).resolve()) else text
+
+    content[0] = re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", turned, content[0])
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", write)
     app.connect("include-read", links_of_the_repository)
+    app.connect("source-read", links_out_of_the_site)
     return {"parallel_read_safe": True}

@@ -81,6 +81,9 @@ class SmoothTopKSVM(TopKLoss):
         return smooth_topk_hinge(logits, target, self.k, tau=self.tau, alpha=alpha, weight=weight)
 
     def _definition(self, logits: Tensor, target: Tensor, labels: tuple[int, int] | None) -> Tensor:
+        if type(logits) is not Tensor and hasattr(logits, "placements"):  # a DTensor: row by row where its rows lie
+            return super()._definition(logits, target, labels)
+
         def loss(target: Tensor | LabelMixture, weight: Tensor | None, reduction: str) -> Tensor:
             alpha = self._alpha(logits)
             options = {"tau": self.tau, "alpha": alpha, "weight": weight, "reduction": reduction}

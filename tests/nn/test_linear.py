@@ -112,12 +112,18 @@ def test_a_nan_row_is_nan_alone():
     assert gradient[others].isfinite().all()
 
 
-def test_a_second_derivative_is_refused_not_wrong():
+def test_second_derivatives_are_those_of_the_loss_on_the_logits():
     *tensors, target = layer()
-    gradients = torch.autograd.grad(linear_smooth_topk(*tensors, target), tensors, create_graph=True)
-    for gradient in gradients:
-        with pytest.raises(RuntimeError, match="differentiable once"):
-            gradient.square().sum().backward(retain_graph=True)
+    tensors = [tensor.detach().double().requires_grad_() for tensor in tensors]
+
+    def second(loss):
+        gradients = torch.autograd.grad(loss, tensors, create_graph=True)
+        return torch.autograd.grad(sum(gradient.square().sum() for gradient in gradients), tensors)
+
+    ours = second(linear_smooth_topk(*tensors, target))
+    dense = second(tr.create_loss("smooth_topk_svm")(F.linear(*tensors), target))
+    for one, other in zip(ours, dense, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11 * float(other.abs().max()))
 
 
 def test_the_functional_gradient_is_the_same():
@@ -125,7 +131,8 @@ def test_the_functional_gradient_is_the_same():
     (expected,) = torch.autograd.grad(linear_smooth_topk(features, weight, bias, target), features)
     rest = weight.detach(), bias.detach(), target
     found = torch.func.grad(lambda x: linear_smooth_topk(x, *rest))(features.detach())
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    # transforms compute in double precision: what is left is the rounding of the kernels' single precision
+    torch.testing.assert_close(found, expected, rtol=0, atol=8 * 2**-24 * float(expected.abs().max()))
 
 
 def test_compiles_into_one_graph():

@@ -59,7 +59,7 @@ class GumbelTopK(Distribution):
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Class indices [*sample_shape, ..., k], in the order in which they were drawn."""
+        """Class indices [sample_shape, ..., k], in the order in which they were drawn."""
         shape = torch.Size(sample_shape) + self.logits.shape
         x = (self.logits / self.temperature).expand(shape)
         noise = -torch.empty_like(x).exponential_().log()  # standard Gumbel

@@ -153,14 +153,14 @@ class KSubset(Distribution):
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Exact draws as k-hot vectors [*sample_shape, ..., n]."""
+        """Exact draws as k-hot vectors [sample_shape, ..., n]."""
         sample_shape = torch.Size(sample_shape)
         rows = self.x.reshape(-1, self.event_shape[0]).double()
         drawn = tree.sample(rows, self.k.reshape(-1), sample_shape.numel())
         return drawn.view(self._extended_shape(sample_shape)).to(self.logits.dtype)
 
     def sample_indices(self, sample_shape: Any = ()) -> Tensor:
-        """Exact draws as class indices [*sample_shape, ..., k] in ascending order, where all rows have one k."""
+        """Exact draws as class indices [sample_shape, ..., k] in ascending order, where all rows have one k."""
         if self._one_k is None:
             raise ValueError("index sets need one k for all rows: give k as a number, or use sample()")
         drawn = self.sample(sample_shape)

@@ -177,7 +177,7 @@ def test_the_export_command(tmp_path, capsys):
     captured = capsys.readouterr()
     assert captured.out.strip() == str(tmp_path / "m.onnx")
     assert "verifying with onnxruntime" in captured.err
-    assert (tmp_path / "model.labels.txt").read_text().startswith("class 0\n")
+    assert (tmp_path / "m.labels.txt").read_text().startswith("class 0\n")
     assert verify_command.main([str(tmp_path / "m.onnx")]) == 0
 
 

@@ -191,7 +191,7 @@ def test_non_contiguous_scores():
         ({"epsilon": float("nan")}, "epsilon must be finite and at least 0, got nan"),
         ({"num_samples": 0}, "num_samples must be an integer of at least 1, got 0"),
         ({"noise": torch.zeros(5, 4)}, r"noise must be \[num_samples, \*scores.shape\] = \[5, 3, 4\], got \[5, 4\]"),
-        ({"impl": "cuda"}, "impl must be 'auto' or one of 'torch', 'numba', 'triton', got 'cuda'"),
+        ({"impl": "cuda"}, "impl must be 'auto' or one of 'numba', 'triton', 'torch', got 'cuda'"),
         ({"scores": torch.zeros(3, 4, dtype=torch.long)}, "scores must be floating point"),
         ({"scores": torch.zeros(())}, "scores must be floating point"),
     ],

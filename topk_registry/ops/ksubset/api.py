@@ -213,7 +213,9 @@ def prepare(logits: Tensor, k: int, temperature: float, impl: str) -> tuple[Tens
     sign = 1 if 2 * k <= n else -1
     k = _fixed(k if sign > 0 else n - k)
     # coefficients span e^k and margins grow with the temperature: both can be more than single precision holds
-    double = logits.dtype == torch.float64 or k > 64 or temperature > 1e30
+    double = logits.dtype == torch.float64 or k > 64
+    if temperature > 1e30:  # a branch, so that a compiled graph, where this is a symbol, has a constant below
+        double = True
     backend = _choose(impl, logits.device, k, double)
     half = OPERATOR[backend].takes_half and logits.dtype in (torch.float16, torch.bfloat16)
     s = logits if half else logits.to(torch.float64 if double else torch.float32)

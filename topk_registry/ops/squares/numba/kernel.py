@@ -42,24 +42,27 @@ def log_likelihood(s, m, y, mass, shift, epsilon, g):
     scale, squares = scaled_squares(g)
     weights = squares + n * (epsilon * scale) * scale  # of the scaled numbers
     log_weights, small = np.log(weights) - 2 * np.log(scale), epsilon
-    factor = real(2 * mass * (scale / weights) * scale)
+    # two factors: their product may be below the range of numbers where the scores are near its end
+    first, factor = real(scale), real(2 * mass * (scale / weights))
     if y >= 0:
         x = np.float64(g[y])
         root = math.hypot(x, math.sqrt(small))
         for i in range(n):
-            g[i] *= factor
+            g[i] = (g[i] * first) * factor
         g[y] -= real(2 * mass * (x / root) / root)
         return mass * (log_weights - 2 * np.log(root))
     value, root = 0.0, real(math.sqrt(small))
     for start in range(0, n, BLOCK):
         x, part = g[start : start + BLOCK], m[start : start + BLOCK]
-        value += likelihoods(x, part, root, factor)
+        scaled = x * first
+        value += likelihoods(x, part, root)
+        x += scaled * factor
     return mass * log_weights - value
 
 
 @summing
-def likelihoods(x, m, root, factor):
-    """x <- the gradient; the sum of m log(x^2 + root^2), the larger of x and root taken out of the square."""
+def likelihoods(x, m, root):
+    """x <- its part of the gradient; the sum of m log(x^2 + root^2), the larger of x and root out of the square."""
     total, one, two = x.dtype.type(0), x.dtype.type(1), x.dtype.type(2)
     for i in range(len(x)):
         size = abs(x[i])
@@ -68,7 +71,7 @@ def likelihoods(x, m, root, factor):
         ratio = small / large
         whole = one + ratio * ratio
         total += m[i] * (two * log(large) + log(whole))
-        x[i] = x[i] * factor - two * m[i] * ((x[i] / large) / (large * whole))
+        x[i] = -two * m[i] * ((x[i] / large) / (large * whole))
     return total
 
 
