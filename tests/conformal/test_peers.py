@@ -101,7 +101,12 @@ def test_torchcp_rc3p(torchcp, alpha):
     peer.class_thresholds = torch.from_numpy(ours.thresholds.scores) + 1e-12
     given = type(ours.thresholds)(ours.thresholds.scores + 1e-12, ours.thresholds.max_rank)
     sets = PredictionSets(ours.score, given, allow_empty=True)
-    assert torch.equal(sets(new), peer.predict_with_logits(new))
+    found, theirs = sets(new), peer.predict_with_logits(new)
+    finite = torch.from_numpy(np.isfinite(ours.thresholds.scores))
+    assert finite.any()
+    assert torch.equal(found[:, finite], theirs[:, finite])
+    # a class with too few samples is in every set of ours; TorchCP keeps its rank limit, which nothing guarantees
+    assert found[:, ~finite].all()
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)

@@ -195,7 +195,9 @@ def test_an_export_that_fails_its_verification_leaves_what_was_there(tmp_path, m
     monkeypatch.setattr("topk_registry.nn.head.static_marginals", lambda s, k, temperature: s.softmax(-1) * k)
     with pytest.raises(ExportError, match=r"(?s)failed its verification and was not written.*marginals \(model\)"):
         export_onnx(tiny(N), path, k=3, data_config=DATA)
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    after = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    assert json.loads(after.pop("model.refused.json"))["passed"] is False  # its report, and nothing else
+    assert after == before
 
 
 @pytest.mark.slow
