@@ -66,7 +66,7 @@ def picture(name: str, folder: Path) -> None:
 def loss_page(name: str, cells: list[str]) -> str:
     builder = tr.get_loss_builder(name)
     module, attribute = builder.__module__, builder.__qualname__
-    _, paper, purpose, _, cost = cells
+    paper, purpose, cost = cells[1], cells[2], cells[4]
     return f"""# {name}
 
 {purpose[0].upper()}{purpose[1:]}.
