@@ -30,16 +30,29 @@ SET = 100  # classes of a set in an answer, where a request does not say
 
 
 def create_app(
-    predictor: Predictor, limits: Limits | None = None, access: Access | None = None, log: str | None = None
+    predictor: Predictor,
+    limits: Limits | None = None,
+    access: Access | None = None,
+    log: str | None = None,
+    *,
+    warm: bool = False,
 ) -> FastAPI:
-    """Build the application of a loaded model, which must give logits and marginals; ``log``: see :mod:`.log`."""
+    """Build the application of a loaded model.
+
+    Args:
+        predictor: the model, which must give logits and marginals.
+        limits: bounds of the clients.
+        access: who the clients are.
+        log: file that takes a line a prediction, see :mod:`.log`.
+        warm: take no connection before the model has run. Otherwise ``/healthz`` answers while it warms up.
+    """
     limits, access = limits or Limits(), access or Access()
     check_outputs(dict.fromkeys(predictor.output_names))
     service = Service(predictor, limits, log)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.start()
+        await service.start(warm=warm)
         yield
         await service.stop()
 

@@ -124,6 +124,13 @@ class WarmUp:
     def start(self) -> None:
         self._task = asyncio.create_task(self._batcher(self._x))
 
+    async def finish(self) -> None:
+        """Wait for the run, and raise RuntimeError where the model does not run."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        if problem := self.problem():
+            raise RuntimeError(problem)
+
     async def stop(self) -> None:
         task, self._task = self._task, None
         if task is not None:

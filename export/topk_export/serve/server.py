@@ -53,10 +53,10 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def make_server(predictor: Predictor, plan: Plan) -> uvicorn.Server:
-    """Build uvicorn's server of a loaded model."""
+def make_server(predictor: Predictor, plan: Plan, *, warm: bool = False) -> uvicorn.Server:
+    """Build uvicorn's server of a loaded model; ``warm``: see :func:`create_app`."""
     config = uvicorn.Config(
-        create_app(predictor, plan.limits, plan.access, plan.log),
+        create_app(predictor, plan.limits, plan.access, plan.log, warm=warm),
         http=WatchedProtocol,
         ws="none",
         log_level="warning",
@@ -78,6 +78,7 @@ def serve_forever(listener: socket.socket, predictor: Predictor, plan: Plan) -> 
 class Workers:
     """Several processes that serve one socket, each with the model. One that dies is started again.
 
+    A worker accepts connections once its model has run, so ``/readyz`` is true of every worker that can be reached.
     A worker that dies within ``patience`` seconds of its start stops them all: another would die too.
     """
 
@@ -127,7 +128,8 @@ class Workers:
 
 
 def _work(listener: socket.socket, plan: Plan) -> None:
-    server = make_server(Predictor(**plan.model), plan)
+    # the kernel hands a connection to any worker that accepts, so one that accepts must be ready
+    server = make_server(Predictor(**plan.model), plan, warm=True)
     _when_parent_ends(lambda: setattr(server, "should_exit", True))
     server.run(sockets=[listener])
 

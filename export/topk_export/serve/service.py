@@ -59,9 +59,12 @@ class Service:
         blank = np.zeros((1, *predictor.input_shape), predictor.input_type)
         self._warm_up = WarmUp(self.batcher, blank)
 
-    def start(self) -> None:
+    async def start(self, *, warm: bool) -> None:
+        """Begin to work; with ``warm`` return once the model has run, or raise RuntimeError where it does not."""
         self.batcher.start()
         self._warm_up.start()
+        if warm:
+            await self._warm_up.finish()
 
     async def stop(self) -> None:
         await self._warm_up.stop()

@@ -113,7 +113,7 @@ def test_an_error_of_the_source_comes_after_the_images_before_it(predictor):
 
 def test_images_are_read_in_threads(model_file):
     predictor = Predictor(model_file, device="cpu", workers=3)
-    together = threading.Barrier(3, timeout=20)  # broken unless three reads are in progress at once
+    together = threading.Barrier(3, timeout=60)  # broken unless three reads are in progress at once
 
     class Met:
         def read(self, image):

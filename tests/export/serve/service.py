@@ -19,6 +19,8 @@ from topk_export import Predictor
 from topk_export.serve.limits import Access, Limits
 from topk_export.serve.server import Plan, make_server
 
+PATIENCE = 60  # seconds that a loaded machine may take for what an idle one does at once
+
 
 class Service:
     """``topk-registry serve`` on a free port of this machine, ended by SIGTERM."""
@@ -51,14 +53,14 @@ class Service:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(20)
+            return self.process.wait(PATIENCE)
         finally:
             self.process.kill()
             self.process.wait()
             self._file.close()
 
     def _wait_for(self, condition: Any) -> Any:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 3 * PATIENCE
         while time.monotonic() < end:
             assert self.process.poll() is None, self.log
             if found := _attempt(condition):
@@ -113,13 +115,13 @@ def served(predictor: Predictor, access: Access | None = None, **limits: Any) ->
         yield listener.getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE)
         listener.close()
         assert not thread.is_alive()
 
 
 def wait_until(condition) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -140,5 +142,5 @@ class Held:
         if self.error is not None:
             raise self.error
         if self.hold:
-            assert self.gate.wait(20)
+            assert self.gate.wait(PATIENCE)
         return self._inner.run(x)

@@ -1,5 +1,6 @@
 """Who may use the service: keys, host names, other sites' pages, the access log; several images and processes."""
 
+import asyncio
 import base64
 import json
 import os
@@ -8,7 +9,8 @@ import signal
 import pytest
 
 from tests.export.colours import COLOURS, K, png
-from tests.export.serve.service import Service, predict, request, served, wait_until
+from tests.export.serve.service import Held, Service, predict, request, served, wait_until
+from topk_export.serve.app import create_app
 from topk_export.serve.guard import read_keys
 from topk_export.serve.limits import Access
 
@@ -159,10 +161,39 @@ def test_workers_share_the_port_and_their_counters(model_file, tmp_path):
     assert "Traceback" not in running.log
 
 
+def test_a_worker_accepts_once_its_model_has_run(predictor):
+    held = Held(predictor)
+    held.hold = True
+
+    async def main() -> None:
+        app = create_app(held, warm=True)
+        context = app.router.lifespan_context(app)
+        started = asyncio.ensure_future(context.__aenter__())
+        while not held.runs:
+            await asyncio.sleep(0.001)
+        assert not started.done()
+        held.gate.set()
+        await started
+        await context.__aexit__(None, None, None)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_worker_whose_model_does_not_run_ends(predictor):
+    app = create_app(Held(predictor, ValueError("no memory")), warm=True)
+
+    async def main() -> None:
+        async with app.router.lifespan_context(app):
+            pass
+
+    with pytest.raises(RuntimeError, match="the model does not run: no memory"):
+        asyncio.run(main())
+
+
 def test_workers_end_with_their_parent(model_file, tmp_path):
     with Service(model_file, tmp_path / "log", "--workers", "2") as running:
         os.kill(running.process.pid, signal.SIGKILL)
-        running.process.wait(20)
+        running.process.wait(60)
 
         def refused() -> bool:
             try:

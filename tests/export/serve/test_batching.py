@@ -25,7 +25,7 @@ class Gate:
         self.open = threading.Event()
 
     def __call__(self, x: np.ndarray) -> dict[str, np.ndarray]:
-        assert self.open.wait(20)
+        assert self.open.wait(60)
         return doubled(x)
 
 

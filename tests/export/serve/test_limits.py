@@ -104,7 +104,7 @@ def test_large_images_do_not_hold_up_small_ones(predictor):
         def preprocess(self, images):
             if len(images[0]) > 10_000:
                 self.large += 1
-                assert self.gate.wait(20)
+                assert self.gate.wait(60)
             return predictor.preprocess(images)
 
     slow = Slow()
@@ -148,13 +148,13 @@ def test_large_answers_leave_the_event_loop_free(predictor):
 
         def rank(self, *args, **options):
             ranking.set()
-            assert gate.wait(20)
+            assert gate.wait(60)
             return predictor.rank(*args, **options)
 
     with served(Slow()) as port, ThreadPoolExecutor(1) as pool:
         ready(port)
         waiting = pool.submit(predict, port, png("red"), query="?softmax_mass=1")
-        assert ranking.wait(20)
+        assert ranking.wait(60)
         assert request(port, "GET", "/healthz")[0] == 200
         gate.set()
         assert waiting.result()[0] == 200
