@@ -172,6 +172,7 @@ def test_its_python_example_runs():
     assert callable(scope["head"])
 
 
+@pytest.mark.slow
 def test_its_example_of_very_many_classes_runs():
     scope = {}
     exec(block("very many classes"), scope)

@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from topk_registry.data.hierarchy import BLOCK, SPLITS, SYNONYMS
+from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, split_and_size
 
 TINY = 1e-300  # the least probability of a level: below it no sum could tell
 REACH = 4.0  # standard deviations of the noise around either mean that the 8 bits hold
@@ -26,7 +25,7 @@ REACH = 4.0  # standard deviations of the noise around either mean that the 8 bi
 Matrix = NDArray[np.float64]
 
 
-class Ambiguous:
+class Ambiguous(DrawnImages):
     """Samples of ``families * fine`` classes with their posterior; class c is of family c mod ``families``.
 
     Sample i depends on the seed, the split and i alone.
@@ -67,15 +66,9 @@ class Ambiguous:
         imbalance: float = 1.0,
         label_noise: float = 0.0,
     ) -> None:
-        split = SYNONYMS.get(split, split)
-        if split not in SPLITS:
-            raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-        size = size if split == "train" or eval_size is None else eval_size
-        size = size if size is not None else 5000 if split == "train" else 2000
-        if size < 1 or families < 1 or fine < 1 or families * fine < 2 or side < 1:
-            raise ValueError(
-                f"need at least 1 sample, 2 classes and 1 pixel, got {size=}, {families=}, {fine=}, {side=}"
-            )
+        split, size = split_and_size(split, size, eval_size)
+        if families < 1 or fine < 1 or families * fine < 2 or side < 1:
+            raise ValueError(f"need at least 2 classes and 1 pixel, got {families=}, {fine=}, {side=}")
         shares = {"spread": spread, "ambiguity": ambiguity, "label_noise": label_noise}
         for name, share in shares.items():
             if not 0.0 <= share <= 1.0:
@@ -84,7 +77,6 @@ class Ambiguous:
             raise ValueError(f"noise must be positive and imbalance at least 1, got {noise=}, {imbalance=}")
         n = families * fine
         self.side, self.fine, self.noise, self.ambiguity, self.label_noise = side, fine, noise, ambiguity, label_noise
-        self.transform: Any = None
         self.superclasses = [c % families for c in range(n)]
         self.classes = [f"code {c % families:02d}-{c // families}" for c in range(n)]
         self._family = np.arange(n) % families
@@ -96,14 +88,7 @@ class Ambiguous:
         self._prior = falling / falling.sum()
         self._scale = 127.5 / (1.0 + REACH * noise)
         self.images, labels = self._draw(size, [seed, SPLITS[split]])
-        self.targets: list[int] = labels.tolist()
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        image: Any = Image.fromarray(self.images[index])
-        return (image if self.transform is None else self.transform(image)), self.targets[index]
+        self.targets = labels.tolist()
 
     @property
     def frequencies(self) -> Matrix:

@@ -9,21 +9,17 @@ field's standard deviation, is
 Telling superclasses apart is easy; telling the five of a family apart is not, which is where top-5 and top-1 part.
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+
+from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, split_and_size
 
 SIZE = 32
-BLOCK = 1024
 SHIFT = 4
 SPREAD = 42.0  # standard deviation of an image in grey levels: within three of them nothing is cut off
-SPLITS = {"train": 1, "validation": 2, "test": 3}
-SYNONYMS = {"val": "validation", "valid": "validation", "eval": "validation", "training": "train"}
 
 
-class Hierarchy:
+class Hierarchy(DrawnImages):
     """Images of ``superclasses * fine`` classes, drawn from a seed; class c is of superclass c mod ``superclasses``.
 
     Image i depends on the seed, the split and i alone: a larger data set begins with the smaller one. Classes take
@@ -55,29 +51,15 @@ class Hierarchy:
         fine_amplitude: float = 0.35,
         noise: float = 8.0,
     ) -> None:
-        split = SYNONYMS.get(split, split)
-        if split not in SPLITS:
-            raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-        size = size if split == "train" or eval_size is None else eval_size
-        size = size if size is not None else 5000 if split == "train" else 2000
-        if size < 1 or superclasses < 1 or fine < 1 or superclasses * fine < 2:
-            raise ValueError(
-                f"need at least 1 image and 2 classes, got size={size}, superclasses={superclasses}, fine={fine}"
-            )
+        split, size = split_and_size(split, size, eval_size)
+        if superclasses < 1 or fine < 1 or superclasses * fine < 2:
+            raise ValueError(f"need at least 2 classes, got {superclasses=}, {fine=}")
         n = superclasses * fine
-        self.transform: Any = None
         self.superclasses = [c % superclasses for c in range(n)]
         self.classes = [f"field {c % superclasses:02d}-{c // superclasses}" for c in range(n)]
         self.targets = [i % n for i in range(size)]
         fields = _fields(np.random.default_rng([seed, 0]), superclasses, n, fine_amplitude)
         self.images = _render(fields, np.asarray(self.targets), noise, [seed, SPLITS[split]])  # [size, 32, 32, 3]
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        image: Any = Image.fromarray(self.images[index])
-        return (image if self.transform is None else self.transform(image)), self.targets[index]
 
 
 def _fields(rng: np.random.Generator, superclasses: int, n: int, amplitude: float) -> NDArray[np.float64]:

@@ -1,8 +1,6 @@
 """Names of losses and data sets, and the factories behind them. Imports the standard library only."""
 
 from topk_registry.registry.api import (
-    LossInfo,
-    Registry,
     create_loss,
     datasets,
     get_loss_builder,
@@ -13,6 +11,7 @@ from topk_registry.registry.api import (
     refresh_plugins,
     register_loss,
 )
+from topk_registry.registry.registry import LossInfo, Registry
 
 __all__ = [
     "LossInfo",

@@ -20,20 +20,6 @@ from topk_registry.registry import timm_losses
 from topk_registry.registry.errors import BrokenPluginError
 from topk_registry.registry.registry import B, Builder, LossInfo, Registry
 
-__all__ = [
-    "LossInfo",
-    "Registry",
-    "create_loss",
-    "datasets",
-    "get_loss_builder",
-    "is_loss",
-    "list_losses",
-    "loss_info",
-    "losses",
-    "refresh_plugins",
-    "register_loss",
-]
-
 losses: Registry = Registry("topk_registry.losses", "loss", reserved=timm_losses.reserved())
 datasets: Registry = Registry("topk_registry.datasets", "dataset")
 

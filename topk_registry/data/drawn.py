@@ -1,0 +1,50 @@
+"""What the built-in data sets share: splits, sizes, and samples in memory."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+BLOCK = 1024  # samples drawn at a time, and always whole, so that one does not depend on how many follow it
+SPLITS = {"train": 1, "validation": 2, "test": 3}  # the numbers go into the seeds
+SYNONYMS = {"val": "validation", "valid": "validation", "eval": "validation", "training": "train"}
+
+
+class DrawnImages:
+    """Images and labels drawn from a seed and held in memory.
+
+    Attributes:
+        images: [N, height, width, 3] in 8 bits.
+        targets: the labels.
+        classes: their names.
+        superclasses: the family of each class.
+        transform: applied to each image, where it is not None.
+    """
+
+    images: NDArray[np.uint8]
+    targets: list[int]
+    classes: list[str]
+    superclasses: list[int]
+    transform: Any = None
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        image: Any = Image.fromarray(self.images[index])
+        return (image if self.transform is None else self.transform(image)), self.targets[index]
+
+
+def split_and_size(split: str, size: int | None, eval_size: int | None) -> tuple[str, int]:
+    """Return the split under its own name, and its number of samples: by default 5000 to train on, else 2000."""
+    split = SYNONYMS.get(split, split)
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    if split != "train" and eval_size is not None:
+        size = eval_size
+    if size is None:
+        size = 5000 if split == "train" else 2000
+    if size < 1:
+        raise ValueError(f"need at least 1 sample, got {size=}")
+    return split, size
