@@ -14,7 +14,14 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "plugins").glob("*/README.md")})
+PAGES = sorted(
+    {
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs/guide").glob("*.md"),
+        *(ROOT / "plugins").glob("*/README.md"),
+    }
+)
 PAGES += sorted((ROOT / "topk_registry").rglob("README.md"))
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yaml"))
 
@@ -26,7 +33,9 @@ def label(path: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=label)
 def test_links_between_files_lead_somewhere(page):
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
-    broken = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    # pages under generated/ exist once the site is built; tests/test_site.py follows links to them
+    links = [link for link in links if "://" not in link and "generated/" not in link]
+    broken = [link for link in links if not (page.parent / link).exists()]
     assert not broken
 
 

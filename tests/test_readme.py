@@ -1,8 +1,9 @@
-"""The README is true: its table is the registry's, its plug-in installs and works, its examples run.
+"""README and docs are true: tables are the registry's and the reports', the plug-in installs, examples run.
 
-``python tests/test_readme.py`` writes its tables anew.
+``python tests/test_readme.py`` writes the tables anew.
 """
 
+import importlib.util
 import inspect
 import json
 import os
@@ -12,16 +13,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from topk_registry import registry
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+LOSSES, SPEED_PAGE = DOCS / "losses.md", DOCS / "speed.md"
 TABLE = re.compile(r"(?<=<!-- losses -->\n).*?(?=<!-- /losses -->)", re.DOTALL)
 COSTS = ROOT / "docs" / "results" / "losses.json"
 SPEED = re.compile(r"(?<=<!-- speed -->\n).*?(?=<!-- /speed -->)", re.DOTALL)
 SPEEDS = ROOT / "docs" / "results" / "ksubset.json"
-COMPARED = {  # contestants of the bench, and what the README calls them
+COMPARED = {  # contestants of the bench, and what docs/speed.md calls them
     "F.cross_entropy": "cross-entropy",
     "topk_registry": "ours",
     "topk_registry: torch": "ours, plain torch",
@@ -35,8 +38,8 @@ CONTEXT = {"class_counts", "num_classes", "total_epochs", "smoothing", "soft_tar
 
 
 def written() -> dict[str, list[str]]:
-    """The README's table: the cells of each loss's row."""
-    found = TABLE.search(README.read_text())
+    """The table of docs/losses.md: the cells of each loss's row."""
+    found = TABLE.search(LOSSES.read_text())
     assert found
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in found[0].splitlines()[2:]]
     return {cells[0].strip("`"): cells for cells in rows}
@@ -103,21 +106,22 @@ def _speeds(B: int, n: int, k: int, names: list[str], found: dict[str, dict]) ->
     return [f"{B} x {n}, {k}", *measured, f"{ours / base:.2g}", f"{floor / ours:.0%}"]
 
 
-def block(marker: str) -> str:
-    found = re.search(rf"<!-- {re.escape(marker)} -->\n```\w+\n(.*?)```", README.read_text(), re.DOTALL)
-    assert found, f"README.md has no block marked {marker}"
+def block(page: str, marker: str) -> str:
+    """The fenced block after the marker in a page of the repository."""
+    found = re.search(rf"<!-- {re.escape(marker)} -->\n```\w+\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert found, f"{page} has no block marked {marker}"
     return found[1]
 
 
 def test_the_table_tells_of_every_loss_its_paper_purpose_options_and_cost():
-    found = TABLE.search(README.read_text())
+    found = TABLE.search(LOSSES.read_text())
     assert found
     assert found[0] == table(), "run python tests/test_readme.py"
     assert all(cell for cells in written().values() for cell in [*cells[:3], cells[4]])
 
 
 def test_the_table_of_speeds_is_the_report_s():
-    found = SPEED.search(README.read_text())
+    found = SPEED.search(SPEED_PAGE.read_text())
     assert found
     assert found[0] == speeds(), "run python tests/test_readme.py"
 
@@ -144,7 +148,7 @@ def test_its_plugin_has_fifteen_lines_installs_and_works(tmp_path):
     source.mkdir()
     lines = 0
     for name in ("pyproject.toml", "brier_loss.py"):
-        text = block(f"plug-in: {name}")
+        text = block("docs/guide/plugins.md", f"plug-in: {name}")
         lines += sum(bool(line.strip()) for line in text.splitlines())
         (source / name).write_text(text)
     assert lines <= 15
@@ -164,21 +168,44 @@ def test_its_plugin_has_fifteen_lines_installs_and_works(tmp_path):
     assert json.loads(result.stdout) == ["brier-loss", "available", "Squared error of the softmax probabilities.", 0.75]
 
 
-def test_its_python_example_runs():
-    (example,) = re.findall(r"```python\n(import torch\nimport topk_registry.*?)```", README.read_text(), re.DOTALL)
+def test_the_five_lines_of_the_front_page_run():
     scope = {}
-    exec(example, scope)
+    exec(block("README.md", "five lines"), scope)
+    assert scope["logits"].grad.any()
+    torch.testing.assert_close(scope["marginals"].sum(1), torch.full((8,), 5.0))
+
+
+def test_the_python_example_of_the_losses_runs():
+    scope = {}
+    exec(block("docs/losses.md", "losses from Python"), scope)
     assert callable(scope["loss"])
     assert callable(scope["head"])
 
 
 @pytest.mark.slow
-def test_its_example_of_very_many_classes_runs():
+def test_the_example_of_very_many_classes_runs():
     scope = {}
-    exec(block("very many classes"), scope)
+    exec(block("docs/guide/many_classes.md", "very many classes"), scope)
     assert [part.shape for part in scope["best"]] == [(4, 5)] * 3
     assert scope["head"].weight.grad.any()
 
 
+def test_the_picture_of_the_front_page_is_current():
+    spec = importlib.util.spec_from_file_location("draw_front", DOCS / "draw_front.py")
+    draw_front = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(draw_front)
+    number = re.compile(r"-?\d+\.\d")  # coordinates are rounded to tenths of a pixel, which may fall either way
+    drawn, kept = draw_front.picture(), draw_front.PICTURE.read_text()
+    assert number.sub("", drawn) == number.sub("", kept), "run python docs/draw_front.py"
+    assert [float(x) for x in number.findall(drawn)] == pytest.approx(
+        [float(x) for x in number.findall(kept)], abs=0.11
+    )
+
+
+def test_the_front_page_fits_a_screen_and_a_half():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 75
+
+
 if __name__ == "__main__":
-    README.write_text(SPEED.sub(lambda _: speeds(), TABLE.sub(lambda _: table(), README.read_text())))
+    LOSSES.write_text(TABLE.sub(lambda _: table(), LOSSES.read_text()))
+    SPEED_PAGE.write_text(SPEED.sub(lambda _: speeds(), SPEED_PAGE.read_text()))

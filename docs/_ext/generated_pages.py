@@ -19,17 +19,17 @@ from topk_registry.cli.commands import commands
 from topk_registry.cli.main import main as command_line
 
 CLASSES, LABEL_SCORES = 20, (-6.0, 10.0)
-README = Path(__file__).parents[2] / "README.md"
+DOCS = Path(__file__).parents[1]
 
 
 def losses() -> list[str]:
     return [info.name for info in map(tr.loss_info, tr.list_losses()) if info.distribution == "topk-registry"]
 
 
-def readme_rows() -> dict[str, list[str]]:
-    """Cells of the README's table of losses: name, paper, purpose, options, cost."""
-    table = re.search(r"<!-- losses -->\n(.*?)<!-- /losses -->", README.read_text(), re.DOTALL)
-    assert table, "README.md has no table of losses"
+def table_of_losses() -> dict[str, list[str]]:
+    """Cells of the table in losses.md: name, paper, purpose, options, cost."""
+    table = re.search(r"<!-- losses -->\n(.*?)<!-- /losses -->", (DOCS / "losses.md").read_text(), re.DOTALL)
+    assert table, "docs/losses.md has no table of losses"
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[1].splitlines()[2:]]
     return {cells[0].strip("`"): cells for cells in rows}
 
@@ -93,13 +93,6 @@ Paper: {paper}. Cost: a forward and a backward pass take {cost} times as long as
 """
 
 
-def overview(rows: dict[str, list[str]]) -> str:
-    lines = ["| loss | for | paper | cost |", "|---|---|---|---|"]
-    lines += [f"| [`{name}`]({name}.md) | {rows[name][2]} | {rows[name][1]} | {rows[name][4]} |" for name in losses()]
-    names = "\n".join(losses())
-    return "\n".join(["# All losses", "", *lines, "", "```{toctree}", ":hidden:", "", names, "```", ""])
-
-
 def command_page() -> Iterator[str]:
     """The help of every command of this distribution, as the command line prints it."""
     yield "# The command line\n\n`topk-registry COMMAND ...`, also installed as `timm`.\n"
@@ -123,7 +116,7 @@ def api_page() -> Iterator[str]:
 
 
 def costs_page() -> str:
-    environment = json.loads((README.parent / "docs" / "results" / "losses.json").read_text())["environment"]
+    environment = json.loads((DOCS / "results" / "losses.json").read_text())["environment"]
     told = "".join(f"| {name} | {value} |\n" for name, value in environment.items() if not isinstance(value, dict))
     return f"""# How the costs were measured
 
@@ -139,12 +132,14 @@ def write(app: Sphinx) -> None:
     pages = Path(app.srcdir) / "generated"
     (pages / "losses").mkdir(parents=True, exist_ok=True)
     os.environ["COLUMNS"] = "100"  # the width of a help page
-    rows = readme_rows()
+    rows = table_of_losses()
+    for page in (pages / "losses").glob("*.md"):
+        if page.stem not in losses():
+            page.unlink()  # of a loss that has gone since the last build
     with mpl.rc_context({"svg.hashsalt": "topk_registry", "svg.fonttype": "path", "font.size": 9}):
         for name in losses():
             picture(name, pages / "losses")
             _write(pages / "losses" / f"{name}.md", loss_page(name, rows[name]))
-    _write(pages / "losses" / "index.md", overview(rows))
     _write(pages / "commands.md", "".join(command_page()))
     _write(pages / "api.md", "".join(api_page()))
     _write(pages / "costs.md", costs_page())
@@ -166,7 +161,7 @@ def links_of_the_repository(app: Sphinx, path: Path, page: str, content: list[st
             return found[0]
         return f"[{text}](/{name}.md)" if target.endswith(".md") and name in app.env.found_docs else text
 
-    content[0] = re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", turned, content[0])
+    content[0] = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", turned, content[0])
 
 
 def links_out_of_the_site(app: Sphinx, page: str, content: list[str]) -> None:
@@ -179,6 +174,8 @@ def links_out_of_the_site(app: Sphinx, page: str, content: list[str]) -> None:
         return found[0] if "://" in target or path.is_relative_to(Path(app.srcdir).resolve()) else text
 
     content[0] = re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", turned, content[0])
+    if page == "losses":  # names of the table lead to their pages, which exist on the site only
+        content[0] = re.sub(r"(?m)^\| `(\w+)` \|", r"| [`\1`](generated/losses/\1.md) |", content[0])
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -41,9 +41,9 @@ def test_five_lines_train_as_the_command_line_does(train, tmp_path):
     assert result.model is trainer.run.model
 
 
-def test_the_readmes_example_runs(tmp_path, monkeypatch, capsys):
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    code = re.search(r"<!-- train from Python -->\n```python\n(.*?)```", readme, re.DOTALL)[1]
+def test_the_example_of_the_docs_runs(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs/guide/train.md").read_text(encoding="utf-8")
+    code = re.search(r"<!-- train from Python -->\n```python\n(.*?)```", page, re.DOTALL)[1]
     monkeypatch.chdir(tmp_path)
     exec(code.replace("epochs=2", 'epochs=2, dataset_opt={"size": 128}, device="cpu"'))
     assert "epoch 2/2" in capsys.readouterr().out
