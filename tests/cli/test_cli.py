@@ -222,6 +222,13 @@ def test_two_wheels_of_onnxruntime_are_a_problem(site):
     assert "overwrite each other's files" in report.problems[0]
 
 
+def test_the_distribution_with_the_same_files_is_a_problem(site, capsys):
+    told = "topk-predict 9.9 and topk-registry install the same files"
+    assert not any("topk-predict" in problem for problem in doctor.examine().problems)
+    site.distribution("topk-predict", {}, version="9.9")
+    assert any(problem.startswith(told) for problem in doctor.examine().problems)
+
+
 @pytest.fixture
 def executables(tmp_path, monkeypatch):
     def write(folder, module):

@@ -3,11 +3,13 @@
 import re
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from zipfile import ZipFile
 
 import pytest
 
 from tests.test_install import OFFLINE, PIP, ROOT, run
+from topk_export.commands import main
 
 ALONE = """
 import sys
@@ -78,3 +80,16 @@ def test_its_commands_are_listed_and_others_refused(alone):
     refused = alone("train")
     assert refused.returncode == 2
     assert refused.stderr == "topk-predict: no command 'train'; there are predict, serve, bench, verify\n"
+
+
+@pytest.mark.parametrize("twins", [("topk-predict",), ("topk-predict", "topk-registry")])
+def test_both_distributions_at_once_are_a_warning(monkeypatch, capsys, twins):
+    def version(name):
+        if name in twins:
+            return "9.9"
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(main, "version", version)
+    assert main.main(["--help"]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("warning: topk-predict 9.9 and topk-registry 9.9 install the same files") == (len(twins) == 2)

@@ -5,14 +5,16 @@ import random
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from timm.data import create_dataset
 
 from topk_registry.data.labels import class_counts, class_names_of, is_indexed, labels_of
 from topk_registry.train.config.arguments import parse_args
 from topk_registry.train.setup.batches import BatchOrder, seeded
 from topk_registry.train.setup.datasets import open_data
+from topk_registry.train.setup.unreadable import report_unreadable
 
-from .conftest import TINY
+from .conftest import TINY, unclosed_files
 
 
 def batches(order, epoch, step=0):
@@ -97,3 +99,24 @@ def test_timms_image_folder_tells_its_labels(image_folder):
     assert class_counts(labels_of(dataset), 4) == [12] * 4
     assert class_names_of(dataset) == [f"class{c}" for c in range(4)]
     assert is_indexed(dataset)
+
+
+@unclosed_files
+def test_unreadable_images_are_replaced_within_their_part(tmp_path):
+    for i in range(16):  # an image's colour tells which it is
+        path = tmp_path / "train" / f"class{i // 8}" / f"{i:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4), (i, 0, 0)).save(path)
+    broken = {1, 2, 3, 4, 7, 9, 12, 13, 14, 15}
+    for i in broken:
+        (tmp_path / "train" / f"class{i // 8}" / f"{i:02}.png").write_bytes(b"this is no image")
+    data = open_data(parse_args(["--data-dir", str(tmp_path), "--val-split", "0.5"]))
+    for part in (data.train, data.validation):
+        members = part.indices.tolist()
+        whole = [i for i in members if i not in broken]
+        for place, i in enumerate(members):
+            image, label = part[place]
+            shown = image.getpixel((0, 0))[0]
+            assert shown == next((j for j in whole if j >= i), whole[0])
+            assert label == shown // 8
+    assert "could not be read" in report_unreadable(data.train, "training")

@@ -49,13 +49,22 @@ def examine() -> Report:
     report = Report({"python": f"{platform.python_version()} ({sys.executable})", "platform": platform.platform()})
     for name in ("topk-registry", *REQUIRED, *OPTIONAL):
         report.facts[name] = environment.installed_version(name) or "not installed"
-    for look in (_onnxruntime, _imports, _gpu, _backends, _commands, _plugins):
+    for look in (_predict, _onnxruntime, _imports, _gpu, _backends, _commands, _plugins):
         try:
             look(report)
         except Exception as error:
             report.problems.append(f"looking at {look.__name__[1:]} failed: {type(error).__name__}: {error}")
     report.problems = list(dict.fromkeys(report.problems))
     return report
+
+
+def _predict(report: Report) -> None:
+    """Find the distribution that holds the same modules as this one."""
+    if version := environment.installed_version("topk-predict"):
+        report.problems.append(
+            f"topk-predict {version} and topk-registry install the same files, and removing one breaks the other: "
+            "uninstall both, then install the one you want"
+        )
 
 
 def _onnxruntime(report: Report) -> None:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 
 COMMANDS = {
     "predict": "top-k classes of images from an exported file",
@@ -14,6 +15,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; 2 for a wrong command line."""
+    _warn_of_twins()
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in COMMANDS:
         return import_module(f"topk_export.commands.{name}").main(rest)
@@ -23,3 +25,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     print(f"topk-predict: no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
     return 2
+
+
+def _warn_of_twins() -> None:
+    """Say where topk-registry is installed beside topk-predict: both hold these modules."""
+    try:
+        found = [f"{name} {version(name)}" for name in ("topk-predict", "topk-registry")]
+    except PackageNotFoundError:
+        return
+    print(
+        f"warning: {' and '.join(found)} install the same files, and removing one breaks the other: "
+        "uninstall both, then install the one you want",
+        file=sys.stderr,
+    )

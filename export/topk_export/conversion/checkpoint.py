@@ -3,6 +3,9 @@
 import argparse
 import hashlib
 import pickle
+import re
+import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from topk_export.conversion.convert import plain
 from topk_export.errors import ExportError
+
+PICKLE = b"\x80"  # the first byte of every pickle since protocol 2
+TORN = b"PK"  # the first bytes of a zip file, here of one that lost its end
 
 
 @dataclass(frozen=True)
@@ -39,17 +46,38 @@ def _load(path: Path) -> dict[str, Any]:
             from safetensors.torch import load_file
 
             return load_file(str(path))
-        with torch.serialization.safe_globals([argparse.Namespace]):  # timm's train.py keeps its arguments as one
+        _check_kind(path)
+        # timm's train.py keeps its arguments as a namespace
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickle protocols: what matters comes as an error
             content = torch.load(path, map_location="cpu", weights_only=True)
+    except ExportError:
+        raise
     except pickle.UnpicklingError as error:
-        raise ExportError(
-            f"{path} is corrupt, or holds more than weights (it is read with weights_only): {error}"
-        ) from error
+        found = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+        why = f"a {found[1]}, which runs code when it is read; save state_dict() instead" if found else "no weights"
+        raise ExportError(f"{path} holds {why} (checkpoints are read with weights_only)") from error
     except Exception as error:  # zip, pickle and safetensors errors share no base class
-        raise ExportError(f"{path} is corrupt or no checkpoint: {error}") from error
+        raise ExportError(f"{path} is corrupt or no checkpoint: {plain(error)}") from error
     if not isinstance(content, dict):
         raise ExportError(f"{path} holds a {type(content).__name__}, expected a dictionary of weights")
     return content
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse files of other kinds before torch looks at them: its errors speak of trust, at length."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = {name.partition("/")[2] for name in archive.namelist()}
+        if "constants.pkl" in names:
+            raise ExportError(f"{path} is a TorchScript archive; export the checkpoint that it was made from")
+        if "data.pkl" in names:
+            return
+    else:
+        with path.open("rb") as file:
+            if file.read(2).startswith((PICKLE, TORN)):
+                return
+    raise ExportError(f"{path} is no checkpoint: expected a file that torch.save or safetensors wrote")
 
 
 def _embedded_args(content: Mapping[str, Any]) -> dict[str, Any]:

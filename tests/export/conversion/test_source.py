@@ -1,7 +1,10 @@
 """Where a model comes from: names, checkpoints of timm's and torchvision's scripts, folders of runs, bad files."""
 
 import argparse
+import io
+import pickle
 import re
+import zipfile
 
 import pytest
 import timm
@@ -12,6 +15,7 @@ from safetensors.torch import save_file
 from timm.utils import CheckpointSaver
 
 from topk_export import ExportError
+from topk_export.commands.export import main
 from topk_export.conversion.recipe import read_class_names
 from topk_export.conversion.source import load_source
 from topk_registry import normalize_classifier
@@ -155,6 +159,13 @@ def test_the_checkpoint_of_another_model(model, tmp_path):
         load_source(tmp_path / "a.pth", model="test_resnet", num_classes=9)
 
 
+def zipped(name: str) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr(name, "")
+    return content.getvalue()
+
+
 class Evil:
     def __reduce__(self):
         return print, ("executed",)
@@ -163,23 +174,35 @@ class Evil:
 def test_files_that_are_no_checkpoints(model, tmp_path, capsys):
     whole = tmp_path / "whole.pth"
     torch.save(model.state_dict(), whole)
+    kind = "is no checkpoint: expected a file that torch.save or safetensors wrote$"
     broken = {
-        "half.pth": whole.read_bytes()[:2000],
-        "text.pth": b"no checkpoint at all",
-        "empty.pth": b"",
-        "bad.safetensors": b"\x10\x00\x00\x00\x00\x00\x00\x00{]",
+        "half.pth": (whole.read_bytes()[:2000], "is corrupt or no checkpoint: "),
+        "bad.safetensors": (b"\x10\x00\x00\x00\x00\x00\x00\x00{]", "is corrupt or no checkpoint: "),
+        "text.pth": (b"no checkpoint at all", kind),
+        "empty.pth": (b"", kind),
+        "archive.zip": (zipped("a.txt"), kind),
+        "script.pt": (zipped("script/constants.pkl"), "is a TorchScript archive"),
+        "old.pkl": (pickle.dumps({"a": 1}, protocol=4), "holds no weights"),
     }
-    for name, content in broken.items():
+    for name, (content, reason) in broken.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ExportError, match=f"{name} is corrupt"):
+        with pytest.raises(ExportError, match=f"{name} {reason}") as caught:
             load_source(tmp_path / name, model="test_resnet")
+        assert "\n" not in str(caught.value)
     torch.save([1, 2], tmp_path / "list.pth")
     with pytest.raises(ExportError, match="holds a list, expected a dictionary of weights"):
         load_source(tmp_path / "list.pth", model="test_resnet")
     torch.save({"state_dict": Evil()}, tmp_path / "evil.pth")
-    with pytest.raises(ExportError, match="holds more than weights"):
+    with pytest.raises(ExportError, match="holds a print, which runs code when it is read"):
         load_source(tmp_path / "evil.pth", model="test_resnet")
     assert "executed" not in capsys.readouterr().out
+
+
+def test_a_photo_is_refused_in_one_line(tmp_path, picture, capsys):
+    assert main([str(picture("red", "photo.jpg")), str(tmp_path / "model.onnx")]) == 1
+    (*_, last) = capsys.readouterr().err.splitlines()
+    assert last.endswith("photo.jpg is no checkpoint: expected a file that torch.save or safetensors wrote")
+    assert last.startswith("error: ")
 
 
 def test_places_without_a_checkpoint(tmp_path):

@@ -21,7 +21,7 @@ from topk_registry.data.recipes import Selection, fraction_counts, hold_out, lon
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import DataError
 from topk_registry.train.setup.splits import check_apart, check_split
-from topk_registry.train.setup.unreadable import WatchedImages
+from topk_registry.train.setup.unreadable import WatchedImages, replace_within
 
 PREFIX = "topk/"
 STREAMS = ("hfids/", "tfds/", "wds/")
@@ -170,6 +170,7 @@ def _harden(config: TrainConfig, data: Data, train: Any, twin: Any, fraction: fl
         indices, held = hold_out(labels, counts, fraction, seed=config.seed)
         # a second copy of the split: evaluation has a transform of its own
         data.validation = Selection(twin, held, labels)
+        replace_within(twin, held)
         data.notes.append(f"held out {len(held)} training images, {fraction:g} of each class, for evaluation")
     kept = labels if indices is None else labels[indices]
     chosen = pick(kept, _kept_counts(config, class_counts(kept, len(counts)), data.notes), seed=config.seed)
@@ -180,6 +181,7 @@ def _harden(config: TrainConfig, data: Data, train: Any, twin: Any, fraction: fl
         changed = int((noisy[indices] != labels[indices]).sum())
         data.notes.append(f"label noise {config.label_noise:g}: {changed} of {len(indices)} training labels differ")
     data.train = Selection(train, indices, labels, noisy)
+    replace_within(train, indices)
     data.counts = class_counts(data.train.targets, len(counts))
 
 

@@ -2,23 +2,33 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import distributed as dist
 from torch.utils.data import Dataset
 
+from topk_registry.data.recipes import Indices
 from topk_registry.train.errors import DataError
 
 MOST_NAMED = 3
 
 
 class _Requests:
-    """A reader that remembers the samples asked of it: timm asks for the next one after a failure."""
+    """A reader that remembers the samples asked of it: timm asks for the next one after a failure.
+
+    Where only a part of the samples is in use, the next one of that part is read instead: the neighbour of a training
+    image may be held out for evaluation.
+    """
 
     def __init__(self, reader: Any) -> None:
         self.reader = reader
         self.asked: list[int] = []
+        self.used: Indices | None = None  # sorted
 
     def __getitem__(self, index: int) -> Any:
+        if self.asked and self.used is not None:
+            after = np.searchsorted(self.used, self.asked[-1], side="right")
+            index = int(self.used[after % len(self.used)])
         self.asked.append(index)
         return self.reader[index]
 
@@ -84,16 +94,26 @@ class WatchedImages(Dataset[Any]):
         return indices
 
 
+def replace_within(dataset: Any, indices: Indices) -> None:
+    """Let only samples of ``indices`` (sorted) take the place of unreadable ones."""
+    if (images := _watched(dataset)) is not None:
+        images.reader.used = indices
+
+
 def report_unreadable(dataset: Any, kind: str) -> str:
     """One line on the unreadable images since the last call, empty if there were none; every process must call it."""
-    while not isinstance(dataset, WatchedImages):
-        dataset = getattr(dataset, "dataset", None)
-        if dataset is None:
-            return ""
-    indices = dataset.take()
-    if not indices:
+    watched = _watched(dataset)
+    indices = [] if watched is None else watched.take()
+    if watched is None or not indices:
         return ""
-    names = ", ".join(dataset.filename(index) for index in indices[:MOST_NAMED])
+    names = ", ".join(watched.filename(index) for index in indices[:MOST_NAMED])
     more = f" and {len(indices) - MOST_NAMED} more" if len(indices) > MOST_NAMED else ""
     images = f"{len(indices)} {kind} image{'s' if len(indices) > 1 else ''}"
     return f"{images} could not be read, and a neighbour was used instead: {names}{more} (--strict-data refuses)"
+
+
+def _watched(dataset: Any) -> WatchedImages | None:
+    """Return the watched images below wrappers such as a ``Selection``, or None where there are none."""
+    while dataset is not None and not isinstance(dataset, WatchedImages):
+        dataset = getattr(dataset, "dataset", None)
+    return dataset
