@@ -65,21 +65,18 @@ def kinds() -> dict[str, dict[str, float]]:
     return {name: {r["contestant"]: r["both"]["median"] for r in rows} for name, rows in found.items() if rows}
 
 
-def costs() -> dict[str, str]:
-    """Those times relative to cross-entropy's, to two digits."""
+def cost(name: str) -> str:
+    """Those times of a loss relative to cross-entropy's, to two digits; a dash where it was not measured."""
     columns = kinds().values()
-    return {
-        name: " | ".join(f"{times[name] / times['F.cross_entropy']:.2g}" for times in columns)
-        for name in next(iter(columns))
-    }
+    return " | ".join(f"{times[name] / times['F.cross_entropy']:.2g}" if name in times else "-" for times in columns)
 
 
 def table() -> str:
     """The table with the options and costs as they are; papers and purposes as they were written."""
-    cells, cost = written(), costs()
+    cells = written()
     names = [info.name for info in registry.losses.infos("topk-registry:*")]
-    rows = [f"| `{name}` | {' | '.join(cells[name][1:3])} | {options(name)} | {cost[name]} |" for name in names]
     header = ["name", "paper", "for", "options", *kinds()]
+    rows = [f"| `{name}` | {' | '.join(cells[name][1:3])} | {options(name)} | {cost(name)} |" for name in names]
     return "\n".join([f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *rows]) + "\n"
 
 

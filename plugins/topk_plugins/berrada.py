@@ -4,15 +4,20 @@ With x = s / (k tau) and l_y the log-odds of the label being in a random k-set d
 losses are tau softplus(alpha / tau - l_y). In terms of the margin m_y = k tau l_y, a smooth gap between the score of
 the label and the k-th best other, that is a softened hinge on alpha - m_y / k.
 
-Reference: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018.
+Several k at once are a mean of such losses, or one likelihood -tau log sum_j P_j sigmoid(l_y^(j) - alpha / tau), in
+which all k share one x. The likelihood is that of Petersen et al. on these marginals.
+
+References: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018. Petersen,
+Kuehne, Borgelt, Deussen, *Differentiable Top-k Classification Learning*, ICML 2022.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from topk_plugins._sizes import mixture_nll, set_sizes
 from topk_registry import LabelMixture, TopKLoss, smooth_topk_hinge, soft_hinge, topk_margins
 
 
@@ -23,9 +28,12 @@ class SmoothTopKSVM(TopKLoss):
     tau log sum_{y in S or not} exp((Delta(S, y) + sum_{j in S} s_j / k) / tau) - tau log sum_{y in S} exp(...).
 
     Args:
-        k: size of the set that should hold the label, 1 <= k <= n - 1.
+        k: size of the set that should hold the label, 1 <= k <= n - 1, or several sizes.
         tau: temperature, positive; towards 0 the loss becomes ``topk_svm``.
         alpha: margin, not negative: one for all classes, or one a class [n].
+        k_weights: how much each of several k counts; they are divided by their sum. None: all the same.
+        combine: what several k make: ``"mean"``, the mean of their losses, each as if it were alone, or
+            ``"likelihood"``, -tau log sum_j P_j exp(-L_j / tau_j) with one temperature max(k) tau for all of them.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
     Shape: logits [B, n]; target [B] int64 or a distribution [B, n].
@@ -33,8 +41,10 @@ class SmoothTopKSVM(TopKLoss):
     Example:
         >>> loss = create_loss("smooth_topk_svm", k=5, tau=0.1)
         >>> loss(torch.randn(8, 100, requires_grad=True), torch.randint(100, (8,))).backward()
+        >>> create_loss("smooth_topk_svm", k=[1, 5], k_weights=[0.25, 0.75])
+        SmoothTopKSVM(tau=1, alpha=1, k=[1, 5], k_weights=[0.25, 0.75], combine='mean', reduction='mean', ...)
 
-    Reference: Berrada, Zisserman, Kumar 2018, equations 6 and 8.
+    Reference: Berrada, Zisserman, Kumar 2018, equations 6 and 8; Petersen, Kuehne, Borgelt, Deussen 2022.
     """
 
     tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}
@@ -44,18 +54,28 @@ class SmoothTopKSVM(TopKLoss):
 
     def __init__(
         self,
-        k: int = 5,
+        k: int | Sequence[int] = 5,
         *,
         tau: float = 1.0,
         alpha: float | Sequence[float] | Tensor = 1.0,
+        k_weights: Sequence[float] | None = None,
+        combine: str = "mean",
         weight: Tensor | Sequence[float] | None = None,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
         ignore_index: int = -100,
     ) -> None:
+        self.sizes, self.shares, self._shown = set_sizes(k, k_weights)
         super().__init__(
-            k, weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index
+            max(self.sizes),
+            weight=weight,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
         )
+        if combine not in ("mean", "likelihood"):
+            raise ValueError(f"combine must be 'mean' or 'likelihood', got {combine!r}")
+        self.combine = combine
         if not 0.0 < tau < float("inf"):
             raise ValueError(f"tau must be positive and finite, got {tau!r}")
         margin = torch.as_tensor(alpha, dtype=torch.get_default_dtype()).detach().clone()
@@ -66,28 +86,54 @@ class SmoothTopKSVM(TopKLoss):
 
     @property
     def temperature(self) -> float:
-        """The temperature k tau of the top-k marginals whose log-odds this loss trains."""
+        """The temperature k tau of the top-k marginals whose log-odds this loss trains; of several k the largest."""
         return self.k * self.tau
 
+    @property
+    def _is_linear(self) -> bool:
+        """Whether the loss is a sum of hinges, so that the operator reduces it over targets and rows."""
+        return len(self.sizes) == 1 or self.combine == "mean"
+
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        return smooth_topk_hinge(logits, label, self.k, tau=self.tau, alpha=self._alpha(logits))
+        return self._over_sizes(logits, lambda k, tau, alpha: smooth_topk_hinge(logits, label, k, tau=tau, alpha=alpha))
 
     def per_class(self, logits: Tensor) -> Tensor:
-        margins = topk_margins(logits, self.k, temperature=self.temperature)
-        return soft_hinge(self._alpha(logits) - margins / self.k, self.tau)
+        def table(k: int, tau: float, alpha: Tensor) -> Tensor:
+            return soft_hinge(alpha - topk_margins(logits, k, temperature=k * tau) / k, tau)
+
+        return self._over_sizes(logits, table)
 
     def per_target(self, logits: Tensor, target: Tensor) -> Tensor:
-        alpha, weight = self._alpha(logits), self.weight
-        return smooth_topk_hinge(logits, target, self.k, tau=self.tau, alpha=alpha, weight=weight)
+        if not self._is_linear:
+            return super().per_target(logits, target)
+        return self._reduced(logits, target, self.weight, "none")
+
+    def _over_sizes(self, logits: Tensor, loss: Callable[[int, float, Tensor], Tensor]) -> Tensor:
+        """The losses ``loss(k, tau, alpha)`` of all k as one."""
+        alpha = self._alpha(logits)
+        if len(self.sizes) == 1:
+            return loss(self.k, self.tau, alpha)
+        if self.combine == "mean":
+            losses = [share * loss(k, self.tau, alpha) for k, share in zip(self.sizes, self.shares, strict=True)]
+            return torch.stack(losses).sum(0)
+        # tau_k = max(k) tau / k gives all k one temperature; alpha / tau, the shift of the log-odds, stays
+        scale = [self.k / k for k in self.sizes]
+        losses = [loss(k, f * self.tau, f * alpha) / (f * self.tau) for k, f in zip(self.sizes, scale, strict=True)]
+        return self.tau * mixture_nll(torch.stack(losses), self.shares)
+
+    def _reduced(self, logits: Tensor, target: Tensor | LabelMixture, weight: Tensor | None, reduction: str) -> Tensor:
+        def hinge(k: int, tau: float, alpha: Tensor) -> Tensor:
+            return smooth_topk_hinge(logits, target, k, tau=tau, alpha=alpha, weight=weight, reduction=reduction)
+
+        return self._over_sizes(logits, hinge)
 
     def _definition(self, logits: Tensor, target: Tensor, labels: tuple[int, int] | None) -> Tensor:
-        if type(logits) is not Tensor and hasattr(logits, "placements"):  # a DTensor: row by row where its rows lie
+        distributed = type(logits) is not Tensor and hasattr(logits, "placements")  # a DTensor: rows where they lie
+        if distributed or not self._is_linear:
             return super()._definition(logits, target, labels)
 
         def loss(target: Tensor | LabelMixture, weight: Tensor | None, reduction: str) -> Tensor:
-            alpha = self._alpha(logits)
-            options = {"tau": self.tau, "alpha": alpha, "weight": weight, "reduction": reduction}
-            return smooth_topk_hinge(logits, target, self.k, **options)
+            return self._reduced(logits, target, weight, reduction)
 
         if target.is_floating_point():
             if self.label_smoothing:
@@ -111,26 +157,34 @@ class SmoothTopKSVM(TopKLoss):
 
     def extra_repr(self) -> str:
         alpha = f"{self.alpha.item():g}" if self.alpha.ndim == 0 else f"[{self.alpha.numel()}]"
-        return f"tau={self.tau:g}, alpha={alpha}, {super().extra_repr()}"
+        sizes = f"k={self._shown}"
+        if len(self.sizes) > 1:
+            sizes += f", k_weights={list(self.shares)}, combine={self.combine!r}"
+        return f"tau={self.tau:g}, alpha={alpha}, {super().extra_repr().replace(f'k={self.k}', sizes, 1)}"
 
 
 class TopKNLL(SmoothTopKSVM):
     """Negative log-likelihood of the label being in the top-k set: -tau log pi_y, ``smooth_topk_svm`` without a margin.
 
-    For k = 1 and tau = 1 it is cross-entropy. Options as :class:`SmoothTopKSVM` less ``alpha``.
+    For k = 1 and tau = 1 it is cross-entropy. Options as :class:`SmoothTopKSVM` less ``alpha``; with several k and
+    ``combine="likelihood"`` it is -tau log sum_j P_j pi_y^(j).
 
     Example:
         >>> create_loss("topk_nll", k=1)(torch.zeros(1, 4), torch.tensor([0]))
         tensor(1.3863)
+        >>> create_loss("topk_nll", k=[1, 3], combine="likelihood")(torch.zeros(1, 4), torch.tensor([0]))
+        tensor(0.6931)
     """
 
     tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}
 
     def __init__(
         self,
-        k: int = 5,
+        k: int | Sequence[int] = 5,
         *,
         tau: float = 1.0,
+        k_weights: Sequence[float] | None = None,
+        combine: str = "mean",
         weight: Tensor | Sequence[float] | None = None,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
@@ -140,6 +194,8 @@ class TopKNLL(SmoothTopKSVM):
             k,
             tau=tau,
             alpha=0.0,
+            k_weights=k_weights,
+            combine=combine,
             weight=weight,
             reduction=reduction,
             label_smoothing=label_smoothing,

@@ -1,11 +1,16 @@
 """Smooth top-k SVM and top-k likelihood: against exact values, their limits, and what bad options are told."""
 
+import argparse
+
+import mpmath
 import pytest
 import torch
 from torch.nn import functional as F
 
 from tests import oracles
+from topk_plugins._sizes import mixture_nll
 from topk_registry import create_loss, topk_log_odds
+from topk_registry.cli.parser import ParseOptions
 
 
 def logits_and_labels(rows=4, n=20, dtype=torch.float32, seed=0):
@@ -157,3 +162,99 @@ def test_bad_sizes():
 
 def test_says_its_options():
     assert "tau=0.1, alpha=1, k=5" in repr(create_loss("smooth_topk_svm", tau=0.1))
+
+
+SEVERAL = [([1, 5], None), ([5, 1, 13], [0.5, 0.2, 0.3])]
+
+
+@pytest.mark.parametrize(("k", "k_weights"), SEVERAL)
+@pytest.mark.parametrize("dense", [False, True])
+def test_several_k_as_a_mean_of_losses(k, k_weights, dense):
+    s, y = logits_and_labels(dtype=torch.float64)
+    target = torch.softmax(s.roll(1, 0), -1) if dense else y
+    shares = k_weights or [1 / len(k)] * len(k)
+    options = {"tau": 0.5, "alpha": 0.3, "weight": torch.linspace(0.5, 2, 20).tolist()}
+    found = create_loss("smooth_topk_svm", k=k, k_weights=k_weights, **options)(s, target)
+    alone = [create_loss("smooth_topk_svm", k=one, **options)(s, target) for one in k]
+    torch.testing.assert_close(found, sum(w * loss for w, loss in zip(shares, alone, strict=True)))
+
+
+@pytest.mark.parametrize(("k", "k_weights"), SEVERAL)
+@pytest.mark.parametrize("alpha", [0.0, 0.75])
+@pytest.mark.parametrize("lead", [-30.0, 0.0, 8.0, 25.0])
+def test_several_k_as_one_likelihood_are_exact(k, k_weights, alpha, lead):
+    """Against 60 digits, from labels far behind to those for which pi rounds to 1."""
+    n, tau = 20, 0.5
+    s, y = logits_and_labels(rows=2, n=n, dtype=torch.float64)
+    s[torch.arange(2), y] += lead
+    shares = k_weights or [1 / len(k)] * len(k)
+    found = create_loss(
+        "smooth_topk_svm", k=k, k_weights=k_weights, combine="likelihood", tau=tau, alpha=alpha, reduction="none"
+    )(s, y)
+    for row, label, loss in zip(s.tolist(), y.tolist(), found.tolist(), strict=True):
+        terms = []
+        for one, share in zip(k, shares, strict=True):
+            theta_over_k = max(k) * tau / one  # the tau with which one k alone has the common temperature
+            hinge, _ = oracles.mp_smooth_svm(row, label, one, theta_over_k, alpha * max(k) / one)
+            terms.append((share, mpmath.mpf(hinge) / theta_over_k))
+        with mpmath.workdps(60):
+            total = mpmath.fsum(mpmath.mpf(share) * mpmath.expm1(-a) for share, a in terms)
+            wanted = float(-tau * mpmath.log1p(total))
+        assert loss == pytest.approx(wanted, rel=1e-10)
+
+
+def test_several_k_as_one_likelihood_is_the_papers_formula():
+    """-log sum_j P_j pi_y^(j), with the marginals by brute force, for labels and for distributions."""
+    s, y = logits_and_labels(n=9, dtype=torch.float64)
+    x = s / 3
+    pi = {k: torch.tensor([oracles.subset_log_odds(row, k) for row in x.tolist()]).double().sigmoid() for k in (1, 3)}
+    table = -(0.4 * pi[1] + 0.6 * pi[3]).log()
+    loss = create_loss("topk_nll", k=[1, 3], k_weights=[2, 3], combine="likelihood", reduction="none")
+    torch.testing.assert_close(loss(s, y), table.gather(1, y[:, None])[:, 0])
+    q = torch.softmax(s.roll(1, 0), -1)
+    torch.testing.assert_close(loss(s, q), (q * table).sum(-1))
+
+
+@pytest.mark.parametrize("combine", ["mean", "likelihood"])
+def test_one_of_several_k_is_that_k_alone(combine):
+    s, y = logits_and_labels(dtype=torch.float64)
+    alone = create_loss("topk_nll", k=5, tau=0.3)(s, y)
+    for k, k_weights in (([5], None), ([1, 5], [0.0, 2.0])):
+        assert torch.equal(create_loss("topk_nll", k=k, k_weights=k_weights, combine=combine, tau=0.3)(s, y), alone)
+
+
+@pytest.mark.parametrize("combine", ["mean", "likelihood"])
+def test_gradients_of_several_k(combine):
+    s, y = logits_and_labels(rows=3, n=9, dtype=torch.float64)
+    loss = create_loss("smooth_topk_svm", k=[1, 3], tau=0.6, combine=combine, label_smoothing=0.1)
+    assert torch.autograd.gradcheck(lambda s: loss(s, y), s.requires_grad_())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": []}, "k must be integers of at least 1, got \\[\\]"),
+        ({"k": [1, 0]}, "k must be integers of at least 1, got \\[1, 0\\]"),
+        ({"k": [5, 5]}, "k must name each set size once, got \\[5, 5\\]"),
+        ({"k": [1, 5], "k_weights": [1.0]}, "k_weights must hold one non-negative number for each of k = \\[1, 5\\]"),
+        ({"k": [1, 5], "k_weights": [0.0, 0.0]}, "not all of them zero, got \\[0.0, 0.0\\]"),
+        ({"k": [1, 5], "combine": "sum"}, "combine must be 'mean' or 'likelihood', got 'sum'"),
+    ],
+)
+def test_bad_options_of_several_k(options, message):
+    with pytest.raises(ValueError, match=message):
+        create_loss("topk_nll", **options)
+
+
+def test_several_k_from_the_command_line():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--loss-opt", nargs="*", action=ParseOptions)
+    options = parser.parse_args(["--loss-opt", "k=[1,5]", "k_weights=[.5,.5]", "combine=likelihood"]).loss_opt
+    assert "k=[1, 5], k_weights=[0.5, 0.5], combine='likelihood'" in repr(create_loss("topk_nll", **options))
+
+
+def test_the_smallest_loss_of_a_mixture_keeps_its_digits():
+    losses = torch.tensor([1e-12, 3e-12], dtype=torch.float64)
+    assert mixture_nll(losses, [0.5, 0.5]).item() == pytest.approx(2e-12, rel=1e-9)
+    assert mixture_nll(torch.tensor([torch.inf, torch.inf]), [0.5, 0.5]) == torch.inf
+    assert mixture_nll(torch.tensor([torch.inf, 0.0]), [0.5, 0.5]).item() == pytest.approx(0.6931472)

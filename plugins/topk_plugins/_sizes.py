@@ -1,0 +1,44 @@
+"""Losses of several set sizes at once: their options, and the likelihood of a mixture."""
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def set_sizes(
+    k: int | Sequence[int], k_weights: Sequence[float] | None
+) -> tuple[tuple[int, ...], tuple[float, ...], str]:
+    """The set sizes, their shares, which add up to 1, and how to show them; sizes of weight 0 are left out.
+
+    Example:
+        >>> set_sizes([1, 5], [1, 3])
+        ((1, 5), (0.25, 0.75), '[1, 5]')
+    """
+    several = isinstance(k, Sequence)
+    sizes: list[Any] = list(k) if isinstance(k, Sequence) else [k]
+    if not sizes or any(isinstance(one, bool) or not isinstance(one, Integral) or one < 1 for one in sizes):
+        raise ValueError(f"k must be {'integers' if several else 'an integer'} of at least 1, got {k!r}")
+    if len(set(sizes)) < len(sizes):
+        raise ValueError(f"k must name each set size once, got {k!r}")
+    weights = [1.0] * len(sizes) if k_weights is None else [float(weight) for weight in k_weights]
+    total = sum(weights)
+    if len(weights) != len(sizes) or not all(weight >= 0 for weight in weights) or not 0 < total < float("inf"):
+        raise ValueError(
+            f"k_weights must hold one non-negative number for each of k = {k!r}, not all of them zero, "
+            f"got {k_weights!r}"
+        )
+    kept = [(int(size), weight / total) for size, weight in zip(sizes, weights, strict=True) if weight]
+    shown = str(kept[0][0]) if len(kept) == 1 else str([size for size, _ in kept])
+    return tuple(size for size, _ in kept), tuple(share for _, share in kept), shown
+
+
+def mixture_nll(losses: Tensor, shares: Sequence[float]) -> Tensor:
+    """-log sum_j P_j exp(-losses_j) [...] of losses [J, ...], exact to rounding also where it is near 0."""
+    least = losses.detach().amin(0)
+    share = torch.tensor(shares, dtype=losses.dtype, device=losses.device).view(-1, *(1 for _ in losses.shape[1:]))
+    # where the least is infinite all are: the difference would be NaN
+    below = torch.where(least == torch.inf, 0.0, least)
+    return below - torch.log1p((share * torch.expm1(below - losses)).sum(0))

@@ -1,0 +1,106 @@
+"""Likelihood of a row's set of labels under the k-subset distribution, for multi-label targets.
+
+A row with k labels Y is a draw of k classes: P(S = Y) = exp(sum_{i in Y} x_i) / sigma_k(exp x), x = s / theta. Softmax
+cross-entropy is the case of one label each. The gradient is (pi - 1_Y) / theta, with the marginals pi of that k.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from topk_registry import ClassificationLoss, KSubset
+
+
+class KSubsetNLL(ClassificationLoss):
+    r"""Negative log-likelihood of a set of labels, each row having as many as it has.
+
+    .. math:: L(s, Y) = \log \sigma_k(e^x) - \sum_{i \in Y} x_i, \qquad k = |Y|, \quad x = s / \theta
+
+    A k-hot target [B, n] names the labels of each row: floating point, integer or boolean. A row without labels, or
+    with all classes, costs nothing, as there is one such set. Class indices [B] are sets of one label: cross-entropy.
+
+    A soft target [B, n] of numbers in [0, 1] holds the chances of labels. If a row adds up to an integer k, its loss is
+    the expected one of any random k-set with these chances, else that of sets of the two sizes around its sum. So
+    mixed and smoothed targets have a meaning: ``label_smoothing`` spreads its share of k over all classes.
+
+    The rows of k-hot targets are grouped by their k, which waits for a GPU, and does not go into one compiled graph.
+
+    Args:
+        temperature: theta, which divides the scores; positive.
+        weight: one factor a class [n]; a row counts by the mean of its labels' factors.
+        reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> KSubsetNLL()(torch.zeros(1, 4), torch.tensor([[1, 0, 1, 0]])).exp()  # one of six sets
+        tensor(6.)
+
+    Reference: Chen, Dempster, Liu. Weighted finite population sampling to maximize entropy. Biometrika 1994.
+    """
+
+    tuning_grid: ClassVar = {"temperature": (0.3, 1.0, 3.0)}
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 1.0,
+        weight: Tensor | Sequence[float] | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
+        if not 0.0 < temperature < math.inf:
+            raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
+        self.temperature = float(temperature)
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        if target.shape == logits.shape and logits.ndim == 2:
+            if not target.is_floating_point():
+                target = target.to(torch.promote_types(logits.dtype, torch.float32))
+            _check_chances(target)
+        return super().forward(logits, target)
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        return -(logits / self.temperature).log_softmax(-1)
+
+    def per_target(self, logits: Tensor, target: Tensor) -> Tensor:
+        # in double precision: near-certain sets are a small difference of large numbers
+        x, q = logits.double() / self.temperature, target.double()
+        size = q.sum(-1)
+        k = size.round()
+        between = (size - k).abs() > 8 * target.shape[1] * torch.finfo(target.dtype).eps
+        partition = _log_sigma(x, torch.where(between, size.floor(), k).long())
+        if bool(between.any()):
+            above = _log_sigma(x, torch.where(between, size.ceil(), k).long())
+            partition = torch.lerp(partition, above, torch.where(between, size - size.floor(), 0.0))
+        loss = partition - torch.where(q == 0, 0.0, q * x).sum(-1)
+        if self.weight is not None:
+            loss = loss * (q @ self.weight.to(q)) / size.clamp(min=torch.finfo(q.dtype).tiny)
+        return loss.to(logits.dtype)
+
+    def _dense(self, logits: Tensor, target: Tensor) -> Tensor:
+        if self.label_smoothing:
+            target = torch.lerp(target, target.mean(-1, keepdim=True).expand_as(target), self.label_smoothing)
+        loss = self.per_target(logits, target)
+        return loss if self.reduction == "none" else getattr(loss, self.reduction)()
+
+    def extra_repr(self) -> str:
+        return f"temperature={self.temperature:g}, {super().extra_repr()}"
+
+
+def _log_sigma(x: Tensor, k: Tensor) -> Tensor:
+    """log sigma_k(exp x) [B] of rows x [B, n] and their k [B], 0 <= k <= n."""
+    n = x.shape[1]
+    found = KSubset(x, k.clamp(1, n - 1), validate_args=False).log_partition()
+    return torch.where(k == 0, 0.0, torch.where(k == n, x.sum(-1), found))
+
+
+def _check_chances(target: Tensor) -> None:
+    if target.device.type != "cpu" or torch.compiler.is_compiling() or not target.numel():
+        return
+    if not bool(((target >= 0) & (target <= 1)).all()):
+        low, high = target.aminmax()
+        raise ValueError(f"a k-hot or soft target must be in [0, 1], got numbers from {low:g} to {high:g}")

@@ -1,0 +1,145 @@
+"""The likelihood of label sets: against every subset, exact where it is nearly 0, and its options."""
+
+from itertools import combinations
+
+import mpmath
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests import oracles
+from topk_registry import KSubset, create_loss, topk_marginals
+
+N = 7
+
+
+def scores(rows: int = 5, seed: int = 0) -> torch.Tensor:
+    return 2 * torch.randn(rows, N, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def k_hot(sizes: list[int], seed: int = 1) -> torch.Tensor:
+    g = torch.Generator().manual_seed(seed)
+    target = torch.zeros(len(sizes), N, dtype=torch.float64)
+    for row, size in zip(target, sizes, strict=True):
+        row[torch.randperm(N, generator=g)[:size]] = 1
+    return target
+
+
+def brute_force(row: list[float], labels: set[int], theta: float) -> float:
+    x = [mpmath.mpf(s) / theta for s in row]
+    sets = [mpmath.exp(mpmath.fsum(x[i] for i in chosen)) for chosen in combinations(range(N), len(labels))]
+    return float(mpmath.log(mpmath.fsum(sets)) - mpmath.fsum(x[i] for i in labels))
+
+
+@pytest.mark.parametrize("theta", [0.2, 1.0, 5.0])
+def test_is_the_sum_over_every_subset(theta):
+    s, y = scores(8), k_hot([0, 1, 2, 3, 4, 5, 6, 7])
+    s.requires_grad_()
+    loss = create_loss("ksubset_nll", temperature=theta, reduction="none")(s, y)
+    for row, labels, found in zip(s.tolist(), y, loss.tolist(), strict=True):
+        wanted = brute_force(row, set(labels.nonzero()[:, 0].tolist()), theta)
+        assert found == pytest.approx(wanted, rel=1e-12, abs=1e-13)
+
+
+def test_the_gradient_is_the_marginals_less_the_labels():
+    s, y = scores(8), k_hot([0, 1, 2, 3, 4, 5, 6, 7])
+    leaf = s.clone().requires_grad_()
+    create_loss("ksubset_nll", temperature=2.0, reduction="sum")(leaf, y).backward()
+    for i, k in enumerate(range(8)):
+        odds = oracles.subset_log_odds((s[i] / 2).tolist(), k) if 0 < k < N else None
+        pi = y[i] if odds is None else torch.tensor(odds, dtype=torch.float64).sigmoid()
+        torch.testing.assert_close(leaf.grad[i], (pi - y[i]) / 2)
+
+
+def test_near_certain_sets_keep_their_digits():
+    """In single precision log sigma_k and the labels' scores are alike to every digit."""
+    s = torch.zeros(1, N)
+    s[0, :3] = 40.0
+    leaf = s.clone().requires_grad_()
+    y = (s > 0).to(torch.int64)
+    found = create_loss("ksubset_nll")(leaf, y)
+    found.backward()
+    # twelve sets differ in one class from the label's; double precision holds 120 to 1.4e-14
+    wanted = 12 * torch.tensor(-40.0, dtype=torch.float64).exp()
+    assert abs(found.item() - wanted.item()) <= 4 * 1.4e-14
+    torch.testing.assert_close(leaf.grad[0, 3:], torch.full((4,), (wanted / 4).item()), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int64, torch.float32, torch.float16])
+def test_targets_of_every_kind(kind):
+    s, y = scores(), k_hot([1, 2, 2, 3, 6])
+    torch.testing.assert_close(create_loss("ksubset_nll")(s, y.to(kind)), create_loss("ksubset_nll")(s, y))
+
+
+def test_one_label_is_cross_entropy():
+    s, y = scores(), torch.arange(5)
+    for target in (y, F.one_hot(y, N), torch.softmax(scores(seed=2), -1)):
+        soft = target if target.is_floating_point() else y
+        for options in ({}, {"label_smoothing": 0.1}):
+            torch.testing.assert_close(
+                create_loss("ksubset_nll", **options)(s, target), F.cross_entropy(s, soft, **options)
+            )
+
+
+def test_agrees_with_the_distribution():
+    s, y = scores(), k_hot([1, 2, 2, 3, 6])
+    wanted = -KSubset(s, y.sum(-1).long()).log_prob(y)
+    torch.testing.assert_close(create_loss("ksubset_nll", reduction="none")(s, y), wanted)
+
+
+def test_a_soft_target_costs_what_is_expected_of_sets_with_these_chances():
+    s = scores(1)
+    a, b = k_hot([3, 3])
+    loss = create_loss("ksubset_nll")
+    mixed = loss(s, (0.3 * a + 0.7 * b)[None])
+    torch.testing.assert_close(mixed, 0.3 * loss(s, a[None]) + 0.7 * loss(s, b[None]))
+    b = k_hot([4], seed=3)[0]  # of two sizes next to each other
+    mixed = loss(s, (0.3 * a + 0.7 * b)[None])
+    torch.testing.assert_close(mixed, 0.3 * loss(s, a[None]) + 0.7 * loss(s, b[None]))
+    smoothed = create_loss("ksubset_nll", label_smoothing=0.2)(s, a[None])
+    torch.testing.assert_close(smoothed, loss(s, (0.8 * a + 0.2 * 3 / N)[None]))
+
+
+def test_class_weights_count_rows():
+    s, y, w = scores(), k_hot([1, 2, 2, 3, 0]), torch.linspace(0.5, 2, N).double()
+    plain = create_loss("ksubset_nll", reduction="none")(s, y)
+    found = create_loss("ksubset_nll", weight=w.tolist(), reduction="none")(s, y)
+    torch.testing.assert_close(found, plain * (y @ w) / y.sum(-1).clamp(min=1), rtol=1e-6, atol=0)
+
+
+def test_gradients():
+    s, y = scores(), k_hot([1, 2, 4, 3, 0])
+    loss = create_loss("ksubset_nll", temperature=1.5)
+    assert torch.autograd.gradcheck(lambda s: loss(s, y), s.requires_grad_())
+    assert torch.autograd.gradgradcheck(lambda s: loss(s, y), s)
+
+
+def test_scores_of_minus_infinity_rule_classes_out():
+    s, y = scores(1), k_hot([2])
+    out = (y[0] == 0).nonzero()[0]
+    s[0, out] = -torch.inf
+    leaf = s.clone().requires_grad_()
+    found = create_loss("ksubset_nll")(leaf, y)
+    found.backward()
+    kept = s.isfinite()[0]
+    pi = topk_marginals(s[:, kept], 2)
+    torch.testing.assert_close(found, create_loss("ksubset_nll")(s[:, kept], y[:, kept]))
+    torch.testing.assert_close(leaf.grad[:, kept], pi - y[:, kept])
+    assert leaf.grad[0, out] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    s, y = (10 * scores()).to(dtype), k_hot([1, 2, 2, 3, 6])
+    found = create_loss("ksubset_nll")(s, y)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), create_loss("ksubset_nll")(s.double(), y), rtol=1e-6, atol=1e-6)
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="temperature must be positive and finite, got 0"):
+        create_loss("ksubset_nll", temperature=0)
+    with pytest.raises(ValueError, match="must be in \\[0, 1\\], got numbers from 0 to 2"):
+        create_loss("ksubset_nll")(scores(), 2 * k_hot([1, 2, 2, 3, 6]))
+    with pytest.raises(ValueError, match="target must be class indices"):
+        create_loss("ksubset_nll")(scores(), k_hot([1, 2, 2]))
