@@ -26,9 +26,10 @@ def k_hot(sizes: list[int], seed: int = 1) -> torch.Tensor:
 
 
 def brute_force(row: list[float], labels: set[int], theta: float) -> float:
-    x = [mpmath.mpf(s) / theta for s in row]
-    sets = [mpmath.exp(mpmath.fsum(x[i] for i in chosen)) for chosen in combinations(range(N), len(labels))]
-    return float(mpmath.log(mpmath.fsum(sets)) - mpmath.fsum(x[i] for i in labels))
+    with mpmath.workdps(40):
+        x = [mpmath.mpf(s) / theta for s in row]
+        sets = [mpmath.exp(mpmath.fsum(x[i] for i in chosen)) for chosen in combinations(range(N), len(labels))]
+        return float(mpmath.log(mpmath.fsum(sets)) - mpmath.fsum(x[i] for i in labels))
 
 
 @pytest.mark.parametrize("theta", [0.2, 1.0, 5.0])

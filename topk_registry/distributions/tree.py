@@ -46,7 +46,8 @@ def log_sigma(x: Tensor, k: Tensor) -> Tensor:
     """log sigma_k(exp x) of rows x [B, n]: [B]."""
     tree = grow(x, k)
     drawn = tree.levels[-1][0].gather(0, k[None])[0]  # the chance that k classes are drawn
-    return drawn.log() + F.softplus(x - tree.t[:, None]).sum(-1) + k * tree.t
+    # torch's own threshold of 20 leaves out up to e^-20 a class
+    return drawn.log() + F.softplus(x - tree.t[:, None], threshold=40.0).sum(-1) + k * tree.t
 
 
 def sample(x: Tensor, k: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
