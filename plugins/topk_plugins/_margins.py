@@ -1,4 +1,4 @@
-"""Margins that grow as classes get rarer (Cao et al. 2019), shared by LDAM and the imbalanced noised loss."""
+"""Class counts, and margins that grow as classes get rarer (Cao et al. 2019), shared by the losses for long tails."""
 
 from collections.abc import Sequence
 
@@ -27,6 +27,19 @@ def ldam_margins(class_counts: Tensor | Sequence[float] | None, max_margin: floa
     Reference:
         Cao, Wei, Gaidon, Arechiga, Ma. Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss. 2019.
     """
+    counts = checked_counts(class_counts)
+    if not max_margin >= 0:
+        raise ValueError(f"max_margin must be at least 0, got {max_margin!r}")
+    return (max_margin * (counts.min() / counts) ** 0.25).to(torch.get_default_dtype())
+
+
+def checked_counts(class_counts: Tensor | Sequence[float] | None) -> Tensor:
+    """Training samples of each class [n] in double precision; a class without any counts as the rarest with some.
+
+    Example:
+        >>> checked_counts([16, 1, 0]).tolist()
+        [16.0, 1.0, 1.0]
+    """
     if class_counts is None:
         raise ValueError("class_counts is required: the number of training samples of each class [n]")
     counts = torch.as_tensor(class_counts, dtype=torch.float64).detach().clone()
@@ -35,7 +48,4 @@ def ldam_margins(class_counts: Tensor | Sequence[float] | None, max_margin: floa
             "class_counts must hold one finite non-negative number a class, not all of them zero, "
             f"got {counts.tolist() if counts.numel() <= 10 else list(counts.shape)}"
         )
-    if not max_margin >= 0:
-        raise ValueError(f"max_margin must be at least 0, got {max_margin!r}")
-    rarest = counts[counts > 0].min()
-    return (max_margin * (rarest / counts.clamp(min=rarest)) ** 0.25).to(torch.get_default_dtype())
+    return counts.clamp(min=counts[counts > 0].min())

@@ -1,0 +1,179 @@
+r"""Label-distributionally robust losses: the worst case over which class to set against the label.
+
+With z_l = s_l - s_y + gap [l != y] and distributions p over the n classes,
+
+    L = max_p  sum_l p_l z_l - lambda KL(p || uniform)  =  lambda log mean_l exp(z_l / lambda).
+
+Towards lambda = 0 it is the largest z, a hinge; at lambda = 1 without a gap it is cross-entropy less log n. ALDR-KL
+chooses lambda for each sample: it takes away from lambda_0 where one class stands out.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from topk_registry import ClassificationLoss, Curve, RowLoss, softmax_loss
+
+STEPS = 20  # of the fixed point, each at least halving the error where alpha is 2 and classes are not nearly tied
+
+
+def _robust(log_p, log_not, p, not_p, own, numbers):
+    # numbers: gap / lambda, lambda, log n
+    z = numbers[0] - (log_p - log_not)
+    e = math.exp(-abs(z))
+    sigmoid = 1.0 / (1.0 + e) if z > 0.0 else e / (1.0 + e)
+    return numbers[1] * (max(z, 0.0) + math.log1p(e) - numbers[2]), -numbers[1] * sigmoid
+
+
+class LDRKL(ClassificationLoss):
+    r"""LDR-KL: a log-mean-exp of how far each class is ahead of the label, gap included.
+
+    .. math:: L(s, y) = \lambda \log \frac1n \sum_l \exp\frac{s_l - s_y + c\,[l \ne y]}{\lambda}
+
+    It may be negative: with all scores alike and no gap it is 0.
+
+    Args:
+        temperature: lambda, positive.
+        gap: c, at least 0: how far the label must be ahead.
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> LDRKL(gap=0.0)(torch.zeros(1, 4), torch.tensor([0]))
+        tensor(0.)
+
+    Reference: Zhu, Ying, Yang. Label Distributionally Robust Losses for Multi-class Classification: Consistency,
+    Robustness and Adaptivity. ICML 2023.
+    """
+
+    tuning_grid: ClassVar = {"temperature": (0.3, 1.0, 3.0), "gap": (0.0, 1.0)}
+    takes_half = True
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 1.0,
+        gap: float = 1.0,
+        weight: Tensor | Sequence[float] | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
+        if not 0.0 < temperature < math.inf:
+            raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
+        if not 0.0 <= gap < math.inf:
+            raise ValueError(f"gap must be finite and at least 0, got {gap!r}")
+        self.temperature, self.gap = float(temperature), float(gap)
+
+    def row_loss(self, logits: Tensor) -> RowLoss:
+        numbers = (self.gap / self.temperature, self.temperature, math.log(logits.shape[1]))
+
+        def loss(log_p: Tensor, log_not: Tensor, own: None) -> Tensor:
+            softplus = F.softplus(numbers[0] - (log_p - log_not), threshold=40.0)
+            return numbers[1] * (softplus - numbers[2])
+
+        return softmax_loss(Curve(loss, _robust, numbers), scale=1 / self.temperature)
+
+    def extra_repr(self) -> str:
+        return f"temperature={self.temperature:g}, gap={self.gap:g}, {super().extra_repr()}"
+
+
+class ALDRKL(ClassificationLoss):
+    r"""ALDR-KL: LDR-KL with a temperature that adapts to each sample.
+
+    .. math:: L = \lambda \log \frac1n \sum_l e^{z_l / \lambda}
+        - \frac{\alpha \log n}{2 \lambda_0} (\lambda - \lambda_0)^2, \qquad
+        \lambda = \lambda_0 \Bigl(1 - \frac{\mathrm{KL}(p \,\|\, \text{uniform})}{\alpha \log n}\Bigr)
+
+    with p = softmax(z / lambda). The second equation says that lambda maximises the first; the largest solution is
+    taken, by the fixed-point iteration from lambda_0 that the authors spread over the epochs, one step each, in a table
+    of all samples. So this loss needs no table. A clear sample gets a small lambda, down to lambda_0 (1 - 1 / alpha).
+
+    Of a distribution q over labels it is the loss with z = s - q s + gap (1 - q), as in the authors' code: one lambda
+    for the row, not the expectation of the losses of its classes.
+
+    Args:
+        temperature: lambda_0, the largest lambda, positive.
+        alpha: above 1; the larger, the less lambda adapts.
+        gap: c, at least 0: how far the label must be ahead.
+        weight: one factor a class [n]; a row with a distribution counts by its mean factor.
+        reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> ALDRKL(gap=0.0)(torch.zeros(1, 4), torch.tensor([0]))
+        tensor(0.)
+
+    Reference: Zhu, Ying, Yang. Label Distributionally Robust Losses for Multi-class Classification: Consistency,
+    Robustness and Adaptivity. ICML 2023.
+    """
+
+    tuning_grid: ClassVar = {"temperature": (0.3, 1.0, 3.0), "alpha": (1.5, 3.0)}
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 1.0,
+        alpha: float = 2.0,
+        gap: float = 1.0,
+        weight: Tensor | Sequence[float] | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
+        if not 0.0 < temperature < math.inf:
+            raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
+        if not 1.0 < alpha < math.inf:
+            raise ValueError(f"alpha must be finite and above 1, got {alpha!r}")
+        if not 0.0 <= gap < math.inf:
+            raise ValueError(f"gap must be finite and at least 0, got {gap!r}")
+        self.temperature, self.alpha, self.gap = float(temperature), float(alpha), float(gap)
+
+    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
+        classes = torch.arange(logits.shape[1], device=logits.device)
+        ahead = logits - logits.gather(1, label[:, None]) + self.gap * (classes != label[:, None])
+        return self._of_differences(ahead)
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        n = logits.shape[1]
+        ahead = logits[:, None] - logits[:, :, None] + self.gap * (1 - torch.eye(n).to(logits))
+        return self._of_differences(ahead)
+
+    def per_target(self, logits: Tensor, target: Tensor) -> Tensor:
+        of_labels = torch.where(target == 0, 0.0, target * logits).sum(-1, keepdim=True)
+        loss = self._of_differences(logits - of_labels + self.gap * (1 - target))
+        return loss if self.weight is None else loss * (target @ self.weight.to(target))
+
+    def _of_differences(self, z: Tensor) -> Tensor:
+        """The loss [...] of z [..., n]."""
+        log_n = math.log(z.shape[-1])
+        stiffness = self.alpha * log_n / self.temperature
+        fixed, lam = z.detach(), torch.full_like(z[..., 0], self.temperature)
+        for _ in range(STEPS):
+            lam = self.temperature - _divergence(fixed, lam.detach(), log_n)[0] / stiffness
+        lam = lam.detach()
+        # a step of Newton's makes lambda a function of z, so that derivatives of the gradient are right
+        divergence, slope = _divergence(z, lam, log_n)
+        excess = stiffness * (self.temperature - lam) - divergence
+        steepness = (stiffness + slope).detach()
+        stable = steepness > 0  # not so at a fold, where lambda jumps
+        lam = lam + torch.where(stable, excess / torch.where(stable, steepness, 1.0), 0.0)
+        robust = lam * ((z / lam[..., None]).logsumexp(-1) - log_n)
+        return robust - 0.5 * stiffness * (lam - self.temperature) ** 2
+
+    def extra_repr(self) -> str:
+        return f"temperature={self.temperature:g}, alpha={self.alpha:g}, gap={self.gap:g}, {super().extra_repr()}"
+
+
+def _divergence(z: Tensor, lam: Tensor, log_n: float) -> tuple[Tensor, Tensor]:
+    """KL(p || uniform) [...] with p = softmax(z / lambda), and its slope in lambda."""
+    x = z / lam[..., None]
+    log_p = x.log_softmax(-1)
+    p = log_p.exp()
+    entropy = torch.where(p == 0, 0.0, p * log_p).sum(-1)
+    centred = torch.where(p == 0, 0.0, log_p - entropy[..., None])
+    return entropy + log_n, -(p * centred**2).sum(-1) / lam

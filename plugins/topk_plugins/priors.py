@@ -1,0 +1,107 @@
+"""Cross-entropy on scores that are shifted by how frequent each class is in training."""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from topk_plugins._margins import checked_counts
+from topk_registry import ClassificationLoss
+
+
+class LogitAdjustment(ClassificationLoss):
+    r"""Cross-entropy whose softmax knows the prior, so that the scores need not learn it.
+
+    .. math:: L(s, y) = -\log \frac{\pi_y^\tau e^{s_y}}{\sum_j \pi_j^\tau e^{s_j}}
+
+    with the share :math:`\pi_j` of class j in training. For tau = 1 the scores are consistent with the mean accuracy
+    over classes. A class without samples counts as the rarest one that has some.
+
+    Args:
+        class_counts: how many training samples each class has [n].
+        tau: how much of the prior is taken out, at least 0; 0 is cross-entropy.
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> LogitAdjustment(class_counts=[3, 1])(torch.zeros(1, 2), torch.tensor([1]))
+        tensor(1.3863)
+
+    Reference: Menon, Jayasumana, Rawat, Jain, Veit, Kumar. Long-tail learning via logit adjustment. ICLR 2021,
+    equation 10.
+    """
+
+    tuning_grid: ClassVar = {"tau": (0.5, 1.0, 1.5)}
+
+    shift: Tensor
+
+    def __init__(
+        self,
+        *,
+        class_counts: Tensor | Sequence[float] | None = None,
+        tau: float = 1.0,
+        weight: Tensor | Sequence[float] | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
+        if not 0.0 <= tau < math.inf:
+            raise ValueError(f"tau must be finite and at least 0, got {tau!r}")
+        self.tau = float(tau)
+        counts = checked_counts(class_counts)
+        shift = self.tau * (counts / counts.sum()).log()
+        # an option, not a state: a checkpoint must load whatever the counts are
+        self.register_buffer("shift", shift.to(torch.get_default_dtype()), persistent=False)
+
+    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(self._shifted(logits), label, reduction="none")
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        return -self._shifted(logits).log_softmax(-1)
+
+    def _shifted(self, logits: Tensor) -> Tensor:
+        if self.shift.numel() != logits.shape[1]:
+            raise ValueError(f"class_counts has {self.shift.numel()} entries, logits have {logits.shape[1]} classes")
+        return logits + self.shift.to(logits)
+
+    def extra_repr(self) -> str:
+        return f"tau={self.tau:g}, {super().extra_repr()}"
+
+
+class BalancedSoftmax(LogitAdjustment):
+    r"""Cross-entropy with each class counted as often as it was seen: ``logit_adjustment`` with tau = 1.
+
+    .. math:: L(s, y) = -\log \frac{n_y e^{s_y}}{\sum_j n_j e^{s_j}}
+
+    Args:
+        class_counts: how many training samples each class has [n].
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> BalancedSoftmax(class_counts=[3, 1])(torch.zeros(1, 2), torch.tensor([1]))
+        tensor(1.3863)
+
+    Reference: Ren, Yu, Sheng, Ma, Zhao, Yi, Li. Balanced Meta-Softmax for Long-Tailed Visual Recognition. NeurIPS 2020.
+    """
+
+    tuning_grid: ClassVar = {}
+
+    def __init__(
+        self,
+        *,
+        class_counts: Tensor | Sequence[float] | None = None,
+        weight: Tensor | Sequence[float] | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(
+            class_counts=class_counts,
+            weight=weight,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+        )

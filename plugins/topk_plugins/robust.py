@@ -1,0 +1,64 @@
+"""Generalised cross-entropy, between cross-entropy and mean absolute error, for noisy labels."""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from topk_registry import ClassificationLoss, Curve, RowLoss, softmax_loss
+
+
+def _generalised(log_p, log_not, p, not_p, own, numbers):
+    x = numbers[0] * log_p
+    power = math.exp(x)
+    rest = 1.0 - power
+    if 0.5 < power < 1.0:
+        rest *= x / math.log(power)  # Kahan's expm1: the rounding of the power cancels
+    elif power == 1.0:
+        rest = -x
+    return rest / numbers[0], -power * not_p
+
+
+class GeneralisedCrossEntropy(ClassificationLoss):
+    r"""Cross-entropy whose logarithm is a power: samples that the network finds unlikely count less.
+
+    .. math:: L(s, y) = \frac{1 - p_y^q}{q}, \qquad p = \mathrm{softmax}(s)
+
+    Args:
+        q: in (0, 1]; towards 0 it is cross-entropy, 1 is half of the absolute error of p.
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> GeneralisedCrossEntropy(q=1.0)(torch.zeros(1, 4), torch.tensor([0]))
+        tensor(0.7500)
+
+    Reference: Zhang, Sabuncu. Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels.
+    NeurIPS 2018.
+    """
+
+    tuning_grid: ClassVar = {"q": (0.3, 0.5, 0.7)}
+    takes_half = True
+
+    def __init__(
+        self,
+        *,
+        q: float = 0.7,
+        weight: Tensor | Sequence[float] | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
+        if not 0.0 < q <= 1.0:
+            raise ValueError(f"q must be in (0, 1], got {q!r}")
+        self.q = float(q)
+
+    def row_loss(self, logits: Tensor) -> RowLoss:
+        return softmax_loss(Curve(self._loss, _generalised, (self.q,)))
+
+    def _loss(self, log_p: Tensor, log_not: Tensor, own: None) -> Tensor:
+        return -(self.q * log_p).expm1() / self.q
+
+    def extra_repr(self) -> str:
+        return f"q={self.q:g}, {super().extra_repr()}"

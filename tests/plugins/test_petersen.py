@@ -1,0 +1,126 @@
+"""Top-k classification over relaxed rankings: against difftopk and the relaxations' formulas, limits, candidates."""
+
+import contextlib
+import io
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from topk_plugins._relaxations import RELAXATIONS, _bitonic, _odd_even, log_ranks
+from topk_registry import create_loss
+
+N = 8
+
+
+def scores(rows: int = 5, n: int = N, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(rows, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+
+
+LABELS = torch.tensor([0, 3, 7, 2, 5])
+
+
+def peer(method: str, p_k: list[float], tau: float, **options) -> torch.nn.Module:
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it could not import
+        losses = pytest.importorskip("difftopk.losses")
+    return losses.TopKCrossEntropyLoss(method, 1 / tau, p_k, **options)
+
+
+METHODS = {"neuralsort": "neuralsort", "softsort": "softsort", "odd_even": "odd_even", "bitonic": "bitonic__non_sparse"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("relaxation", METHODS)
+@pytest.mark.parametrize(("top1", "mode"), [("softmax", "sm"), ("sort", "sort")])
+@pytest.mark.parametrize("m", [None, 4])
+def test_agrees_with_difftopk(relaxation, top1, mode, m):
+    """Its smoothing by 1e-7 and single precision are what the two differ by."""
+    s, tau = scores(dtype=torch.float32), 1.5
+    swap = {"distribution": "cauchy"} if "sort" not in relaxation else {}
+    theirs = peer(METHODS[relaxation], [0.2, 0.0, 0.8], tau, n=N, m=m, top1_mode=mode, **swap)
+    ours = create_loss(
+        "differentiable_topk", k=[1, 3], k_weights=[0.2, 0.8], relaxation=relaxation, tau=tau, top1=top1, candidates=m
+    )
+    a, b = s.clone().requires_grad_(), s.clone().requires_grad_()
+    found, wanted = ours(a, LABELS), theirs(b, LABELS)
+    found.backward()
+    wanted.backward()
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_neuralsort_is_its_formula():
+    x = scores()
+    spread = (x[:, :, None] - x[:, None]).abs().sum(-1)
+    for r in range(1, N + 1):
+        row = torch.softmax((N + 1 - 2 * r) * x - spread, -1)
+        torch.testing.assert_close(log_ranks(x, N, "neuralsort", "")[:, r - 1].exp(), row)
+
+
+@pytest.mark.parametrize("relaxation", RELAXATIONS)
+@pytest.mark.parametrize("n", [2, 3, 8, 11])
+def test_a_cold_ranking_is_the_ranking(relaxation, n):
+    x = scores(n=n)
+    wanted = F.one_hot(x.argsort(-1, descending=True), n).double()
+    tau = 1e-7 if relaxation in METHODS and "sort" not in relaxation else 1e-3
+    found = log_ranks(x / tau, n, relaxation, "cauchy").exp()
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("network", [_odd_even, _bitonic])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 11])
+def test_networks_sort(network, n):
+    """Every sequence of zeros and ones, which is enough (Knuth's 0-1 principle)."""
+    for bits in range(1 << n):
+        x = [bits >> i & 1 for i in range(n)]
+        for high, low in network(n):
+            for i, j in zip(high, low, strict=True):
+                x[i], x[j] = max(x[i], x[j]), min(x[i], x[j])
+        assert x == sorted(x, reverse=True)
+
+
+@pytest.mark.parametrize("swap", ["cauchy", "logistic"])
+@pytest.mark.parametrize("relaxation", ["odd_even", "bitonic"])
+def test_chances_of_a_network_are_doubly_stochastic(relaxation, swap):
+    P = log_ranks(scores(), N, relaxation, swap).exp()
+    for dim in (1, 2):
+        torch.testing.assert_close(P.sum(dim), torch.ones(5, N).double(), rtol=0, atol=1e-6)
+
+
+def test_one_k_by_softmax_is_cross_entropy_of_the_candidates():
+    s = scores()
+    found = create_loss("differentiable_topk", k=1)(s, LABELS)
+    torch.testing.assert_close(found, F.cross_entropy(s, LABELS))
+
+
+@pytest.mark.parametrize("relaxation", RELAXATIONS)
+@pytest.mark.parametrize("candidates", [None, 5])
+def test_soft_targets_are_expectations(relaxation, candidates):
+    s, q = scores(), torch.softmax(scores().flip(0), -1)
+    loss = create_loss("differentiable_topk", k=[1, 3], relaxation=relaxation, candidates=candidates, reduction="none")
+    table = torch.stack([loss(s, torch.full((5,), c)) for c in range(N)], 1)
+    torch.testing.assert_close(loss(s, q), (q * table).sum(-1))
+
+
+@pytest.mark.parametrize("relaxation", RELAXATIONS)
+@pytest.mark.parametrize("candidates", [None, 5])
+def test_gradients(relaxation, candidates):
+    s = scores().requires_grad_()
+    loss = create_loss("differentiable_topk", k=[1, 3], relaxation=relaxation, candidates=candidates, tau=0.5)
+    assert torch.autograd.gradcheck(lambda s: loss(s, LABELS), s)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"relaxation": "sinkhorn"}, "relaxation must be one of 'neuralsort', 'softsort', 'odd_even', 'bitonic', got"),
+        ({"swap": "gaussian"}, "swap must be 'cauchy' or 'logistic', got 'gaussian'"),
+        ({"top1": "ce"}, "top1 must be 'softmax' or 'sort', got 'ce'"),
+        ({"tau": 0}, "tau must be positive and finite, got 0"),
+        ({"candidates": 5}, "candidates must be above k = 5, or None for all classes, got 5"),
+        ({"k": [1, 1]}, "k must name each set size once, got \\[1, 1\\]"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        create_loss("differentiable_topk", **options)
