@@ -15,6 +15,8 @@ OPTIONS = {
     "encouraging": [{}, {"log_end": 1.0}, {"log_end": 0.5, "bonus_start": 0.1}, {"log_end": 1.0, "bonus_start": 0.05}],
     "mirror": [{}, {"base": "mae", "gamma": 1.5}, {"link": "softmax", "rho": 0.5}, {"link": "softmax", "gamma": 0.7}],
     "ldam": [{"scale": 3.0}],
+    "ldr_kl": [{}, {"temperature": 0.3, "gap": 2.0}],
+    "generalised_cross_entropy": [{}, {"q": 0.05}, {"q": 1.0}],
     "topk_svm": [{"k": 3}, {"k": 1, "alpha": torch.linspace(0, 2, N)}],
     "topk_hinge": [{"k": 7}],
     "topk_hinge_convex": [{"k": 4}, {"k": 1}, {"k": N - 1}],

@@ -1,0 +1,107 @@
+"""Sparse top-k: its mask against entmax, its loss against sparsemax and a search over masks, limits, options."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from topk_plugins.sander import SparseTopK, topk_mask
+from topk_registry import create_loss
+
+N = 9
+LABELS = torch.arange(6)
+
+
+def scores(rows: int = 6, scale: float = 1.0) -> torch.Tensor:
+    return scale * torch.randn(rows, N, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_the_mask_is_entmaxs(k, scale):
+    entmax = pytest.importorskip("entmax")
+    mask, _ = topk_mask(scores(scale=scale), k)
+    # its bisection starts from an interval as wide as the scores and halves it 50 times
+    torch.testing.assert_close(mask, entmax.budget_bisect(scores(scale=scale), budget=k, n_iter=70))
+    torch.testing.assert_close(mask.sum(-1), torch.full((6,), float(k)).double())
+
+
+def test_one_class_is_the_sparsemax_loss():
+    entmax = pytest.importorskip("entmax")
+    a, b = scores().requires_grad_(), scores().requires_grad_()
+    found, wanted = SparseTopK(1)(a, LABELS), entmax.SparsemaxLoss(reduction="elementwise_mean")(b, LABELS)
+    torch.testing.assert_close(found, wanted)
+    found.backward()
+    wanted.backward()
+    torch.testing.assert_close(a.grad, b.grad)
+
+
+def objective(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return (x * mask).sum(-1) - (mask**2).sum(-1) / 2
+
+
+def projected(x: torch.Tensor, k: int, low: torch.Tensor) -> torch.Tensor:
+    """The best mask between ``low`` and 1 by bisection on its threshold."""
+    down, up = x.amin(-1, keepdim=True) - 2, x.amax(-1, keepdim=True)
+    for _ in range(80):
+        theta = (down + up) / 2
+        over = torch.maximum((x - theta).clamp(0, 1), low).sum(-1, keepdim=True) > k
+        down, up = torch.where(over, theta, down), torch.where(over, up, theta)
+    return torch.maximum((x - down).clamp(0, 1), low)
+
+
+@pytest.mark.parametrize("tau", [0.2, 1.0, 5.0])
+@pytest.mark.parametrize("k", [1, 2, 5, 8])
+def test_is_the_definition(k, tau):
+    s = scores().requires_grad_()
+    found = SparseTopK(k, tau=tau, reduction="none")(s, LABELS)
+    found.sum().backward()
+    x = s.detach() / tau
+    free, held = projected(x, k, torch.zeros_like(x)), projected(x, k, F.one_hot(LABELS, N).double())
+    torch.testing.assert_close(found, tau * (objective(x, free) - objective(x, held)), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(s.grad, free - held, rtol=0, atol=1e-12)
+
+
+def test_is_zero_where_the_label_is_in_the_mask_entirely():
+    s = torch.tensor([[3.0, 2.0, 1.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    loss = SparseTopK(2)(s, torch.tensor([1]))
+    loss.backward()
+    assert loss == 0
+    assert not s.grad.any()
+
+
+def test_a_small_tau_is_the_hard_hinge_without_a_gap():
+    s = scores()
+    hinge = create_loss("topk_svm", k=3, alpha=0.0)(s, LABELS) * 3
+    torch.testing.assert_close(SparseTopK(3, tau=1e-9)(s, LABELS), hinge, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_soft_targets_are_expectations(k):
+    s, q = scores(), torch.softmax(scores().flip(0), -1)
+    loss = SparseTopK(k, reduction="none")
+    table = torch.stack([loss(s, torch.full((6,), c)) for c in range(N)], 1)
+    torch.testing.assert_close(loss(s, q), (q * table).sum(-1))
+
+
+def test_gradients():
+    s, loss = scores().requires_grad_(), SparseTopK(3, tau=2.0)
+    assert torch.autograd.gradcheck(lambda s: loss(s, LABELS), s)
+    assert torch.autograd.gradgradcheck(lambda s: loss(s, LABELS), s)
+
+
+def test_a_class_that_is_ruled_out():
+    s = scores(1)
+    s[0, 4] = -torch.inf
+    leaf = s.clone().requires_grad_()
+    loss = SparseTopK(3)(leaf, LABELS[1:2])
+    loss.backward()
+    kept = s.isfinite()[0]
+    torch.testing.assert_close(loss, SparseTopK(3)(s[:, kept], LABELS[1:2]))
+    assert leaf.grad.isfinite().all()
+
+
+def test_bad_options():
+    with pytest.raises(ValueError, match="tau must be positive and finite, got -1"):
+        create_loss("sparse_topk", tau=-1)
+    with pytest.raises(ValueError, match="k must be below the number of classes: k = 9, logits have 9"):
+        create_loss("sparse_topk", k=9)(scores(), LABELS)
