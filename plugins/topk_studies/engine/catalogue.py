@@ -20,6 +20,7 @@ PAPERS = {
     "encouraging": "cross-entropy against bonus variants (Zhao et al.)",
     "multi-crop": "averaging crops by marginals or by softmax (Berrada, appendix C)",
     "landscape": "level sets on the 2-simplex (Garcin Figures 1, 6)",
+    "theory": "minimisers on known posteriors, limits, bounds and ceilings, without training",
 }
 STUDIES = {**PAPERS, "compare": "which registered loss to take on your data, and how sure that is"}
 
