@@ -23,3 +23,11 @@ class PredictionError(RuntimeError):
 
 class DeviceError(RuntimeError):
     """The wanted device is not the one that the model runs on."""
+
+
+class SourceError(ValueError):
+    """A source of images cannot be read: missing, empty, broken, or of no known kind."""
+
+
+class OutputError(ValueError):
+    """The folder of scores holds others than those asked for."""

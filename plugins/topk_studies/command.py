@@ -2,13 +2,12 @@
 
 import argparse
 import shlex
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions
+from topk_registry.executors.interrupts import interruptible
 from topk_studies.engine.catalogue import PAPERS, STUDIES, UnknownStudyError, load_study
 from topk_studies.engine.runner import run_study
 from topk_studies.engine.statistics import LOOKS
@@ -48,23 +47,12 @@ def main(argv: Sequence[str]) -> int:
         return 1
     store = Store(args.output)
     try:
-        with _interruptible():
+        with interruptible():
             status = 0 if args.report_only else _run(names, args, store)
     except KeyboardInterrupt:
         print(f"\nstopped; finished runs are in {store.root}. Go on with\n  {_command(argv)}", file=sys.stderr)
         return 130
     return max(status, _report(names, store))
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM is as Ctrl-C, and both reach a command that a shell has put in the background, deaf to Ctrl-C."""
-    before = {signum: signal.signal(signum, signal.default_int_handler) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def _run(names: Sequence[str], args: argparse.Namespace, store: Store) -> int:

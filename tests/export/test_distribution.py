@@ -54,11 +54,16 @@ def test_it_brings_no_torch_and_nothing_that_needs_it(wheel):
     }
     assert needed == {
         *("numpy", "pillow", "onnx", "onnxruntime", "onnxruntime-gpu"),
+        *("fsspec", "pyarrow", "ray", "tqdm"),
         *("fastapi", "prometheus-client", "python-multipart", "uvicorn"),
     }
     modules = [name for name in names if name.endswith(".py")]
     assert "topk_export/serve/page.html" in names
-    assert {name.split("/")[1] for name in modules if name.startswith("topk_registry/")} == {"__init__.py", "cli"}
+    assert {name.split("/")[1] for name in modules if name.startswith("topk_registry/")} == {
+        "__init__.py",
+        "cli",
+        "executors",
+    }
     assert not [name for name in modules if "conversion" in name or "calibrat" in name]
 
 
@@ -71,16 +76,22 @@ def test_it_predicts_and_verifies_alone(alone, model_file, picture):
     assert "FAIL" not in result.stdout
 
 
+def test_it_scores_alone(alone, model_file, picture, tmp_path):
+    result = alone("score", model_file, picture("turquoise").parent, "-o", tmp_path / "scores", "--device", "cpu")
+    assert result.returncode == 0, result.stderr
+    assert "1 images in 1 files" in result.stdout
+
+
 def test_its_commands_are_listed_and_others_refused(alone):
     listed = alone("--help").stdout
-    for command in ("predict", "serve", "bench", "verify"):
+    for command in ("predict", "score", "serve", "bench", "verify"):
         assert re.search(rf"^  {command} ", listed, re.MULTILINE)
         shown = alone(command, "--help")
         assert shown.returncode == 0, shown.stderr
     refused = alone("train")
     assert refused.returncode == 2
     told, *_, line = refused.stderr.splitlines()
-    assert line == "topk-predict: no command 'train'; there are predict, serve, bench, verify"
+    assert line == "topk-predict: no command 'train'; there are predict, score, serve, bench, verify"
     assert told.startswith("warning: topk-predict")  # the environment of the tests has topk-registry
 
 

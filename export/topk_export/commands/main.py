@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 COMMANDS = {
     "predict": "top-k classes of images from an exported file",
+    "score": "scores of many images, to Parquet files",
     "serve": "an exported file over HTTP",
     "bench": "time an exported file or a running service",
     "verify": "repeat the checks of an export",

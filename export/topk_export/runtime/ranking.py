@@ -9,6 +9,7 @@ from topk_export.errors import ModelFileError, PredictionError
 from topk_export.runtime.metadata import Metadata
 
 NEEDED = ("logits", "marginals")
+NOT_FINITE = "the model's outputs for this image are not finite numbers"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,12 @@ def check_outputs(outputs: Mapping[str, object]) -> None:
         )
 
 
+def are_numbers(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return for each row whether its outputs can be ranked, as bool [batch]; a score may be minus infinity."""
+    best = outputs["logits"].max(-1, initial=-np.inf)
+    return ~np.isnan(outputs["marginals"]).any(-1) & (best < np.inf)  # NaN compares as false
+
+
 def check_wanted(softmax_mass: float | None, max_set: int | None) -> None:
     if softmax_mass is not None and not 0 < softmax_mass <= 1:
         raise ValueError(f"softmax_mass must be above 0 and at most 1, got {softmax_mass!r}")
@@ -70,9 +77,10 @@ def rank_rows(
     check_outputs(outputs)
     check_wanted(softmax_mass, max_set)
     sets = outputs.get("set", [None] * len(outputs["logits"]))
-    for logits, marginals, inside in zip(outputs["logits"], outputs["marginals"], sets, strict=True):
-        if np.isnan(marginals).any() or not logits.max() < np.inf:  # NaN compares as false
-            yield PredictionError("the model's outputs for this image are not finite numbers")
+    rows = zip(outputs["logits"], outputs["marginals"], sets, are_numbers(outputs), strict=True)
+    for logits, marginals, inside, fine in rows:
+        if not fine:
+            yield PredictionError(NOT_FINITE)
         else:
             yield _rank(logits, marginals, inside, metadata, softmax_mass, max_set)
 

@@ -7,7 +7,8 @@ from concurrent.futures import wait
 
 import pytest
 
-from topk_studies.engine.local import GPUS, LocalExecutor, WorkerDiedError, environments, visible_gpus
+from topk_registry.executors.errors import WorkerDiedError
+from topk_registry.executors.local import GPUS, LocalExecutor, environments, visible_gpus
 
 
 @pytest.fixture
@@ -58,9 +59,9 @@ def test_a_shutdown_that_cancels_interrupts_what_is_under_way(executor):
 def test_an_interrupt_while_a_worker_starts_waits_for_its_call(executor):
     workers = executor(1)
     future = workers.submit(time.sleep, 60)
-    while workers._workers[0]._process is None or workers._workers[0]._process.pid is None:
+    while workers.workers[0]._process is None or workers.workers[0]._process.pid is None:
         time.sleep(0.001)
-    os.kill(workers._workers[0]._process.pid, signal.SIGINT)
+    os.kill(workers.workers[0]._process.pid, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         future.result(timeout=30)
 

@@ -2,14 +2,15 @@
 
 import multiprocessing
 import os
-import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
+
+from topk_registry.executors.errors import WorkerDiedError
+from topk_registry.executors.pool import Call, PoolExecutor, answer
 
 SPAWN = multiprocessing.get_context("spawn")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -17,11 +18,7 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 _starting = threading.Lock()
 
 
-class WorkerDiedError(RuntimeError):
-    """A worker process ended in the middle of a call."""
-
-
-class LocalExecutor(Executor):
+class LocalExecutor(PoolExecutor):
     """Does calls in ``workers`` processes; a process that dies takes its own call with it and is replaced.
 
     ``concurrent.futures.ProcessPoolExecutor`` gives up all calls when one process dies, and has no environment for
@@ -30,73 +27,18 @@ class LocalExecutor(Executor):
     Args:
         workers: number of processes.
         device: as in ``timm train``; with ``"cuda"``, each process sees one of the visible GPUs, in turn.
+        gpus: names of the GPUs; None: those that the environment or torch tells.
     """
 
-    def __init__(self, workers: int, *, device: str = "cpu") -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Any] | None] = queue.SimpleQueue()
-        self._workers = [_Worker(environment) for environment in environments(workers, device)]
-        self._threads = [threading.Thread(target=self._serve, args=(one,), daemon=True) for one in self._workers]
-        self._closed = False
-        for thread in self._threads:
-            thread.start()
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        if self._closed:
-            raise RuntimeError("the executor was shut down")
-        future: Future[Any] = Future()
-        self._calls.put((future, (fn, args, kwargs)))
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the processes once their calls are done.
-
-        With ``cancel_futures``, calls that wait are cancelled and those under way are interrupted (SIGINT), so that
-        they can save their state.
-        """
-        self._closed = True
-        if cancel_futures:
-            self._cancel()
-            for worker in self._workers:
-                worker.interrupt()
-        for _ in self._threads:
-            self._calls.put(None)
-        if wait:
-            for thread in self._threads:
-                thread.join()
-
-    def kill(self) -> None:
-        """End the processes now."""
-        self._closed = True
-        self._cancel()
-        for worker in self._workers:
-            worker.close()
-            self._calls.put(None)
-
-    def _cancel(self) -> None:
-        try:
-            while True:
-                call = self._calls.get_nowait()
-                if call is not None:
-                    call[0].cancel()
-        except queue.Empty:
-            pass
-
-    def _serve(self, worker: "_Worker") -> None:
-        while (call := self._calls.get()) is not None:
-            future, task = call
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(worker.call(task))
-                except BaseException as error:
-                    future.set_exception(error)
-        worker.close()
+    def __init__(self, workers: int, *, device: str = "cpu", gpus: Sequence[str] | None = None) -> None:
+        super().__init__([_Process(environment) for environment in environments(workers, device, gpus)])
 
 
-def environments(workers: int, device: str) -> list[dict[str, str]]:
+def environments(workers: int, device: str, gpus: Sequence[str] | None = None) -> list[dict[str, str]]:
     """The variables that each worker process starts with."""
     threads = dict.fromkeys(THREADS, str(max(1, (os.cpu_count() or 1) // workers)))
-    gpus = visible_gpus() if device == "cuda" else []
-    return [{**threads, **({GPUS: gpus[i % len(gpus)]} if gpus else {})} for i in range(workers)]
+    names = (visible_gpus() if gpus is None else gpus) if device == "cuda" else []
+    return [{**threads, **({GPUS: names[i % len(names)]} if names else {})} for i in range(workers)]
 
 
 def visible_gpus() -> Sequence[str]:
@@ -114,7 +56,7 @@ def visible_gpus() -> Sequence[str]:
     return found
 
 
-class _Worker:
+class _Process:
     """One process, started when it is first needed and again after it died."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -124,7 +66,7 @@ class _Worker:
         self._busy = False
         self._closed = False
 
-    def call(self, task: tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]) -> Any:
+    def call(self, task: Call) -> Any:
         pipe = self._ready()
         self._busy = True
         try:
@@ -201,21 +143,9 @@ def _serve_calls(pipe: Connection) -> None:
     try:
         while True:
             fn, args, kwargs = pipe.recv()
-            pipe.send(_answer(fn, args, kwargs))
+            pipe.send(answer(fn, args, kwargs))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return
-
-
-def _answer(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        if hasattr(signal, "pthread_sigmask"):
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        return True, fn(*args, **kwargs)
-    except BaseException as error:
-        return False, error
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _end_with_parent() -> None:

@@ -1,0 +1,181 @@
+"""``topk-registry score``: the top-k classes of very many images, as Parquet files, on one machine or on a cluster."""
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from topk_export.commands.common import add_runtime_flags, command, say
+from topk_export.runtime.session import nvidia_gpus
+from topk_export.scoring import files
+from topk_export.scoring.driver import Summary, jobs, prepare, score, tidy
+from topk_export.scoring.sources import KINDS, shards_of
+from topk_export.scoring.work import Place, settings_for
+from topk_registry.cli import ArgumentParser, positive
+from topk_registry.executors.errors import WorkerDiedError
+from topk_registry.executors.interrupts import interruptible
+from topk_registry.executors.local import GPUS, LocalExecutor
+from topk_registry.executors.pool import PoolExecutor
+from topk_registry.executors.ray import RayExecutor
+
+HAS_ERRORS = 3
+
+
+@command
+def main(argv: Sequence[str]) -> int:
+    """Score folders, lists, tar shards or Parquet of images into Parquet files, restartably."""
+    args = _parser().parse_args(argv)
+    settings = settings_for(
+        args.model,
+        batch_size=args.batch_size,
+        top=args.top,
+        max_set=args.max_set,
+        full=args.all_classes,
+        exif=args.exif,
+    )
+    shards = _shards(args)
+    total = sum(1 for _ in shards())
+    if not total:
+        say("error: the sources hold no images")
+        return 1
+    prepare(args.output, total, overwrite=args.overwrite)
+    place = _place(args)
+    try:
+        with interruptible(), _executor(args, place, total) as (executor, workers), _progress(total) as told:
+            work = jobs(shards(), settings, place)
+            summary = score(work, executor, workers=workers, again=args.retry_errors, told=told)
+            tidy(args.output)
+    except KeyboardInterrupt:
+        say(f"stopped; what is finished is in {args.output}. Go on with\n  {_command(argv)}")
+        return 130
+    except WorkerDiedError as error:
+        say(f"error: {error}")
+        return 1
+    return _told(summary, args.output, argv)
+
+
+def _told(summary: Summary, output: str, argv: Sequence[str]) -> int:
+    """Print the counts, and return the exit status."""
+    for failure in summary.failed:
+        say(f"error: {failure}")
+    before = f", {summary.before} of them by an earlier call" if summary.before else ""
+    bad = f"; {summary.errors} rows hold an error instead of scores" if summary.errors else ""
+    print(f"{summary.rows} images in {summary.shards} files of {output}{before}{bad}")
+    if summary.failed:
+        say(f"{len(summary.failed)} files could not be read to their end and have no scores. Try them again with\n  "
+            f"{_command(argv)}")  # fmt: skip
+        return 1
+    return HAS_ERRORS if summary.errors else 0
+
+
+def _shards(args: Any) -> Any:
+    """A function that lists the shards; it is called twice, to count and to work."""
+    return lambda: shards_of(
+        args.source, kind=args.format, size=args.shard_size, root=args.root, column=args.image_column
+    )
+
+
+def _place(args: Any) -> Place:
+    output = args.output if files.is_url(args.output) else os.path.abspath(args.output)
+    remote = any(map(files.is_url, args.source))
+    gpu = args.device in ("cuda", "tensorrt") or (args.device == "auto" and nvidia_gpus() > 0)
+    return Place(
+        model=os.path.abspath(args.model),
+        output=output,
+        device=args.device,
+        require_gpu=args.require_gpu,
+        threads=args.threads or 1,
+        readers=args.readers or (8 if remote or gpu else 1),
+    )
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _executor(args: Any, place: Place, total: int) -> Iterator[tuple[PoolExecutor, int]]:
+    """The executor of the shards and its number of workers."""
+    executor = _on_ray(args, place, total) if args.ray else _local(args, place, total)
+    try:
+        yield executor, len(executor.workers)
+    finally:
+        executor.kill()
+
+
+def _local(args: Any, place: Place, total: int) -> PoolExecutor:
+    gpus = nvidia_gpus() if place.device != "cpu" else 0
+    count = args.workers or gpus or max(1, _processors() // (args.threads or 1))
+    # what the environment names, it names for good reasons
+    names = None if GPUS in os.environ else [str(i) for i in range(gpus)]
+    return LocalExecutor(min(count, total), device="cuda" if gpus else "cpu", gpus=names)
+
+
+def _on_ray(args: Any, place: Place, total: int) -> PoolExecutor:
+    gpus = args.gpus_per_worker
+    if gpus is None:
+        gpus = 1.0 if place.device in ("cuda", "tensorrt") else 0.0
+    executor = RayExecutor(args.workers, address=args.ray, cpus=float(place.threads or 1), gpus=gpus, most=total)
+    say(f"{len(executor.workers)} workers on the Ray cluster at {args.ray}")
+    return executor
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Any]:
+    """A bar of shards with the counts of images and errors, where the output is a terminal."""
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit="file", dynamic_ncols=True, disable=not sys.stderr.isatty()) as bar:
+
+        def told(summary: Summary) -> None:
+            bar.set_postfix(images=summary.rows, errors=summary.errors, refresh=False)
+            bar.update(summary.shards + len(summary.failed) - bar.n)
+
+        yield told
+
+
+def _command(argv: Sequence[str]) -> str:
+    return shlex.join(["topk-registry", "score", *(word for word in argv if word != "--overwrite")])
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="topk-registry score",
+        description="Score images into DIR/part-000000.parquet and so on: rows in the order of the source, whatever "
+        "the number of workers. An interrupted command, given again, goes on where it stopped.",
+        epilog="exit status: 0, every image has scores; 3, some rows hold an error instead; 1, not all shards were "
+        "scored; 130, interrupted",
+    )
+    add = parser.add_argument
+    add("model", metavar="model.onnx")
+    add(
+        "source",
+        nargs="+",
+        metavar="SOURCE",
+        help="folders, images, lists of paths (.txt, or - for the standard input), tar shards, Parquet files; local or "
+        "URLs; patterns such as 'shards/{000..099}.tar'",
+    )
+    add("--output", "-o", required=True, metavar="DIR", help="folder or URL of the Parquet files")
+    add("--overwrite", action="store_true", help="remove the scores that the folder holds")
+    add("--retry-errors", action="store_true", help="repeat finished shards that hold errors")
+    source = parser.add_argument_group("source").add_argument
+    source("--format", choices=KINDS, default="auto", help="what the sources are (default: by their names)")
+    source("--root", default="", metavar="DIR", help="what relative paths in lists and tables begin from")
+    source("--image-column", default="", metavar="NAME", help="of Parquet: bytes, paths, or a struct of both")
+    source("--shard-size", type=positive, default=1000, metavar="N", help="images a file, of folders and lists")
+    source("--exif", action="store_true", help="turn images as EXIF says (timm's evaluation does not)")
+    rows = parser.add_argument_group("rows").add_argument
+    rows("--top", type=positive, metavar="K", help="number of best classes (default: the file's k)")
+    rows("--max-set", type=positive, metavar="N", help="the most classes of a prediction set to write")
+    rows("--all-classes", action="store_true", help="also logits and marginals of all classes")
+    work = parser.add_argument_group("work").add_argument
+    work("--workers", type=positive, metavar="N", help="processes (default: one a GPU, else one a processor)")
+    work("--ray", metavar="ADDRESS", help="work on this Ray cluster: auto, HOST:6379 or ray://HOST:10001")
+    work("--gpus-per-worker", type=float, metavar="X", help="on Ray; may be a part (default: 1 with --device cuda)")
+    work("--readers", type=positive, metavar="N", help="threads that read, of each process (default: 1; 8 for URLs "
+         "and GPUs)")  # fmt: skip
+    work("--batch-size", type=positive, metavar="N", help="images a run (default: 32, fewer where inputs are large)")
+    add_runtime_flags(parser)
+    return parser

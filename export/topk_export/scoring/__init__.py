@@ -1,0 +1,1 @@
+"""Scores of many images: from folders, lists, tar shards or Parquet to Parquet, by many workers, restartable."""

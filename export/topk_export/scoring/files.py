@@ -1,0 +1,177 @@
+"""Files of this machine and, by fsspec, of wherever a URL leads."""
+
+import contextlib
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any, BinaryIO
+
+from topk_export.errors import SourceError
+
+
+def is_url(name: str) -> bool:
+    return "://" in name or "::" in name
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path on it."""
+    try:
+        import fsspec
+    except ImportError as error:
+        raise ImportError(f"{url} is a URL: pip install 'topk-registry[score]'") from error
+    try:
+        return fsspec.url_to_fs(url)
+    except (ValueError, ImportError) as error:  # no such protocol, or its package is missing
+        raise SourceError(f"{url}: {error}") from error
+
+
+@contextlib.contextmanager
+def opened(name: str) -> Iterator[BinaryIO]:
+    """A file or URL, open for reading."""
+    if is_url(name):
+        system, path = filesystem(name)
+        with system.open(path, "rb") as file:
+            yield file
+    else:
+        with open(name, "rb") as file:
+            yield file
+
+
+def size_of(name: str) -> int:
+    """Return the number of bytes of a file or URL; -1 where its file system does not tell."""
+    if not is_url(name):
+        return os.path.getsize(name)
+    system, path = filesystem(name)
+    size = system.info(path).get("size")
+    return -1 if size is None else int(size)
+
+
+def is_folder(name: str) -> bool:
+    if not is_url(name):
+        return os.path.isdir(name)
+    system, path = filesystem(name)
+    return bool(system.isdir(path))
+
+
+def below(folder: str) -> Iterator[str]:
+    """Every file below a folder, in an order that depends on the names alone, hidden ones left out."""
+    if is_url(folder):
+        system, path = filesystem(folder)
+        for found in sorted(system.find(path)):
+            if not _hidden(found.removeprefix(path)):
+                yield system.unstrip_protocol(found)
+        return
+    for root, folders, names in os.walk(folder, onerror=_refuse):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith("."):
+                yield os.path.join(root, name)
+
+
+def _refuse(error: OSError) -> None:
+    raise SourceError(f"{error.filename} cannot be listed: {error.strerror}") from error
+
+
+def _hidden(path: str) -> bool:
+    return any(part.startswith(".") for part in path.split("/"))
+
+
+def expanded(name: str) -> list[str]:
+    """The names that a pattern stands for: ``{000..012}``, ``{train,val}``, ``*``, ``?`` and ``[...]``."""
+    names = _braces(name)
+    if not any(sign in name for sign in "*?[") or (not is_url(name) and os.path.exists(name)):
+        return names
+    found = [match for each in names for match in sorted(_globbed(each))]
+    if not found:
+        raise SourceError(f"{name} matches no file")
+    return found
+
+
+def _globbed(pattern: str) -> list[str]:
+    if not is_url(pattern):
+        import glob
+
+        return glob.glob(pattern, recursive=True)
+    system, path = filesystem(pattern)
+    return [system.unstrip_protocol(match) for match in system.glob(path)]
+
+
+def _braces(name: str) -> list[str]:
+    parts = re.split(r"\{([^{}]*(?:\.\.|,)[^{}]*)\}", name)
+    choices = [[part] if i % 2 == 0 else _choices(part) for i, part in enumerate(parts)]
+    return ["".join(chosen) for chosen in product(*choices)]
+
+
+def _choices(inside: str) -> list[str]:
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", inside)
+    if numbers is None:
+        return inside.split(",")
+    first, last = numbers[1], numbers[2]
+    width = len(first) if first.startswith("0") or len(first) == len(last) else 0
+    return [str(i).zfill(width) for i in range(int(first), int(last) + 1)]
+
+
+@contextlib.contextmanager
+def written_whole(name: str) -> Iterator[Any]:
+    """A file to write; under its name it appears whole or not at all.
+
+    An object store shows an object once all of it has arrived; everywhere the last step is a rename.
+    """
+    ending = f".{uuid.uuid4().hex}.tmp"
+    if is_url(name):
+        system, path = filesystem(name)
+        half = path + ending
+        with _removed_on_error(system.rm, half):
+            with system.open(half, "wb") as file:
+                yield file
+            system.mv(half, path)
+    else:
+        half = name + ending
+        with _removed_on_error(os.unlink, half):
+            with open(half, "wb") as file:
+                yield file
+            os.replace(half, name)
+
+
+@contextlib.contextmanager
+def _removed_on_error(remove: Callable[[str], None], name: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):
+            remove(name)
+        raise
+
+
+def make_folder(name: str) -> None:
+    if is_url(name):
+        system, path = filesystem(name)
+        system.makedirs(path, exist_ok=True)
+    else:
+        os.makedirs(name, exist_ok=True)
+
+
+def names_in(folder: str) -> list[str]:
+    """The names of the files of a folder; none where it does not exist."""
+    if is_url(folder):
+        system, path = filesystem(folder)
+        system.invalidate_cache()
+        return sorted(os.path.basename(found) for found in system.ls(path, detail=False)) if system.exists(path) else []
+    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+
+def remove(folder: str, name: str) -> None:
+    if is_url(folder):
+        system, path = filesystem(folder)
+        system.rm(f"{path}/{name}")
+    elif os.path.isdir(path := os.path.join(folder, name)):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+def joined(folder: str, name: str) -> str:
+    return f"{folder.rstrip('/')}/{name}" if is_url(folder) else os.path.join(folder, name)

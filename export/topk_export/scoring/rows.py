@@ -1,0 +1,122 @@
+"""Rows of scores, as Arrow's record batches."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from topk_export.errors import ImageError
+from topk_export.runtime.metadata import Metadata
+from topk_export.runtime.predictor import Predictor
+from topk_export.runtime.ranking import NOT_FINITE, are_numbers
+
+
+def import_arrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError("pyarrow is not installed: pip install 'topk-registry[score]'") from error
+    return pyarrow
+
+
+def schema(*, full: bool, about: dict[str, str]) -> Any:
+    """The columns. Lists are best first; they are null, and ``error`` says why, for an image that has no scores.
+
+    Args:
+        full: with the logits and marginals of all classes.
+        about: is kept in the file.
+    """
+    pa = import_arrow()
+    columns = [
+        ("path", pa.string()),
+        ("index", pa.list_(pa.int32())),
+        ("class", pa.list_(pa.string())),
+        ("logit", pa.list_(pa.float32())),
+        ("marginal", pa.list_(pa.float32())),
+        ("set", pa.list_(pa.int32())),
+        ("set_size", pa.int32()),
+        ("error", pa.string()),
+    ]
+    if full:
+        columns += [("logits", pa.list_(pa.float32())), ("marginals", pa.list_(pa.float32()))]
+    return pa.schema(columns, metadata=about)
+
+
+class Rows:
+    """Makes rows of a model's outputs.
+
+    Args:
+        predictor: the model.
+        columns: as :func:`schema` gives them.
+        top: the number of best classes; None: the file's k.
+        max_set: the most classes of a set that are given.
+    """
+
+    def __init__(self, predictor: Predictor, columns: Any, *, top: int | None, max_set: int | None) -> None:
+        self._arrow = import_arrow()
+        self._predictor, self.columns, self._max_set = predictor, columns, max_set
+        metadata: Metadata = predictor.metadata
+        self._top = min(top or metadata.k, metadata.num_classes)
+        self._names = self._arrow.array(metadata.class_names, self._arrow.string())
+        self._full = "logits" in columns.names
+
+    def of(self, names: Sequence[str], inputs: Sequence[np.ndarray | ImageError]) -> Any:
+        """A record batch, one row an image: its scores, or why it has none."""
+        errors = [str(x) if isinstance(x, ImageError) else None for x in inputs]
+        good = [x for x in inputs if not isinstance(x, ImageError)]
+        outputs = self._predictor.run(np.stack(good) if good else self._predictor.preprocess([]))
+        fine = are_numbers(outputs)
+        for row in np.flatnonzero([error is None for error in errors])[~fine]:
+            errors[row] = NOT_FINITE
+        missing = np.array([error is not None for error in errors], bool)
+        outputs = {name: values[fine] for name, values in outputs.items()}
+        cells = {
+            "path": self._arrow.array([_text(name) for name in names], self._arrow.string()),
+            "error": self._arrow.array([error and _text(error) for error in errors], self._arrow.string()),
+            **self._scores(outputs, missing),
+        }
+        return self._arrow.record_batch([cells[name] for name in self.columns.names], schema=self.columns)
+
+    def _scores(self, outputs: dict[str, np.ndarray], missing: np.ndarray) -> dict[str, Any]:
+        logits, marginals = outputs["logits"], outputs["marginals"]
+        order = np.argsort(-logits, axis=-1, kind="stable")
+        top = order[:, : self._top].astype(np.int32)
+        each = np.full(len(top), top.shape[1])
+        lists = {
+            "index": self._lists(top.ravel(), each, missing),
+            "class": self._lists(self._names.take(self._arrow.array(top.ravel())), each, missing),
+            "logit": self._lists(np.take_along_axis(logits, top, -1).ravel(), each, missing),
+            "marginal": self._lists(np.take_along_axis(marginals, top, -1).ravel(), each, missing),
+        }
+        if self._full:
+            each = np.full(len(top), logits.shape[1])
+            lists |= {name: self._lists(outputs[name].ravel(), each, missing) for name in ("logits", "marginals")}
+        return lists | self._sets(outputs.get("set"), order, missing)
+
+    def _sets(self, inside: np.ndarray | None, order: np.ndarray, missing: np.ndarray) -> dict[str, Any]:
+        if inside is None:
+            kinds = {name: self.columns.field(name).type for name in ("set", "set_size")}
+            return {name: self._arrow.nulls(len(missing), kind) for name, kind in kinds.items()}
+        members = np.take_along_axis(inside.astype(bool), order, -1)
+        sizes = np.zeros(len(missing), np.int32)
+        sizes[~missing] = members.sum(-1)
+        if self._max_set is not None:
+            members &= members.cumsum(-1) <= self._max_set
+        chosen = self._lists(order[members].astype(np.int32), members.sum(-1), missing)
+        return {"set": chosen, "set_size": self._arrow.array(sizes, mask=missing)}
+
+    def _lists(self, values: Any, lengths: np.ndarray, missing: np.ndarray) -> Any:
+        """Lists of the given lengths for the rows that are not missing, null for the others."""
+        offsets = np.zeros(len(missing) + 1, np.int32)
+        offsets[1:][~missing] = lengths
+        return self._arrow.ListArray.from_arrays(
+            self._arrow.array(offsets.cumsum(dtype=np.int32)),
+            self._arrow.array(values) if isinstance(values, np.ndarray) else values,
+            mask=self._arrow.array(missing),
+        )
+
+
+def _text(text: str) -> str:
+    """Text that UTF-8 can hold: names of files may be any bytes."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -1,0 +1,255 @@
+"""Sources of images, cut into shards: pieces of work whose content and order do not depend on who does them.
+
+A tar file or a Parquet file is one shard. Images of folders and lists are cut into shards of a fixed size. Listing is
+repeated at every start and holds one shard in memory at a time.
+"""
+
+import hashlib
+import os
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from tarfile import EOFHeaderError  # type: ignore  # typeshed has it not
+from typing import Any
+
+from topk_export.errors import ImageError, SourceError
+from topk_export.runtime.preprocess import SUFFIXES
+from topk_export.scoring import files
+
+KINDS = ("auto", "images", "list", "tar", "parquet")
+TARS = (".tar", ".tar.gz", ".tgz")
+LISTS = (".txt", ".lst", ".list")
+IMAGES = tuple(sorted(SUFFIXES))
+ENDINGS = {"images": IMAGES, "tar": TARS, "parquet": (".parquet",), "list": LISTS}
+COLUMNS = ("image", "img", "jpg", "png", "bytes", "content", "path", "file_name", "file", "url")
+
+Item = tuple[str, Any]  # the name of an image, and the image: a path, a URL, its bytes, or what is wrong with it
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Images that are scored together, into one file.
+
+    Args:
+        kind: ``"images"``, ``"tar"`` or ``"parquet"``.
+        names: paths or URLs of the images, or of the one file.
+        root: what relative paths of the images begin from.
+        column: of the images in Parquet; empty to look for it.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    root: str = ""
+    column: str = ""
+
+    def __len__(self) -> int:
+        """The number of images, 0 where only reading the file tells."""
+        return len(self.names) if self.kind == "images" else 0
+
+    @property
+    def title(self) -> str:
+        return self.names[0] if len(self.names) == 1 else f"{self.names[0]} to {self.names[-1]}"
+
+    def digest(self) -> str:
+        """Tell this shard from others: the names and, of a file with many images, its size."""
+        parts = [self.kind, self.column, *self.names]
+        if self.kind != "images":
+            parts.append(str(files.size_of(self._place(self.names[0]))))
+        return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
+
+    def items(self) -> Iterator[Item]:
+        """Every image with its name, in order.
+
+        Raises:
+            SourceError: the file cannot be read on; everything before has been given.
+        """
+        if self.kind == "images":
+            return ((name, self._place(name)) for name in self.names)
+        read = _tar_items if self.kind == "tar" else _parquet_items
+        return _explained(self.names[0], read(self.names[0], self._place(self.names[0]), self.column, self.root))
+
+    def _place(self, name: str) -> str:
+        return placed(name, self.root)
+
+
+def placed(name: str, root: str) -> str:
+    return name if files.is_url(name) else os.path.join(root, name)
+
+
+def shards_of(
+    sources: Sequence[str], *, kind: str = "auto", size: int = 1000, root: str = "", column: str = ""
+) -> Iterator[Shard]:
+    """Yield the shards of all sources, in order.
+
+    Args:
+        sources: folders, image files, lists of paths, tar files and Parquet files, or patterns of such.
+        kind: one of :data:`KINDS`; ``"auto"`` goes by the ending of the name, and by the content of a folder.
+        size: images of one shard, where they are files of their own.
+        root: what the relative paths in lists and Parquet files begin from.
+        column: of the images in Parquet.
+    """
+    here = os.getcwd()
+    for source in sources:
+        for name in files.expanded(source) if source != "-" else ["-"]:
+            yield from _shards(name, kind, size, here, os.path.join(here, root), column)
+
+
+def _shards(name: str, kind: str, size: int, here: str, root: str, column: str) -> Iterator[Shard]:
+    if name == "-" or kind == "list" or (kind == "auto" and name.lower().endswith(LISTS)):
+        yield from _cut(_listed(name), size, root)
+        return
+    if files.is_folder(name):
+        chosen, inside = _inside(name, kind)
+    else:
+        chosen, inside = _kind_of(name, kind), iter([name])
+        if not files.is_url(name) and not os.path.exists(name):
+            raise SourceError(f"{name} does not exist")
+    if chosen == "images":
+        yield from _cut(inside, size, here)
+    else:
+        for file in inside:
+            yield Shard(chosen, (file,), here if chosen == "tar" else root, column)
+
+
+def _kind_of(name: str, kind: str) -> str:
+    if kind != "auto":
+        return kind
+    found = next((each for each, ends in ENDINGS.items() if name.lower().endswith(ends)), None)
+    if found is None:
+        known = ", ".join(end for ends in ENDINGS.values() for end in ends)
+        raise SourceError(f"{name} is no folder, and its ending is none of {known}: say what it is with --format")
+    return found
+
+
+def _inside(folder: str, kind: str) -> tuple[str, Iterator[str]]:
+    """The kind of a folder's files, and those files: images, else tar files, else Parquet files."""
+    for each in ("images", "tar", "parquet") if kind == "auto" else (kind,):
+        found = (name for name in files.below(folder) if name.lower().endswith(ENDINGS[each]))
+        first = next(found, None)
+        if first is not None:
+            return each, _chained(first, found)
+    wanted = "images, tar files or Parquet files" if kind == "auto" else f"{kind} ({', '.join(ENDINGS[kind])})"
+    raise SourceError(f"{folder} holds no {wanted}")
+
+
+def _chained(first: str, rest: Iterable[str]) -> Iterator[str]:
+    yield first
+    yield from rest
+
+
+def _cut(names: Iterable[str], size: int, root: str) -> Iterator[Shard]:
+    rest = iter(names)
+    while chunk := tuple(islice(rest, size)):
+        yield Shard("images", chunk, root)
+
+
+def _listed(name: str) -> Iterator[str]:
+    """The lines of a list, without empty ones."""
+    try:
+        with files.opened(name) if name != "-" else open(_standard_input(), "rb") as file:
+            for line in file:
+                if text := os.fsdecode(line.rstrip(b"\r\n")):
+                    yield text
+    except OSError as error:
+        raise SourceError(f"the list {name} cannot be read: {error}") from error
+
+
+_kept: list[str] = []
+
+
+def _standard_input() -> str:
+    """A copy of the standard input, which is listed more than once."""
+    if not _kept:
+        with tempfile.NamedTemporaryFile(prefix="topk-score-", delete=False) as copy:
+            for line in sys.stdin.buffer:
+                copy.write(line)
+        _kept.append(copy.name)
+    return _kept[0]
+
+
+def _explained(name: str, items: Iterator[Item]) -> Iterator[Item]:
+    try:
+        yield from items
+    except (SourceError, ImportError):
+        raise
+    except Exception as error:  # tarfile, zlib, Arrow and file systems raise many kinds
+        raise SourceError(f"{name} cannot be read: {error}") from error
+
+
+class _Member(tarfile.TarInfo):
+    """A member of an archive that notes whether the archive's end was reached: tarfile takes a cut for an end."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile: Any) -> "_Member":
+        try:
+            return super().fromtarfile(tarfile)
+        except EOFHeaderError:
+            tarfile.ended = True
+            raise
+
+
+def _tar_items(name: str, place: str, _column: str, _root: str) -> Iterator[Item]:
+    with files.opened(place) as file, tarfile.open(fileobj=file, mode="r|*", tarinfo=_Member) as archive:
+        for member in archive:
+            if member.isfile() and member.name.lower().endswith(IMAGES):
+                content = archive.extractfile(member)
+                assert content is not None
+                yield f"{name}/{member.name}", content.read()
+            archive.members = []  # type: ignore  # tarfile keeps them all
+        if not getattr(archive, "ended", False):
+            raise SourceError(f"{name} cannot be read: it is cut off")
+
+
+def _parquet_items(name: str, place: str, column: str, root: str) -> Iterator[Item]:
+    import pyarrow.parquet as pq
+
+    with files.opened(place) as file, pq.ParquetFile(file) as table:
+        column = column or _find_column(name, table.schema_arrow.names)
+        if column not in table.schema_arrow.names:
+            raise SourceError(f"{name} has no column {column!r}; there are {', '.join(table.schema_arrow.names)}")
+        row = 0
+        for batch in table.iter_batches(batch_size=64, columns=[column]):
+            for value in batch.column(0):
+                yield _cell(f"{name}/{row}", value.as_py(), root)
+                row += 1
+
+
+def _find_column(name: str, names: Sequence[str]) -> str:
+    found = next((column for column in COLUMNS if column in names), None)
+    if found is None:
+        raise SourceError(f"{name} has none of the columns {', '.join(COLUMNS)}: name one of {', '.join(names)}")
+    return found
+
+
+def _cell(name: str, value: Any, root: str) -> Item:
+    """An image of a table: bytes, a path, or both in a struct, as Hugging Face's data sets write them."""
+    if isinstance(value, dict):
+        path, content = value.get("path"), value.get("bytes")
+        return (path or name, content) if content is not None else _cell(name, path, root)
+    if isinstance(value, str):
+        return value, placed(value, root)
+    if isinstance(value, bytes):
+        return name, value
+    return name, ImageError(f"the cell holds no image, got {type(value).__name__}")
+
+
+def load(image: Any) -> Any:
+    """The image with the content of a URL fetched.
+
+    Raises:
+        ImageError: there is none.
+    """
+    if isinstance(image, ImageError):
+        raise image
+    if not isinstance(image, str) or not files.is_url(image):
+        return image
+    try:
+        with files.opened(image) as file:
+            return file.read()
+    except FileNotFoundError as error:
+        raise ImageError(f"{image} does not exist") from error
+    except Exception as error:  # each file system has errors of its own
+        raise ImageError(f"{image} cannot be fetched: {error}") from error

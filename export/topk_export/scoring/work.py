@@ -1,0 +1,192 @@
+"""The work on one shard, wherever it is done: read, score, and write one Parquet file whole."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from topk_export.errors import ImageError, ModelFileError
+from topk_export.runtime.predictor import Predictor
+from topk_export.runtime.preprocess import MAX_PIXELS
+from topk_export.runtime.ranking import check_outputs
+from topk_export.runtime.stream import read_ahead
+from topk_export.scoring import files
+from topk_export.scoring.rows import Rows, import_arrow, schema
+from topk_export.scoring.sources import Shard, load
+
+ROW_GROUP = 4096  # rows: megabytes of the k best, tens of megabytes of a thousand classes
+BATCH_BYTES = 32 << 20  # of one batch's input, so that large inputs make small batches
+ABOUT = "topk_registry.score"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything of a job that decides what its rows hold.
+
+    Args:
+        model: SHA-256 of the model file.
+        batch_size: images of one run of the model.
+        top: number of best classes; None: the file's k.
+        max_set: the most classes of a set that are given; None: all.
+        full: give logits and marginals of all classes too.
+        exif: turn images as their EXIF orientation says.
+        max_pixels: images with more pixels are refused.
+    """
+
+    model: str
+    batch_size: int
+    top: int | None = None
+    max_set: int | None = None
+    full: bool = False
+    exif: bool = False
+    max_pixels: int = MAX_PIXELS
+
+    def about(self, shard: Shard) -> dict[str, str]:
+        """What the shard's file says of itself; equal where its rows are."""
+        return {ABOUT: json.dumps({"schema": 1, **asdict(self), "shard": shard.digest()}, sort_keys=True)}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and with what a shard is scored; the rows do not depend on it.
+
+    Args:
+        model: path of the model file.
+        output: folder or URL of the scores.
+        device: as of :class:`~topk_export.Predictor`.
+        require_gpu: fail rather than run on the CPU.
+        threads: CPU threads of one run.
+        readers: threads that read images ahead; 1 reads none ahead.
+    """
+
+    model: str
+    output: str
+    device: str = "auto"
+    require_gpu: bool = False
+    threads: int | None = 1
+    readers: int = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One shard to score."""
+
+    number: int
+    shard: Shard
+    settings: Settings
+    place: Place
+
+    @property
+    def part(self) -> str:
+        return files.joined(self.place.output, part_name(self.number))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A finished shard: its rows, and how many of them are errors."""
+
+    number: int
+    rows: int
+    errors: int
+
+
+def part_name(number: int) -> str:
+    return f"part-{number:06d}.parquet"
+
+
+def settings_for(model: str, *, batch_size: int | None = None, **options: Any) -> Settings:
+    """The settings with a model's digest; the batch size is 32, or less where a model's input is large."""
+    predictor = Predictor(model, device="cpu", threads=1)
+    check_outputs(dict.fromkeys(predictor.output_names))
+    largest = max(1, BATCH_BYTES // max(1, int(np.prod(predictor.input_shape)) * 4))
+    return Settings(model=digest_of(model), batch_size=batch_size or min(32, largest), **options)
+
+
+def digest_of(model: str) -> str:
+    with open(model, "rb") as file:
+        sha = hashlib.sha256()
+        while block := file.read(1 << 20):
+            sha.update(block)
+    return sha.hexdigest()
+
+
+def score_shard(job: Job) -> Scored:
+    """Score a shard and write its file, under its name only once it is whole."""
+    settings = job.settings
+    columns = schema(full=settings.full, about=settings.about(job.shard))
+    rows = Rows(_predictor(job.place, settings), columns, top=settings.top, max_set=settings.max_set)
+    count = errors = 0
+    with (
+        files.written_whole(job.part) as file,
+        import_arrow().parquet.ParquetWriter(file, columns, compression="zstd") as writer,
+    ):
+        for table in _groups(job, rows):
+            count += len(table)
+            errors += len(table) - table.column("error").null_count
+            writer.write_table(table)
+    return Scored(job.number, count, errors)
+
+
+def _groups(job: Job, rows: Rows) -> Iterator[Any]:
+    """The shard's rows in tables of at least :data:`ROW_GROUP` rows, but for the last."""
+    pa = import_arrow()
+    waiting: list[Any] = []
+    for batch in _batches(job, rows):
+        waiting.append(batch)
+        if sum(map(len, waiting)) >= ROW_GROUP:
+            yield pa.Table.from_batches(waiting)
+            waiting = []
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def _batches(job: Job, rows: Rows) -> Iterator[Any]:
+    predictor = _predictor(job.place, job.settings)
+
+    def read(item: tuple[str, Any]) -> tuple[str, np.ndarray | ImageError]:
+        name, image = item
+        try:
+            return name, predictor.preprocess([load(image)])[0]
+        except ImageError as error:
+            return name, error
+
+    for batch in read_ahead(read, job.shard.items(), batch=job.settings.batch_size, workers=job.place.readers):
+        names, inputs = zip(*batch, strict=True)
+        yield rows.of(names, inputs)
+
+
+@lru_cache(maxsize=1)
+def _predictor(place: Place, settings: Settings) -> Predictor:
+    """The model of this process, opened once."""
+    if digest_of(place.model) != settings.model:
+        raise ModelFileError(f"{place.model} has changed since this command began, or differs between machines")
+    return Predictor(
+        place.model,
+        device=place.device,
+        require_gpu=place.require_gpu,
+        threads=place.threads,
+        max_pixels=settings.max_pixels,
+        exif=settings.exif,
+    )
+
+
+def finished(job: Job) -> tuple[Scored, str] | None:
+    """A shard's file as it is: its counts, and what it says of itself; None where there is none."""
+    try:
+        with files.opened(job.part) as file:
+            found = import_arrow().parquet.read_metadata(file)
+    except FileNotFoundError:
+        return None
+    about = (found.metadata or {}).get(ABOUT.encode(), b"").decode()
+    return Scored(job.number, *_counted(found)), about
+
+
+def _counted(metadata: Any) -> tuple[int, int]:
+    """Rows and errors of a file, by the statistics in its footer."""
+    column = [metadata.schema.column(i).path for i in range(metadata.num_columns)].index("error")
+    groups = (metadata.row_group(i).column(column) for i in range(metadata.num_row_groups))
+    return metadata.num_rows, metadata.num_rows - sum(group.statistics.null_count for group in groups)

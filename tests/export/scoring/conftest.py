@@ -1,0 +1,76 @@
+"""Pictures of known colours, as every kind of source."""
+
+import io
+import itertools
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.export.colours import COLOURS, png
+
+BROKEN = "broken.png"
+
+
+@pytest.fixture(scope="session")
+def contents() -> dict[str, bytes]:
+    """Thirty files by name, in order; one is no image and one is cut off."""
+    colours = itertools.islice(itertools.cycle(COLOURS), 28)
+    files = {f"{i:02d}-{colour}.png": png(colour) for i, colour in enumerate(colours)}
+    return files | {"28-text.png": b"no image", "29-cut.png": png("red")[:60]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, contents: dict[str, bytes]) -> Path:
+    root = tmp_path / "images"
+    root.mkdir()
+    for name, content in contents.items():
+        (root / name).write_bytes(content)
+    (root / "notes.txt").write_text("no image, and not taken for one")
+    return root
+
+
+@pytest.fixture
+def tars(tmp_path: Path, contents: dict[str, bytes]) -> Path:
+    """Three shards of ten, with labels beside the images as webdataset has them."""
+    root = tmp_path / "shards"
+    root.mkdir()
+    for i in range(3):
+        with tarfile.open(root / f"{i:03d}.tar", "w") as archive:
+            for name in list(contents)[10 * i : 10 * i + 10]:
+                for member, content in ((name, contents[name]), (name.replace("png", "cls"), b"1")):
+                    info = tarfile.TarInfo(member)
+                    info.size = len(content)
+                    archive.addfile(info, io.BytesIO(content))
+    return root
+
+
+@pytest.fixture
+def table(tmp_path: Path, contents: dict[str, bytes], folder: Path) -> Callable[[str], Path]:
+    """``table("bytes")``, ``table("path")`` or ``table("struct")``: the images as a Parquet file."""
+
+    def write(kind: str) -> Path:
+        columns: dict[str, Any] = {
+            "bytes": {"image": list(contents.values())},
+            "path": {"path": list(contents)},
+            "struct": {"image": [{"bytes": content, "path": name} for name, content in contents.items()]},
+        }[kind]
+        path = tmp_path / f"{kind}.parquet"
+        pq.write_table(pa.table(columns), path, row_group_size=7)
+        return path
+
+    return write
+
+
+def parts(output: Path) -> dict[str, bytes]:
+    """The files of scores by name; there may be no others."""
+    return {path.name: path.read_bytes() for path in sorted(output.iterdir())}
+
+
+def rows(output: Path) -> list[dict[str, Any]]:
+    """All rows, in the order of the files' names."""
+    return [row for path in sorted(output.iterdir()) for row in pq.read_table(path).to_pylist()]

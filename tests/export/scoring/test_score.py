@@ -1,0 +1,269 @@
+"""``topk-registry score``: what it writes, from every kind of source, and what it refuses."""
+
+import io
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.export.colours import COLOURS, K
+from tests.export.scoring.conftest import parts, rows
+from topk_export import ImageError, Predictor
+from topk_export.commands import score
+from topk_export.errors import SourceError
+from topk_export.scoring import files, work
+from topk_export.scoring.sources import shards_of
+
+
+@pytest.fixture
+def run(model_file, tmp_path, capsys, monkeypatch):
+    """``run(source, ...)``: status, output folder, and what was printed; shards are done by a thread."""
+
+    class Thread(ThreadPoolExecutor):
+        workers = (None,)
+
+        def kill(self):
+            self.shutdown()
+
+    monkeypatch.setattr(score, "_local", lambda args, place, total: Thread(1))
+    work._predictor.cache_clear()
+
+    def call(*argv, model=model_file, output="scores"):
+        capsys.readouterr()
+        output = output if files.is_url(output) else tmp_path / output
+        status = score.main([str(model), *map(str, argv), "--output", str(output), "--device", "cpu"])
+        return status, output, "".join(capsys.readouterr())
+
+    return call
+
+
+def test_rows_are_the_predictions_of_the_file(run, folder, model_file):
+    status, output, printed = run(folder, "--shard-size", "7")
+    assert status == score.HAS_ERRORS
+    assert "30 images in 5 files" in printed
+    assert "2 rows hold an error" in printed
+    found, paths = rows(output), sorted(folder.glob("*.png"))
+    assert [row["path"] for row in found] == list(map(str, paths))
+    expected = Predictor(model_file, device="cpu", threads=1).predict(paths, on_error="yield")
+    for row, prediction in zip(found, expected, strict=True):
+        if isinstance(prediction, ImageError):
+            assert row.pop("path")
+            assert row.pop("error") == str(prediction)
+            assert set(row.values()) == {None}
+            continue
+        assert row["index"] == [ranked.index for ranked in prediction.top]
+        assert row["class"] == [ranked.name for ranked in prediction.top]
+        # the batches are others than predict's
+        np.testing.assert_allclose(row["marginal"], [ranked.marginal for ranked in prediction.top], rtol=1e-5)
+        assert row["logit"] == sorted(row["logit"], reverse=True)
+        assert len(row["logit"]) == K
+        assert row["set"] is row["set_size"] is row["error"] is None
+    assert [row["class"][0] for row in found[:12]] == list(COLOURS)
+
+
+def test_all_classes_and_another_number_of_the_best(run, folder, predictor):
+    _, output, _ = run(folder, "--all-classes", "--top", "2")
+    first = rows(output)[0]
+    outputs = predictor.run(predictor.preprocess([sorted(folder.glob("*.png"))[0]]))
+    np.testing.assert_allclose(first["logits"], outputs["logits"][0], rtol=1e-5)
+    np.testing.assert_allclose(first["marginals"], outputs["marginals"][0], rtol=1e-5, atol=1e-7)
+    assert [first["logits"][i] for i in first["index"]] == first["logit"]
+    assert len(first["index"]) == 2
+
+
+@pytest.mark.parametrize("kind", ["list", "tar", "folder of tars", "pattern", "bytes", "path", "struct", "url"])
+def test_every_kind_of_source_gives_the_same_scores_in_the_same_order(
+    kind, run, folder, tars, table, tmp_path, contents
+):
+    listed = tmp_path / "list.txt"
+    listed.write_text("\n".join(contents) + "\n\n")
+    argv = {
+        "list": lambda: [listed, "--root", folder],
+        "tar": lambda: sorted(tars.glob("*.tar")),
+        "folder of tars": lambda: [tars],
+        "pattern": lambda: [f"{tars}/{{000..002}}.tar"],
+        "bytes": lambda: [table("bytes")],
+        "path": lambda: [table("path"), "--root", folder],
+        "struct": lambda: [table("struct")],
+        "url": lambda: [f"file://{folder}"],
+    }[kind]()
+    status, output, _ = run(*argv)
+    assert status == score.HAS_ERRORS
+    run(folder, output="expected")
+    found, expected = rows(output), rows(tmp_path / "expected")
+    assert len(found) == 30
+    # tar shards make other batches than one shard of all
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours["class"] == theirs["class"]
+        assert (ours["error"] is None) == (theirs["error"] is None)
+        if ours["logit"] is not None:
+            np.testing.assert_allclose(ours["logit"], theirs["logit"], rtol=1e-5, atol=1e-5)
+
+
+def test_a_list_from_standard_input_and_scores_to_a_url(run, folder, contents, monkeypatch, tmp_path):
+    names = "\n".join(str(folder / name) for name in contents)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(names.encode())))
+    monkeypatch.setattr("topk_export.scoring.sources._kept", [])
+    status, near, _ = run("-")
+    assert status == score.HAS_ERRORS
+    assert len(rows(near)) == 30
+    assert run("-", output=f"file://{tmp_path}/far")[0] == score.HAS_ERRORS
+    assert parts(tmp_path / "far") == parts(near)
+
+
+def test_what_is_finished_is_not_done_again(run, folder, monkeypatch):
+    _, output, _ = run(folder, "--shard-size", "7")
+    before = parts(output)
+    (output / "part-000002.parquet").unlink()
+    (output / "part-000003.parquet.0123.tmp").write_bytes(b"left by a killed worker")
+    done = []
+    monkeypatch.setattr("topk_export.scoring.driver.score_shard", lambda job: done.append(job) or work.score_shard(job))
+    status, _, printed = run(folder, "--shard-size", "7")
+    assert [job.number for job in done] == [2]
+    assert "4 of them by an earlier call" in printed
+    assert status == score.HAS_ERRORS
+    assert parts(output) == before
+
+
+def test_errors_can_be_tried_again(run, folder, contents):
+    _, output, _ = run(folder, "--shard-size", "7")
+    for name in ("28-text.png", "29-cut.png"):
+        (folder / name).write_bytes(contents["00-black.png"])
+    assert run(folder, "--shard-size", "7")[0] == score.HAS_ERRORS
+    assert run(folder, "--shard-size", "7", "--retry-errors")[0] == 0
+    assert [row["class"][0] for row in rows(output)[-2:]] == ["black", "black"]
+
+
+@pytest.mark.parametrize("change", ["options", "images", "model", "fewer"])
+def test_scores_of_something_else_are_not_mixed_in(change, run, folder, edited):
+    _, output, _ = run(folder, "--shard-size", "7")
+    before, options = parts(output), {}
+    argv = [folder, "--shard-size", "7"]
+    if change == "options":
+        argv += ["--top", "1"]
+    elif change == "images":
+        (folder / "03-green.png").unlink()
+    elif change == "model":
+        options["model"] = edited(props={"licence": "another"})
+    else:
+        argv = [folder, "--shard-size", "50"]
+    status, _, printed = run(*argv, **options)
+    assert status == 1
+    assert "give --overwrite" in printed
+    assert parts(output) == before
+    assert run(*argv, "--overwrite", **options)[0] == score.HAS_ERRORS
+    assert len(rows(output)) == (29 if change == "images" else 30)
+
+
+def test_a_broken_tar_costs_its_own_shard_alone(run, tars):
+    whole = (tars / "001.tar").read_bytes()
+    (tars / "001.tar").write_bytes(whole[: len(whole) // 2 + 100])
+    status, output, printed = run(tars)
+    assert status == 1
+    assert list(parts(output)) == ["part-000000.parquet", "part-000002.parquet"]
+    assert f"{tars}/001.tar cannot be read" in printed
+    assert "20 images in 2 files" in printed
+    (tars / "001.tar").write_bytes(whole)
+    assert run(tars)[0] == score.HAS_ERRORS
+    assert len(rows(output)) == 30
+
+
+def test_outputs_that_are_not_numbers_are_errors(run, folder, edited):
+    status, output, _ = run(folder, model=edited(nan=True))
+    assert status == score.HAS_ERRORS
+    found = rows(output)
+    assert all("not finite numbers" in row["error"] for row in found[:28])
+    assert found[0]["logit"] is None
+
+
+def test_prediction_sets_are_given_best_first_and_cut(predictor):
+    from topk_export.scoring.rows import Rows, schema
+
+    logits = np.array([[0.0, 3, 1, 2], [5, 0, 0, 0]], np.float32)
+    inside = np.array([[True, True, False, True], [False] * 4])
+
+    class Model:
+        metadata = predictor.metadata
+
+        def run(self, batch):
+            return {"logits": logits, "marginals": logits / 10, "set": inside}
+
+    made = Rows(Model(), schema(full=False, about={}), top=2, max_set=2)
+    found = made.of(["a", "bad", "b"], [np.zeros(1), ImageError("why"), np.zeros(1)]).to_pylist()
+    assert [row["index"] for row in found] == [[1, 3], None, [0, 1]]
+    assert [row["set"] for row in found] == [[1, 3], None, []]
+    assert [row["set_size"] for row in found] == [3, None, 0]
+    assert [row["error"] for row in found] == [None, "why", None]
+
+
+def test_files_say_what_they_were_made_of(run, folder, model_file):
+    _, output, _ = run(folder)
+    about = json.loads(pq.read_schema(output / "part-000000.parquet").metadata[b"topk_registry.score"])
+    assert about["model"] == work.digest_of(str(model_file))
+    assert about["batch_size"] == 32
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda tmp: tmp / "absent", "does not exist|no folder"),
+        (lambda tmp: tmp, "holds no images, tar files or Parquet files"),
+        (lambda tmp: tmp / "*.tar", "matches no file"),
+        (lambda tmp: "nosuch://bucket/a.tar", "nosuch"),
+    ],
+)
+def test_sources_that_are_none(make, message, tmp_path):
+    with pytest.raises(SourceError, match=message):
+        list(shards_of([str(make(tmp_path))]))
+
+
+def test_a_table_without_images_names_its_columns(tmp_path):
+    pq.write_table(pa.table({"label": [1], "size": [2]}), tmp_path / "a.parquet")
+    (shard,) = shards_of([str(tmp_path / "a.parquet")])
+    with pytest.raises(SourceError, match="name one of label, size"):
+        list(shard.items())
+
+
+def test_cells_without_an_image_are_errors(tmp_path):
+    pq.write_table(pa.table({"image": pa.array([None, b"x"], pa.binary())}), tmp_path / "a.parquet")
+    (shard,) = shards_of([str(tmp_path / "a.parquet")])
+    (_, first), (name, second) = shard.items()
+    assert isinstance(first, ImageError)
+    assert (name, second) == (f"{tmp_path}/a.parquet/1", b"x")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("a{8..11}.tar", ["a8.tar", "a9.tar", "a10.tar", "a11.tar"]),
+        ("a{08..10}.tar", ["a08.tar", "a09.tar", "a10.tar"]),
+        ("{x,y}/{0..1}.tar", ["x/0.tar", "x/1.tar", "y/0.tar", "y/1.tar"]),
+        ("plain.tar", ["plain.tar"]),
+        ("odd{name}.tar", ["odd{name}.tar"]),
+    ],
+)
+def test_braces(pattern, names):
+    assert files.expanded(pattern) == names
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    for name in (str(tmp_path / "local"), f"file://{tmp_path}/far"):
+        with pytest.raises(TypeError), files.written_whole(name) as file:
+            file.write("half of it, and then an error")
+        assert not list(tmp_path.iterdir())
+        with files.written_whole(name) as file:
+            file.write(b"whole")
+        assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"whole"]
+        next(tmp_path.iterdir()).unlink()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are text there")
+def test_names_of_any_bytes_are_written(run, folder, contents):
+    (folder / os.fsdecode(b"\xff-odd.png")).write_bytes(contents["00-black.png"])
+    _, output, _ = run(folder)
+    assert rows(output)[-1]["path"].endswith("\\xff-odd.png")

@@ -1,0 +1,1 @@
+"""Executors in the sense of ``concurrent.futures``: worker processes of this machine, a Ray cluster, Slurm."""
