@@ -73,7 +73,10 @@ class SparseTopK(TopKLoss):
         table = torch.where(mask < 1, best - held, 0.0)
         rows, classes = ((rest > 0) & (mask < 1)).nonzero(as_tuple=True)
         if len(rows):
-            table = table.index_put((rows, classes), _gain(x[rows], classes, self.k))
+            # without one class, the mask of k - 1 stays within that of k: its support is all that it needs
+            where = x.topk(int((mask > 0).sum(-1).max()), dim=-1).indices
+            place = (where[rows] == classes[:, None]).int().argmax(-1)
+            table = table.index_put((rows, classes), _gain(x.gather(1, where)[rows], place, self.k))
         return (self.tau * table).to(logits.dtype)
 
     def extra_repr(self) -> str:
