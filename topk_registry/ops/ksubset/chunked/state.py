@@ -10,6 +10,8 @@ down: nothing overflows, and what summarise adds to small odds, to keep denormal
 power sums are in double precision, so that hundreds of chunks lose no digits.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -29,20 +31,25 @@ from topk_registry.ops.ksubset.torch.rows import (
     top_group_size,
 )
 
-__all__ = ["Coefficients", "State", "finish", "gradient", "merge", "put", "summarise", "top_margins"]
+__all__ = ["Coefficients", "State", "finish", "gradient", "merge", "merge_all", "put", "summarise", "top_margins"]
 
 
 def merge(one: State, other: State, theta: float) -> State:
     """The state of the classes of both: a top group of both top groups; who falls out of it joins the tail."""
-    k = len(one.P)
-    top, order = torch.cat((one.top, other.top), 1).sort(1, descending=True)
+    return merge_all((one, other), theta)
+
+
+def merge_all(states: Sequence[State], theta: float) -> State:
+    """The state of the classes of all, see :func:`merge`; the same bits wherever it is given the same order."""
+    k = len(states[0].P)
+    top, order = torch.cat([state.top for state in states], 1).sort(1, descending=True)
     T = min(top.shape[1], top_group_size(k))
     a = reference(top, k).double()
     fallen = torch.exp((top[:, T:].double() - a[:, None]) / theta)
     P = power_sums(fallen, k)
-    for state in (one, other):
+    for state in states:
         P = P + tilted(state.P.double(), (reference(state.top, k).double() - a) / theta)
-    classes = torch.cat((one.classes, other.classes), 1).gather(1, order[:, :T])
+    classes = torch.cat([state.classes for state in states], 1).gather(1, order[:, :T])
     return State(top[:, :T], classes, P)
 
 

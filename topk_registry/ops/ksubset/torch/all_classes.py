@@ -1,6 +1,8 @@
 """The margins of every class in plain torch operations, differentiable: each large step is an autograd Function with a
 gradient of its own, the small polynomials of the top group are left to autograd."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -25,10 +27,11 @@ class TailOdds(torch.autograd.Function):
     """:func:`tail_odds` of scores [B, n]; the gradient is that to s / theta, see :class:`ToOdds`."""
 
     @staticmethod
-    def forward(s: Tensor, a: Tensor, outside_tail: Tensor, theta: float) -> Tensor:
+    def forward(s: Tensor, a: Tensor, outside_tail: Tensor | None, theta: float) -> Tensor:
         w = torch.empty_like(s)
         for rows in row_blocks(s):
-            tail_odds(s[rows], a[rows], outside_tail[rows], theta, out=w[rows])
+            outside = None if outside_tail is None else outside_tail[rows]
+            tail_odds(s[rows], a[rows], outside, theta, out=w[rows])
         return w
 
     @staticmethod
@@ -163,31 +166,46 @@ def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     return out
 
 
-def differentiable_margins(s: Tensor, k: int, theta: float) -> Tensor:
-    """The margins as autograd sees them: [B, n] -> [B, n].
+class Common(NamedTuple):
+    """What the margins of a row's classes have in common, see :func:`common`."""
 
-    Tilts and references are constants to autograd: they cancel. The tail's odds and
-    power sums depend on the scores (kernels with gradients of their own), and so do the small polynomials of the top
-    group (plain autograd).
+    in_top: Tensor  # [B, T], the margins of the top group
+    c: Tensor  # [k+1, B]
+    scale: Tensor  # [B], factor from odds relative to the (k + 1)-th largest score to the odds that c is balanced for
+    shift: Tensor  # [B], of the log-odds of the tail
+
+
+def common(s_top: Tensor, P: Tensor, k: int, theta: float) -> Common:
+    """The margins of the top group [B, T], and what those of the tail need beside their odds, from the top group's
+    scores and the tail's power sums [k, B] relative to the (k + 1)-th largest score.
+
+    Tilts and references are constants to autograd: they cancel.
     """
-    top, where = s.detach().topk(min(top_group_size(k + 1), s.shape[1]))
+    top = s_top.detach()
     kth, next_one = top[:, k - 1], top[:, k]  # references of the two tilts
-    w = TailOdds.apply(s, next_one, where, theta)
-    P = PowerSums.apply(w, k)
     gap = (next_one - kth) / theta
-
-    s_top = s.gather(1, where).T
-    x, x_next = ToOdds.apply(s_top, kth, theta), ToOdds.apply(s_top, next_one, theta)
+    x, x_next = ToOdds.apply(s_top.T, kth, theta), ToOdds.apply(s_top.T, next_one, theta)
     t = tilt(x.detach(), P[0].detach() * gap.exp(), k)
     t_next = tilt(x_next.detach(), P[0].detach(), k + 1)
     both = torch.cat((tilted(P, gap - t), tilted(P, -t_next)), 1)
     c, e = polynomials(torch.cat((x - t, x_next - t_next), 1), both, k, depth=1)
-    B = s.shape[0]
+    B = len(s_top)
     c, e = c[:, :B], torch.cat((e[:k, :, B:], e[k:, :, :B]))  # e [T, 2, B]
     log_rho, c = balanced(c, k)
-
-    first_k = torch.arange(len(e), device=s.device)[:, None] < k
+    first_k = torch.arange(len(e), device=s_top.device)[:, None] < k
     shift, reference = torch.where(first_k, -t_next, -t), torch.where(first_k, next_one, kth)
-    in_top = ToScores.apply(s_top, reference, shift + (e[:, 0] / e[:, 1]).log(), theta)
-    rest = LeaveTailOut.apply(w, c, torch.exp(gap + log_rho - t), log_rho - t)
-    return ToScores.apply(s, kth[:, None], rest, theta).scatter_(1, where, in_top.T)
+    in_top = ToScores.apply(s_top.T, reference, shift + (e[:, 0] / e[:, 1]).log(), theta)
+    return Common(in_top.T, c, torch.exp(gap + log_rho - t), log_rho - t)
+
+
+def differentiable_margins(s: Tensor, k: int, theta: float) -> Tensor:
+    """The margins as autograd sees them: [B, n] -> [B, n].
+
+    The tail's odds and power sums depend on the scores (kernels with gradients of their own), and so do the small
+    polynomials of the top group (plain autograd).
+    """
+    top, where = s.detach().topk(min(top_group_size(k + 1), s.shape[1]))
+    w = TailOdds.apply(s, top[:, k], where, theta)
+    f = common(s.gather(1, where), PowerSums.apply(w, k), k, theta)
+    rest = LeaveTailOut.apply(w, f.c, f.scale, f.shift)
+    return ToScores.apply(s, top[:, k - 1, None], rest, theta).scatter_(1, where, f.in_top)
