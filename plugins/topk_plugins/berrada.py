@@ -128,8 +128,7 @@ class SmoothTopKSVM(TopKLoss):
         return self._over_sizes(logits, hinge)
 
     def _definition(self, logits: Tensor, target: Tensor, labels: tuple[int, int] | None) -> Tensor:
-        distributed = type(logits) is not Tensor and hasattr(logits, "placements")  # a DTensor: rows where they lie
-        if distributed or not self._is_linear:
+        if not self._is_linear:
             return super()._definition(logits, target, labels)
 
         def loss(target: Tensor | LabelMixture, weight: Tensor | None, reduction: str) -> Tensor:
@@ -139,15 +138,16 @@ class SmoothTopKSVM(TopKLoss):
             if self.label_smoothing:
                 target = torch.lerp(target, torch.full_like(target, 1 / target.shape[1]), self.label_smoothing)
             return loss(target, self.weight, self.reduction)
-        target = target.long()
         ignored = labels is None or labels[0] <= self.ignore_index <= labels[1]  # not so, or not known without a look
         if not len(logits) or (not ignored and not self.label_smoothing):
-            return loss(target, self.weight, self.reduction)
-        kept = target != self.ignore_index
-        label, share = torch.where(kept, target, 0), kept.to(torch.promote_types(logits.dtype, torch.float32))
-        if self.reduction == "mean":  # as in cross-entropy, over the weights of the labels that are not ignored
-            share = share / (share if self.weight is None else share * self.weight.to(share)[label]).sum()
-        mixture = LabelMixture.smoothed(label, self.label_smoothing).scaled(share)
+            return loss(target.long(), self.weight, self.reduction)
+        mixture = LabelMixture.of_targets(
+            target,
+            smoothing=self.label_smoothing,
+            ignore_index=self.ignore_index,
+            weight=self.weight,
+            mean=self.reduction == "mean",  # as in cross-entropy, over the weights of the labels that are not ignored
+        )
         return loss(mixture, self.weight, "none" if self.reduction == "none" else "sum")
 
     def _alpha(self, logits: Tensor) -> Tensor:

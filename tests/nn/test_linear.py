@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import topk_registry as tr
-from topk_registry import LinearSmoothTopK, linear_smooth_topk
+from topk_registry import LabelMixture, LinearSmoothTopK, linear_smooth_topk
 from topk_studies.timing.memory import peak_bytes
 
 INF, NAN = float("inf"), float("nan")
@@ -52,6 +52,40 @@ def test_loss_and_gradients_are_those_of_the_loss_on_logits(options, reduction, 
     gradients = (torch.autograd.grad(loss.sum(), tensors) for loss in (found, expected))
     for a, b in zip(*gradients, strict=True):
         assert (a - b).abs().max() <= 3e-6 * b.abs().max()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("k", [1, 5, 40])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_distributions(reduction, k, weighted, dtype):
+    *tensors, target = layer(dtype=dtype)
+    q = torch.randn(12, 60, dtype=dtype, generator=torch.Generator().manual_seed(1)).softmax(1)
+    ignored = target.masked_fill(torch.arange(12) % 3 == 0, -100)
+    mixture = LabelMixture.mixed(target, target.flip(0), 0.7, smoothing=0.1)
+    class_weight = torch.linspace(0, 3, 60) if weighted else None
+    for goal, options in (
+        (q, {}),
+        (q, {"label_smoothing": 0.2}),
+        (target, {"label_smoothing": 0.1}),
+        (ignored, {"label_smoothing": 0.1}),
+        (mixture, {}),
+    ):
+        options = {**options, "k": k, "tau": 0.25, "class_weight": class_weight, "reduction": reduction}
+        dense = goal.dense(60, dtype) if isinstance(goal, LabelMixture) else goal
+        found = linear_smooth_topk(*tensors, goal, chunk=17, **options)
+        expected = on_logits(*tensors, dense, **options)
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-11
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+        gradients = (torch.autograd.grad(loss.sum(), tensors) for loss in (found, expected))
+        for a, b in zip(*gradients, strict=True):
+            assert (a - b).abs().max() <= tolerance * b.abs().max()
+
+
+def test_gradcheck_of_a_distribution():
+    *tensors, _ = layer(23, B=4, dtype=torch.float64)
+    q = torch.randn(4, 23, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).softmax(1)
+    assert torch.autograd.gradcheck(lambda *t: linear_smooth_topk(*t, q, k=3, tau=0.5, chunk=8), tensors)
 
 
 def test_the_likelihood_is_the_loss_without_a_margin():
@@ -193,7 +227,10 @@ def test_a_model_trains_with_it():
         ({"class_weight": torch.ones(3)}, r"class_weight must be one factor a class \[60\], got \[3\]"),
         ({"reduction": "median"}, r"reduction must be one of 'none', 'mean', 'sum', got 'median'"),
         ({"target": torch.full((12,), 60)}, r"target must be in \[0, 59\] \(or ignore_index = -100\), got 60"),
-        ({"target": torch.zeros(12, 60)}, r"target must be class indices \[12\], got torch.float32"),
+        ({"target": torch.zeros(12, 61)}, r"target must be class indices \(integer, \[12\]\) or a distribution"),
+        ({"label_smoothing": 1.5}, r"label_smoothing must be in \[0, 1\], got 1.5"),
+        ({"num_classes": 61}, r"weight has 60 rows, num_classes is 61"),
+        ({"num_classes": 61, "label_smoothing": 0.1}, r"weight has 60 rows, num_classes is 61"),
         ({"weight": torch.zeros(60, 7)}, r"expected features \[B, d\], weight \[n, d\]"),
     ],
 )

@@ -53,8 +53,11 @@ def check_logits(logits: Tensor) -> None:
         )
 
 
-def check_target(logits: Tensor, target: Tensor, *, ignore_index: int) -> tuple[int, int] | None:
+def check_target(logits: Tensor, target: Tensor, *, ignore_index: int, look: bool = False) -> tuple[int, int] | None:
     """Raise unless target is integer [B] within range, or floating point [B, n].
+
+    Args:
+        look: look at indices on every device.
 
     Returns:
         The least and the largest index, where they were looked at. That is in plain memory of the CPU only: on a GPU it
@@ -63,7 +66,7 @@ def check_target(logits: Tensor, target: Tensor, *, ignore_index: int) -> tuple[
     """
     dense = target.is_floating_point()
     if (dense or target.dtype in INTEGERS) and target.shape == (logits.shape if dense else logits.shape[:1]):
-        if not dense and target.device.type == "cpu" and route(logits, target) is Route.KERNELS:
+        if not dense and (look or (target.device.type == "cpu" and route(logits, target) is Route.KERNELS)):
             return _check_range(target, logits.shape[1], ignore_index)
         return None
     raise ValueError(

@@ -2,28 +2,36 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from topk_registry.losses.base import REDUCTIONS, check_target, checked_weight, label_loss
+from topk_registry.losses.base import check_target, checked_weight, label_loss
+from topk_registry.nn.class_parallel import check_classes, check_options, own_classes, spread_loss, spread_topk
 from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset.chunked.api import TopClasses, linear_label_margins, linear_topk, logits_like
+from topk_registry.ops.label_mixture import LabelMixture
 
 
 def linear_smooth_topk(
     features: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    target: Tensor,
+    target: Tensor | LabelMixture,
     *,
     k: int = 5,
     tau: float = 1.0,
     alpha: float | Tensor = 1.0,
     class_weight: Tensor | None = None,
     reduction: str = "mean",
+    label_smoothing: float = 0.0,
     ignore_index: int = -100,
     chunk: int | None = None,
+    process_group: Any = None,
+    num_classes: int | None = None,
+    replicated: bool = False,
+    averaged: bool = True,
 ) -> Tensor:
     """Smooth top-k SVM of ``F.linear(features, weight, bias)``, in the memory of a chunk of the logits.
 
@@ -31,21 +39,37 @@ def linear_smooth_topk(
     alpha = 0 for the top-k likelihood. Loss and gradients are those of the loss on the logits; the backward pass
     multiplies features and weight once more.
 
+    With ``process_group`` the classes are spread over its ranks. Each rank gives its own rows of the batch, and its own
+    classes: ceil(n / ranks) of them, the last ranks what is left. Every rank gets the loss of all rows and must call
+    backward on the same number made of it. The gradient of the weight stays where the weight is.
+
     Args:
         features: [B, d].
         weight: the classifier's [n, d].
         bias: the classifier's [n], or None.
-        target: class indices [B]. Distributions, and with them label smoothing, need the log-odds of every class: two
-            further passes over all chunks, and are left to the loss on logits.
+        target: class indices [B], a distribution [B, n] or a :class:`LabelMixture`. Distributions, and with them label
+            smoothing, take one more pass over all chunks. Targets get no gradient.
         k: size of the set that should hold the label, 1 <= k <= n - 1.
         tau: temperature, positive.
-        alpha: margin, not negative: one for all classes, or one a class [n].
-        class_weight: one non-negative factor a class [n].
-        reduction, ignore_index: as in ``F.cross_entropy``.
+        alpha: margin, not negative: one for all classes, or one a class [n], of all ranks.
+        class_weight: one non-negative factor a class [n], of all ranks.
+        reduction, label_smoothing, ignore_index: as in ``F.cross_entropy``. Over ranks ``"mean"`` and ``"sum"`` are
+            over the rows of all, and ``"none"`` gives this rank's own.
         chunk: number of classes at a time; None chooses for speed.
+        process_group: ranks that hold the classes, such as ``mesh.get_group("classes")``.
+        num_classes: n, checked against what the ranks hold; None for their sum.
+        replicated: all ranks give the same rows, which then are counted once.
+        averaged: the gradients of the backbone are averaged over ranks afterwards, as ``DistributedDataParallel`` and
+            FSDP do. The gradient of features is then multiplied by the size of the group, so that the average over all
+            data-parallel ranks is the gradient of the loss. False gives the gradient of the loss itself. Without effect
+            on ``replicated`` features, where the average of equal gradients is right.
 
     Returns:
-        The loss, a number or [B], in at least single precision. Differentiable once.
+        The loss, a number or [B], in at least single precision. Differentiable once with distributions or over ranks.
+
+    Raises:
+        ValueError: on every rank, where one has bad input or where two disagree on an option.
+        RuntimeError: where a rank ended, or did not answer within the timeout of the process group.
 
     Example:
         >>> features = torch.randn(8, 64, requires_grad=True)
@@ -54,12 +78,17 @@ def linear_smooth_topk(
 
     Reference: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018.
     """
+    if process_group is not None or isinstance(target, LabelMixture) or target.is_floating_point() or label_smoothing:
+        return spread_loss(
+            features, weight, bias, target, k=k, tau=tau, alpha=alpha, class_weight=class_weight, reduction=reduction,
+            label_smoothing=label_smoothing, ignore_index=ignore_index, chunk=chunk, group=process_group,
+            num_classes=num_classes, replicated=replicated, averaged=averaged,
+        )  # fmt: skip
+    check_options(tau, alpha, reduction, label_smoothing)
     B, n = len(features), logits_like(features, weight, bias).shape[1]
-    _check_options(n, tau, alpha, class_weight, reduction)
-    if target.is_floating_point():
-        raise ValueError(
-            f"target must be class indices [{B}], got {target.dtype}: distributions need the loss on logits"
-        )
+    check_classes(n, alpha, class_weight)
+    if num_classes is not None and num_classes != n:
+        raise ValueError(f"weight has {n} rows, num_classes is {num_classes}")
     check_target(features.new_zeros(()).expand(B, n), target, ignore_index=ignore_index)
 
     def cost(label: Tensor) -> Tensor:
@@ -81,10 +110,12 @@ class LinearSmoothTopK(nn.Module):
         in_features: length d of a feature vector.
         num_classes: n.
         bias: learn a bias.
-        k, tau, alpha, class_weight, reduction, ignore_index, chunk: as in :func:`linear_smooth_topk`.
+        k, tau, alpha, class_weight, reduction, label_smoothing, ignore_index, chunk: as in :func:`linear_smooth_topk`.
+        process_group: ranks that the classes are spread over; this rank then holds its own rows of weight and bias.
+        replicated, averaged: as in :func:`linear_smooth_topk`.
 
-    Shape: features [B, in_features], target [B] int64 -> the loss. ``weight`` [n, d] and ``bias`` [n] are those of
-    ``nn.Linear``, and start as they do.
+    Shape: features [B, in_features], target [B] int64 or a distribution -> the loss. ``weight`` [n, d] and ``bias`` [n]
+    are those of ``nn.Linear``, and start as they do.
 
     Example:
         >>> backbone = timm.create_model("resnet50", num_classes=0)  # images to features
@@ -102,6 +133,7 @@ class LinearSmoothTopK(nn.Module):
     k: int
     tau: float
     reduction: str
+    label_smoothing: float
     ignore_index: int
     chunk: int | None
     weight: nn.Parameter
@@ -120,8 +152,12 @@ class LinearSmoothTopK(nn.Module):
         alpha: float | Sequence[float] | Tensor = 1.0,
         class_weight: Tensor | Sequence[float] | None = None,
         reduction: str = "mean",
+        label_smoothing: float = 0.0,
         ignore_index: int = -100,
         chunk: int | None = None,
+        process_group: Any = None,
+        replicated: bool = False,
+        averaged: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -130,11 +166,15 @@ class LinearSmoothTopK(nn.Module):
             raise ValueError(f"k must be an integer from 1 to num_classes - 1 = {num_classes - 1}, got {k!r}")
         self.in_features, self.num_classes = in_features, num_classes
         self.k, self.tau, self.reduction, self.ignore_index, self.chunk = k, tau, reduction, ignore_index, chunk
-        self.weight = nn.Parameter(torch.empty(num_classes, in_features, device=device, dtype=dtype))
-        self.register_parameter("bias", nn.Parameter(self.weight.new_empty(num_classes)) if bias else None)
+        self.label_smoothing, self.process_group = float(label_smoothing), process_group
+        self.replicated, self.averaged = replicated, averaged
+        own = num_classes if process_group is None else own_classes(num_classes, process_group)
+        self.weight = nn.Parameter(torch.empty(own, in_features, device=device, dtype=dtype))
+        self.register_parameter("bias", nn.Parameter(self.weight.new_empty(own)) if bias else None)
         margin = torch.as_tensor(alpha, dtype=torch.get_default_dtype()).detach().clone()
         factor = None if class_weight is None else checked_weight(class_weight)
-        _check_options(num_classes, tau, margin, factor, reduction)
+        check_options(tau, margin, reduction, label_smoothing)
+        check_classes(num_classes, margin, factor)
         if not bool(((margin >= 0) & margin.isfinite()).all()):
             raise ValueError(f"alpha must be one non-negative number, or one a class, got {alpha!r}")
         # options, not state: a checkpoint is that of nn.Linear
@@ -147,7 +187,7 @@ class LinearSmoothTopK(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -1 / math.sqrt(self.in_features), 1 / math.sqrt(self.in_features))
 
-    def forward(self, features: Tensor, target: Tensor) -> Tensor:
+    def forward(self, features: Tensor, target: Tensor | LabelMixture) -> Tensor:
         return linear_smooth_topk(
             features,
             self.weight,
@@ -158,8 +198,13 @@ class LinearSmoothTopK(nn.Module):
             alpha=self.alpha,
             class_weight=self.class_weight,
             reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
             ignore_index=self.ignore_index,
             chunk=self.chunk,
+            process_group=self.process_group,
+            num_classes=self.num_classes,
+            replicated=self.replicated,
+            averaged=self.averaged,
         )
 
     def topk(self, features: Tensor, *, temperature: float | None = None) -> TopClasses:
@@ -169,25 +214,22 @@ class LinearSmoothTopK(nn.Module):
             temperature: of the marginals; k tau, that of the loss, by default.
         """
         temperature = self.k * self.tau if temperature is None else temperature
-        return linear_topk(features, self.weight, self.bias, self.k, temperature=temperature, chunk=self.chunk)
+        if self.process_group is None:
+            return linear_topk(features, self.weight, self.bias, self.k, temperature=temperature, chunk=self.chunk)
+        return spread_topk(
+            features,
+            self.weight,
+            self.bias,
+            self.k,
+            temperature=temperature,
+            chunk=self.chunk,
+            group=self.process_group,
+            num_classes=self.num_classes,
+            replicated=self.replicated,
+        )
 
     def extra_repr(self) -> str:
         return (
             f"in_features={self.in_features}, num_classes={self.num_classes}, bias={self.bias is not None}, "
             f"k={self.k}, tau={self.tau:g}, reduction={self.reduction!r}"
         )
-
-
-def _check_options(n: int, tau: float, alpha: float | Tensor, class_weight: Tensor | None, reduction: str) -> None:
-    """Raise unless the options make sense; the values of tensors are not looked at, that would stall a GPU."""
-    if not 0.0 < tau < math.inf:
-        raise ValueError(f"tau must be positive and finite, got {tau!r}")
-    if isinstance(alpha, Tensor):
-        if alpha.shape not in ((), (n,)):
-            raise ValueError(f"alpha must be one number, or one a class [{n}], got {list(alpha.shape)}")
-    elif not 0.0 <= alpha < math.inf:
-        raise ValueError(f"alpha must be finite and not negative, got {alpha!r}")
-    if class_weight is not None and class_weight.shape != (n,):
-        raise ValueError(f"class_weight must be one factor a class [{n}], got {list(class_weight.shape)}")
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction must be one of {', '.join(map(repr, REDUCTIONS))}, got {reduction!r}")

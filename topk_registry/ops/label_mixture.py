@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from topk_registry.ops.distributed import whole
+
 
 class LabelMixture(NamedTuple):
     """A distribution over n classes for each row, never written out: q_c = uniform / n + sum_j shares_j [c = labels_j].
@@ -30,6 +32,33 @@ class LabelMixture(NamedTuple):
         """The distribution of ``label_smoothing`` in ``torch.nn.CrossEntropyLoss``, for labels [B]."""
         shares = torch.full((len(label), 1), 1.0 - smoothing, dtype=_widest(label), device=label.device)
         return cls(label[:, None], shares, shares.new_full((len(label),), smoothing) if smoothing else None)
+
+    @classmethod
+    def of_targets(
+        cls,
+        target: Tensor,
+        *,
+        smoothing: float = 0.0,
+        ignore_index: int = -100,
+        weight: Tensor | None = None,
+        mean: bool = False,
+    ) -> "LabelMixture":
+        """The distributions of index targets [B] with the options of ``torch.nn.CrossEntropyLoss``.
+
+        Rows with the index ``ignore_index`` have no mass. With ``mean`` masses are divided by the sum, over the rows
+        that are left, of the labels' ``weight``: the sum of losses is then their mean. DTensors are gathered.
+
+        Example:
+            >>> LabelMixture.of_targets(torch.tensor([2, -100, 0]), mean=True).shares.T
+            tensor([[0.5000, 0.0000, 0.5000]], dtype=torch.float64)
+        """
+        target = whole(target).long()
+        kept = target != ignore_index
+        label = torch.where(kept, target, 0)
+        share = kept.to(_widest(label))
+        if mean:
+            share = share / (share if weight is None else share * whole(weight).to(share)[label]).sum()
+        return cls.smoothed(label, smoothing).scaled(share)
 
     @classmethod
     def mixed(cls, label: Tensor, other: Tensor, lam: float | Tensor, smoothing: float = 0.0) -> "LabelMixture":

@@ -5,6 +5,7 @@ Backends see rows [B, n] with 2k <= n (backends.py). Other shapes and dtypes, la
 
 from math import inf, isfinite
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,6 +94,8 @@ def smooth_topk_hinge(
     weight: Tensor | None = None,
     reduction: str = "none",
     impl: str = "auto",
+    process_group: Any = None,
+    num_classes: int | None = None,
 ) -> Tensor:
     """The smooth top-k SVM: a hinge, smoothed by tau, on the label's margin at the temperature k tau.
 
@@ -108,9 +111,15 @@ def smooth_topk_hinge(
         weight: one factor a class [n]; it gets no gradient.
         reduction: ``"none"``, ``"sum"``, or ``"mean"``: over rows, for indices weighted as in
             ``torch.nn.CrossEntropyLoss``.
+        process_group: ranks that the classes are spread over. Each gives its own columns of the logits of all rows:
+            ceil(n / ranks) of them, the last ranks what is left. Labels and options of classes count the classes of
+            all ranks; a distribution may be whole, or in columns as the logits. Ranks must call backward on the same
+            losses.
+        num_classes: n, checked against what the ranks of the group hold; None for their sum.
 
     Returns:
         Losses [B] or their sum or mean, in at least single precision.
+
     Example:
         >>> smooth_topk_hinge(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([1]), 2, tau=1e-6)
         tensor([0.5000])
@@ -119,6 +128,11 @@ def smooth_topk_hinge(
 
     Reference: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018.
     """
+    if process_group is not None:
+        from topk_registry.ops.ksubset.chunked.parallel import sharded_hinge
+
+        options = {"tau": tau, "alpha": alpha, "weight": weight, "reduction": reduction}
+        return sharded_hinge(logits, target, k, **options, group=process_group, num_classes=num_classes)
     if not 0.0 < tau < inf:
         raise ValueError(f"tau must be positive and finite, got {tau!r}")
     check(logits, k, tau)

@@ -54,10 +54,10 @@ def linear_label_margins(
     looked_at = features.device.type == "cpu" and not torch.compiler.is_compiling()
     if looked_at:
         dispatch.check_labels(label, len(weight))
-    options = int(k), float(temperature), _chunk(features, k, chunk), _product_dtype(features)
+    options = int(k), float(temperature), chunk_size(features, k, chunk), product_dtype(features)
     margin, top, _, _ = linear_ops.LinearLabelMargins.apply(features, weight, bias, label, *options)
     if looked_at and not isfinite(margin.detach().sum()):
-        _check_scores(top.detach(), k, linear_ops.as_rows(features, weight, k, temperature))
+        _check_scores(top.detach(), k, linear_ops.as_rows(features, len(weight), k, temperature))
     return margin
 
 
@@ -89,8 +89,8 @@ def linear_topk(
     """
     like = logits_like(features, weight, bias)
     dispatch.check(like, k, temperature)
-    k, chunk, x = int(k), _chunk(features, k, chunk), features.to(_product_dtype(features))
-    like, _, theta, sign = linear_ops.as_rows(features, weight, k, temperature)
+    k, chunk, x = int(k), chunk_size(features, k, chunk), features.to(product_dtype(features))
+    like, _, theta, sign = linear_ops.as_rows(features, len(weight), k, temperature)
     with torch.autocast(features.device.type, enabled=False):
         if sign < 0 or len(weight) <= max(chunk, 2 * k + 2):  # the top group would be all classes
             logits = F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
@@ -117,7 +117,7 @@ def logits_like(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
         or shapes[2:] not in ([], [shapes[1][:1]])
     ):
         raise ValueError(f"expected features [B, d], weight [n, d] and bias [n] or None, got {shapes}")
-    dtypes = {_product_dtype(t) for t in given}
+    dtypes = {product_dtype(t) for t in given}
     if len(dtypes) > 1 or not features.is_floating_point():
         raise ValueError(
             "features, weight and bias must be floating point, and of one dtype outside autocast, "
@@ -126,7 +126,7 @@ def logits_like(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
     return features.new_empty(0, len(weight))
 
 
-def _product_dtype(x: Tensor) -> torch.dtype:
+def product_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype that F.linear would multiply in: autocast leaves double precision alone."""
     device = x.device.type
     if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
@@ -134,7 +134,8 @@ def _product_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
-def _chunk(features: Tensor, k: int, chunk: int | None) -> int:
+def chunk_size(features: Tensor, k: int, chunk: int | None) -> int:
+    """Return the number of classes in a chunk."""
     if chunk is None:
         scores = CPU_CHUNK if features.device.type == "cpu" else GPU_CHUNK
         return max(scores // max(len(features), 1), LEAST_CHUNK, 8 * int(k))

@@ -5,9 +5,10 @@ turns them into their gradient in place, and multiplies that into the gradients 
 those the memory is that of a chunk, whatever the number of classes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +21,9 @@ from topk_registry.ops.ksubset.chunked.state import State, finish, merge, put
 from topk_registry.ops.ksubset.torch.rows import top_group_size
 
 
-def as_rows(features: Tensor, weight: Tensor, k: int, temperature: float) -> tuple[Tensor, int, float, int]:
-    """Prepare the arguments for a layer: no rows [0, n] of its dtype, k with 2k <= n, theta, the sign of the scores."""
-    return dispatch.prepare(features.new_empty(0, len(weight)), k, temperature, "torch")[:4]
+def as_rows(like: Tensor, n: int, k: int, temperature: float) -> tuple[Tensor, int, float, int]:
+    """Prepare arguments for n scores of a dtype: no rows [0, n] to work in, k with 2k <= n, theta, the scores' sign."""
+    return dispatch.prepare(like.new_empty(0, n), k, temperature, "torch")[:4]
 
 
 def kernels(like: Tensor, k: int) -> ModuleType:
@@ -58,6 +59,47 @@ def _multiply(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None = None) -> 
         torch.addmm(bias, a, b, out=out)
 
 
+def label_state(
+    chunks: Iterable[tuple[int, Any, Tensor, Tensor]], label: Tensor, k: int, theta: float, like: Tensor
+) -> tuple[State | None, Tensor]:
+    """The state of the classes of all chunks other than the label [B], and the label's score [B].
+
+    The state is None where there is no chunk. The score is NaN where the label is none of the classes.
+    """
+    state, nothing = None, like.new_full((len(label), 1), -torch.inf)
+    score = torch.full_like(nothing[:, 0], torch.nan)
+    for first, _, flat, s in chunks:
+        local = label - first
+        mine = (local >= 0) & (local < s.shape[1])
+        score = torch.where(mine, s.gather(1, local.clamp(0, s.shape[1] - 1)[:, None])[:, 0], score)
+        put(flat, label[:, None], nothing, first)
+        part = kernels(like, k).summarise(s, k, theta, first, out=s)
+        state = part if state is None else merge(state, part, theta)
+    return state, score
+
+
+class Gradients:
+    """Gradients of features, weight and bias, added up over chunks from the gradients of their scores."""
+
+    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, like: Tensor, wanted: list[bool]):
+        self.dtype, self.wanted = features.dtype, wanted
+        self.sums = like.new_zeros(features.shape if wanted[0] else ())
+        self.weight = torch.empty_like(weight) if wanted[1] else None
+        self.bias = torch.empty_like(bias) if wanted[2] and bias is not None else None
+
+    def add(self, first: int, ds: Tensor, x: Tensor, W: Tensor) -> None:
+        """Add the chunk that starts with the class ``first``: ds [B, m] for features x [B, d] and rows W [m, d]."""
+        if self.wanted[0]:
+            self.sums += ds @ W
+        if self.weight is not None:
+            _multiply(ds.T, x, out=self.weight[first : first + len(W)])
+        if self.bias is not None:
+            self.bias[first : first + len(W)] = ds.sum(0)
+
+    def all(self) -> list[Tensor | None]:
+        return [self.sums.to(self.dtype) if self.wanted[0] else None, self.weight, self.bias]
+
+
 _OPTIONS = "Tensor features, Tensor weight, Tensor? bias, Tensor label, int k, float temperature, int chunk"
 
 
@@ -68,17 +110,10 @@ _OPTIONS = "Tensor features, Tensor weight, Tensor? bias, Tensor label, int k, f
 )
 def label_margins(features, weight, bias, label, k, temperature, chunk, dtype):
     """The margins [B], and the state of the classes other than the label."""
-    like, k, theta, sign = as_rows(features, weight, k, temperature)
-    state, nothing = None, like.new_full((len(label), 1), -torch.inf)
-    score = torch.full_like(nothing[:, 0], torch.nan)  # it stays where a label, unseen on a GPU, is none of the classes
+    like, k, theta, sign = as_rows(features, len(weight), k, temperature)
     with torch.autocast(features.device.type, enabled=False):
-        for first, _, flat, s in score_chunks(features.to(dtype), weight, bias, chunk, like, sign):
-            local = label - first
-            mine = (local >= 0) & (local < s.shape[1])
-            score = torch.where(mine, s.gather(1, local.clamp(0, s.shape[1] - 1)[:, None])[:, 0], score)
-            put(flat, label[:, None], nothing, first)
-            part = kernels(like, k).summarise(s, k, theta, first, out=s)
-            state = part if state is None else merge(state, part, theta)
+        chunks = score_chunks(features.to(dtype), weight, bias, chunk, like, sign)
+        state, score = label_state(chunks, label, k, theta, like)
     assert state is not None
     top, classes, P = state
     f = finish(State(top, classes, P.double()), theta)
@@ -87,7 +122,7 @@ def label_margins(features, weight, bias, label, k, temperature, chunk, dtype):
 
 @label_margins.register_fake
 def _(features, weight, bias, label, k, temperature, chunk, dtype):
-    like, k, _, _ = as_rows(features, weight, k, temperature)
+    like, k, _, _ = as_rows(features, len(weight), k, temperature)
     B, T = len(label), min(top_group_size(k), len(weight))
     double = features.new_empty(B, dtype=torch.float64)
     return double, like.new_empty(B, T), label.new_empty(B, T), double.new_empty(k, B)
@@ -100,22 +135,15 @@ def _(features, weight, bias, label, k, temperature, chunk, dtype):
 )
 def label_margins_backward(g, top, classes, P, features, weight, bias, label, k, temperature, chunk, dtype, wanted):
     """Return the wanted gradients of features, weight and bias."""
-    like, k, theta, sign = as_rows(features, weight, k, temperature)
+    like, k, theta, sign = as_rows(features, len(weight), k, temperature)
     f, g = finish(State(top, classes, P), theta), g.to(like)[:, None]
-    x, sums = features.to(dtype), like.new_zeros(features.shape if wanted[0] else ())
-    dW = torch.empty_like(weight) if wanted[1] else None
-    db = torch.empty_like(bias) if wanted[2] else None
+    x, found = features.to(dtype), Gradients(features, weight, bias, like, wanted)
     with torch.autocast(features.device.type, enabled=False):
         for first, W, flat, s in score_chunks(x, weight, bias, chunk, like, sign):
             # the margin of -s is minus that of s: its gradient to the scores is the same
             ds = kernels(like, k).gradient(s, label, f, theta, first, flat).mul_(g).to(dtype)
-            if wanted[0]:
-                sums += ds @ W
-            if dW is not None:
-                _multiply(ds.T, x, out=dW[first : first + chunk])
-            if db is not None:
-                db[first : first + chunk] = ds.sum(0)
-    return [d for d in (sums.to(features.dtype) if wanted[0] else None, dW, db) if d is not None]
+            found.add(first, ds, x, W)
+    return [d for d in found.all() if d is not None]
 
 
 @label_margins_backward.register_fake

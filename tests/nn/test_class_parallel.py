@@ -1,0 +1,258 @@
+"""Classes on several ranks give the loss, the gradients and the predictions of one process, in double precision."""
+
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from tests.nn import ranks
+from topk_registry import LabelMixture, LinearSmoothTopK, create_loss, linear_smooth_topk, smooth_topk_hinge
+from topk_registry.ops.ksubset.chunked.api import linear_topk
+from topk_registry.ops.ksubset.chunked.parallel import layout
+
+if not dist.is_available():
+    pytest.skip("torch is built without distributed", allow_module_level=True)
+
+D = 6
+DOUBLE = torch.float64
+CHECKS = {}
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+def whole(n, B):
+    """A layer and a batch, the same in every process."""
+    generator = torch.Generator().manual_seed(n)
+    shapes = ((B, D), (n, D), (n,))
+    features, weight, bias = (torch.randn(shape, dtype=DOUBLE, generator=generator) for shape in shapes)
+    target = torch.randint(n, (B,), generator=generator)
+    target[1] = -100
+    q = torch.randn(B, n, dtype=DOUBLE, generator=generator).softmax(1)
+    return features, weight, bias, target, q
+
+
+def own(t, sizes, dim=0):
+    return t.split(sizes, dim)[dist.get_rank()].contiguous()
+
+
+def batches(world):
+    """Rows of each rank: not the same number, and none on the last but one."""
+    return {1: [5], 2: [3, 2], 3: [2, 0, 3], 4: [3, 2, 0, 4]}[world]
+
+
+def close(found, wanted, what, factor=1.0):
+    scale = 1e-30 + (float(wanted.abs().max()) if wanted.numel() else 0.0)
+    torch.testing.assert_close(
+        found, wanted * factor, rtol=0, atol=1e-11 * scale * factor, msg=lambda m: f"{what}: {m}"
+    )
+
+
+def same_bits(t):
+    parts = [torch.empty_like(t) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, t.detach().contiguous())
+    assert all(torch.equal(part, parts[0]) for part in parts)
+
+
+def targets(target, q, n):
+    """Targets of all kinds, with the options they take."""
+    other = (target.clamp(min=0) + 3) % n
+    labels = target.clamp(min=0)
+    return {
+        "labels": (target, {}),
+        "ignored class": (target, {"ignore_index": int(target[0])}) if (target >= 0).all() else (target, {}),
+        "smoothed": (target, {"label_smoothing": 0.1}),
+        "distribution": (q, {}),
+        "distribution smoothed": (q, {"label_smoothing": 0.2}),
+        "mixture": (LabelMixture.mixed(labels, other, 0.7), {}),
+        "mixup smoothed": (LabelMixture.mixed(labels, other, 0.3, smoothing=0.1), {}),
+    }
+
+
+def reference(features, weight, bias, target, *, k, tau, alpha, class_weight, **options):
+    """The loss on the logits of one process."""
+    n = len(weight)
+    logits = F.linear(features, weight, bias)
+    if isinstance(target, LabelMixture):
+        target = target.dense(n, DOUBLE)
+    loss = create_loss("smooth_topk_svm", k=k, tau=tau, alpha=alpha, weight=class_weight, **options).double()
+    if class_weight is not None:
+        loss.weight, loss.alpha = class_weight, alpha  # in double precision, as given
+    return loss(logits, target)
+
+
+def rows_of(target, sizes):
+    if isinstance(target, LabelMixture):
+        return LabelMixture(*(None if part is None else own(part, sizes) for part in target))
+    return own(target, sizes)
+
+
+def compare_layer(n, k, options, averaged):
+    world, sizes = dist.get_world_size(), batches(dist.get_world_size())
+    features, weight, bias, target, q = whole(n, sum(sizes))
+    shards = layout(n, world)
+    for name, (goal, more) in targets(target, q, n).items():
+        for reduction in ("mean", "sum", "none"):
+            what = f"{n} {k} {name} {reduction} {sorted(options)}"
+            everything = {
+                "k": k,
+                "tau": 0.4,
+                "alpha": 0.75,
+                "class_weight": None,
+                "reduction": reduction,
+                **more,
+                **options,
+            }
+            tensors = [t.clone().requires_grad_() for t in (features, weight, bias)]
+            expected = reference(*tensors, goal, **everything)
+            wanted = torch.autograd.grad(expected.square().sum(), tensors)
+            mine = [
+                own(t, split).requires_grad_()
+                for t, split in zip((features, weight, bias), (sizes, shards, shards), strict=True)
+            ]
+            found = linear_smooth_topk(
+                *mine, rows_of(goal, sizes), process_group=dist.group.WORLD, num_classes=n, chunk=5, averaged=averaged,
+                **everything,
+            )  # fmt: skip
+            close(found, own(expected.detach(), sizes) if reduction == "none" else expected.detach(), what)
+            if reduction != "none":
+                same_bits(found)
+            gradients = torch.autograd.grad(found.square().sum(), mine)
+            for g, right, split in zip(gradients, wanted, (sizes, shards, shards), strict=True):
+                factor = world if averaged and split is sizes else 1.0
+                close(g, own(right, split), what, factor)
+
+
+@check
+def layers_with_every_target():
+    compare_layer(23, 3, {}, False)
+
+
+@check
+def layers_with_options_of_classes():
+    options = {
+        "alpha": torch.linspace(0, 2, 23, dtype=DOUBLE),
+        "class_weight": torch.linspace(0.5, 2, 23, dtype=DOUBLE),
+    }
+    compare_layer(23, 3, options, True)
+
+
+@check
+def shards_shorter_than_the_top_group_and_empty_ones():
+    compare_layer(9, 4, {}, False)  # 3, 3, 3, 0 on four ranks
+
+
+@check
+def more_than_half_of_the_classes():
+    compare_layer(9, 6, {}, False)
+
+
+@check
+def logits_sharded_by_class():
+    n, world = 23, dist.get_world_size()
+    features, weight, bias, target, q = whole(n, 5)
+    logits, sizes, target = F.linear(features, weight, bias), layout(n, world), target.clamp(min=0)
+    w = torch.linspace(0.5, 2, n, dtype=DOUBLE)
+    mixture = LabelMixture.smoothed(target, 0.1)
+    for goal, mine in ((target, target), (q, q), (q, own(q, sizes, 1)), (mixture, mixture)):
+        for reduction in ("mean", "sum", "none"):
+            for class_weight in (None, w):
+                options = {"tau": 0.4, "alpha": 0.7, "weight": class_weight, "reduction": reduction}
+                s = logits.clone().requires_grad_()
+                expected = smooth_topk_hinge(s, goal, 3, **options)
+                (wanted,) = torch.autograd.grad(expected.square().sum(), s)
+                part = own(logits, sizes, 1).requires_grad_()
+                found = smooth_topk_hinge(part, mine, 3, process_group=dist.group.WORLD, num_classes=n, **options)
+                same_bits(found)
+                close(found, expected.detach(), reduction)
+                close(torch.autograd.grad(found.square().sum(), part)[0], own(wanted, sizes, 1), reduction)
+
+
+@check
+def rows_that_all_ranks_hold():
+    n, world = 23, dist.get_world_size()
+    features, weight, bias, target, _ = whole(n, 5)
+    sizes = layout(n, world)
+    tensors = [t.clone().requires_grad_() for t in (features, weight, bias)]
+    options = {"k": 3, "tau": 0.4, "label_smoothing": 0.1}
+    expected = linear_smooth_topk(*tensors, target, **options)
+    wanted = torch.autograd.grad(expected, tensors)
+    mine = [features.clone().requires_grad_(), *(own(t, sizes).requires_grad_() for t in (weight, bias))]
+    found = linear_smooth_topk(*mine, target, process_group=dist.group.WORLD, replicated=True, **options)
+    close(found, expected.detach(), "loss")
+    gradients = torch.autograd.grad(found, mine)
+    close(gradients[0], wanted[0], "features")
+    for g, right in zip(gradients[1:], wanted[1:], strict=True):
+        close(g, own(right, sizes), "layer")
+
+
+@check
+def single_precision_is_within_its_rounding():
+    n, sizes = 200, batches(dist.get_world_size())
+    features, weight, bias, target, _ = (t.float() if t.is_floating_point() else t for t in whole(n, sum(sizes)))
+    shards = layout(n, len(sizes))
+    for options in ({}, {"label_smoothing": 0.1}):
+        expected = linear_smooth_topk(features.double(), weight.double(), bias.double(), target, tau=0.3, **options)
+        mine = own(features, sizes), own(weight, shards), own(bias, shards), own(target, sizes)
+        found = linear_smooth_topk(*mine, tau=0.3, process_group=dist.group.WORLD, **options)
+        # scores of about ten that are rounded once, in units of tau
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=60 * 2**-24)
+
+
+@check
+def predictions():
+    for n, k in ((40, 3), (9, 4), (9, 6)):
+        sizes = batches(dist.get_world_size())
+        features, weight, bias, *_ = whole(n, sum(sizes))
+        head = LinearSmoothTopK(D, n, k=k, tau=0.3, process_group=dist.group.WORLD, dtype=DOUBLE, chunk=4)
+        shards = layout(n, len(sizes))
+        head.load_state_dict({"weight": own(weight, shards), "bias": own(bias, shards)})
+        for found, wanted in zip(
+            head.topk(own(features, sizes)), linear_topk(features, weight, bias, k, temperature=0.3 * k), strict=True
+        ):
+            torch.testing.assert_close(found, own(wanted, sizes), rtol=1e-12, atol=1e-12)
+
+
+@check
+def bad_input_on_one_rank_is_an_error_on_all():
+    n, world, rank = 23, dist.get_world_size(), dist.get_rank()
+    features, weight, bias, target, _ = whole(n, 4)
+    shards, last = layout(n, world), rank == world - 1
+    weight, bias = own(weight, shards), own(bias, shards)
+    loss = functools.partial(linear_smooth_topk, process_group=dist.group.WORLD, num_classes=n)
+    wrong_target = torch.where(torch.arange(4) == 2, n, target) if last else target
+    cases = {
+        r"target must be in \[0, 22\] .*got 23": lambda: loss(features, weight, bias, wrong_target, k=3),
+        r"ranks of the process group disagree on k: \[3": lambda: loss(
+            features, weight, bias, target, k=4 if last else 3
+        ),
+        r"disagree on tau: \[0.5": lambda: loss(features, weight, bias, target, k=3, tau=0.25 if last else 0.5),
+        r"disagree on labels": lambda: loss(features, weight, bias, target, k=3, label_smoothing=0.0)
+        if not last
+        else loss(features, weight, bias, LabelMixture.smoothed(target.clamp(min=0), 0.1), k=3),
+        r"23 classes on \d ranks lie as .*24 in all": lambda: loss(
+            features, torch.cat((weight, weight[:1])) if rank == 0 else weight,
+            torch.cat((bias, bias[:1])) if rank == 0 else bias, target, k=3,
+        ),
+        r"k must be an integer from 1 to n - 1 = 22, got 23": lambda: loss(features, weight, bias, target, k=23),
+        r"expected features \[B, d\]": lambda: loss(features[:, :3] if last else features, weight, bias, target, k=3),
+    }  # fmt: skip
+    for message, call in cases.items():
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def found(request, tmp_path_factory):
+    return ranks.run(request.param, CHECKS, tmp_path_factory.mktemp(f"ranks{request.param}"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHECKS)
+def test_ranks(found, name):
+    wrong = [error for error in found[name] if error]
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,211 @@
+"""The classifier that is its own loss, with its classes spread over the ranks of a group, or on one."""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from topk_registry.losses.base import REDUCTIONS
+from topk_registry.losses.targets import check_target
+from topk_registry.ops.ksubset import api as dispatch
+from topk_registry.ops.ksubset.chunked.api import TopClasses, chunk_size, logits_like, product_dtype
+from topk_registry.ops.ksubset.chunked.parallel import (
+    DTYPES,
+    FACTS,
+    Shard,
+    describe,
+    layout,
+    row_losses,
+    shard_of,
+    top_classes,
+)
+from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.process_group import (
+    GatherRows,
+    Group,
+    OwnRows,
+    SameOnAllRanks,
+    agreed,
+    columns_of_all_rows,
+    gather_rows,
+)
+
+DIFFERENT = ("number of rows", "classes of a rank")
+
+
+def spread_loss(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor | LabelMixture,
+    *,
+    k: int,
+    tau: float,
+    alpha: float | Tensor,
+    class_weight: Tensor | None,
+    reduction: str,
+    label_smoothing: float,
+    ignore_index: int,
+    chunk: int | None,
+    group: Group,
+    num_classes: int | None,
+    replicated: bool,
+    averaged: bool,
+) -> Tensor:
+    """``linear_smooth_topk`` over the ranks of a group, or in one process for targets of every kind."""
+
+    def facts() -> dict[str, float]:
+        check_options(tau, alpha, reduction, label_smoothing)
+        check_classes(num_classes, alpha, class_weight)
+        check_rows(features, target, num_classes, ignore_index)
+        return {
+            **_facts(features, weight, bias, k),
+            "num_classes": num_classes or -1,
+            "labels": describe(target),
+            "tau": tau,
+            "alpha": alpha.numel() + 0.5 if isinstance(alpha, Tensor) and alpha.ndim else float(alpha),
+            "class_weight": 0 if class_weight is None else class_weight.numel(),
+            "reduction": REDUCTIONS.index(reduction),
+            "label_smoothing": label_smoothing,
+            "ignore_index": ignore_index,
+        }
+
+    if group is None:
+        num_classes = num_classes or len(weight)
+        facts()
+        shard, sizes, replicated = Shard(None, num_classes, 0, len(weight)), [len(features)], True
+        if shard.n != shard.size:
+            raise ValueError(f"weight has {shard.size} rows, num_classes is {shard.n}")
+    else:
+        found = agreed(facts, FACTS, group, features.device, may_differ=DIFFERENT[replicated:])
+        shard = shard_of(found["classes of a rank"], num_classes, group)
+        sizes = [int(rows) for rows in found["number of rows"]]
+    dispatch.check(features.new_empty(0, shard.n), k, k * tau)
+    if not num_classes:  # what is checked against it was not checked before
+        check_classes(shard.n, alpha, class_weight)
+        agreed(lambda: check_rows(features, target, shard.n, ignore_index), (), group, features.device)
+    x, dtype = features, product_dtype(features)
+    if not replicated:
+        x = GatherRows.apply(features, sizes, group, float(len(sizes)) if averaged else 1.0)
+        target = _gathered(target, sizes, shard)
+    elif group is not None:
+        x = SameOnAllRanks.apply(features, group, 1.0)
+    alpha = torch.as_tensor(alpha, device=features.device, dtype=dispatch.output_dtype(features)).detach()
+    share = None
+    if isinstance(target, Tensor) and target.is_floating_point():
+        if replicated:
+            target = target[:, shard.first : shard.first + shard.size]
+        if label_smoothing:
+            target = torch.lerp(target, torch.full_like(target, 1 / shard.n), label_smoothing)
+    elif isinstance(target, Tensor):
+        labels = target.long()
+        target = LabelMixture.of_targets(labels, smoothing=label_smoothing, ignore_index=ignore_index)
+        share = (labels != ignore_index).to(alpha)
+        share = share if class_weight is None else share * class_weight.to(share)[target.labels[:, 0]]
+    rows = row_losses(
+        x, weight, bias, target, shard, k=k, tau=tau, alpha=alpha, class_weight=class_weight,
+        chunk=chunk_size(x, k, chunk), dtype=dtype,
+    )  # fmt: skip
+    if reduction == "none":
+        return rows if replicated else OwnRows.apply(rows, sizes, group)
+    if reduction == "mean":
+        return rows.sum() / share.sum() if share is not None else rows.mean()
+    return rows.sum()
+
+
+@torch.no_grad()
+def spread_topk(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    k: int,
+    *,
+    temperature: float,
+    chunk: int | None,
+    group: Group,
+    num_classes: int | None,
+    replicated: bool,
+) -> TopClasses:
+    """``linear_topk`` of this rank's rows over the classes of all ranks."""
+
+    def facts() -> dict[str, float]:
+        return {**_facts(features, weight, bias, k), "num_classes": num_classes or -1, "temperature": temperature}
+
+    found = agreed(facts, FACTS, group, features.device, may_differ=DIFFERENT[replicated:])
+    shard = shard_of(found["classes of a rank"], num_classes, group)
+    dispatch.check(features.new_empty(0, shard.n), k, temperature)
+    sizes = [int(rows) for rows in found["number of rows"]]
+    x = features if replicated else gather_rows(features, sizes, group)
+    with torch.autocast(features.device.type, enabled=False):
+        tops = top_classes(
+            x, weight, bias, shard, k=k, temperature=temperature, chunk=chunk_size(x, k, chunk),
+            dtype=product_dtype(features),
+        )  # fmt: skip
+    return TopClasses(*(t if replicated else t.split(sizes)[dist.get_rank(group)] for t in tops))
+
+
+def check_rows(features: Tensor, target: Tensor | LabelMixture, n: int | None, ignore_index: int) -> dict[str, float]:
+    """Raise unless a target fits the features [B, d], and n classes where their number is known; no facts."""
+    B = len(features)
+    if isinstance(target, LabelMixture):
+        labels, shares, uniform = target
+        good = labels.ndim == 2 and len(labels) == B and shares.shape == labels.shape and labels.dtype == torch.int64
+        if not good or (uniform is not None and uniform.shape != (B,)):
+            raise ValueError(f"expected labels int64 [{B}, m], shares [{B}, m] and uniform [{B}] or None, got {target}")
+        if n is not None:
+            dispatch.check_labels(labels, n)
+    elif n is not None:
+        check_target(features.new_zeros(()).expand(B, n), target, ignore_index=ignore_index, look=True)
+    return {}
+
+
+def check_classes(n: int | None, alpha: float | Tensor, class_weight: Tensor | None) -> None:
+    """Raise unless options of classes [n] have that shape, where the number n is known."""
+    if n is None:
+        return
+    if isinstance(alpha, Tensor) and alpha.shape not in ((), (n,)):
+        raise ValueError(f"alpha must be one number, or one a class [{n}], got {list(alpha.shape)}")
+    if class_weight is not None and class_weight.shape != (n,):
+        raise ValueError(f"class_weight must be one factor a class [{n}], got {list(class_weight.shape)}")
+
+
+def check_options(tau: float, alpha: float | Tensor, reduction: str, label_smoothing: float) -> None:
+    """Raise unless the options make sense; the values of tensors are not looked at, that would stall a GPU."""
+    if not 0.0 < tau < math.inf:
+        raise ValueError(f"tau must be positive and finite, got {tau!r}")
+    if not isinstance(alpha, Tensor) and not 0.0 <= alpha < math.inf:
+        raise ValueError(f"alpha must be finite and not negative, got {alpha!r}")
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(map(repr, REDUCTIONS))}, got {reduction!r}")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing!r}")
+
+
+def own_classes(n: int, group: Group) -> int:
+    """The number of classes on this rank, of n."""
+    return layout(n, dist.get_world_size(group))[dist.get_rank(group)]
+
+
+def _facts(features: Tensor, weight: Tensor, bias: Tensor | None, k: int) -> dict[str, float]:
+    logits_like(features, weight, bias)
+    return {
+        "number of rows": len(features),
+        "features": features.shape[1],
+        "classes of a rank": len(weight),
+        "k": k,
+        "dtype": DTYPES.index(product_dtype(features)),
+    }
+
+
+def _gathered(target: Tensor | LabelMixture, sizes: list[int], shard: Shard) -> Tensor | LabelMixture:
+    """The targets of all ranks' rows; of distributions, this rank's classes alone."""
+    if isinstance(target, LabelMixture):
+        shares = target.shares if target.uniform is None else torch.cat((target.shares, target.uniform[:, None]), 1)
+        labels, shares = (gather_rows(part, sizes, shard.group) for part in (target.labels, shares))
+        m = labels.shape[1]
+        return LabelMixture(labels, shares[:, :m], None if target.uniform is None else shares[:, m])
+    if target.is_floating_point():
+        most = layout(shard.n, len(sizes))[0]
+        return columns_of_all_rows(target, sizes, most, shard.group)[:, : shard.size]
+    return gather_rows(target.long(), sizes, shard.group)
