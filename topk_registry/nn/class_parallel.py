@@ -1,6 +1,7 @@
 """The classifier that is its own loss, with its classes spread over the ranks of a group, or on one."""
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from topk_registry.losses.base import REDUCTIONS
 from topk_registry.losses.targets import check_target
+from topk_registry.ops.distributed import by_rows_of_layer, is_distributed, whole
 from topk_registry.ops.ksubset import api as dispatch
 from topk_registry.ops.ksubset.chunked.api import TopClasses, chunk_size, logits_like, product_dtype
 from topk_registry.ops.ksubset.chunked.parallel import (
@@ -52,8 +54,12 @@ def spread_loss(
     num_classes: int | None,
     replicated: bool,
     averaged: bool,
+    summed: bool = True,
 ) -> Tensor:
-    """``linear_smooth_topk`` over the ranks of a group, or in one process for targets of every kind."""
+    """``linear_smooth_topk`` over the ranks of a group, or in one process for targets of every kind.
+
+    ``summed``: replicated features get the sum of all ranks' gradients; otherwise this rank's part of it.
+    """
 
     def facts() -> dict[str, float]:
         check_options(tau, alpha, reduction, label_smoothing)
@@ -89,7 +95,7 @@ def spread_loss(
     if not replicated:
         x = GatherRows.apply(features, sizes, group, float(len(sizes)) if averaged else 1.0)
         target = _gathered(target, sizes, shard)
-    elif group is not None:
+    elif group is not None and summed:
         x = SameOnAllRanks.apply(features, group, 1.0)
     alpha = torch.as_tensor(alpha, device=features.device, dtype=dispatch.output_dtype(features)).detach()
     share = None
@@ -143,6 +149,95 @@ def spread_topk(
             dtype=product_dtype(features),
         )  # fmt: skip
     return TopClasses(*(t if replicated else t.split(sizes)[dist.get_rank(group)] for t in tops))
+
+
+class Placed(NamedTuple):
+    """The part of a layer on this rank, and the ranks that hold the others."""
+
+    group: Group
+    weight: Tensor
+    bias: Tensor | None
+
+
+def placed(weight: Any, bias: Any, features: Any = None) -> Placed:
+    """This rank's part of a DTensor weight [n, d] and bias, whose classes are sharded over one dimension of their mesh.
+
+    Copies of a part along other dimensions of the mesh get the mean of their gradients. Where ``features`` are a
+    DTensor they get the sum over rows that are sharded there.
+    """
+    mesh, dimension = weight.device_mesh, _class_dimension(weight, bias)
+    summed = [features is not None and p.is_shard() for p in (weight if features is None else features).placements]
+
+    def local(t: Any) -> Any:
+        part = None if t is None else t.to_local()
+        for other, size in enumerate(mesh.shape):
+            if part is not None and other != dimension and size > 1:
+                part = SameOnAllRanks.apply(part, mesh.get_group(other), 1.0 if summed[other] else 1 / size)
+        return part
+
+    return Placed(mesh.get_group(dimension), local(weight), local(bias))
+
+
+def _class_dimension(weight: Any, bias: Any) -> int:
+    from torch.distributed.tensor import Replicate, Shard
+
+    found = [place for place, p in enumerate(weight.placements) if p == Shard(0)]
+    rest = [p for place, p in enumerate(weight.placements) if place not in found]
+    if len(found) != 1 or any(p != Replicate() for p in rest):
+        raise ValueError(
+            "a DTensor weight must have its classes, dimension 0, sharded over one dimension of the mesh and be "
+            f"replicated over the others, got {weight.placements}"
+        )
+    if bias is not None and (not is_distributed(bias) or bias.placements != weight.placements):
+        given = bias.placements if is_distributed(bias) else "a plain tensor"
+        raise ValueError(f"bias must lie as the weight does, {weight.placements}, got {given}")
+    return found[0]
+
+
+def loss_of_dtensors(
+    features: Any,
+    weight: Any,
+    bias: Any,
+    target: Any,
+    *,
+    reduction: str,
+    num_classes: int | None,
+    averaged: bool,
+    replicated: bool,
+    **options: Any,
+) -> Tensor:
+    """:func:`spread_loss` for a DTensor weight, and features that are plain rows of this rank or a DTensor."""
+    n = len(weight)
+    if num_classes not in (None, n):
+        raise ValueError(f"weight has {n} rows, num_classes is {num_classes}")
+    options["num_classes"] = n
+    plain = not is_distributed(features)
+    layer = placed(weight, bias, None if plain else features)
+    if plain:
+        return spread_loss(
+            features, layer.weight, layer.bias, target, **options, reduction=reduction, group=layer.group,
+            averaged=averaged, replicated=replicated,
+        )  # fmt: skip
+
+    def rows(x: Tensor, *parts: Any) -> Tensor:
+        own = LabelMixture(*parts) if isinstance(target, LabelMixture) else parts[0]
+        return spread_loss(
+            x, layer.weight, layer.bias, own, **options, reduction="none", group=layer.group, averaged=False,
+            replicated=True, summed=False,
+        )  # fmt: skip
+
+    parts = target if isinstance(target, LabelMixture) else (target,)
+    value = by_rows_of_layer(rows, features, weight.device_mesh, _class_dimension(weight, bias), *parts)
+    if reduction == "none":
+        return value
+    if reduction == "sum" or isinstance(target, LabelMixture) or target.is_floating_point():
+        return value.sum() if reduction == "sum" else value.mean()
+    goal, class_weight = whole(target), options["class_weight"]
+    kept = goal != options["ignore_index"]
+    share = kept.to(value.dtype)
+    if class_weight is not None:
+        share = share * class_weight.to(share)[torch.where(kept, goal, 0)]
+    return value.sum() / share.sum()
 
 
 def check_rows(features: Tensor, target: Tensor | LabelMixture, n: int | None, ignore_index: int) -> dict[str, float]:

@@ -8,7 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from topk_registry.losses.base import check_target, checked_weight, label_loss
-from topk_registry.nn.class_parallel import check_classes, check_options, own_classes, spread_loss, spread_topk
+from topk_registry.nn.class_parallel import (
+    check_classes,
+    check_options,
+    loss_of_dtensors,
+    own_classes,
+    placed,
+    spread_loss,
+    spread_topk,
+)
+from topk_registry.ops.distributed import is_distributed
 from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset.chunked.api import TopClasses, linear_label_margins, linear_topk, logits_like
 from topk_registry.ops.label_mixture import LabelMixture
@@ -45,7 +54,10 @@ def linear_smooth_topk(
 
     Args:
         features: [B, d].
-        weight: the classifier's [n, d].
+        weight: the classifier's [n, d]. It may be a DTensor whose classes are sharded over one dimension of a mesh; the
+            ranks along it are the process group. Parts that are replicated over other dimensions get the mean of their
+            gradients, as under ``DistributedDataParallel``. Features may then be a DTensor on the same mesh: loss and
+            gradients are those of the whole batch, as for any DTensor, and the loss is a DTensor.
         bias: the classifier's [n], or None.
         target: class indices [B], a distribution [B, n] or a :class:`LabelMixture`. Distributions, and with them label
             smoothing, take one more pass over all chunks. Targets get no gradient.
@@ -78,6 +90,14 @@ def linear_smooth_topk(
 
     Reference: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018.
     """
+    if is_distributed(weight):
+        if process_group is not None:
+            raise ValueError("a DTensor weight brings its own ranks, process_group must be None")
+        return loss_of_dtensors(
+            features, weight, bias, target, k=k, tau=tau, alpha=alpha, class_weight=class_weight, reduction=reduction,
+            label_smoothing=label_smoothing, ignore_index=ignore_index, chunk=chunk, num_classes=num_classes,
+            replicated=replicated, averaged=averaged,
+        )  # fmt: skip
     if process_group is not None or isinstance(target, LabelMixture) or target.is_floating_point() or label_smoothing:
         return spread_loss(
             features, weight, bias, target, k=k, tau=tau, alpha=alpha, class_weight=class_weight, reduction=reduction,
@@ -214,16 +234,19 @@ class LinearSmoothTopK(nn.Module):
             temperature: of the marginals; k tau, that of the loss, by default.
         """
         temperature = self.k * self.tau if temperature is None else temperature
-        if self.process_group is None:
-            return linear_topk(features, self.weight, self.bias, self.k, temperature=temperature, chunk=self.chunk)
+        group, weight, bias = self.process_group, self.weight, self.bias
+        if is_distributed(weight):
+            group, weight, bias = placed(weight, bias)
+        if group is None:
+            return linear_topk(features, weight, bias, self.k, temperature=temperature, chunk=self.chunk)
         return spread_topk(
             features,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             self.k,
             temperature=temperature,
             chunk=self.chunk,
-            group=self.process_group,
+            group=group,
             num_classes=self.num_classes,
             replicated=self.replicated,
         )

@@ -1,6 +1,7 @@
 """Operators on the rows of a DTensor: each rank works on the rows it holds, by the kernels of its device.
 
-A row's result depends on nothing but that row. So a batch may stay sharded, and only sharded classes are gathered.
+A row's result depends on nothing but that row. So a batch may stay sharded. Sharded classes are gathered, unless the
+operator takes them as they lie.
 """
 
 import sys
@@ -43,7 +44,71 @@ def by_shards(function: Callable[..., Tensor], logits: Any, *rows: Tensor | None
 
     scores = logits.redistribute(mesh, placements).to_local(grad_placements=placements)
     found = function(scores, *map(local, rows))
-    size = torch.empty(logits.shape[: found.ndim], device="meta")
+    return _spread(found, mesh, placements, logits.shape[: found.ndim])
+
+
+def class_dimension(logits: Any) -> int | None:
+    """The one dimension of the mesh that the classes of a DTensor [B, n] are sharded over, None where there is none."""
+    from torch.distributed.tensor import Shard
+
+    found = [place for place, p in enumerate(logits.placements) if p.is_shard() and p.dim % logits.ndim == 1]
+    return found[0] if len(found) == 1 and type(logits.placements[found[0]]) is Shard else None
+
+
+def by_class_shards(function: Callable[..., Tensor], logits: Any, dimension: int, *rows: Tensor | None) -> Tensor:
+    """Call ``function(group, logits, *rows)`` on a rank's part of a DTensor [B, n]; return the DTensor of losses [B].
+
+    Args:
+        function: given the process group along ``dimension`` of the mesh, whose ranks hold the other classes.
+        rows: more arguments, [B, ...], of which matrices [B, n] are cut as the logits are.
+    """
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh, of_rows = logits.device_mesh, _of_rows(logits)
+    placements = [p if place == dimension else of_rows[place] for place, p in enumerate(logits.placements)]
+
+    def local(t: Tensor | None) -> Tensor | None:
+        if t is None:
+            return None
+        if not isinstance(t, DTensor):
+            t = DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        return t.redistribute(mesh, placements if t.shape == logits.shape else of_rows).to_local()
+
+    scores = logits.redistribute(mesh, placements).to_local(grad_placements=placements)
+    found = function(mesh.get_group(dimension), scores, *map(local, rows))
+    return _spread(found, mesh, of_rows, logits.shape[:1])
+
+
+def by_rows_of_layer(
+    function: Callable[..., Tensor], features: Any, mesh: Any, dimension: int, *rows: Tensor | None
+) -> Tensor:
+    """Call ``function(features, *rows)`` on this rank's rows of a DTensor [B, d]: the DTensor of losses [B].
+
+    Ranks along ``dimension`` of the mesh get the same rows, and each gives a part of the gradient of the features.
+    """
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    if features.device_mesh != mesh:
+        raise ValueError(f"features and weight must lie on one mesh, got {features.device_mesh} and {mesh}")
+    placements = _of_rows(features)
+    placements[dimension] = Replicate()
+
+    def local(t: Tensor | None) -> Tensor | None:
+        if t is None:
+            return None
+        if not isinstance(t, DTensor):
+            t = DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        return t.redistribute(mesh, placements).to_local()
+
+    parts = [Partial() if place == dimension else p for place, p in enumerate(placements)]
+    x = features.redistribute(mesh, placements).to_local(grad_placements=parts)
+    return _spread(function(x, *map(local, rows)), mesh, placements, features.shape[:1])
+
+
+def _spread(found: Tensor, mesh: Any, placements: list[Any], shape: torch.Size) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
+    size = torch.empty(shape, device="meta")
     return DTensor.from_local(found, mesh, placements, run_check=False, shape=size.shape, stride=size.stride())
 
 

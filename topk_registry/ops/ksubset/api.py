@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topk_registry.ops.distributed import by_shards, is_distributed, whole
+from topk_registry.ops.distributed import by_shards, class_dimension, is_distributed, whole
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset import autograd, custom_ops, differentiable, soft_targets
 from topk_registry.ops.ksubset.backends import OPERATOR
@@ -144,7 +144,9 @@ def smooth_topk_hinge(
         raise ValueError(f"alpha must be one number, or one a class {list(logits.shape[1:])}, got {list(alpha.shape)}")
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f"reduction must be 'none', 'sum' or 'mean', got {reduction!r}")
-    if isinstance(target, Tensor) and not target.is_floating_point() and reduction == "none" and weight is None:
+    spread = is_distributed(logits) and logits.ndim == 2 and class_dimension(logits) is not None
+    plain = reduction == "none" and weight is None and not spread
+    if plain and isinstance(target, Tensor) and not target.is_floating_point():
         return _at_labels(logits, target, k, k * tau, impl, (alpha, tau)).to(output_dtype(logits))
     options = soft_targets.Options(k, tau, alpha, weight, reduction, impl)
     return soft_targets.expected_hinge(logits, target, options)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from topk_registry.ops.calls import positional
-from topk_registry.ops.distributed import by_shards, is_distributed
+from topk_registry.ops.distributed import by_class_shards, by_shards, class_dimension, is_distributed, whole
 from topk_registry.ops.hinge import Hinge, soft_hinge
 from topk_registry.ops.ksubset import differentiable
 from topk_registry.ops.label_mixture import LabelMixture
@@ -84,13 +84,26 @@ def _by_shards(logits: Tensor, target: Tensor | LabelMixture, options: Options) 
     def losses(s: Tensor, *parts: Any) -> Tensor:
         return expected_hinge(s, LabelMixture(*parts) if mixture else parts[0], options._replace(reduction="none"))
 
-    value = by_shards(losses, logits, *(target if mixture else (target,)))
+    def of_classes(group: Any, s: Tensor, *parts: Any) -> Tensor:
+        from topk_registry.ops.ksubset.chunked.parallel import sharded_hinge
+
+        own = LabelMixture(*parts) if mixture else parts[0]
+        k, tau, alpha, weight, *_ = options
+        return sharded_hinge(
+            s, own, k, tau=tau, alpha=alpha, weight=weight, reduction="none", group=group, num_classes=logits.shape[1]
+        )
+
+    parts, dimension = target if mixture else (target,), class_dimension(logits)
+    if dimension is None:
+        value = by_shards(losses, logits, *parts)
+    else:
+        value = by_class_shards(of_classes, logits, dimension, *parts)
     if options.reduction == "none":
         return value
     if options.reduction == "sum" or options.weight is None or mixture or target.is_floating_point():
         return value.sum() if options.reduction == "sum" else value.mean()
     weight = options.weight.to(value.dtype)
-    return value.sum() / by_shards(lambda _, label: weight[label], logits, target).sum()
+    return value.sum() / weight[whole(target)].sum()
 
 
 def expected_hinges(
