@@ -257,6 +257,27 @@ def bad_input_on_one_rank_is_an_error_on_all():
             call()
 
 
+@check
+def sampled_classes():
+    """A rate of one is the loss; below it labels take part, and every rank draws for itself."""
+    n, world = 46, dist.get_world_size()
+    sizes, shards = batches(world), layout(n, world)
+    features, weight, bias, target, _ = whole(n, sum(sizes))
+    mine = own(features, sizes), *(own(t, shards).requires_grad_() for t in (weight, bias)), own(target, sizes)
+    loss = functools.partial(linear_smooth_topk, *mine, k=3, tau=0.4, process_group=dist.group.WORLD, num_classes=n)
+    assert torch.equal(loss(sample=1.0), loss())
+    torch.manual_seed(0)
+    found = loss(sample=0.5)
+    same_bits(found)
+    (g,) = torch.autograd.grad(found, mine[1])
+    rows = [torch.zeros(max(shards)) for _ in range(world)]
+    dist.all_gather(rows, F.pad(g.abs().sum(1).float(), (0, max(shards) - len(g))))
+    taken = torch.cat([part[:size] for part, size in zip(rows, shards, strict=True)]) > 0
+    assert taken[target[target >= 0]].all()
+    assert 8 <= taken.sum() <= 38  # of 46 classes about half
+    assert not torch.equal(rows[0] > 0, rows[1] > 0)
+
+
 def mesh_of(*shape):
     return init_device_mesh("cpu", shape, mesh_dim_names=("data", "classes")[-len(shape) :])
 

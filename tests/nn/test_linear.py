@@ -1,6 +1,8 @@
 """The fused classifier and loss: the loss on the logits, without the logits."""
 
+import itertools
 import json
+import math
 import subprocess
 import sys
 
@@ -11,6 +13,7 @@ from torch.nn import functional as F
 
 import topk_registry as tr
 from topk_registry import LabelMixture, LinearSmoothTopK, linear_smooth_topk
+from topk_registry.nn import class_parallel
 from topk_studies.timing.memory import peak_bytes
 
 INF, NAN = float("inf"), float("nan")
@@ -80,6 +83,45 @@ def test_distributions(reduction, k, weighted, dtype):
         gradients = (torch.autograd.grad(loss.sum(), tensors) for loss in (found, expected))
         for a, b in zip(*gradients, strict=True):
             assert (a - b).abs().max() <= tolerance * b.abs().max()
+
+
+def test_polynomials_of_sampled_classes_are_unbiased(monkeypatch):
+    """The mean over all draws: sigma_1 / e_y = exp(-l_y) for k = 1, and sigma_2 / sigma_1 / e_y for k = 2."""
+    features, weight, bias, _ = layer(7, B=1, dtype=torch.float64)
+    label, rate, theta = torch.tensor([2]), 0.3, 2.0
+
+    def log_odds(k, **options):
+        # the loss -tau log sigmoid(l) without a required gap
+        loss = linear_smooth_topk(features, weight, bias, label, k=k, tau=theta / k, alpha=0.0, **options)
+        return -loss.item() * k / theta - math.log(-math.expm1(-loss.item() * k / theta))
+
+    def polynomials(**options):
+        first = math.exp(-log_odds(1, **options))
+        return torch.tensor([first, first * math.exp(-log_odds(2, **options))])
+
+    mean = torch.zeros(2)
+    for mask in itertools.product((False, True), repeat=6):
+        if sum(mask) < 1:
+            continue  # no other class, all polynomials are zero
+        taken = torch.tensor([*mask[:2], False, *mask[2:]])
+        monkeypatch.setattr(class_parallel, "drawn", lambda *_, taken=taken: taken)
+        chance = rate ** sum(mask) * (1 - rate) ** (6 - sum(mask))
+        if sum(mask) == 1:
+            mean[0] += chance * math.exp(-log_odds(1, sample=rate))
+        else:
+            mean += chance * polynomials(sample=rate)
+    torch.testing.assert_close(mean, polynomials(), rtol=1e-6, atol=0)
+
+
+def test_sampling_needs_labels_and_a_rate():
+    features, weight, bias, target = layer()
+    for options, message in (
+        ({"sample": 0.0}, "sample must be above 0 and at most 1, got 0.0"),
+        ({"sample": 0.5, "label_smoothing": 0.1}, "sample needs targets that are labels"),
+        ({"sample": 0.5, "k": 40}, "sampling needs at least 2 k = 80 classes, there are 60"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            linear_smooth_topk(features, weight, bias, target, **options)
 
 
 def test_gradcheck_of_a_distribution():

@@ -54,6 +54,8 @@ def spread_loss(
     num_classes: int | None,
     replicated: bool,
     averaged: bool,
+    sample: float | None = None,
+    generator: torch.Generator | None = None,
     summed: bool = True,
 ) -> Tensor:
     """``linear_smooth_topk`` over the ranks of a group, or in one process for targets of every kind.
@@ -65,6 +67,7 @@ def spread_loss(
         check_options(tau, alpha, reduction, label_smoothing)
         check_classes(num_classes, alpha, class_weight)
         check_rows(features, target, num_classes, ignore_index)
+        check_sample(sample, target, label_smoothing)
         return {
             **_facts(features, weight, bias, k),
             "num_classes": num_classes or -1,
@@ -75,6 +78,7 @@ def spread_loss(
             "reduction": REDUCTIONS.index(reduction),
             "label_smoothing": label_smoothing,
             "ignore_index": ignore_index,
+            "sample": sample or 0,
         }
 
     if group is None:
@@ -109,6 +113,11 @@ def spread_loss(
         target = LabelMixture.of_targets(labels, smoothing=label_smoothing, ignore_index=ignore_index)
         share = (labels != ignore_index).to(alpha)
         share = share if class_weight is None else share * class_weight.to(share)[target.labels[:, 0]]
+    if sample is not None:
+        assert isinstance(target, LabelMixture)
+        if 2 * k > shard.n:
+            raise ValueError(f"sampling needs at least 2 k = {2 * k} classes, there are {shard.n}")
+        shard, weight, bias = sampled(shard, weight, bias, target.labels, sample, k * tau, generator)
     rows = row_losses(
         x, weight, bias, target, shard, k=k, tau=tau, alpha=alpha, class_weight=class_weight,
         chunk=chunk_size(x, k, chunk), dtype=dtype,
@@ -275,6 +284,43 @@ def check_options(tau: float, alpha: float | Tensor, reduction: str, label_smoot
         raise ValueError(f"reduction must be one of {', '.join(map(repr, REDUCTIONS))}, got {reduction!r}")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing!r}")
+
+
+def check_sample(sample: float | None, target: Tensor | LabelMixture, label_smoothing: float) -> None:
+    if sample is None:
+        return
+    if not 0.0 < sample <= 1.0:
+        raise ValueError(f"sample must be above 0 and at most 1, got {sample!r}")
+    spread = target.uniform is not None if isinstance(target, LabelMixture) else target.is_floating_point()
+    if spread or label_smoothing:
+        raise ValueError("sample needs targets that are labels: a distribution has mass on classes that are not drawn")
+
+
+def sampled(
+    shard: Shard, weight: Tensor, bias: Tensor | None, labels: Tensor, rate: float, theta: float,
+    generator: torch.Generator | None,
+) -> tuple[Shard, Tensor, Tensor]:  # fmt: skip
+    """The shard, rows of weight and bias of the classes that take part in a step.
+
+    Scores of classes that are there by chance are raised by theta log(1 / rate): their odds stand for those of classes
+    that are not there.
+    """
+    own = shard.local(labels).flatten()
+    taken = drawn(shard, rate, generator, weight.device)
+    certain = torch.zeros(shard.size + 1, dtype=torch.bool, device=weight.device).index_fill_(0, own, True)[:-1]
+    places = (taken | certain).nonzero()[:, 0]
+    shift = torch.where(certain[places], 0.0, -theta * math.log(rate)).to(weight.dtype)
+    return shard._replace(drawn=places), weight[places], shift if bias is None else bias[places] + shift
+
+
+def drawn(shard: Shard, rate: float, generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """Whether each class of this rank is drawn, independently of all others, of other ranks too."""
+    rank = 0 if shard.group is None else dist.get_rank(shard.group)
+    on = "cpu" if generator is None else generator.device
+    # ranks often start from one seed
+    seed = int(torch.randint(2**62, (), generator=generator, device=on)) + rank * 0x9E3779B97F4A7C15
+    own = torch.Generator(device).manual_seed(seed % 2**63)
+    return torch.rand(shard.size, generator=own, device=device) < rate
 
 
 def own_classes(n: int, group: Group) -> int:

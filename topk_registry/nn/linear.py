@@ -41,6 +41,8 @@ def linear_smooth_topk(
     num_classes: int | None = None,
     replicated: bool = False,
     averaged: bool = True,
+    sample: float | None = None,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Smooth top-k SVM of ``F.linear(features, weight, bias)``, in the memory of a chunk of the logits.
 
@@ -75,6 +77,12 @@ def linear_smooth_topk(
             FSDP do. The gradient of features is then multiplied by the size of the group, so that the average over all
             data-parallel ranks is the gradient of the loss. False gives the gradient of the loss itself. Without effect
             on ``replicated`` features, where the average of equal gradients is right.
+        sample: the chance of each class to take part in a step, as in Partial FC; labels of the batch always do. The
+            step then costs that share of time, and of memory for scores. Classes are drawn independently, and scores of
+            classes drawn by chance are raised by k tau log(1 / sample). So every elementary symmetric polynomial of the
+            odds of other classes is estimated without bias. The loss is a logarithm of ratios of them: loss and
+            gradient are biased, less so the more classes are drawn. Needs targets that are labels.
+        generator: draws the classes, other ones on each rank.
 
     Returns:
         The loss, a number or [B], in at least single precision. Differentiable once with distributions or over ranks.
@@ -96,13 +104,14 @@ def linear_smooth_topk(
         return loss_of_dtensors(
             features, weight, bias, target, k=k, tau=tau, alpha=alpha, class_weight=class_weight, reduction=reduction,
             label_smoothing=label_smoothing, ignore_index=ignore_index, chunk=chunk, num_classes=num_classes,
-            replicated=replicated, averaged=averaged,
+            replicated=replicated, averaged=averaged, sample=sample, generator=generator,
         )  # fmt: skip
-    if process_group is not None or isinstance(target, LabelMixture) or target.is_floating_point() or label_smoothing:
+    one_process = process_group is None and sample is None
+    if not one_process or isinstance(target, LabelMixture) or target.is_floating_point() or label_smoothing:
         return spread_loss(
             features, weight, bias, target, k=k, tau=tau, alpha=alpha, class_weight=class_weight, reduction=reduction,
             label_smoothing=label_smoothing, ignore_index=ignore_index, chunk=chunk, group=process_group,
-            num_classes=num_classes, replicated=replicated, averaged=averaged,
+            num_classes=num_classes, replicated=replicated, averaged=averaged, sample=sample, generator=generator,
         )  # fmt: skip
     check_options(tau, alpha, reduction, label_smoothing)
     B, n = len(features), logits_like(features, weight, bias).shape[1]
@@ -132,7 +141,7 @@ class LinearSmoothTopK(nn.Module):
         bias: learn a bias.
         k, tau, alpha, class_weight, reduction, label_smoothing, ignore_index, chunk: as in :func:`linear_smooth_topk`.
         process_group: ranks that the classes are spread over; this rank then holds its own rows of weight and bias.
-        replicated, averaged: as in :func:`linear_smooth_topk`.
+        replicated, averaged, sample: as in :func:`linear_smooth_topk`; nothing is sampled in evaluation mode.
 
     Shape: features [B, in_features], target [B] int64 or a distribution -> the loss. ``weight`` [n, d] and ``bias`` [n]
     are those of ``nn.Linear``, and start as they do.
@@ -178,6 +187,7 @@ class LinearSmoothTopK(nn.Module):
         process_group: Any = None,
         replicated: bool = False,
         averaged: bool = True,
+        sample: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -187,7 +197,7 @@ class LinearSmoothTopK(nn.Module):
         self.in_features, self.num_classes = in_features, num_classes
         self.k, self.tau, self.reduction, self.ignore_index, self.chunk = k, tau, reduction, ignore_index, chunk
         self.label_smoothing, self.process_group = float(label_smoothing), process_group
-        self.replicated, self.averaged = replicated, averaged
+        self.replicated, self.averaged, self.sample = replicated, averaged, sample
         own = num_classes if process_group is None else own_classes(num_classes, process_group)
         self.weight = nn.Parameter(torch.empty(own, in_features, device=device, dtype=dtype))
         self.register_parameter("bias", nn.Parameter(self.weight.new_empty(own)) if bias else None)
@@ -225,6 +235,7 @@ class LinearSmoothTopK(nn.Module):
             num_classes=self.num_classes,
             replicated=self.replicated,
             averaged=self.averaged,
+            sample=self.sample if self.training else None,
         )
 
     def topk(self, features: Tensor, *, temperature: float | None = None) -> TopClasses:

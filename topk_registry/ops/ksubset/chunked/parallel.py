@@ -32,15 +32,24 @@ class Shard(NamedTuple):
     n: int  # classes of all ranks
     first: int
     size: int
+    drawn: Tensor | None = None  # places of the classes that take part, of this rank's; None for all
 
     def local(self, label: Tensor) -> Tensor:
         """Labels counted from this rank's first class, and -1 for those of other ranks."""
         label = label - self.first
-        return torch.where((label >= 0) & (label < self.size), label, -1)
+        place = torch.where((label >= 0) & (label < self.size), label, -1)
+        if self.drawn is None or not self.size:
+            return place
+        new = place.new_full((self.size,), -1)
+        new[self.drawn] = torch.arange(len(self.drawn), device=new.device)
+        return torch.where(place >= 0, new[place.clamp(min=0)], -1)
 
     def part(self, of_classes: Tensor) -> Tensor:
         """This rank's part of one number a class [n]; one number for all stays as it is."""
-        return of_classes[self.first : self.first + self.size] if of_classes.ndim else of_classes
+        if not of_classes.ndim:
+            return of_classes
+        own = of_classes[self.first : self.first + self.size]
+        return own if self.drawn is None else own[self.drawn]
 
 
 def layout(n: int, ranks: int) -> list[int]:
