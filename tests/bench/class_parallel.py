@@ -66,8 +66,9 @@ def _rank(rank: int, ranks: int, folder: str, args: argparse.Namespace) -> None:
         features.grad = weight.grad = None
         group = dist.group.WORLD if ranks > 1 else None
         with ExitStack() as stack:
-            for name, place in COLLECTIVES.items() if sent is not None else ():
-                stack.enter_context(mock.patch.object(dist, name, _counted(name, place, sent)))
+            if sent is not None:
+                for name, place in COLLECTIVES.items():
+                    stack.enter_context(mock.patch.object(dist, name, _counted(name, place, sent)))
             linear_smooth_topk(features, weight, None, target, process_group=group, **options).backward()
 
     sent = Counter()
