@@ -1,13 +1,16 @@
 """``topk-registry study NAME``: a table or figure of the papers, on your data or on the built-in set."""
 
 import argparse
+import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions
 from topk_registry.executors.interrupts import interruptible
+from topk_registry.executors.pool import PoolExecutor
 from topk_studies.engine.catalogue import PAPERS, STUDIES, UnknownStudyError, load_study
 from topk_studies.engine.runner import run_study
 from topk_studies.engine.statistics import LOOKS
@@ -18,6 +21,7 @@ from topk_studies.report.html import write_html
 from topk_studies.report.output import print_section, write_data
 
 ALL = "all"
+PLACES = ("executor", "ray", "slurm", "cpus_per_job", "gpus_per_job")  # where runs are done changes no result
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,6 +53,11 @@ def main(argv: Sequence[str]) -> int:
     try:
         with interruptible():
             status = 0 if args.report_only else _run(names, args, store)
+    except (ConnectionError, ImportError, ValueError) as error:
+        if args.executor == "local":
+            raise
+        print(f"topk-registry study: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"\nstopped; finished runs are in {store.root}. Go on with\n  {_command(argv)}", file=sys.stderr)
         return 130
@@ -58,13 +67,41 @@ def main(argv: Sequence[str]) -> int:
 def _run(names: Sequence[str], args: argparse.Namespace, store: Store) -> int:
     options = _options(args)
     failed = 0
-    for name in names:
-        print(f"== {name}", flush=True)
-        study = load_study(name)
-        records = run_study(study, options, store, jobs=args.jobs, rerun=args.rerun)
-        store.write_study(name, records, {"command": _command([name, *_given(args)]), "budget": options.budget})
-        failed += sum(bool(record.error) for record in records)
+    with _executor(args, store) as executor:
+        for name in names:
+            print(f"== {name}", flush=True)
+            study = load_study(name)
+            records = run_study(study, options, store, jobs=args.jobs, rerun=args.rerun, executor=executor)
+            store.write_study(name, records, {"command": _command([name, *_given(args)]), "budget": options.budget})
+            failed += sum(bool(record.error) for record in records)
     return 1 if failed else 0
+
+
+@contextmanager
+def _executor(args: argparse.Namespace, store: Store) -> Iterator[PoolExecutor | None]:
+    """The cluster's executor; None for processes of this machine, which the runner starts itself."""
+    if args.executor == "local":
+        yield None
+        return
+    executor = _on_ray(args) if args.executor == "ray" else _on_slurm(args, store)
+    try:
+        yield executor
+    finally:
+        executor.kill()
+
+
+def _on_ray(args: argparse.Namespace) -> PoolExecutor:
+    from topk_registry.executors.ray import RayExecutor
+
+    return RayExecutor(args.jobs, address=args.ray, cpus=args.cpus_per_job, gpus=args.gpus_per_job)
+
+
+def _on_slurm(args: argparse.Namespace, store: Store) -> PoolExecutor:
+    from topk_registry.executors.slurm import SlurmExecutor
+
+    needs = {"cpus_per_task": max(1, math.ceil(args.cpus_per_job)), "gpus_per_node": math.ceil(args.gpus_per_job)}
+    needs["timeout_min"] = 240
+    return SlurmExecutor(args.jobs, store.root.resolve() / "slurm", **{**needs, **args.slurm})
 
 
 def _report(names: Sequence[str], store: Store) -> int:
@@ -140,6 +177,23 @@ def _parser() -> ArgumentParser:
         metavar="N",
         help="runs side by side, each with its share of the cores and its own GPU",
     )
+    add(
+        "--executor",
+        choices=("local", "ray", "slurm"),
+        default="local",
+        help="who does the runs: processes here, a Ray cluster, or Slurm jobs; all must see --output",
+    )
+    add("--ray", default="auto", metavar="ADDRESS", help="of the Ray cluster (default: %(default)s)")
+    add(
+        "--slurm",
+        nargs="*",
+        default={},
+        action=ParseOptions,
+        metavar="K=V",
+        help="submitit's parameters, such as slurm_partition=gpu timeout_min=240; cluster=local tries it here",
+    )
+    add("--cpus-per-job", type=float, default=1.0, metavar="N", help="processors of a run, on Ray and Slurm")
+    add("--gpus-per-job", type=float, default=0.0, metavar="N", help="GPUs of a run, on Ray and Slurm")
     add("--output", default="output/studies", metavar="DIR", help="where runs and reports go (default: %(default)s)")
     add("--rerun", action="store_true", help="run anew what is cached, as after a change to a loss of your own")
     add("--report-only", action="store_true", help="write the report anew from what is cached")
@@ -178,7 +232,7 @@ def _given(args: argparse.Namespace) -> list[str]:
     words: list[str] = []
     defaults = _parser().parse_args([])
     for name, value in vars(args).items():
-        if value == getattr(defaults, name) or name in ("names", "rerun", "report_only", "output", "jobs"):
+        if value == getattr(defaults, name) or name in ("names", "rerun", "report_only", "output", "jobs", *PLACES):
             continue
         words.append("--" + name.replace("_", "-"))
         if isinstance(value, dict):

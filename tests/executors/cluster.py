@@ -1,5 +1,6 @@
 """A Ray cluster of two nodes on this machine, in a process of its own: Ray warns, which the tests take for errors."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ def two_nodes() -> Iterator[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "RAY_raylet_start_wait_time_s": "300"},  # the machine may be busy
     )
     assert process.stdout is not None
     try:

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 
@@ -91,3 +92,22 @@ def test_records_of_other_versions_are_not_taken(stub, store, monkeypatch):
     second = run_study(stub.study, Options(), store, **QUIET)
     assert [replace(record, version=1).configuration for record in second] == [record.configuration for record in first]
     assert len(stub.runs()) == 10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("submitit") is None, reason="submitit is not installed: topk-registry[slurm]")
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_study_goes_on_with_another_executor(stub, store, tmp_path, monkeypatch):
+    from topk_registry.executors.slurm import SlurmExecutor
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(stub.study, "COUNT", 2)
+    executor = SlurmExecutor(2, tmp_path / "slurm", cluster="local", timeout_min=10)
+    try:
+        records = run_study(stub.study, Options(), store, jobs=2, executor=executor, **QUIET)
+    finally:
+        executor.kill()
+    assert sorted(record.configuration["x"] for record in records if not record.error) == [0, 1, 10]
+    monkeypatch.setattr(stub.study, "COUNT", 3)
+    assert not any(record.error for record in run_study(stub.study, Options(), store, **QUIET))
+    assert [x for x, _ in stub.runs()[3:]] == [2, 20]

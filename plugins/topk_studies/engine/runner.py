@@ -11,6 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from topk_registry.executors.local import LocalExecutor
+from topk_registry.executors.pool import PoolExecutor
 from topk_studies.engine.claims import Watch
 from topk_studies.engine.job import Job, do, record_of
 from topk_studies.engine.store import Seen, Store, canonical, unique
@@ -115,6 +116,8 @@ class _Executor:
             future.cancel()
         if self._own is not None:
             self._own.shutdown(wait=False, cancel_futures=True)
+        elif isinstance(self._given, PoolExecutor):
+            self._given.interrupt()
         with suppress(KeyboardInterrupt):
             wait(futures, GRACE)
 

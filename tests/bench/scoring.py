@@ -1,0 +1,106 @@
+"""Time ``topk-registry score`` against a plain loop of onnxruntime, and watch its memory.
+
+    python -m tests.bench.scoring model.onnx --images 1000 20000
+
+For each number of images: the score command with 1 and with 2 workers, whose files must be equal; the most memory that
+the command and its workers held together; and a loop over the same images, decoded before the clock starts, in batches
+of the same size with as many threads as there are workers.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from PIL import Image
+
+from topk_export import Predictor
+
+BATCH = 32
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.scoring", description=__doc__)
+    parser.add_argument("model", help="an exported file, such as that of resnet18")
+    parser.add_argument("--images", type=int, nargs="+", default=[1000, 20000], metavar="N")
+    parser.add_argument("--size", type=int, default=64, help="pixels of a side")
+    args = parser.parse_args(argv)
+    print("images  workers  seconds  images/s  MiB at most  plain loop, images/s  share of it")
+    with tempfile.TemporaryDirectory() as folder:
+        for count in args.images:
+            _measure(args.model, _pictures(Path(folder) / f"images-{count}", count, args.size), count)
+    return 0
+
+
+def _pictures(folder: Path, count: int, size: int) -> Path:
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for i in range(count):
+        blocks = random.integers(0, 256, (size // 8, size // 8, 3), np.uint8)
+        Image.fromarray(blocks.repeat(8, 0).repeat(8, 1)).save(folder / f"{i:06d}.jpg")
+    return folder
+
+
+def _measure(model: str, images: Path, count: int) -> None:
+    written = []
+    for workers in (1, 2):
+        output = images.with_name(f"{images.name}-{workers}")
+        seconds, memory = _score(model, images, output, workers)
+        loop = _loop(model, images, workers)
+        row = (count, workers, f"{seconds:.1f}", f"{count / seconds:.1f}", f"{memory:.0f}", f"{loop:.1f}")
+        print(*row, f"{count / seconds / loop:.3f}", sep="\t", flush=True)
+        written.append({path.name: path.read_bytes() for path in output.iterdir()})
+    assert written[0] == written[1], "the files differ by the number of workers"
+
+
+def _score(model: str, images: Path, output: Path, workers: int) -> tuple[float, float]:
+    """Seconds, start included, and the most MiB of the command and its workers."""
+    words: list[Any] = [model, images, "-o", output, "--workers", workers, "--batch-size", BATCH, "--device", "cpu"]
+    began = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-m", "topk_registry", "score", *map(str, words)])
+    most, ended = 0.0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not ended.wait(0.2):
+            most = max(most, _held(process.pid))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    status = process.wait()
+    seconds = time.perf_counter() - began
+    ended.set()
+    thread.join()
+    assert status == 0, status
+    return seconds, most / 2**20
+
+
+def _held(pid: int) -> float:
+    try:
+        command = psutil.Process(pid)
+        return sum(each.memory_info().rss for each in (command, *command.children(recursive=True)))
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+def _loop(model: str, images: Path, threads: int) -> float:
+    """Images a second of the session alone, over at most 1024 images that are decoded before."""
+    predictor = Predictor(model, device="cpu", threads=threads)
+    inputs = predictor.preprocess(sorted(images.iterdir())[:1024])
+    session, name = predictor.session, predictor.input_name
+    session.run(None, {name: inputs[:BATCH]})
+    began = time.perf_counter()
+    for start in range(0, len(inputs), BATCH):
+        session.run(None, {name: inputs[start : start + BATCH]})
+    return len(inputs) / (time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
