@@ -185,6 +185,7 @@ def test_the_example_of_very_many_classes_runs():
     exec(block("docs/guide/many_classes.md", "very many classes"), scope)
     assert [part.shape for part in scope["best"]] == [(4, 5)] * 3
     assert scope["head"].weight.grad.any()
+    exec(block("docs/guide/many_classes.md", "spherical output layer"), scope)
 
 
 def test_the_picture_of_the_front_page_is_current():

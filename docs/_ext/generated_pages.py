@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib as mpl
-import torch
+import pictures
 from matplotlib import pyplot as plt
 from sphinx.application import Sphinx
 
 import topk_registry as tr
 from topk_registry.cli.commands import commands
 from topk_registry.cli.main import main as command_line
+from topk_studies import plot
 
-CLASSES, LABEL_SCORES = 20, (-6.0, 10.0)
 DOCS = Path(__file__).parents[1]
 
 
@@ -34,30 +34,10 @@ def table_of_losses() -> dict[str, list[str]]:
     return {cells[0].strip("`"): cells for cells in rows}
 
 
-def build(name: str) -> torch.nn.Module:
-    """The loss with its defaults for the picture's classes, of balanced frequencies where it asks for them."""
-    builder = tr.get_loss_builder(name)
-    context = {"num_classes": CLASSES, "class_counts": [100] * CLASSES}
-    return builder(**tr.accepted_context(builder, context))
-
-
 def picture(name: str, folder: Path) -> None:
-    """The loss and its slope against the label's score; the other classes' scores are fixed, a few high."""
-    others = torch.linspace(2, -2, CLASSES - 1)
-    score = torch.linspace(*LABEL_SCORES, 401).requires_grad_()
-    torch.manual_seed(0)
-    rows = torch.cat((score[:, None], others.expand(len(score), -1)), 1)
-    loss = build(name)
-    values = torch.stack([loss(row[None], torch.zeros(1, dtype=torch.int64)) for row in rows])
-    (slope,) = torch.autograd.grad(values.sum(), score)
+    """The loss and its slope against the label's score."""
     figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
-    axes.plot(score.detach(), values.detach(), label="loss")
-    axes.plot(score.detach(), slope, "--", label="its slope")
-    for place, text, side in ((0, " best other class", "left"), (4, "fifth best ", "right")):
-        axes.axvline(float(others[place]), color="0.6", linewidth=0.8)
-        axes.text(float(others[place]), 1.01, text, transform=axes.get_xaxis_transform(), fontsize=7, ha=side)
-    axes.set_xlabel("score of the label")
-    axes.legend()
+    plot.label_scores(axes, name)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(folder / f"{name}.svg", transparent=True)
     plt.close(figure)
@@ -76,8 +56,16 @@ def loss_page(name: str, cells: list[str]) -> str:
 :alt: {name} and its slope against the label's score
 ```
 
-The loss of one row of {CLASSES} classes and its slope, against the label's score. The other scores go from 2 down to
--2.
+The loss of one row of {plot.CLASSES} classes and its slope, against the label's score. The other
+scores go from 2 down to -2.
+
+```{{image}} {name}-levels.png
+:width: 240px
+:alt: level sets of {name} over three scores that trade off
+```
+
+Its level sets over three scores with a fixed sum, the label's corner circled; dark is low (`topk-registry plot --loss
+{name} --landscape`).
 
 ```sh
 timm train --loss {name}
@@ -137,8 +125,13 @@ def write(app: Sphinx) -> None:
         if page.stem not in losses():
             page.unlink()  # of a loss that has gone since the last build
     with mpl.rc_context({"svg.hashsalt": "topk_registry", "svg.fonttype": "path", "font.size": 9}):
+        pictures.draw(pages / "pictures")
         for name in losses():
             picture(name, pages / "losses")
+            levels = pages / "losses" / f"{name}-levels.png"
+            if not levels.exists():  # the slowest of the pictures
+                with contextlib.redirect_stdout(io.StringIO()):
+                    command_line(["plot", "--loss", name, "--landscape", "--output", str(levels)])
             _write(pages / "losses" / f"{name}.md", loss_page(name, rows[name]))
     _write(pages / "commands.md", "".join(command_page()))
     _write(pages / "api.md", "".join(api_page()))

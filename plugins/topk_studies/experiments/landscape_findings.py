@@ -147,7 +147,7 @@ def _figure(plain: dict[str, Record]) -> Figure:
 
     def draw(figure: Any) -> None:
         panels = figure.subplots(rows, PANELS, squeeze=False)
-        _panels(figure, panels.flat, list(plain.items()))
+        triangles(figure, panels.flat, list(plain.items()))
 
     return Figure(
         "Level sets of every loss",
@@ -171,7 +171,7 @@ def _noise_figure(noised: dict[Noise, Record]) -> Figure:
             for epsilon in epsilons
             for B, replications, name in kinds
         ]
-        _panels(figure, panels.flat, named)
+        triangles(figure, panels.flat, named)
 
     return Figure(
         "What eps and B do to the noised loss",
@@ -184,7 +184,8 @@ def _noise_figure(noised: dict[Noise, Record]) -> Figure:
     )
 
 
-def _panels(figure: Any, panels: Iterable[Any], named: Sequence[tuple[str, Record | None]]) -> None:
+def triangles(figure: Any, panels: Iterable[Any], named: Sequence[tuple[str, Record | None]]) -> None:
+    """Draw a landscape into each panel, named; None leaves its panel empty."""
     figure.set_layout_engine(None)  # constrained layout finds no room for axes of equal aspect without ticks
     figure.subplots_adjust(left=0.01, right=0.99, bottom=0.04, top=0.97, wspace=0.12, hspace=0.3)
     panels = list(panels)

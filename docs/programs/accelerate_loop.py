@@ -1,0 +1,45 @@
+"""Train with Accelerate: on one process, or on several with ``accelerate launch accelerate_loop.py``."""
+
+import timm
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch.utils.data import DataLoader
+from torchvision.transforms.functional import to_tensor
+
+import topk_registry as tr
+from topk_registry.data.hierarchy import Hierarchy
+from topk_registry.metrics import TopKAccuracy
+
+
+def loader(split: str, size: int) -> DataLoader:
+    data = Hierarchy(split, size=size, superclasses=4)
+    data.transform = to_tensor
+    return DataLoader(data, batch_size=50, shuffle=split == "train")
+
+
+def main() -> None:
+    set_seed(0)
+    accelerator = Accelerator()  # mixed_precision="bf16" where the device has it: losses compute in single precision
+    model = timm.create_model("test_resnet", num_classes=20)
+    criterion = tr.create_loss("smooth_topk_svm", k=5).to(accelerator.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    parts = accelerator.prepare(model, optimizer, loader("train", 2000), loader("validation", 500))
+    model, optimizer, train, held_out = parts
+    for epoch in range(3):
+        model.train()
+        for images, target in train:
+            optimizer.zero_grad()
+            accelerator.backward(criterion(model(images), target))
+            optimizer.step()
+        model.eval()
+        accuracy = TopKAccuracy((1, 5), num_classes=20)
+        with torch.no_grad():
+            for images, target in held_out:
+                accuracy.update(*accelerator.gather_for_metrics((model(images), target)))
+        found = accuracy.compute(sync=False)  # gathered already: nothing to add over processes
+        accelerator.print(f"epoch {epoch + 1}: top-1 {found['top1']:.3f}, top-5 {found['top5']:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Train with Lightning: the loss is a module of the LightningModule."""
+
+import lightning
+import timm
+import torch
+from torch.utils.data import DataLoader
+from torchvision.transforms.functional import to_tensor
+
+import topk_registry as tr
+from topk_registry.data.hierarchy import Hierarchy
+from topk_registry.metrics import TopKAccuracy
+
+
+class Classifier(lightning.LightningModule):
+    def __init__(self, num_classes: int, loss: str, **options: object) -> None:
+        super().__init__()
+        self.model = timm.create_model("test_resnet", num_classes=num_classes)
+        self.criterion = tr.create_loss(loss, **options)  # moved to the device with the module
+        self.accuracy = TopKAccuracy((1, 5), num_classes=num_classes)
+
+    def training_step(self, batch, index):
+        images, target = batch
+        return self.criterion(self.model(images), target)
+
+    def validation_step(self, batch, index):
+        images, target = batch
+        self.accuracy.update(self.model(images), target)
+
+    def on_validation_epoch_end(self):
+        found = self.accuracy.compute()  # sums over ranks
+        self.accuracy.reset()
+        self.log_dict({name: torch.tensor(value, dtype=torch.float32) for name, value in found.items()})
+        print(f"epoch {self.current_epoch + 1}: top-1 {found['top1']:.3f}, top-5 {found['top5']:.3f}")
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=5e-3)
+
+
+def loader(split: str, size: int) -> DataLoader:
+    data = Hierarchy(split, size=size, superclasses=4)
+    data.transform = to_tensor
+    return DataLoader(data, batch_size=50, shuffle=split == "train")
+
+
+def main() -> None:
+    lightning.seed_everything(0)
+    trainer = lightning.Trainer(
+        max_epochs=3,
+        accelerator="auto",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(Classifier(20, "smooth_topk_svm", k=5), loader("train", 2000), loader("validation", 500))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Train as torchvision's reference script does: its models, transforms and mixup, images in folders."""
+
+import sys
+
+import torch
+from torch.utils.data import DataLoader, default_collate
+from torchvision import datasets, models
+from torchvision.transforms import v2
+
+import topk_registry as tr
+
+
+def main(folder: str) -> None:
+    torch.manual_seed(0)
+    size = 32
+    transform = v2.Compose([v2.Resize(size), v2.CenterCrop(size), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    train = datasets.ImageFolder(f"{folder}/train", v2.Compose([v2.RandomHorizontalFlip(), transform]))
+    held_out = datasets.ImageFolder(f"{folder}/val", transform)
+    n = len(train.classes)
+    mixup = v2.MixUp(alpha=0.2, num_classes=n)  # turns labels into distributions, which every loss takes
+
+    def mixed(samples: list) -> tuple[torch.Tensor, torch.Tensor]:
+        return mixup(*default_collate(samples))
+
+    model = models.resnet18(num_classes=n)
+    criterion = tr.create_loss("smooth_topk_svm", k=min(3, n - 1), label_smoothing=0.0)  # mixup smooths already
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for epoch in range(3):
+        model.train()
+        for images, target in DataLoader(train, batch_size=20, shuffle=True, drop_last=True, collate_fn=mixed):
+            optimizer.zero_grad()
+            criterion(model(images), target).backward()
+            optimizer.step()
+        model.eval()
+        hits = seen = 0
+        with torch.no_grad():
+            for images, target in DataLoader(held_out, batch_size=50):
+                hits += int((model(images).topk(min(3, n)).indices == target[:, None]).sum())
+                seen += len(target)
+        print(f"epoch {epoch + 1}: top-3 {hits / seen:.3f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
