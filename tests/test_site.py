@@ -74,3 +74,17 @@ def test_pages_load_nothing_from_elsewhere_and_their_links_lead_somewhere(site):
             assert target.exists(), f"{page}: {address}"
             if anchor and target.suffix == ".html":
                 assert f'id="{anchor}"' in target.read_text(), f"{page}: {address}"
+
+
+@pytest.mark.slow
+def test_programs_that_read_find_every_page(site):
+    listed = re.findall(r"^- \[[^\]]+\]\(([^)]+)\)", (site / "llms.txt").read_text(), re.MULTILINE)
+    assert len(listed) > 30
+    assert "guide/start.html" in listed
+    assert all((site / page).exists() for page in listed)
+
+
+@pytest.mark.slow
+def test_the_gallery_has_the_pictures_of_its_commands(site):
+    assert (site / "_images" / "scores.png").stat().st_size > 1000
+    assert (site / "_images" / "levels.png").stat().st_size > 1000

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pictures
+from docutils import nodes
 from matplotlib import pyplot as plt
 from sphinx.application import Sphinx
 
@@ -43,7 +44,21 @@ def picture(name: str, folder: Path) -> None:
     plt.close(figure)
 
 
-def loss_page(name: str, cells: list[str]) -> str:
+def level_sets(name: str, folder: Path) -> str:
+    """The part of a loss's page with its level sets; nothing where it has none, as it takes no three classes."""
+    if not (folder / f"{name}-levels.png").exists():
+        return ""
+    return f"""```{{image}} {name}-levels.png
+:width: 240px
+:alt: level sets of {name} over three scores that trade off
+```
+
+Its level sets over three scores with a fixed sum, the label's corner circled; dark is low (`topk-registry plot --loss
+{name} --landscape`).
+"""
+
+
+def loss_page(name: str, cells: list[str], levels: str) -> str:
     builder = tr.get_loss_builder(name)
     module, attribute = builder.__module__, builder.__qualname__
     paper, purpose, cost = cells[1], cells[2], cells[4]
@@ -59,14 +74,7 @@ def loss_page(name: str, cells: list[str]) -> str:
 The loss of one row of {plot.CLASSES} classes and its slope, against the label's score. The other
 scores go from 2 down to -2.
 
-```{{image}} {name}-levels.png
-:width: 240px
-:alt: level sets of {name} over three scores that trade off
-```
-
-Its level sets over three scores with a fixed sum, the label's corner circled; dark is low (`topk-registry plot --loss
-{name} --landscape`).
-
+{levels}
 ```sh
 timm train --loss {name}
 ```
@@ -128,14 +136,27 @@ def write(app: Sphinx) -> None:
         pictures.draw(pages / "pictures")
         for name in losses():
             picture(name, pages / "losses")
-            levels = pages / "losses" / f"{name}-levels.png"
-            if not levels.exists():  # the slowest of the pictures
-                with contextlib.redirect_stdout(io.StringIO()):
-                    command_line(["plot", "--loss", name, "--landscape", "--output", str(levels)])
-            _write(pages / "losses" / f"{name}.md", loss_page(name, rows[name]))
+            _drawn(["--loss", name, "--landscape"], pages / "losses" / f"{name}-levels.png")
+            _write(pages / "losses" / f"{name}.md", loss_page(name, rows[name], level_sets(name, pages / "losses")))
+    for name, command in gallery():
+        _drawn(command, pages / "gallery" / f"{name}.png")
     _write(pages / "commands.md", "".join(command_page()))
     _write(pages / "api.md", "".join(api_page()))
     _write(pages / "costs.md", costs_page())
+
+
+def gallery() -> Iterator[tuple[str, list[str]]]:
+    """Names of the gallery's pictures, and the arguments of the command above each."""
+    page = (DOCS / "guide" / "gallery.md").read_text()
+    for name, command in re.findall(r"<!-- gallery: (\w+) -->\n```sh\ntopk-registry plot (.*) --output", page):
+        yield name, command.split()
+
+
+def _drawn(arguments: list[str], path: Path) -> None:
+    """A picture of ``topk-registry plot``, the slowest to make: once; none where a loss cannot be drawn so."""
+    if not path.exists():
+        with contextlib.redirect_stdout(io.StringIO()):
+            command_line(["plot", *arguments, "--output", str(path)])
 
 
 def _write(path: Path, text: str) -> None:
@@ -171,8 +192,30 @@ def links_out_of_the_site(app: Sphinx, page: str, content: list[str]) -> None:
         content[0] = re.sub(r"(?m)^\| `(\w+)` \|", r"| [`\1`](generated/losses/\1.md) |", content[0])
 
 
+def list_of_pages(app: Sphinx, error: Exception | None) -> None:
+    """Write llms.txt (llmstxt.org): every page with its title and first sentence, for programs that read."""
+    if error is not None or app.builder.format != "html":
+        return
+    lines = [
+        "# topk_registry",
+        "",
+        "> Losses for image classifiers by name, and exact top-k probabilities.",
+        "",
+        "## Pages",
+        "",
+    ]
+    for page in sorted(app.env.found_docs):
+        first = next(app.env.get_doctree(page).findall(nodes.paragraph), None)
+        told = (
+            "" if first is None else ": " + re.split(r"(?<=[.?!:])\s", first.astext().replace("\n", " "))[0].rstrip(":")
+        )
+        lines.append(f"- [{app.env.titles[page].astext()}]({page}.html){told}")
+    (Path(app.outdir) / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", write)
+    app.connect("build-finished", list_of_pages)
     app.connect("include-read", links_of_the_repository)
     app.connect("source-read", links_out_of_the_site)
     return {"parallel_read_safe": True}
