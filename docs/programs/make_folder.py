@@ -6,7 +6,7 @@ from pathlib import Path
 from topk_registry.data.hierarchy import Hierarchy
 
 
-def main(folder: str, classes: str = "10", images: str = "40") -> None:
+def main(folder: str, classes: str = "10", images: str = "20") -> None:
     for split, name in (("train", "train"), ("validation", "val")):
         data = Hierarchy(split, size=int(classes) * int(images), superclasses=2, fine=int(classes) // 2)
         for i, (image, label) in enumerate(data):
