@@ -13,6 +13,7 @@ import argparse
 import re
 import runpy
 import shlex
+import shutil
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -228,5 +229,6 @@ def test_other_peoples_scripts(what, script, path, images, tmp_path, monkeypatch
     (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
     source = (SCRIPTS / script).read_text()  # the seams of the real one, which is not ours to ship
     (tmp_path / path).write_text(source.replace('"--args-file"', '"--args-file", default="args.yaml"'))
+    shutil.copy(SCRIPTS / "neighbour.py", (tmp_path / path).parent)  # torchvision's script imports from its folder
     run(text("docs/guide/train_with.md", what))
     assert "epoch" in capsys.readouterr().out or what.startswith("torchvision")
