@@ -48,7 +48,7 @@ def families() -> dict[str, str]:
     """Return a small model of each family: ``{"timm:resnet": "resnet18", "torchvision:vgg": "torchvision:vgg11"}``."""
     found = {}
     for module in timm.list_modules():
-        if names := timm.list_models(module=module):
+        if names := [name for name in timm.list_models(module=module) if _classifies(name)]:
             found[f"timm:{module}"] = min(names, key=_size)
     names = torchvision.models.list_models(module=torchvision.models)
     for name in names:
@@ -56,6 +56,12 @@ def families() -> dict[str, str]:
         best = min(found.get(f"torchvision:{module}", name).removeprefix("torchvision:"), name, key=_parameters)
         found[f"torchvision:{module}"] = f"torchvision:{best}"
     return found
+
+
+def _classifies(name: str) -> bool:
+    """Whether a model is built with a classifier, unless it is asked to be without."""
+    config = timm.get_pretrained_cfg(name)
+    return config is None or config.num_classes != 0
 
 
 def _parameters(name: str) -> int:

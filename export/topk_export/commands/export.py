@@ -34,6 +34,8 @@ def main(argv: Sequence[str]) -> int:
         pretrained=args.pretrained,
         use_ema=not args.no_ema,
         data_config={name: value for name in _DATA if (value := getattr(args, name)) is not None},
+        calibration_data=args.calibration_data,
+        calibration_images=args.calibration_images,
         triton=args.triton,
         progress=say,
     )
@@ -59,7 +61,13 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument("--opset", type=int, default=18, help="18 to 23 (default: 18)")
     parser.add_argument("--batch", type=_batch, default="dynamic", help="'dynamic' (default) or a fixed size")
-    parser.add_argument("--dtype", choices=("fp32", "fp16-backbone", "int8-dynamic"), default="fp32")
+    parser.add_argument("--dtype", choices=("fp32", "fp16-backbone", "int8-dynamic", "int8-static"), default="fp32")
+    parser.add_argument(
+        "--calibration-data", metavar="DIR", help="images for --dtype int8-static, at best one folder a class"
+    )
+    parser.add_argument(
+        "--calibration-images", type=positive, default=512, metavar="N", help="the most of them (default: 512)"
+    )
     parser.add_argument("--outputs", nargs="+", metavar="NAME", default=("logits", "marginals", "indices"))
     parser.add_argument("--preprocess", choices=("metadata", "in-graph"), default="metadata")
     parser.add_argument("--class-names", metavar="FILE", help="one name a line, or JSON")

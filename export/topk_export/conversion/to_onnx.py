@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from topk_export.conversion.convert import convert, plain, quantise
+from topk_export.conversion.convert import convert, plain
 from topk_export.conversion.pooling import unfold_padded_maxima
+from topk_export.conversion.quantise import Images, compare, comparison_line, quantise_dynamic, quantise_static
 from topk_export.conversion.recipe import check_class_names
 from topk_export.conversion.source import K, Source, load_source
 from topk_export.errors import ExportError, ModelFileError
@@ -42,7 +43,7 @@ from topk_registry.nn.classifier import find_classifier
 from topk_registry.nn.head import TopKHead
 
 OUTPUTS = tuple(SEMANTICS)
-DTYPES = ("fp32", "fp16-backbone", "int8-dynamic")
+DTYPES = ("fp32", "fp16-backbone", "int8-dynamic", "int8-static")
 PREPROCESS = ("metadata", "in-graph")
 OPSETS = range(18, 24)
 PORTABLE_OPSET = 21  # from 22 on, onnxruntime's CUDA provider leaves MaxPool to the CPU
@@ -67,6 +68,8 @@ def export_onnx(
     pretrained: bool = False,
     use_ema: bool = True,
     data_config: Mapping[str, Any] | None = None,
+    calibration_data: str | Path | None = None,
+    calibration_images: int = 512,
     triton: str | Path | None = None,
     progress: Progress = lambda message: None,
 ) -> Path:
@@ -80,7 +83,8 @@ def export_onnx(
         opset: ONNX operator set, 18 to 23.
         batch: ``"dynamic"`` or a fixed batch size.
         dtype: ``"fp32"``; ``"fp16-backbone"``: half precision up to the logits; ``"int8-dynamic"``: onnxruntime's
-            dynamic quantisation of the backbone's matrix products. The head is float32 always.
+            dynamic quantisation of the backbone's matrix products; ``"int8-static"``: its convolutions and matrix
+            products in 8 bits, with ranges from ``calibration_data``. The head is float32 always.
         outputs: which of logits, marginals and indices the file gives.
         preprocess: ``"metadata"``: the input is normalised float32 [B, C, H, W], and the file says how to make it;
             ``"in-graph"``: the input is uint8 [B, H, W, C] of the right size, and the graph normalises it.
@@ -88,6 +92,9 @@ def export_onnx(
         verify: check the file, and refuse to write one that fails.
         model, model_kwargs, num_classes, pretrained, use_ema, data_config: see
             :func:`topk_export.conversion.source.load_source`.
+        calibration_data: a folder of images for ``"int8-static"``, at best one folder a class: then the report compares
+            accuracies. Half of the images give the ranges, the other half measures agreement.
+        calibration_images: the most images to take from there, evenly spaced.
         triton: also write a Triton Inference Server repository into this folder.
         progress: called with a line of text at each step.
 
@@ -96,6 +103,8 @@ def export_onnx(
         PosixPath('resnet50.onnx')
     """
     _check_options(opset, batch, dtype, outputs, preprocess)
+    if (dtype == "int8-static") != (calibration_data is not None):
+        raise ValueError("dtype int8-static and calibration_data (--calibration-data) go together")
     path = Path(path)
     path = path if path.suffix == ".onnx" else path / "model.onnx"
     progress("loading the model")
@@ -132,8 +141,9 @@ def export_onnx(
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
         staged = Path(folder) / path.name
-        _write(backbone, metadata, batch, staged, progress)
-        _verify(staged, path, metadata, verify, progress)
+        images = None if calibration_data is None else Images(calibration_data, metadata, calibration_images)
+        found = _write(backbone, metadata, batch, staged, images, progress)
+        _verify(staged, path, metadata, verify, found, progress)
         if triton is not None:
             from topk_export.serve.triton import write_repository
 
@@ -226,19 +236,32 @@ def _check_temperature(temperature: float) -> float:
     return float(temperature)
 
 
-def _write(backbone: nn.Module, metadata: Metadata, batch: str | int, file: Path, progress: Progress) -> None:
+def _write(
+    backbone: nn.Module, metadata: Metadata, batch: str | int, file: Path, images: Images | None, progress: Progress
+) -> dict[str, Any]:
+    """Write the file and what belongs to it; return what goes into its report beside the checks."""
     import onnx
 
     inputs = sample_input(metadata, batch if isinstance(batch, int) else 5)
+    if images is not None:  # others may lie outside of the ranges
+        inputs = np.resize(images.measured, inputs.shape)
     logits, error = _reference(backbone, metadata, torch.from_numpy(inputs))
     progress("tracing and converting")
     dtype = torch.float16 if metadata.dtype == "fp16-backbone" else torch.float32
     model = convert(Exported(backbone, metadata, dtype).eval(), inputs, metadata.opset, batch)
+    graph.strip(model)
+    graph.plain_attributes(model)
+    unfold_padded_maxima(model)
+    found: dict[str, Any] = {}
     if metadata.dtype == "int8-dynamic":
         progress("quantising")
-        model = quantise(model)
-    graph.strip(model)
-    unfold_padded_maxima(model)
+        model = quantise_dynamic(model)
+    elif images is not None:
+        progress(f"quantising with ranges from {len(images.ranges)} images")
+        single = copy.deepcopy(model)
+        model = quantise_static(model, images.ranges)
+        found["quantisation"] = compare(single, model, images, metadata.k)
+        progress(comparison_line(found["quantisation"]))
     graph.keep_outputs(model, metadata.outputs)
     graph.set_metadata(model, metadata.to_props())
     try:
@@ -248,6 +271,7 @@ def _write(backbone: nn.Module, metadata: Metadata, batch: str | int, file: Path
     np.savez_compressed(beside(file, SAMPLE), input=inputs, torch_logits=logits, torch_error=error)
     beside(file, LABELS).write_text("\n".join(metadata.class_names) + "\n", encoding="utf-8")
     write_report(_preprocess_file(metadata), beside(file, RECIPE))
+    return found
 
 
 def _reference(backbone: nn.Module, metadata: Metadata, x: Tensor) -> tuple[np.ndarray, float]:
@@ -266,7 +290,9 @@ def _preprocess_file(metadata: Metadata) -> dict[str, Any]:
     return {**asdict(recipe), "scale_size": recipe.scale_size, "in_graph": metadata.in_graph}
 
 
-def _verify(file: Path, path: Path, metadata: Metadata, wanted: bool, progress: Progress) -> None:
+def _verify(
+    file: Path, path: Path, metadata: Metadata, wanted: bool, found: dict[str, Any], progress: Progress
+) -> None:
     """Check the staged file. The report of one that fails is kept beside the path that it would have had."""
     report: dict[str, Any] = {"passed": None, "not_verified": ["everything: the export was asked not to verify"]}
     if wanted:
@@ -275,6 +301,7 @@ def _verify(file: Path, path: Path, metadata: Metadata, wanted: bool, progress: 
             report = verify(file)
         except ModelFileError as error:
             raise ExportError(f"the exported file does not load: {error}") from error
+    report |= found
     report["metadata"] = {
         key: value for key, value in vars(metadata).items() if key not in ("class_names", "preprocess")
     }

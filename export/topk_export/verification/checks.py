@@ -14,6 +14,7 @@ MARGINALS_RTOL = 1e-5
 LOGITS_RTOL = 1e-5
 # odds below 2^-126 are denormal numbers, which CPUs and GPUs may flush to 0; a marginal is less than 1e3 times its odds
 SMALLEST = 1e-35
+INT8 = 8 / (255 * 12**0.5)  # see reduced_tolerance
 MARGIN = 4.0  # of the derived tolerances of reduced precision: four standard deviations
 
 
@@ -49,7 +50,7 @@ def check_graph(model: Any, session: Any) -> list[Check]:
     return [
         valid,
         Check("default operator domain only", not foreign, note=", ".join(foreign)),
-        Check("no Loop, Scan, If, Sigmoid, Einsum or MatMul in the head", not bad, note=", ".join(bad)),
+        Check("no Loop, Scan, If, Sigmoid, Einsum, MatMul or integers in the head", not bad, note=", ".join(bad)),
         Check("no stack traces or local paths in the graph", graph.traces(model) == 0, graph.traces(model)),
         Check("batch axis", isinstance(batch, str) or batch >= 1, str(batch), note=_batch_note(batch)),
         Check("nodes in the head", True, len(graph.head_nodes(model.graph))),
@@ -127,7 +128,7 @@ def reduced_tolerance(dtype: str, layers: int) -> tuple[float, str]:
     deviations, so each rounding has standard deviation 8 / (255 sqrt(12)) = 0.9 %. Either strikes twice a layer, once
     in the weights and once in the activations.
     """
-    unit = {"fp16-backbone": 2.0**-11, "int8-dynamic": 8 / (255 * 12**0.5)}[dtype]
+    unit = {"fp16-backbone": 2.0**-11, "int8-dynamic": INT8, "int8-static": INT8}[dtype]
     limit = MARGIN * unit * (2 * max(layers, 1)) ** 0.5
     return limit, f"root mean square over spread, {MARGIN:g} x {unit:.2g} x sqrt(2 x {layers} layers)"
 

@@ -10,7 +10,10 @@ from topk_export.errors import ExportError
 
 LOGITS = "logits"
 FORBIDDEN_IN_HEAD = frozenset(
-    ("Loop", "Scan", "If", "Sigmoid", "MatMul", "Gemm", "Einsum", "Atan", "CumProd", "MatMulInteger", "QLinearMatMul")
+    (
+        *("Loop", "Scan", "If", "Sigmoid", "MatMul", "Gemm", "Einsum", "Atan", "CumProd"),
+        *("MatMulInteger", "QLinearMatMul", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
+    )
 )
 
 
@@ -46,6 +49,24 @@ def strip(model: Any) -> None:
     graph.ClearField("metadata_props")
     graph.ClearField("doc_string")
     model.ClearField("doc_string")
+
+
+def plain_attributes(model: Any) -> None:
+    """Drop attributes that say nothing, which some runtimes read wrongly.
+
+    MNN loses the axis of a ScatterElements after ``reduction="none"``. onnx2torch refuses ``allowzero`` of Reshape,
+    which matters only where the shape has a zero.
+    """
+    from onnx import numpy_helper
+
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        unsaid = set()
+        if node.op_type in ("ScatterElements", "ScatterND"):
+            unsaid = {a.name for a in node.attribute if a.name == "reduction" and a.s == b"none"}
+        elif node.op_type == "Reshape" and (shape := constants.get(node.input[1])) is not None:
+            unsaid = {"allowzero"} if numpy_helper.to_array(shape).all() else set()
+        _replace(node.attribute, [a for a in node.attribute if a.name not in unsaid])
 
 
 def traces(model: Any) -> int:

@@ -103,3 +103,20 @@ def test_all_outputs_of_the_head_agree_with_torch(export, head_session, kind):
     assert indices.dtype == np.int64
     wanted = s.topk(5).values
     torch.testing.assert_close(s.gather(1, torch.from_numpy(indices)), wanted, rtol=0, atol=0)
+
+
+def test_attributes_that_say_nothing_are_dropped():
+    from onnx import helper, numpy_helper
+
+    shapes = [numpy_helper.from_array(np.array(shape), name) for name, shape in (("a", [2, -1]), ("b", [0, 4]))]
+    nodes = [
+        helper.make_node("ScatterElements", ["x", "i", "u"], ["y"], axis=1, reduction="none"),
+        helper.make_node("ScatterElements", ["x", "i", "u"], ["z"], axis=1, reduction="add"),
+        helper.make_node("Reshape", ["y", "a"], ["p"], allowzero=1),
+        helper.make_node("Reshape", ["y", "b"], ["q"], allowzero=1),
+        helper.make_node("Reshape", ["y", "computed"], ["r"], allowzero=1),
+    ]
+    model = helper.make_model(helper.make_graph(nodes, "g", [], [], shapes))
+    graph.plain_attributes(model)
+    found = [{attribute.name for attribute in node.attribute} for node in model.graph.node]
+    assert found == [{"axis"}, {"axis", "reduction"}, set(), {"allowzero"}, {"allowzero"}]
