@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from topk_export.calibration.data import Samples
 from topk_export.calibration.facts import facts_of, reference_of, stamp
 from topk_export.calibration.graph import SET, add_sets, check_fits, set_model
 from topk_export.calibration.heads import Heads, label_ranks
@@ -22,6 +21,7 @@ from topk_export.calibration.plan import Plan, check, split
 from topk_export.errors import ExportError
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.predictor import Predictor
+from topk_export.runtime.samples import Samples
 from topk_export.verification.graph import LOGITS
 from topk_registry.conformal import (
     PredictionSets,

@@ -22,12 +22,13 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     from tqdm import tqdm
 
-    from topk_export.calibration.data import open_dataset, open_folder
+    from topk_export.calibration.data import open_dataset
     from topk_export.calibration.page import write_page
     from topk_export.calibration.plan import Plan
     from topk_export.calibration.report import coverage_lines, report_page
     from topk_export.calibration.run import calibrate_file
     from topk_export.runtime.predictor import Predictor
+    from topk_export.runtime.samples import open_folder
 
     plan = Plan(
         score=args.score.replace("-", "_"),

@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
     if args.triton:
         from topk_export.serve.triton import write_repository
 
-        print(write_repository(args.model, args.triton, max_batch_size=args.max_batch))
+        print(write_repository(args.model, args.triton, max_batch_size=args.max_batch, ensemble=args.ensemble))
         return 0
     if args.site:
         from topk_export.serve.site import write_site
@@ -103,6 +103,9 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--exif", action="store_true", help="turn images as EXIF says (timm's evaluation does not)")
     parser.add_argument("--log", metavar="FILE", help="append a line a prediction, for topk-registry monitor")
     parser.add_argument("--triton", metavar="DIR", help="write a Triton Inference Server repository there, and stop")
+    parser.add_argument(
+        "--ensemble", action="store_true", help="with --triton: add an ensemble that takes encoded images"
+    )
     parser.add_argument("--site", metavar="DIR", help="write a page that runs the model in the browser there, and stop")
     parser.add_argument("--onnxruntime-web", metavar="DIR", default=".", help="where npm installed it (default: here)")
     parser.add_argument("--cuda-graph", action="store_true", help="run batches of --max-batch as one CUDA graph")

@@ -17,6 +17,7 @@ import numpy as np
 from topk_export.errors import ExportError, ImageError
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.preprocess import SUFFIXES, read_image
+from topk_export.runtime.samples import open_folder
 from topk_export.runtime.session import open_session
 from topk_export.verification import graph
 
@@ -117,8 +118,6 @@ class Images:
     """Images of a folder as a model's inputs, and their labels where the folder has one folder for each class."""
 
     def __init__(self, folder: str | Path, metadata: Metadata, most: int) -> None:
-        from topk_export.calibration.data import open_folder
-
         root = Path(folder)
         if not root.is_dir():
             raise ImageError(f"the folder {root} does not exist")

@@ -138,10 +138,10 @@ def export_onnx(
         loss=source.loss,
         versions=versions(),
     )
+    images = None if calibration_data is None else Images(calibration_data, metadata, calibration_images)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
         staged = Path(folder) / path.name
-        images = None if calibration_data is None else Images(calibration_data, metadata, calibration_images)
         found = _write(backbone, metadata, batch, staged, images, progress)
         _verify(staged, path, metadata, verify, found, progress)
         if triton is not None:

@@ -5,7 +5,10 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.session import open_session
@@ -19,16 +22,31 @@ TYPES = {
 
 
 def write_repository(
-    model: str | Path, folder: str | Path, *, name: str | None = None, max_batch_size: int = 32
+    model: str | Path,
+    folder: str | Path,
+    *,
+    name: str | None = None,
+    max_batch_size: int = 32,
+    ensemble: bool = False,
 ) -> Path:
     """Write the repository entry of an exported model into ``folder``, and return the entry's path.
 
     A model of a fixed batch size gets ``max_batch_size: 0`` and its batch in the shapes: Triton batches only models
     whose first axis is free.
+
+    Args:
+        model: an exported file.
+        folder: the repository, made where it does not exist.
+        name: of the entry; default: the file's.
+        max_batch_size: the most rows of a run.
+        ensemble: also write ``NAME_preprocess``, which decodes and normalises images in Triton's Python backend, and
+            ``NAME_ensemble``, which takes encoded images and gives the model's outputs; its path is returned.
     """
     model, folder = Path(model), Path(folder)
     session = open_session(model, device="cpu")
     metadata = Metadata.from_props(session.get_modelmeta().custom_metadata_map, str(model))
+    if ensemble and isinstance(session.get_inputs()[0].shape[0], int):
+        raise ValueError(f"{model} has a fixed batch size: an ensemble needs a file exported with --batch dynamic")
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", name or model.stem)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}-") as staging:
@@ -37,10 +55,62 @@ def write_repository(
         shutil.copyfile(model, entry / "1" / "model.onnx")
         (entry / "labels.txt").write_text("\n".join(metadata.class_names) + "\n", encoding="utf-8")
         (entry / "config.pbtxt").write_text(_config(name, session, max_batch_size), encoding="utf-8")
-        if (folder / name).exists():
-            shutil.rmtree(folder / name)
-        os.replace(entry, folder / name)
-    return folder / name
+        written = [entry]
+        if ensemble:
+            written += _write_ensemble(entry, session, metadata, max_batch_size)
+        for path in written:
+            if (folder / path.name).exists():
+                shutil.rmtree(folder / path.name)
+            os.replace(path, folder / path.name)
+    return folder / written[-1].name
+
+
+def _write_ensemble(entry: Path, session: Any, metadata: Metadata, max_batch_size: int) -> list[Path]:
+    """Write the entries that prepare images and that join the steps, beside the model's; return their paths."""
+    (source,) = session.get_inputs()
+    first, joined = (entry.with_name(f"{entry.name}_{kind}") for kind in ("preprocess", "ensemble"))
+    for path in (first, joined):
+        (path / "1").mkdir(parents=True)
+    shutil.copyfile(Path(__file__).with_name("triton_preprocess.py"), first / "1" / "model.py")
+    recipe = asdict(metadata.preprocess) | {"output": source.name, "in_graph": metadata.in_graph}
+    (first / "1" / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
+    lines = [f"name: {json.dumps(first.name)}", 'backend: "python"', *_image_input(max_batch_size), "output ["]
+    lines += [*_tensors([source], False), "]"]
+    (first / "config.pbtxt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    outputs = session.get_outputs()
+    steps = [
+        _step(first.name, {"image": "image"}, {source.name: "prepared"}),
+        _step(entry.name, {source.name: "prepared"}, {output.name: output.name for output in outputs}),
+    ]
+    lines = [
+        f"name: {json.dumps(joined.name)}",
+        'platform: "ensemble"',
+        *_image_input(max_batch_size),
+        "output [",
+        *_tensors(outputs, False, labels=True),
+        "]",
+        "ensemble_scheduling { step [",
+        ",\n".join(steps),
+        "] }",
+    ]
+    (joined / "config.pbtxt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    shutil.copyfile(entry / "labels.txt", joined / "labels.txt")
+    return [first, joined]
+
+
+def _image_input(max_batch_size: int) -> list[str]:
+    image = '  { name: "image" data_type: TYPE_STRING dims: [ 1 ] }'
+    return [f"max_batch_size: {max_batch_size}", "input [", image, "]"]
+
+
+def _step(name: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> str:
+    """A step of an ensemble: a model, and the ensemble's tensor for each of its own."""
+    maps = [
+        f"{kind}_map {{ key: {json.dumps(own)} value: {json.dumps(shared)} }}"
+        for kind, pairs in (("input", inputs), ("output", outputs))
+        for own, shared in pairs.items()
+    ]
+    return f"  {{ model_name: {json.dumps(name)} model_version: -1 {' '.join(maps)} }}"
 
 
 def _config(name: str, session: object, max_batch_size: int) -> str:

@@ -10,10 +10,10 @@ from PIL import Image
 from tests.export.colours import COLOURS
 from tests.export.serve.service import Service, predict
 from topk_export import Predictor
-from topk_export.calibration.data import open_folder
 from topk_export.calibration.monitor import read_log, reference_of, watch
 from topk_export.calibration.plan import Plan
 from topk_export.calibration.run import calibrate_file
+from topk_export.runtime.samples import open_folder
 from topk_registry.cli.main import main
 
 

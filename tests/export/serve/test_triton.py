@@ -1,15 +1,19 @@
 """A Triton repository: its layout, and its configuration read with Triton's own schema."""
 
 import importlib.util
+import sys
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime
 import pytest
 from google.protobuf import text_format
+from PIL import Image
 
-from tests.export.colours import COLOURS, K
+from tests.export.colours import COLOURS, K, encoded, noise
+from topk_export import Predictor
 from topk_export.commands import serve
 from topk_export.errors import ModelFileError
 from topk_export.serve.triton import write_repository
@@ -17,8 +21,12 @@ from topk_export.serve.triton import write_repository
 
 def schema() -> Any:
     """Triton's ``ModelConfig``, from the client's generated module alone: the package around it needs grpc."""
-    path = distribution("tritonclient").locate_file("tritonclient/grpc/model_config_pb2.py")
-    spec = importlib.util.spec_from_file_location("model_config_pb2", str(path))
+    return loaded(distribution("tritonclient").locate_file("tritonclient/grpc/model_config_pb2.py"))
+
+
+def loaded(path: Any) -> Any:
+    """A module from its file."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, str(path))
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -97,3 +105,78 @@ def test_the_command_writes_it(triton, model_file, tmp_path, capsys):
     assert serve.main([str(model_file), "--triton", str(folder), "--max-batch", "3"]) == 0
     assert capsys.readouterr().out == f"{folder / 'colours'}\n"
     assert read(triton, folder / "colours").max_batch_size == 3
+
+
+def described(tensors: Any) -> list[tuple[str, int, tuple[int, ...]]]:
+    return [(tensor.name, tensor.data_type, tuple(tensor.dims)) for tensor in tensors]
+
+
+class Backend:
+    """What Triton's Python backend gives a model, as far as ours uses it."""
+
+    class Tensor:
+        def __init__(self, name: str, values: np.ndarray) -> None:
+            self.name, self.values = name, values
+
+        def as_numpy(self) -> np.ndarray:
+            return self.values
+
+    class InferenceResponse:
+        def __init__(self, output_tensors: list[Any], error: Any = None) -> None:
+            self.output_tensors, self.error = output_tensors, error
+
+    TritonError = str
+
+    @staticmethod
+    def get_input_tensor_by_name(request: dict[str, Any], name: str) -> Any:
+        return request[name]
+
+
+def test_an_ensemble_takes_encoded_images(triton, model_file, predictor, tmp_path):
+    joined = write_repository(model_file, tmp_path, max_batch_size=4, ensemble=True)
+    names = ["colours", "colours_ensemble", "colours_preprocess"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    model, ensemble, first = (read(triton, tmp_path / name) for name in names)
+    assert joined.name == "colours_ensemble"
+    assert (joined / "1").is_dir()  # Triton loads no model without a version
+    assert ensemble.platform == "ensemble"
+    assert first.backend == "python"
+    for config in (ensemble, first):
+        assert config.max_batch_size == 4
+        assert shapes(config.input) == {"image": (1,)}
+        assert config.input[0].data_type == triton.TYPE_STRING
+    assert described(first.output) == described(model.input)
+    assert described(ensemble.output) == described(model.output)
+
+    # each step reads what the request or a step before it gave, and gives what its model declares
+    known = {tensor.name for tensor in ensemble.input}
+    for step, config in zip(ensemble.ensemble_scheduling.step, (first, model), strict=True):
+        assert (step.model_name, step.model_version) == (config.name, -1)
+        assert set(step.input_map) == {tensor.name for tensor in config.input}
+        assert set(step.input_map.values()) <= known
+        assert set(step.output_map) == {tensor.name for tensor in config.output}
+        known |= set(step.output_map.values())
+    assert {tensor.name for tensor in ensemble.output} <= known
+
+
+@pytest.mark.parametrize("file", ["model_file", "in_graph_file"])
+def test_the_first_step_prepares_images_as_the_predictor_does(file, tmp_path, monkeypatch, request):
+    model = request.getfixturevalue(file)
+    folder = write_repository(model, tmp_path, ensemble=True).with_name("colours_preprocess")
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", Backend)
+    step = loaded(folder / "1" / "model.py").TritonPythonModel()
+    step.initialize({"model_repository": str(folder), "model_version": "1"})
+    images = [encoded(Image.fromarray(noise(*size)), "PNG") for size in ((61, 87), (9, 120))]
+    rows = ([[image] for image in images], [[b"x"]])
+    good, bad = step.execute([{"image": Backend.Tensor("image", np.array(batch, object))} for batch in rows])
+    (tensor,) = good.output_tensors
+    assert tensor.name == "input"
+    np.testing.assert_array_equal(tensor.values, Predictor(model, device="cpu").preprocess(images))
+    assert not bad.output_tensors
+    assert "is not an image of a known format" in bad.error
+
+
+def test_a_fixed_batch_has_no_ensemble(edited, tmp_path):
+    with pytest.raises(ValueError, match="has a fixed batch size: an ensemble needs a file exported with --batch dyn"):
+        write_repository(edited(batch=4), tmp_path / "models", ensemble=True)
+    assert not (tmp_path / "models").exists()
