@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from topk_plugins._relaxations import RELAXATIONS, log_ranks
 from topk_plugins._sizes import mixture_nll, set_sizes
@@ -44,7 +45,7 @@ class DifferentiableTopK(TopKLoss):
 
     Example:
         >>> DifferentiableTopK(k=[1, 3])(torch.zeros(1, 4), torch.tensor([0]))
-        tensor(0.7376)
+        tensor(0.6931)
 
     Reference: Petersen, Kuehne, Borgelt, Deussen. Differentiable Top-k Classification Learning. ICML 2022. Relaxations:
     Grover, Wang, Zweig, Ermon 2019 (NeuralSort); Prillo, Eisenschlos 2020 (SoftSort); Petersen, Borgelt, Kuehne,
@@ -92,20 +93,23 @@ class DifferentiableTopK(TopKLoss):
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
         if self._takes_all(logits):
             return self._of_ranks(logits, self._ranks(logits)).gather(1, label[:, None])[:, 0]
-        return self._with_label_first(_with_rivals(logits, label, self._size))
+        return self._at_classes(logits, label[:, None])[:, 0]
 
     def per_class(self, logits: Tensor) -> Tensor:
         if self._takes_all(logits):
             return self._of_ranks(logits, self._ranks(logits))
-        n = logits.shape[1]
-        every = torch.arange(n, device=logits.device)
-        losses = [
-            self._with_label_first(
-                _with_rivals(rows[:, None].expand(-1, n, n).flatten(0, 1), every.repeat(len(rows)), self._size)
-            )
-            for rows in logits.split(max(1, ROWS // n))
-        ]
-        return torch.cat(losses).view(logits.shape)
+        blocks = logits.split(max(1, ROWS // logits.shape[1]))
+        every = torch.arange(logits.shape[1], device=logits.device)
+        if len(blocks) == 1:
+            return self._at_classes(logits, every.expand(logits.shape))
+        # computed again in the backward pass, as the ranks of every class as a label would not fit into memory
+        losses = [checkpoint(self._at_classes, x, every.expand(x.shape), use_reentrant=False) for x in blocks]
+        return torch.cat(losses)
+
+    def _at_classes(self, logits: Tensor, classes: Tensor) -> Tensor:
+        """The losses [B, c] of classes [B, c], each ranked among its rivals."""
+        candidates = _with_rivals(logits, classes, self._size).flatten(0, 1)
+        return self._of_ranks(candidates, self._ranks(candidates))[:, 0].view(classes.shape)
 
     @property
     def _size(self) -> int:
@@ -117,10 +121,6 @@ class DifferentiableTopK(TopKLoss):
 
     def _ranks(self, scores: Tensor) -> Tensor:
         return log_ranks(scores / self.tau, self.k, self.relaxation, self.swap)
-
-    def _with_label_first(self, scores: Tensor) -> Tensor:
-        """The loss [R] of candidates [R, m] whose first one is the label."""
-        return self._of_ranks(scores, self._ranks(scores))[:, 0]
 
     def _of_ranks(self, scores: Tensor, ranks: Tensor) -> Tensor:
         """The losses [B, n] of the scores [B, n] and the logarithms of their chances of ranks [B, k, n]."""
@@ -135,8 +135,11 @@ class DifferentiableTopK(TopKLoss):
         return f"{own}, {super().extra_repr().replace(f'k={self.k}', f'k={self._shown}', 1)}"
 
 
-def _with_rivals(logits: Tensor, label: Tensor, m: int) -> Tensor:
-    """The label's score, then the m - 1 highest others in descending order [B, m]."""
-    where = label[:, None]
-    others = logits.scatter(1, where, -torch.inf).topk(m - 1, dim=1).values
-    return torch.cat((logits.gather(1, where), others), 1)
+def _with_rivals(logits: Tensor, classes: Tensor, m: int) -> Tensor:
+    """The score of each class [B, c], then the m - 1 highest of the others in descending order: [B, c, m]."""
+    top = logits.topk(m, dim=1)
+    ranks = torch.arange(m, device=logits.device)
+    place = torch.full_like(logits, m, dtype=torch.int64).scatter(1, top.indices, ranks.expand(len(logits), m))
+    rival = ranks[:-1] + (ranks[:-1] >= place.gather(1, classes)[:, :, None])
+    rivals = top.values[:, None].expand(-1, classes.shape[1], -1).gather(2, rival)
+    return torch.cat((logits.gather(1, classes)[:, :, None], rivals), 2)

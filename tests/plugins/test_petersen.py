@@ -102,6 +102,14 @@ def test_soft_targets_are_expectations(relaxation, candidates):
     torch.testing.assert_close(loss(s, q), (q * table).sum(-1))
 
 
+def test_soft_targets_of_many_rows_are_computed_in_blocks(monkeypatch):
+    s, q = scores().requires_grad_(), torch.softmax(scores().flip(0), -1)
+    loss = create_loss("differentiable_topk", k=2, candidates=4)
+    whole = torch.autograd.grad(loss(s, q), s)[0]
+    monkeypatch.setattr("topk_plugins.petersen.ROWS", 2 * N)
+    torch.testing.assert_close(torch.autograd.grad(loss(s, q), s)[0], whole)
+
+
 @pytest.mark.parametrize("relaxation", RELAXATIONS)
 @pytest.mark.parametrize("candidates", [None, 5])
 def test_gradients(relaxation, candidates):
