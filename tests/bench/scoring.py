@@ -62,9 +62,9 @@ def _measure(model: str, images: Path, count: int) -> None:
 
 def _score(model: str, images: Path, output: Path, workers: int) -> tuple[float, float]:
     """Seconds, start included, and the most MiB of the command and its workers."""
-    words: list[Any] = [model, images, "-o", output, "--workers", workers, "--batch-size", BATCH, "--device", "cpu"]
+    words: list[Any] = [model, images, "-o", output, "--workers", workers, "--batch-size", BATCH, "--shard-size", 100]
     began = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "topk_registry", "score", *map(str, words)])
+    process = subprocess.Popen([sys.executable, "-m", "topk_registry", "score", *map(str, words), "--device", "cpu"])
     most, ended = 0.0, threading.Event()
 
     def watch() -> None:
