@@ -57,7 +57,7 @@ def batches(world):
 
 
 def close(found, wanted, what, factor=1.0):
-    scale = 1e-30 + (float(wanted.abs().max()) if wanted.numel() else 0.0)
+    scale = 1e-30 + (float(wanted.detach().abs().max()) if wanted.numel() else 0.0)
     torch.testing.assert_close(
         found, wanted * factor, rtol=0, atol=1e-11 * scale * factor, msg=lambda m: f"{what}: {m}"
     )

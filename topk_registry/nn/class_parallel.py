@@ -102,7 +102,7 @@ def spread_loss(
     elif group is not None and summed:
         x = SameOnAllRanks.apply(features, group, 1.0)
     alpha = torch.as_tensor(alpha, device=features.device, dtype=dispatch.output_dtype(features)).detach()
-    share = None
+    share = ignored = None
     if isinstance(target, Tensor) and target.is_floating_point():
         if replicated:
             target = target[:, shard.first : shard.first + shard.size]
@@ -111,7 +111,8 @@ def spread_loss(
     elif isinstance(target, Tensor):
         labels = target.long()
         target = LabelMixture.of_targets(labels, smoothing=label_smoothing, ignore_index=ignore_index)
-        share = (labels != ignore_index).to(alpha)
+        ignored = labels == ignore_index
+        share = (~ignored).to(alpha)
         share = share if class_weight is None else share * class_weight.to(share)[target.labels[:, 0]]
     if sample is not None:
         assert isinstance(target, LabelMixture)
@@ -122,6 +123,8 @@ def spread_loss(
         x, weight, bias, target, shard, k=k, tau=tau, alpha=alpha, class_weight=class_weight,
         chunk=chunk_size(x, k, chunk), dtype=dtype,
     )  # fmt: skip
+    if ignored is not None:
+        rows = rows.masked_fill(ignored, 0.0)  # where all are, the mean is NaN and gradients are zero, as elsewhere
     if reduction == "none":
         return rows if replicated else OwnRows.apply(rows, sizes, group)
     if reduction == "mean":

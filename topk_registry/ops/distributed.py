@@ -55,12 +55,15 @@ def class_dimension(logits: Any) -> int | None:
     return found[0] if len(found) == 1 and type(logits.placements[found[0]]) is Shard else None
 
 
-def by_class_shards(function: Callable[..., Tensor], logits: Any, dimension: int, *rows: Tensor | None) -> Tensor:
+def by_class_shards(
+    function: Callable[..., Tensor], logits: Any, dimension: int, *rows: Tensor | None, cut: bool
+) -> Tensor:
     """Call ``function(group, logits, *rows)`` on a rank's part of a DTensor [B, n]; return the DTensor of losses [B].
 
     Args:
         function: given the process group along ``dimension`` of the mesh, whose ranks hold the other classes.
-        rows: more arguments, [B, ...], of which matrices [B, n] are cut as the logits are.
+        rows: more arguments, [B, ...].
+        cut: they are [B, n], and are cut as the logits are.
     """
     from torch.distributed.tensor import DTensor, Replicate
 
@@ -72,7 +75,7 @@ def by_class_shards(function: Callable[..., Tensor], logits: Any, dimension: int
             return None
         if not isinstance(t, DTensor):
             t = DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
-        return t.redistribute(mesh, placements if t.shape == logits.shape else of_rows).to_local()
+        return t.redistribute(mesh, placements if cut else of_rows).to_local()
 
     scores = logits.redistribute(mesh, placements).to_local(grad_placements=placements)
     found = function(mesh.get_group(dimension), scores, *map(local, rows))

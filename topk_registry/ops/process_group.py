@@ -62,12 +62,12 @@ def agreed(
     Returns:
         The numbers of all ranks, by name.
     """
-    own, wrong = {}, None
+    numbers, wrong = [1.0] + [0.0] * len(names), None
     try:
         own = facts()
+        numbers = [0.0, *(float(own.get(name, 0.0)) for name in names)]
     except (TypeError, ValueError) as error:
         wrong = error
-    numbers = [float(wrong is not None), *(float(own.get(name, 0.0)) for name in names)]
     dtype = torch.float32 if device.type == "mps" else torch.float64
     rows = all_gather(torch.tensor(numbers, dtype=dtype, device=device), group, "comparing arguments").tolist()
     failed = [rank for rank, row in enumerate(rows) if row[0]]

@@ -97,7 +97,7 @@ def _by_shards(logits: Tensor, target: Tensor | LabelMixture, options: Options) 
     if dimension is None:
         value = by_shards(losses, logits, *parts)
     else:
-        value = by_class_shards(of_classes, logits, dimension, *parts)
+        value = by_class_shards(of_classes, logits, dimension, *parts, cut=not mixture and target.is_floating_point())
     if options.reduction == "none":
         return value
     if options.reduction == "sum" or options.weight is None or mixture or target.is_floating_point():
