@@ -1,4 +1,7 @@
-"""Times and peak memory of all contestants for one operator, side by side in one run, once its tests pass."""
+"""Times and peak memory of all contestants for one operator, side by side in one run, once its tests pass.
+
+``python -m tests.bench instructions`` counts the machine instructions of the GPU kernels instead.
+"""
 
 import argparse
 import sys
@@ -9,6 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from tests.bench import instructions
 from tests.bench.bandwidth import copy_bandwidth
 from tests.bench.gate import RefusedError, require_green
 from tests.bench.operators import OPERATORS
@@ -20,6 +24,9 @@ QUICK_SHAPES = ((8, 50, 3), (8, 200, 5))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv[:1] == ["instructions"]:
+        return instructions.main(argv[1:])
     args = _parser().parse_args(argv)
     operator = OPERATORS[args.operator]
     try:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.bench import bandwidth
+from tests.bench import bandwidth, instructions
 from tests.bench.__main__ import main
 from tests.bench.operators import OPERATORS
 from tests.bench.report import table
@@ -224,3 +225,13 @@ def test_a_bad_shape_is_named(shape: str, capsys: pytest.CaptureFixture) -> None
     with pytest.raises(SystemExit):
         main(["ksubset", "--shapes", shape])
     assert f"expected B,n,k such as 256,1000,5, got '{shape}'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter does not compile")
+def test_instructions_of_gpu_kernels_are_counted_without_a_gpu(capsys: pytest.CaptureFixture) -> None:
+    pytest.importorskip("triton")
+    (one,) = instructions.count(8192, 1000, 5, torch.bfloat16, 90)
+    # 500 for a row and 20 for a score, by the algorithm: the count must hold both, and nothing of the search
+    assert 20 < one.executed < 45
+    assert one.stack == 0

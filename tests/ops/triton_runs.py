@@ -42,6 +42,7 @@ class Compiled:
     name: str
     registers: int
     stack: int  # bytes a thread: what did not fit into registers
+    file: Path  # the machine code
 
 
 class Launches:
@@ -55,10 +56,11 @@ class Launches:
         monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **options: record((kernel, args, options)))
 
     def compiled(self, capability: int, directory: Path) -> list[Compiled]:
-        return [_compile(*launch, capability, directory) for launch in self.recorded]
+        return [compile_for(*launch, capability, directory) for launch in self.recorded]
 
 
-def _compile(kernel, args, options, capability: int, directory: Path) -> Compiled:
+def compile_for(kernel, args, options, capability: int, directory: Path) -> Compiled:
+    """Compile a launch for a GPU that need not be there."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -76,7 +78,7 @@ def _compile(kernel, args, options, capability: int, directory: Path) -> Compile
         [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file], capture_output=True, text=True, check=True
     )
     (registers,), (stack,) = (re.findall(rf"{what}:(\d+)", usage.stdout) for what in ("REG", "STACK"))
-    return Compiled(kernel.__name__, int(registers), int(stack))
+    return Compiled(kernel.__name__, int(registers), int(stack), file)
 
 
 def _type(argument) -> str:

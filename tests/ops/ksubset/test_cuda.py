@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.ops.ksubset.hinges import check_hinges
-from tests.ops.ksubset.scores import KINDS, scores
+from tests.ops.ksubset.scores import KINDS, NEARLY_FLAT, nearly_flat, scores
 from tests.ops.triton_runs import (
     DEVICE,
     ON_GPU,
@@ -16,8 +16,9 @@ from tests.ops.triton_runs import (
 )
 from tests.oracles import mp_smooth_svm
 from topk_registry.ops.hinge import Hinge
-from topk_registry.ops.ksubset import definition
+from topk_registry.ops.ksubset import definition, soft_targets
 from topk_registry.ops.ksubset.torch import all_classes as composite
+from topk_registry.ops.ksubset.torch.backend import kernels as torch_kernels
 
 cuda = pytest.importorskip("topk_registry.ops.ksubset.triton.backend", exc_type=ImportError)
 
@@ -46,13 +47,19 @@ def every_kind(n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture
 def in_passes(monkeypatch):
-    monkeypatch.setattr(cuda, "FUSED_LARGEST_K", 0)
+    monkeypatch.setattr(cuda, "ONE_KERNEL_LARGEST_K", 0)
 
 
 @pytest.fixture
 def in_short_passes(monkeypatch, in_passes):
     monkeypatch.setattr(cuda, "SEGMENT", 16)
     monkeypatch.setattr(cuda, "TILE", 32)
+
+
+@pytest.fixture
+def in_short_tiles(monkeypatch):
+    """Tiles of 8 scores, which end within rows and begin where memory is aligned."""
+    monkeypatch.setattr(cuda, "TILE_OF_A_WARP", 8)
 
 
 def assert_margins_agree(found, wanted, theta):
@@ -82,11 +89,70 @@ def check_margins(n, k, theta):
 
 
 @runs_kernels
-@pytest.mark.parametrize("theta", [1e-3, 0.5, 50.0])
-@pytest.mark.parametrize(("n", "k"), [(2, 1), (3, 1), (7, 3), (40, 5), (513, 5), *LARGE])
+@pytest.mark.parametrize(
+    ("n", "k", "theta"),
+    [
+        *((*x, 0.5) for x in [(2, 1), (3, 1), (7, 3), (513, 5)]),
+        *((*x, theta) for theta in (1e-3, 0.5, 50.0) for x in [(40, 5), *LARGE]),
+    ],
+)
 def test_label_margins_in_one_kernel(n, k, theta):
-    assert k <= cuda.FUSED_LARGEST_K
+    assert k <= cuda.ONE_KERNEL_LARGEST_K
     check_label_margins(n, k, theta)
+
+
+@runs_kernels
+@pytest.mark.usefixtures("in_short_tiles")
+@pytest.mark.parametrize(("n", "k"), [(30, 5), (37, 2), (40, 9)])  # in registers; beyond, of odd and even length
+def test_label_margins_of_rows_in_tiles(n, k):
+    check_label_margins(n, k, 0.5)
+
+
+@runs_kernels
+@pytest.mark.parametrize("side", [0.9, 1.1])
+@pytest.mark.parametrize("kind", NEARLY_FLAT)
+@pytest.mark.parametrize(("form", "k"), [(None, 2), ("in_short_tiles", 5)])
+def test_flat_rows_and_rows_with_a_small_top_group(kind, side, form, k, request):
+    if form:
+        request.getfixturevalue(form)
+    s, label = nearly_flat(kind, 41, k, side).to(DEVICE), torch.tensor([20], device=DEVICE)
+    wanted, wanted_gradient = composite.label_margins(s.double(), label, k, 1.0)
+    margin, gradient = cuda.label_margins(s, label, k, 1.0)
+    assert_margins_agree(margin, wanted, 1.0)
+    assert ((gradient - wanted_gradient).abs() <= 20 * EPS).all()
+
+
+@runs_kernels
+def test_a_program_of_flat_and_other_rows():
+    s = torch.cat([nearly_flat("gaussian", 40, 3, side) for side in (0.5, 3.0, 0.9)] + [scores("outlier", 40)])
+    s[4, 7] = NAN
+    s, label = s.to(DEVICE), torch.tensor([0, 39, 5, 20, 3], device=DEVICE)  # the outlier is a label once
+    margin, gradient = cuda.label_margins(s, label, 3, 1.0)
+    wanted, wanted_gradient = composite.label_margins(s[:4].double(), label[:4], 3, 1.0)
+    assert_margins_agree(margin[:4], wanted, 1.0)
+    assert ((gradient[:4] - wanted_gradient).abs() <= 20 * EPS).all()
+    assert margin[4].isnan()
+    assert gradient[4].isnan().all()
+
+
+@runs_kernels
+@pytest.mark.parametrize(
+    ("form", "dtype", "weighted"),
+    [(None, torch.float32, False), (None, torch.float16, True), ("in_passes", torch.float32, True)],
+)
+def test_the_gradient_of_a_weighted_mean_is_written_by_the_kernel(form, dtype, weighted, request):
+    if form:
+        request.getfixturevalue(form)
+    s, label = (3 * randn(3, 30)).to(dtype), torch.tensor([0, 12, 29], device=DEVICE)
+    weight = torch.linspace(0.0, 2.0, 30, device=DEVICE) if weighted else None
+    of = Hinge(torch.linspace(0, 1, 30, device=DEVICE), 1 / 3, 0.5)
+    args = s, label, 3, 1.5, of, weight, 1e-6  # a factor that takes the gradient out of float16's range
+    value, gradient = cuda.expected_hinges(*args)
+    wide = s.double(), label, 3, 1.5, of._replace(alpha=of.alpha.double()), None if weight is None else weight.double()
+    wanted, wanted_gradient = soft_targets.expected_hinges(torch_kernels, *wide, 1e-6)
+    assert (value.dtype, gradient.dtype) == (torch.float32, torch.float32)
+    torch.testing.assert_close(value.double(), wanted, rtol=2e-6, atol=0)
+    assert ((gradient - wanted_gradient).abs() <= 20 * EPS * wanted_gradient.abs().amax(1, keepdim=True)).all()
 
 
 @runs_kernels
@@ -135,12 +201,13 @@ def test_against_exact_sums(kind, tau):
 
 @triton.jit
 def store_hinges(
-    margin_ptr, label_ptr, alpha_ptr, value_ptr, slope_ptr, scale, scale_low, tau, tau_low, PER_CLASS: tl.constexpr
-):
+    margin_ptr, label_ptr, alpha_ptr, value_ptr, slope_ptr,
+    scale, scale_low, tau, inverse_tau, inverse_tau_low, PER_CLASS: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     margin = tl.load(margin_ptr + row)
     alpha = tl.load(alpha_ptr + tl.load(label_ptr + row), mask=margin == margin) if PER_CLASS else tl.load(alpha_ptr)
-    value, slope = hinge(margin, alpha, scale, scale_low, tau, tau_low)
+    value, slope = hinge(margin, alpha, scale, scale_low, tau, inverse_tau, inverse_tau_low)
     tl.store(value_ptr + row, value)
     tl.store(slope_ptr + row, slope)
 
@@ -151,8 +218,8 @@ def store_hinges(
 def test_hinges_are_exact(scale, tau):
     def of_margins(margin, label, of):
         value, slope = torch.empty(2, len(margin), device=DEVICE)
-        numbers = *cuda._two_singles(of.scale), *cuda._two_singles(of.tau)
-        store_hinges[(len(margin),)](margin, label, of.alpha, value, slope, *numbers, PER_CLASS=of.alpha.ndim > 0)
+        numbers = cuda._numbers(of)
+        store_hinges[(len(margin),)](margin, label, of.alpha, value, slope, **numbers, PER_CLASS=of.alpha.ndim > 0)
         return value, slope
 
     check_hinges(of_margins, scale, tau, DEVICE)

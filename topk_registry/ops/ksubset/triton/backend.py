@@ -1,13 +1,13 @@
 """The k-subset operator on GPUs, in Triton: the algorithm of torch_path in one kernel, or in a few passes.
 
-One label a row, k up to 10 and rows up to 16,384 scores: one kernel, which holds the row in registers, reads the logits
-once and writes the gradient once. Above that, and for the margins of all classes, a few passes over the logits, and
-between them a small kernel that works on a few numbers a row. The split is by registers and compile time: the odds and
-their powers must fit beside all that depends on the top group, which in the one kernel is unrolled, k (2k+1) steps in
-every thread.
+One label a row and k up to 10: one kernel, which writes the gradient as it is wanted in the end, with the slope of
+the hinge, the class weight and the factor of a mean. Flat rows need no selection there (one_label.py). For larger k,
+and for the margins of all classes, a few passes over the logits, and between them a small kernel that works on a few
+numbers a row. The split is by registers and compile time: coefficients and powers of the one kernel are unrolled.
 
 The kernels are held against the definition under Triton's interpreter, and compiled for GPUs where there is none; the
-sizes below follow from the registers that the compiler reports, not from a stopwatch.
+sizes below follow from the registers that the compiler reports and from the instructions of the machine code
+(``python -m tests.bench instructions``), not from a stopwatch.
 
 Half-precision scores are read as they are and computed with in single precision. A row's results depend on nothing but
 that row. Rows with a NaN, with fewer than k + 1 finite scores, or with a label that is no class, come out as NaN.
@@ -20,11 +20,14 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.hinge import Hinge
+from topk_registry.ops.ksubset import soft_targets
 from topk_registry.ops.ksubset.backends import Kernels
 from topk_registry.ops.ksubset.triton import all_classes, one_label, passes
+from topk_registry.ops.label_mixture import LabelMixture
 from topk_registry.ops.tensors import launch, operand
 
-FUSED_LARGEST_K = 10
+ONE_KERNEL_LARGEST_K = 10
+TILE_OF_A_WARP = 256  # scores of a row that a warp works on together, eight a thread
 SEGMENT = 16384  # scores that one program selects the largest from, twice as many in half precision
 TILE = 4096  # scores that one program writes
 
@@ -34,33 +37,75 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
 
     The gradient has the dtype of the scores.
     """
-    s, label = _operand(s), operand(label, s.shape[:1], torch.int64, s.device)
+    s = _operand(s)
     margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
-    none = {"alpha_ptr": margin, "value_ptr": margin, "slope_ptr": margin, "HINGE": False, "PER_CLASS": False}
-    numbers = {"scale": 0.0, "scale_low": 0.0, "tau": 0.0, "tau_low": 0.0}
-    _at_labels(s, label, k, theta, margin, gradient, none | numbers)
+    unused = {"alpha_ptr": margin, "weight_ptr": margin, "value_ptr": margin, "slope_ptr": margin}
+    numbers = {"scale": 0.0, "scale_low": 0.0, "tau": 0.0, "inverse_tau": 0.0, "inverse_tau_low": 0.0}
+    _at_labels(s, label, k, theta, margin, gradient, unused | numbers | {"factor": 1.0} | _uses())
     return margin, gradient
 
 
 def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -> tuple[Tensor, ...]:
     """:func:`label_margins`, and what the hinge makes of the margins: its value [B] and its slope [B]."""
-    s, label = _operand(s), operand(label, s.shape[:1], torch.int64, s.device)
+    s = _operand(s)
+    gradient = torch.empty_like(s)
+    return _hinges(s, label, k, theta, hinge, None, 1.0, gradient, final=False)
+
+
+def expected_hinges(
+    s: Tensor, target: Tensor | LabelMixture, k: int, theta: float, hinge: Hinge, weight: Tensor | None, factor: float
+) -> tuple[Tensor, Tensor]:
+    """The hinges of a target, weighted, and their gradient: see :mod:`topk_registry.ops.ksubset.soft_targets`.
+
+    The gradient has the dtype of the scores, but for float16 it is in single precision: the factor of a mean would
+    take it out of that type's range before a scaled loss brings it back.
+    """
+    wide = s.dtype == torch.float16
+    if isinstance(target, LabelMixture) or target.is_floating_point():
+        return soft_targets.expected_hinges(kernels, s.float() if wide else s, target, k, theta, hinge, weight, factor)
+    s = _operand(s)
+    gradient = torch.empty_like(s, dtype=torch.float32 if wide else s.dtype)
+    _, gradient, value, _ = _hinges(s, target, k, theta, hinge, weight, factor, gradient, final=True)
+    return value, gradient
+
+
+def _hinges(
+    s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge, weight: Tensor | None, factor: float,
+    gradient: Tensor, final: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
     alpha = operand(hinge.alpha, hinge.alpha.shape, torch.float32, s.device)
-    margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
-    value, slope = alpha.new_empty(s.shape[0]), alpha.new_empty(s.shape[0])
-    tensors = {"alpha_ptr": alpha, "value_ptr": value, "slope_ptr": slope, "HINGE": True, "PER_CLASS": alpha.ndim > 0}
-    scale, tau = _two_singles(hinge.scale), _two_singles(max(hinge.tau, 4 * torch.finfo(torch.float32).tiny))
-    numbers = {"scale": scale[0], "scale_low": scale[1], "tau": tau[0], "tau_low": tau[1]}
-    _at_labels(s, label, k, theta, margin, gradient, tensors | numbers)
+    margin, value = s.new_empty(s.shape[0], dtype=torch.float64), alpha.new_empty(s.shape[0])
+    slope = torch.empty_like(value)
+    weighted = alpha if weight is None else operand(weight, s.shape[1:], torch.float32, s.device)
+    tensors = {"alpha_ptr": alpha, "weight_ptr": weighted, "value_ptr": value, "slope_ptr": slope}
+    numbers = _numbers(hinge) | {"factor": float(factor)}
+    uses = _uses(hinge=True, per_class=alpha.ndim > 0, weighted=weight is not None, final=final)
+    _at_labels(s, label, k, theta, margin, gradient, tensors | numbers | uses)
     return margin, gradient, value, slope
+
+
+def _numbers(hinge: Hinge) -> dict[str, float]:
+    """The numbers of a hinge as kernels take them. tau multiplies once: it is rounded as the value is."""
+    tau = max(hinge.tau, 4 * torch.finfo(torch.float32).tiny)
+    (scale, scale_low), (inverse, inverse_low) = _two_singles(hinge.scale), _two_singles(1 / tau)
+    return {
+        "scale": scale, "scale_low": scale_low, "tau": tau, "inverse_tau": inverse, "inverse_tau_low": inverse_low
+    }  # fmt: skip
+
+
+def _uses(
+    *, hinge: bool = False, per_class: bool = False, weighted: bool = False, final: bool = False
+) -> dict[str, bool]:
+    return {"HINGE": hinge, "PER_CLASS": per_class, "WEIGHTED": weighted, "FINAL": final}
 
 
 def _at_labels(
     s: Tensor, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Tensor, hinge: dict[str, Any]
 ) -> None:
+    label = operand(label, s.shape[:1], torch.int64, s.device)
     if s.numel():
-        fused = k <= FUSED_LARGEST_K and s.shape[1] <= SEGMENT
-        (_fused_label if fused else _label_in_passes)(s, label, k, theta, margin, gradient, hinge)
+        one = k <= ONE_KERNEL_LARGEST_K
+        (_in_one_kernel if one else _label_in_passes)(s, label, k, theta, margin, gradient, hinge)
 
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
@@ -115,13 +160,32 @@ def _solved_margins(s: Tensor, g: Tensor | None, k: int, theta: float) -> tuple[
     return top, where, b, state, in_top, marks
 
 
-def _fused_label(
+def _in_one_kernel(
     s: Tensor, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Tensor, hinge: dict[str, Any]
 ) -> None:
-    (B, n), N = s.shape, _power_of_two(s.shape[1])
+    B, n = s.shape
     theta, low = _two_singles(theta)
-    sizes = {"N": N, **_group(k, k), **_options(N // 1024)}
-    launch(one_label.label_rows, (B,), s, label, margin, gradient, n, theta, low, 1 / (theta + low), **hinge, **sizes)
+    sizes = {"n": n, "k": k, "TP": _power_of_two(3 * k + 2), **_label_tiles(n, s.element_size())}
+    grid = (-(-B // sizes["R"]),)
+    launch(
+        one_label.label_rows, grid, s, label, margin, gradient, B, k, theta, low, 1 / (theta + low), **hinge, **sizes
+    )
+
+
+def _label_tiles(n: int, bytes: int) -> dict[str, int | bool]:
+    """How the one kernel shares rows out: rows a program, tiles a row, numbers in a vector of 16 bytes."""
+    vector, rows, length = 16 // bytes, 1, _power_of_two(n)
+    # four tiles a thread, in registers; where that is too long, many, for what a row costs besides is by the thread
+    warps = max(1, length // 1024) if n <= 4096 else max(2, min(8, length // 8192))
+    N = TILE_OF_A_WARP * warps
+    if n <= N // 2:
+        N = _power_of_two(n)
+        rows = 2 * TILE_OF_A_WARP // N
+    if rows > 1 or (n % vector and n <= N):
+        vector = 1
+    tiles = -(-(n + (n % vector and vector - 1)) // N)
+    held = tiles <= 4
+    return {"R": rows, "N": N, "TILES": tiles, "HELD": held, "VECTOR": vector, **_options(warps)}
 
 
 def _label_in_passes(
@@ -129,7 +193,7 @@ def _label_in_passes(
 ) -> None:
     (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k), _power_of_two(k + 1)
     top, where, sums = _top_and_sums(s, label, theta, k, k - 1, group["T"])
-    b, state, in_top = top.new_empty(B, 2, KP), top.new_empty(B, k + 2), torch.empty_like(top)
+    b, state, in_top = top.new_empty(B, 2, KP), top.new_empty(B, k + 3), torch.empty_like(top)
     solving = {"KP": KP, **hinge, **group, **_lanes(group)}
     launch(
         passes.solve_label, (B,), s, label, top, sums, b, margin, state, in_top, n, *_two_singles(theta), inverse,
@@ -204,4 +268,4 @@ def _operand(s: Tensor) -> Tensor:
     return operand(s, s.shape, s.dtype, s.device)
 
 
-kernels = Kernels(label_margins, label_hinges, margins, margins_backward)
+kernels = Kernels(label_margins, label_hinges, margins, margins_backward, expected_hinges)

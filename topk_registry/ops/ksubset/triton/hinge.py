@@ -1,5 +1,5 @@
 # type: ignore
-"""Store a row's margin in double precision, or the hinge of it."""
+"""Store the margins of rows in double precision, or the hinges of them."""
 
 import triton
 import triton.language as tl
@@ -7,32 +7,76 @@ import triton.language as tl
 
 @triton.jit
 def store_margin(
-    row, y, s_y, a, ratio, least, theta, theta_low, broken, margin_ptr,
-    alpha_ptr, value_ptr, slope_ptr, scale, scale_low, tau, tau_low, HINGE: tl.constexpr, PER_CLASS: tl.constexpr,
+    row, wanted, y, s_y, a, ratio, exp_minus_tilt, theta, theta_low, broken, margin_ptr,
+    alpha_ptr, weight_ptr, value_ptr, slope_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
+    HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, FINAL: tl.constexpr,
 ):  # fmt: skip
-    """(s_y - a) + theta (log(c_{k-1} / c_k) - t), and the hinge's value and slope there. theta, scale and tau come as
-    two numbers in single precision each."""
-    log = tl.log(ratio.to(tl.float64) / least.to(tl.float64))
+    """(s_y - a) + theta (log(c_{k-1} / c_k) - t), and the hinge's value and slope there, of the wanted rows.
+
+    theta, scale and 1 / tau come as two numbers in single precision each. Returns the factor of the margin's gradient:
+    1, or with ``FINAL`` the slope times ``factor`` and the label's weight, which then multiply the value too.
+    """
+    log = log64(ratio.to(tl.float64) * exp_minus_tilt.to(tl.float64))
     margin = (s_y.to(tl.float64) - a.to(tl.float64)) + (log * theta + log * theta_low)
     margin = tl.where(broken, float("nan"), margin)
-    tl.store(margin_ptr + row, margin)
+    tl.store(margin_ptr + row, margin, mask=wanted)
+    of_margin = tl.zeros_like(s_y) + 1.0
     if HINGE:
-        known = margin == margin  # else the label may be no class
+        known = wanted & (margin == margin)  # else the label may be no class
         alpha = tl.load(alpha_ptr + y, mask=known, other=0.0) if PER_CLASS else tl.load(alpha_ptr)
-        value, slope = hinge(margin, alpha, scale, scale_low, tau, tau_low)
-        tl.store(value_ptr + row, value)
-        tl.store(slope_ptr + row, slope)
+        value, slope = hinge(margin, alpha, scale, scale_low, tau, inverse_tau, inverse_tau_low)
+        if FINAL:
+            of_margin = slope.to(tl.float32) * factor
+            if WEIGHTED:
+                weight = tl.load(weight_ptr + y, mask=known, other=0.0)
+                of_margin = of_margin * weight
+                value = value * weight
+            value = value * factor
+        tl.store(value_ptr + row, value, mask=wanted)
+        tl.store(slope_ptr + row, slope, mask=wanted)
+    return of_margin
 
 
 @triton.jit
-def hinge(margin, alpha, scale, scale_low, tau, tau_low):
+def hinge(margin, alpha, scale, scale_low, tau, inverse_tau, inverse_tau_low):
     """See :class:`topk_registry.ops.hinge.Hinge`."""
     zero = tl.full((), 0.0, tl.float64)
-    scale, tau = zero + scale + scale_low, zero + tau + tau_low
-    violation = alpha - scale * margin
-    z = violation / tau
-    e = tl.exp(tl.minimum(z, 40.0))
-    sum = 1.0 + e
-    log1p = tl.where(sum == 1.0, e, tl.log(sum) * (e / (sum - 1.0)))  # the quotient takes back the sum's rounding
+    violation = alpha - (zero + scale + scale_low) * margin
+    z = violation * (zero + inverse_tau + inverse_tau_low)
+    e = exp64(tl.minimum(tl.maximum(z, -120.0), 40.0))  # e^-120 is zero in single precision
+    log1p = tl.where(e < 1e-6, e * (1.0 - 0.5 * e), log64(1.0 + e))  # within 1e-10 both
     value = tl.where(z > 40.0, violation, tau * log1p)
-    return tl.where(z == z, value, z), -scale / (1.0 + tl.exp(-z))
+    e, r = e.to(tl.float32), 1.0 / (1.0 + e.to(tl.float32))
+    chance = e * r
+    chance += r * (e - chance * (1.0 + e))  # takes back the rounding of the reciprocal and of the product
+    return tl.where(z == z, value, z), -scale * tl.where(z == z, chance, z)
+
+
+@triton.jit
+def exp64(x):
+    """e^x within 2e-8, from -120 to 40: 2^m e^f, where only what is left beside 1 is in single precision."""
+    m = tl.floor(x.to(tl.float32) * 1.4426950408889634 + 0.5)
+    f = (x - m.to(tl.float64) * 0.6931471805599453).to(tl.float32)
+    series = 0.5 + f * (1 / 6 + f * (1 / 24 + f * (1 / 120 + f * (1 / 720 + f * (1 / 5040)))))
+    rest = f + f * f * series
+    power = ((m.to(tl.int32) + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
+    return (1.0 + rest.to(tl.float64)) * power
+
+
+@triton.jit
+def log64(x):
+    """log x of a positive normal number, within 2e-8 of itself: log(m 2^e) by artanh's series in (m - 1) / (m + 1).
+
+    The first term of the series has the digits of double precision, the others those of single.
+    """
+    bits = x.to(tl.int64, bitcast=True)
+    e = (bits - 0x3FE6A09E667F3BCD) >> 52
+    m = (bits - (e << 52)).to(tl.float64, bitcast=True)
+    above, below = m - 1.0, m + 1.0
+    r = 1.0 / below.to(tl.float32)
+    y = (above.to(tl.float32) * r).to(tl.float64)
+    y += r.to(tl.float64) * (above - y * below)
+    z = y.to(tl.float32)
+    z2 = z * z
+    series = z * z2 * (2 / 3 + z2 * (2 / 5 + z2 * (2 / 7 + z2 * (2 / 9))))
+    return e.to(tl.int32).to(tl.float64) * 0.6931471805599453 + (2.0 * y + series.to(tl.float64))

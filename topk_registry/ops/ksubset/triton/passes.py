@@ -107,7 +107,8 @@ def scatter_top(
 @triton.jit
 def solve_label(
     s_ptr, label_ptr, top_ptr, sums_ptr, b_ptr, margin_ptr, state_ptr, in_top_ptr, n, theta, theta_low, inverse,
-    alpha_ptr, value_ptr, slope_ptr, scale, scale_low, tau, tau_low, HINGE: tl.constexpr, PER_CLASS: tl.constexpr,
+    alpha_ptr, weight_ptr, value_ptr, slope_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
+    HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, FINAL: tl.constexpr,
     k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
     """The margin, the gradient at the top group, and the coefficients, tilted so that c_{k-1} = c_k = 1."""
@@ -132,22 +133,25 @@ def solve_label(
     last = lane_of(c[k], lane, T)
     ratio = below / last
 
+    of_margin = store_margin(
+        row, row >= 0, y, s_y, a, ratio, 1.0 / least, theta, theta_low, broken, margin_ptr,
+        alpha_ptr, weight_ptr, value_ptr, slope_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
+        HINGE, PER_CLASS, WEIGHTED, FINAL,
+    )  # fmt: skip
+    of_margin = tl.where(broken, float("nan"), of_margin)
     _, p = chances((top - a) * inverse, least)
     in_top = -c[k - 1] / last
     if k > 1:
         in_top += c[k - 2] / below
-    tl.store(in_top_ptr + row * T + lane, tl.where(broken, float("nan"), p * in_top), mask=lane < T)
-    state_ptr += row * (k + 2)
+    tl.store(in_top_ptr + row * T + lane, p * in_top * of_margin, mask=lane < T)
+    state_ptr += row * (k + 3)
     back = 1.0 / ratio
-    rho = tl.where(broken, float("nan"), 1.0 / last)
-    tl.store(state_ptr + k + 1, tl.where(broken, float("nan"), ratio / least))
+    rho = 1.0 / last
+    tl.store(state_ptr + k + 1, ratio / least)
+    tl.store(state_ptr + k + 2, of_margin)
     for j in tl.static_range(k + 1):
         tl.store(state_ptr + k - j + lane * 0, c[k - j] * rho, mask=lane == T)
         rho = rho * back
-    store_margin(
-        row, y, s_y, a, ratio, least, theta, theta_low, broken, margin_ptr,
-        alpha_ptr, value_ptr, slope_ptr, scale, scale_low, tau, tau_low, HINGE, PER_CLASS,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -160,9 +164,10 @@ def finish_label(
     first = tl.program_id(1) * N
     col = first + tl.arange(0, N)
     s = load_scores(s_ptr, row, n, col)
-    state_ptr += row * (k + 2)
+    state_ptr += row * (k + 3)
     a = tl.load(top_ptr + row * T + k - 1)
     factor = tl.load(state_ptr + k + 1)
+    of_margin = tl.load(state_ptr + k + 2)  # NaN where the row is broken
     y = tl.load(label_ptr + row)
     outside = in_top_group(s, col, top_ptr, where_ptr, row, T) | (col == y)
     v = tl.where(outside, 0.0, tl.exp((s - a) * inverse)) * factor
@@ -172,6 +177,6 @@ def finish_label(
         for j in tl.static_range(1, k - 1):
             d = tl.load(state_ptr + j) - v * d
         gradient = v * (d * (1.0 + v) - 1.0)
-    gradient = tl.where(col == y, tl.where(factor == factor, 1.0, factor), gradient)
+    gradient = tl.where(col == y, 1.0, gradient) * of_margin
     tl.store(gradient_ptr + row * n + col, gradient, mask=col < n)
     scatter_top(gradient_ptr, in_top_ptr, top_ptr, where_ptr, row, n, first, T, TP, N)

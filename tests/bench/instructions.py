@@ -1,0 +1,165 @@
+"""Machine instructions that the Triton kernels of the k-subset operator execute for each score, without a GPU.
+
+Kernels are compiled for a GPU that need not be there, and the instructions of their machine code are counted. Each
+counts as often as a warp executes it: as many times as the loop around it has rounds, not at all where only rows with a
+top group come, and for a share of the tiles where only those come that hold the label or an end of the row.
+"""
+
+import argparse
+import ast
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.ops.triton_runs import Launches, compile_for
+from topk_registry.ops.hinge import Hinge
+
+CASES = ((8192, 1000, 5), (1024, 21_841, 5), (8192, 1000, 10), (16_384, 100, 5))
+CAPABILITIES = (80, 90)
+TARGET = 35
+SEARCH = "search_row"  # what only rows with a top group execute
+EDGES = ("masked", "store_masked")  # what only tiles with the label or an end of the row execute
+
+
+@dataclass(frozen=True)
+class Instruction:
+    text: str
+    functions: frozenset[str]  # those it was inlined from
+
+
+@dataclass(frozen=True)
+class Count:
+    kernel: str
+    executed: float  # by all threads of a program, for each score of its rows
+    registers: int
+    stack: int
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench instructions", description=__doc__)
+    parser.add_argument("--capability", type=int, nargs="+", default=CAPABILITIES, help="80, 90, ...")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    args = parser.parse_args(argv)
+    print("| B, n, k | for sm | kernel | instructions a score | registers | stack |\n|---|---|---|---|---|---|")
+    for case in CASES:
+        for capability in args.capability:
+            counts = count(*case, getattr(torch, args.dtype), capability)
+            name = ", ".join(map(str, case))
+            for one in counts:
+                print(
+                    f"| {name} | {capability} | {one.kernel} | {one.executed:.1f} | {one.registers} | {one.stack} |",
+                    flush=True,
+                )
+            if len(counts) > 1:
+                print(f"| {name} | {capability} | all | {sum(one.executed for one in counts):.1f} | | |")
+    print(
+        f"\nThe target at (8192, 1000, 5) and (1024, 21841, 5) in bfloat16 is {TARGET}, on flat rows.", file=sys.stderr
+    )
+    return 0
+
+
+def count(B: int, n: int, k: int, dtype: torch.dtype, capability: int) -> list[Count]:
+    """Count for the loss of flat rows at class indices, forward and gradient."""
+    import triton
+
+    from topk_registry.ops.ksubset.triton import backend
+
+    s, label = torch.zeros(8, n, dtype=dtype), torch.zeros(8, dtype=torch.long)  # B decides nothing but the grid
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
+        launches = Launches(patch)
+        patch.setattr(triton.knobs.compilation, "always_compile", True)  # with the lines of these very files
+        backend.expected_hinges(s, label, k, float(k), Hinge(torch.ones(()), 1 / k, 1.0), None, 1 / B)
+        return [_count(launch, n, capability, Path(directory)) for launch in launches.recorded]
+
+
+def _count(launch, n: int, capability: int, directory: Path) -> Count:
+    kernel, args, options = launch
+    compiled = compile_for(kernel, args, options, capability, directory)
+    numbers = dict(zip(kernel.arg_names, args, strict=False)) | options
+    instructions, branches = disassemble(compiled.file)
+    loops = [(to, place) for place, to in branches if to < place]
+    edges = [(place, to) for place, to in branches if _is_of_edges(instructions[place + 1 : to])]
+    tiles = numbers.get("TILES", 1)
+    at_edges = min(1.0, _edge_tiles(n, numbers) / tiles)
+    executed = 0.0
+    for place, one in enumerate(instructions):
+        if SEARCH in one.functions:
+            continue
+        rare = one.functions & set(EDGES) or any(first < place < last for first, last in edges)
+        weight = at_edges if rare else 1.0
+        for first, last in loops:
+            if first <= place <= last and SEARCH not in instructions[last].functions:
+                weight *= _rounds(kernel.__name__, numbers)
+        executed += weight
+    scores = n if "TILES" in numbers else min(n, numbers.get("N", n))
+    if kernel.__name__ == "solve_label":
+        scores = n
+    scores *= numbers.get("R", 1)
+    return Count(kernel.__name__, executed * 32 * options["num_warps"] / scores, compiled.registers, compiled.stack)
+
+
+def _edge_tiles(n: int, numbers: dict) -> float:
+    """How many tiles of a row hold an end of it, or the label wherever it is."""
+    if "TILES" not in numbers or numbers["R"] > 1:
+        return 1e9
+    ends = (n % numbers["N"] > 0) + (n % numbers["VECTOR"] > 0)
+    return ends + 1 - ends / numbers["TILES"]
+
+
+def _rounds(kernel: str, numbers: dict) -> int:
+    if "TILES" in numbers:
+        return numbers["TILES"] // 2  # two tiles a round, and one behind the loop
+    return {"select": numbers.get("T", 1), "sum_tail": numbers.get("k", 1)}.get(kernel, 1)
+
+
+def disassemble(file: Path) -> tuple[list[Instruction], list[tuple[int, int]]]:
+    """The instructions of a compiled kernel, and its branches from place to place."""
+    import triton
+
+    tool = triton.knobs.nvidia.nvdisasm.path
+    text = subprocess.run([tool, "-c", "-gi", file], capture_output=True, text=True, check=True).stdout
+    instructions, labels, chain, open_chain = [], {}, [], False
+    for line in text.splitlines():
+        if where := re.search(r'//## File "([^"]+)", line (\d+)(?: inlined at "([^"]+)", line (\d+))?', line):
+            chain = chain if open_chain else []
+            open_chain = True
+            chain += [pair for pair in (where.group(1, 2), where.group(3, 4)) if pair[0]]
+        elif label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = len(instructions)
+        elif found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(.*);", line):
+            open_chain = False
+            functions = frozenset(_function(file, int(number)) for file, number in chain)
+            instructions.append(Instruction(found[1], functions))
+    return instructions, list(_branches(instructions, labels))
+
+
+def _branches(instructions: list[Instruction], labels: dict[str, int]) -> Iterator[tuple[int, int]]:
+    """Branches from place to place. Those behind the kernel's last exit return from slow paths."""
+    end = max((i for i, one in enumerate(instructions) if one.text.endswith("EXIT")), default=len(instructions))
+    for place, one in enumerate(instructions[:end]):
+        branch = re.search(r"BRA.*\((\.L_x_\d+)\)", one.text)
+        if branch and labels[branch[1]] != place:
+            yield place, labels[branch[1]]
+
+
+def _is_of_edges(skipped: list[Instruction]) -> bool:
+    """Whether most of what a branch jumps over is for edges: then so is the rest of it, such as copies of registers."""
+    return 2 * sum(bool(one.functions & set(EDGES)) for one in skipped) > len(skipped)
+
+
+def _function(file: str, line: int) -> str:
+    return next((name for name, first, last in _functions(file) if first <= line <= last), "")
+
+
+@cache
+def _functions(file: str) -> list[tuple[str, int, int]]:
+    found = ast.walk(ast.parse(Path(file).read_text()))
+    return [(node.name, node.lineno, node.end_lineno or 0) for node in found if isinstance(node, ast.FunctionDef)]
