@@ -59,7 +59,7 @@ def write(args: Any) -> None:
     with mpl.rc_context(style):
         figure = runs(args.runs, args.columns or COLUMNS) if args.runs else losses(args)
         args.output.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(args.output, metadata=date, bbox_inches="tight")
+        figure.savefig(args.output, metadata=date, bbox_inches="tight", facecolor="white")
 
 
 def _parser() -> ArgumentParser:
