@@ -117,3 +117,12 @@ def test_a_pass_over_some_losses_becomes_findings():
     ]
     assert [note.verdict for note in findings(wrong).notes].count("differs") == 3
     assert findings([]).notes == ()
+
+
+def test_a_loss_that_ranks_wrongly_is_named_with_its_cases():
+    loss = "log_spherical_softmax"
+    configuration = {"check": "calibration", "loss": loss, **STEPS}
+    record = Record("theory", 1, configuration, {"slope": 0.0, "gap": 1.0, "ahead": -1.0}, 0.0, "", {})
+    (note,) = findings([record]).notes
+    assert note.verdict == "differs"
+    assert note.evidence == "On 0 of 1 posteriors; not on even steps (wrong)."

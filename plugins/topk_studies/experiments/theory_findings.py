@@ -1,6 +1,6 @@
 """Findings of the theory study: which minimisers rank the top k, the limit, the bound, the ceiling and sparsity."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from topk_studies.engine.study import Findings, Note, Record, Table, Value
@@ -127,7 +127,7 @@ def _table(title: str, runs: Runs, settings: dict[str, str], numbers: dict[str, 
     return Table(title, (*settings.values(), *numbers.values()), rows)
 
 
-def _notes(calibration: Found, sparsity: dict[str, dict[str, Any]], others: dict[str, Runs]) -> tuple[Note, ...]:
+def _notes(calibration: Found, sparsity: dict[str, dict[str, Any]], others: Mapping[str, Runs]) -> tuple[Note, ...]:
     notes = []
     for loss, results in calibration.items():
         if loss in ("ce", "smooth_topk_svm", "topk_nll", "log_spherical_softmax", "log_taylor_softmax"):
@@ -138,11 +138,7 @@ def _notes(calibration: Found, sparsity: dict[str, dict[str, Any]], others: dict
                     f"The minimiser of {loss} ranks the true top k.",
                     "differs" if missed else "agrees",
                     f"On {len(verdicts) - len(missed)} of {len(verdicts)} posteriors"
-                    + (
-                        f"; not on {', '.join(f'{case} ({found})' for case, found in missed.items())}."
-                        if missed
-                        else "."
-                    ),
+                    + (f"; not on {', '.join(missed)}." if missed else "."),
                     beyond=True,
                 )
             )
