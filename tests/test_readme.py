@@ -159,7 +159,7 @@ def test_its_plugin_has_fifteen_lines_installs_and_works(tmp_path):
         "print(json.dumps([info.distribution, info.status, info.summary, float(value)]))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(target)}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
     # uniform over four classes: (3/4)^2 + 3 (1/4)^2 = 3/4
     assert json.loads(result.stdout) == ["brier-loss", "available", "Squared error of the softmax probabilities.", 0.75]

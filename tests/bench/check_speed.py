@@ -108,7 +108,7 @@ def test_listing_losses_takes_a_third_of_a_second() -> None:
     code = "from topk_registry.cli.main import main; raise SystemExit(main(['losses']))"
 
     def listing() -> None:
-        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=120)
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=600)
 
     assert fastest(listing, 5) < 0.3
 

@@ -13,7 +13,7 @@ from topk_registry.registry import environment
 
 
 def python(*argv, **options):
-    return subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=600, **options)
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_importing_the_package_imports_nothing_heavy():
 
 def test_a_closed_pipe_is_no_traceback():
     command = f"'{sys.executable}' -m topk_registry losses --json | head -n 1"
-    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=600)
     assert result.stdout == "[\n"
     assert result.stderr == ""
 

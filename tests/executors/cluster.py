@@ -36,7 +36,7 @@ def two_nodes() -> Iterator[str]:
         yield address
     finally:
         try:
-            process.communicate("", timeout=60)
+            process.communicate("", timeout=600)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()

@@ -26,11 +26,11 @@ def executor(tmp_path):
 
 def test_jobs_answer_and_one_that_ends_early_is_a_dead_worker(executor):
     good, bad, ended = executor.submit(abs, -2), executor.submit(divmod, 1, 0), executor.submit(os._exit, 3)
-    assert good.result(timeout=200) == 2
+    assert good.result(timeout=600) == 2
     with pytest.raises(ZeroDivisionError):
-        bad.result(timeout=200)
+        bad.result(timeout=600)
     with pytest.raises(WorkerDiedError, match="ended early"):
-        ended.result(timeout=200)
+        ended.result(timeout=600)
 
 
 def test_a_cluster_that_is_not_there_is_an_error(tmp_path, monkeypatch):

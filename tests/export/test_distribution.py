@@ -40,7 +40,7 @@ def alone(wheel, tmp_path_factory):
 
     def call(*argv: object) -> subprocess.CompletedProcess:
         command = [sys.executable, "-c", ALONE, folder, *argv]
-        return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=120, cwd=folder)
+        return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600, cwd=folder)
 
     return call
 

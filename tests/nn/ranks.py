@@ -21,7 +21,7 @@ def run(world: int, checks: dict[str, Callable], folder: Path) -> dict[str, list
     for rank in ranks:
         rank.start()
     for rank in ranks:
-        rank.join(300)
+        rank.join(600)
         if rank.is_alive():
             rank.kill()
     parts = [torch.load(path) if (path := folder / f"{rank}.pt").exists() else {} for rank in range(world)]

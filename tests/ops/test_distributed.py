@@ -82,7 +82,7 @@ def test_on_two_ranks(tmp_path):
     for rank in ranks:
         rank.start()
     for rank in ranks:
-        rank.join(120)
+        rank.join(600)
     assert [rank.exitcode for rank in ranks] == [0, 0]
 
 

@@ -55,7 +55,7 @@ def command(stub, store, tmp_path):
 
 def squares(process):
     """The results that a command printed last."""
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     return json.loads(out.splitlines()[-1])
 

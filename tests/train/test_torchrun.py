@@ -35,7 +35,7 @@ def terminate_group(process, summary):
     while not summary.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGTERM)
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=600)
     return out
 
 
@@ -72,7 +72,7 @@ def test_two_processes_get_the_metrics_of_one(train, tmp_path):
     one = train(*flags)
     # one process sees batches of 16, each of two sees 8 of the same 16
     process = launch(tmp_path, *flags, "-b", "8", "-vb", "8")
-    out, _ = process.communicate(timeout=240)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 0, out
     two = rows(tmp_path / "two" / "summary.csv")
     assert len(two) == len(one.summary) == 3

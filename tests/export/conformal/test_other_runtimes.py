@@ -116,7 +116,7 @@ def served(tmp_path):
     yield folder, f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
-    thread.join(10)
+    thread.join(60)
 
 
 def test_the_browser(runtime, held_out, tmp_path, served):

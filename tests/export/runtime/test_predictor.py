@@ -279,7 +279,7 @@ print(prediction.top[0].name, repr(prediction.top[0].marginal))
 """
     path = picture("turquoise")
     result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, model_file, path], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "error", "-c", code, model_file, path], capture_output=True, text=True, timeout=600
     )
     assert result.returncode == 0, result.stderr
     assert importlib.util.find_spec("torch")  # what was blocked is installed

@@ -104,7 +104,7 @@ def test_a_worker_that_is_killed_costs_its_shard_alone(expected, held, model_fil
     (worker,) = workers_of(process)
     assert len(list(output.glob("*.parquet"))) == 3
     worker.kill()
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 3, out + err
     assert "30 images in 6 files" in out
     assert parts(output) == expected[0]
@@ -118,10 +118,10 @@ def test_a_command_that_is_killed_goes_on_where_it_was(expected, held, model_fil
     process.kill()
     process.communicate()
     held.release()
-    assert not psutil.wait_procs(workers, timeout=60)[1], "workers end with their command"
+    assert not psutil.wait_procs(workers, timeout=600)[1], "workers end with their command"
     assert len(list(output.glob("*.parquet"))) == 3
     done = subprocess.run(
-        command(model_file, held.images, output, "--workers", "1"), capture_output=True, text=True, timeout=120
+        command(model_file, held.images, output, "--workers", "1"), capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 3, done.stderr
     assert "3 of them by an earlier call" in done.stdout
@@ -133,7 +133,7 @@ def test_sigterm_stops_at_once_and_tells_how_to_go_on(held, model_file, tmp_path
     process = start(model_file, held.images, output, "--workers", "1")
     held.wait_for_a_reader(process)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert f"topk-registry score {model_file} {held.images} -o {output}" in err
