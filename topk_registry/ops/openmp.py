@@ -110,10 +110,11 @@ def pointer(typing_context, address):
     return types.voidptr(types.int64), codegen
 
 
-@lru_cache
-def edition(folder: Path) -> int:
-    """A number that changes with the source of the kernels in a folder, and with this file."""
-    return zlib.crc32(b"".join(file.read_bytes() for file in (Path(__file__), *sorted(folder.glob("*.py")))))
+@lru_cache(maxsize=1)
+def edition() -> int:
+    """A number that changes with the source of any compiled kernel: those of one operator call another's functions."""
+    room = Path(__file__).parent
+    return zlib.crc32(b"".join(file.read_bytes() for file in sorted((*room.glob("*.py"), *room.glob("*/numba/*.py")))))
 
 
 @lru_cache(maxsize=1)

@@ -6,7 +6,6 @@ Rows are shared out among threads; nothing in a row depends on another, nor on w
 # numba's intrinsics are called without their first parameter
 
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -120,7 +119,7 @@ def array(address, shape, real):
 
 @lru_cache(maxsize=2)
 def _label_margins(dtype: torch.dtype) -> team.Body:
-    real, edition = real_of(dtype), team.edition(Path(__file__).parent)
+    real, edition = real_of(dtype), team.edition()
 
     @team.compiled
     def body(job):
@@ -142,7 +141,7 @@ def _label_margins(dtype: torch.dtype) -> team.Body:
 
 @lru_cache(maxsize=2)
 def _expected_hinges(dtype: torch.dtype) -> team.Body:
-    real, edition = real_of(dtype), team.edition(Path(__file__).parent)
+    real, edition = real_of(dtype), team.edition()
 
     @team.compiled
     def body(job):
@@ -168,7 +167,7 @@ def _expected_hinges(dtype: torch.dtype) -> team.Body:
 
 @lru_cache(maxsize=2)
 def _margins(dtype: torch.dtype) -> team.Body:
-    real, edition = real_of(dtype), team.edition(Path(__file__).parent)
+    real, edition = real_of(dtype), team.edition()
 
     @team.compiled
     def body(job):
@@ -183,7 +182,7 @@ def _margins(dtype: torch.dtype) -> team.Body:
 
 @lru_cache(maxsize=2)
 def _margins_backward(dtype: torch.dtype) -> team.Body:
-    real, edition = real_of(dtype), team.edition(Path(__file__).parent)
+    real, edition = real_of(dtype), team.edition()
 
     @team.compiled
     def body(job):

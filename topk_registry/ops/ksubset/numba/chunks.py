@@ -7,7 +7,6 @@ torch operations.
 # numba's intrinsics are called without their first parameter
 
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -77,7 +76,7 @@ def _gradient_rows(s, theta, classes, values, a, scale, c, out):
 
 @lru_cache(maxsize=2)
 def _summarise(dtype: torch.dtype) -> team.Body:
-    real, edition = cpu.real_of(dtype), team.edition(Path(__file__).parent)
+    real, edition = cpu.real_of(dtype), team.edition()
 
     @team.compiled
     def body(job):
@@ -94,7 +93,7 @@ def _summarise(dtype: torch.dtype) -> team.Body:
 
 @lru_cache(maxsize=2)
 def _gradient(dtype: torch.dtype) -> team.Body:
-    real, edition = cpu.real_of(dtype), team.edition(Path(__file__).parent)
+    real, edition = cpu.real_of(dtype), team.edition()
 
     @team.compiled
     def body(job):

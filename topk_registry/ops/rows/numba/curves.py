@@ -6,7 +6,6 @@ import inspect
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -32,7 +31,7 @@ NUMBERS = 6  # that a curve has at most
 @lru_cache
 def address_of(curve: Callable, others: bool, dtype: torch.dtype) -> int:
     """The address of a curve compiled for one precision, see :class:`topk_registry.ops.rows.curve.Curve`."""
-    source = f"{inspect.getsource(curve)}{openmp.edition(Path(__file__).parent)}"
+    source = f"{inspect.getsource(curve)}{openmp.edition()}"
     edition, real = zlib.crc32(source.encode()), np.float64 if dtype == torch.float64 else np.float32
     return c_function(CURVE, _body(vectorised(curve, real), others, real, edition))
 

@@ -9,7 +9,6 @@ the rows are added up in order, so that results repeat bit for bit.
 
 import ctypes
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -86,7 +85,7 @@ def run(
 @lru_cache(maxsize=4)
 def bodies(dtype: torch.dtype) -> tuple[openmp.Body, openmp.Body]:
     """The pass over rows, and the sum of their losses, for scores of this dtype."""
-    edition = openmp.edition(Path(__file__).parent)
+    edition = openmp.edition()
     half, brain = dtype in (torch.float16, torch.bfloat16), dtype == torch.bfloat16
     real, size = (np.float64, 8) if dtype == torch.float64 else (np.float32, 4)
 

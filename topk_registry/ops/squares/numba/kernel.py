@@ -4,7 +4,6 @@
 
 import math
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ XI_MIN, NEWTON_STEPS = 1e-4, 6
 @lru_cache
 def row_kernel(dtype: torch.dtype) -> int:
     """The address of the row kernel that computes in this precision."""
-    edition, real = openmp.edition(Path(__file__).parent), np.float64 if dtype == torch.float64 else np.float32
+    edition, real = openmp.edition(), np.float64 if dtype == torch.float64 else np.float32
 
     def body(n, s, m, y, mass, b, numbers, tensors, room, g):
         assert edition  # part of the cache's key: numba does not see that other files have changed
