@@ -24,7 +24,8 @@ def test_a_run_learns_and_leaves_everything_behind(train):
     assert last["eval_top1"] > 100 / 12 * 3
     assert last["eval_top5"] >= last["eval_top1"]
     assert math.isclose(last["eval_macro_top5"], last["eval_top5"])  # the classes are balanced
-    assert {"last.pth.tar", "model_best.pth.tar", "args.yaml", "curves.svg"} <= {p.name for p in run.folder.iterdir()}
+    files = {"last.pth.tar", "model_best.pth.tar", "args.yaml", "classes.txt", "curves.svg"}
+    assert files <= {p.name for p in run.folder.iterdir()}
     assert not list(run.folder.glob("*.tmp"))
     for shown in ("smooth_topk_svm k=3 tau=0.5", "epoch 8/8", "top-1", "macro top-5", "best by top1"):
         assert shown in run.out

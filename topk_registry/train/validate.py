@@ -184,12 +184,13 @@ def _recorded(checkpoint: str) -> dict[str, Any]:
 
 
 def _open(config: TrainConfig, channels: int) -> Any:
-    from topk_registry.train.setup.datasets import Data, held_out_fraction, number_of_classes, open_data, open_split
+    from topk_registry.data.labels import class_names_of
+    from topk_registry.train.setup.datasets import Data, held_out_fraction, open_data, open_split
 
     if held_out_fraction(config) or config.long_tail:  # the training split tells what was held out, or is rare
         return open_data(config, channels=channels)
     data = open_split(config, config.val_split, training=False, channels=channels)
-    return Data(None, data, num_classes=number_of_classes(data))
+    return Data(None, data, class_names=class_names_of(data))
 
 
 def _criterion(config: TrainConfig, data: Any) -> Any:

@@ -14,13 +14,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from topk_export.conversion.checkpoint import Checkpoint, fill, read
-from topk_export.conversion.recipe import built_for, preprocess_of, published_names, torchvision_name
+from topk_export.conversion.recipe import built_for, preprocess_of, published_names, read_class_names, torchvision_name
 from topk_export.errors import ExportError
 from topk_export.runtime.preprocess import Preprocess
 from topk_registry import accepted_context, create_loss, get_loss_builder, normalize_classifier
 from topk_registry.nn.classifier import find_classifier, num_classes_of
 
 CHECKPOINTS = ("model_best.pth.tar", "last.pth.tar")
+CLASSES = "classes.txt"  # one name a line, beside the checkpoints of a run whose data set tells them
 SUFFIXES = (".pth", ".pt", ".tar", ".safetensors", ".bin", ".ckpt")
 K = 5
 
@@ -146,6 +147,9 @@ def _from_checkpoint(
     built = _rebuild(checkpoint, name, num_classes, model_kwargs, _wanted_size({**args, **(data_config or {})}))
     fill(built, checkpoint, name)
     source = Source(built, name, preprocess_of(built, name, args, data_config), sha256=checkpoint.sha256)
+    names = checkpoint.path.parent / CLASSES
+    if names.is_file() and len(found := read_class_names(names)) == num_classes_of(built):
+        source.class_names = found
     loss = args.get("loss")
     if isinstance(loss, str):
         source.loss = loss

@@ -221,3 +221,13 @@ def test_class_names_from_files(tmp_path):
     assert read_class_names(listed) == read_class_names(mapped) == ("cat", "dog")
     with pytest.raises(ExportError, match="class names cannot be read"):
         read_class_names(tmp_path / "none.txt")
+
+
+def test_a_run_tells_the_names_of_its_classes(model, tmp_path):
+    save(model, tmp_path)
+    assert load_source(tmp_path).class_names is None
+    names = tuple(f"class {i}" for i in range(7))
+    (tmp_path / "classes.txt").write_text("\n".join(names))
+    assert load_source(tmp_path).class_names == names
+    (tmp_path / "classes.txt").write_text("of other data\n")
+    assert load_source(tmp_path).class_names is None

@@ -64,6 +64,7 @@ def _open_folder(run: Run) -> None:
         raise TrainError(f"cannot make the run's folder {run.folder}: {error}") from error
     run.report.folder = run.folder
     run.report.arguments({**run.given.to_dict(), "loss_record": run.loss.record})
+    run.report.class_names(run.data.class_names)
 
 
 def _saver(run: Run) -> utils.CheckpointSaver:

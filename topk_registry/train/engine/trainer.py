@@ -29,7 +29,7 @@ class TrainResult:
     Args:
         metrics: the summary's row of the best epoch, by ``eval_metric``: ``train_loss``, ``eval_top1``, ...
         history: one row an epoch.
-        folder: checkpoints, ``summary.csv``, ``args.yaml`` and ``curves.svg``.
+        folder: checkpoints, ``summary.csv``, ``args.yaml``, ``classes.txt`` and ``curves.svg``.
         model: the trained model, with the weights of the last epoch.
     """
 

@@ -1,4 +1,5 @@
-"""Progress, a line an epoch and a table on the console; ``summary.csv``, ``args.yaml`` and ``curves.svg`` as files."""
+"""Progress, a line an epoch and a table on the console; ``summary.csv``, ``args.yaml``,
+``classes.txt`` and ``curves.svg`` as files."""
 
 import csv
 import io
@@ -110,6 +111,11 @@ class Report:
         if self.folder is not None:
             write_text(self.folder / "args.yaml", yaml.safe_dump(values, default_flow_style=False))
 
+    def class_names(self, names: Sequence[str] | None) -> None:
+        """Write one name a line, in the order of the model's outputs, for whoever exports the model."""
+        if self.folder is not None and names:
+            write_text(self.folder / "classes.txt", "".join(f"{name}\n" for name in names))
+
     def best(self, progress: Progress) -> Row:
         """The row of the best epoch by the metric that picks checkpoints, else the last."""
         rows = [row for row in progress.history if row["epoch"] == progress.best_epoch] or progress.history[-1:]
@@ -132,7 +138,8 @@ class Report:
         lines.append(f"\nbest by {self.metric}; {time.perf_counter() - self.began:.0f} s in all")
         if self.folder is not None:
             drawn = ["curves.svg"] if (self.folder / "curves.svg").exists() else []
-            files = ["model_best.pth.tar", "last.pth.tar", "summary.csv", "args.yaml", *drawn]
+            named = ["classes.txt"] if (self.folder / "classes.txt").exists() else []
+            files = ["model_best.pth.tar", "last.pth.tar", "summary.csv", "args.yaml", *named, *drawn]
             lines.append(f"{self.folder}: {', '.join(files)}")
         self.say("\n".join(lines))
 

@@ -37,9 +37,13 @@ class Data:
 
     train: Any
     validation: Any = None
-    num_classes: int | None = None
+    class_names: list[str] | None = None
     counts: list[int] | None = None
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def num_classes(self) -> int | None:
+        return len(self.class_names) if self.class_names else None
 
 
 def check_data_arguments(config: TrainConfig) -> None:
@@ -96,7 +100,7 @@ def _open_data(config: TrainConfig, channels: int, needs_counts: bool) -> Data:
     train = open_split(config, config.train_split, training=True, channels=channels)
     fraction = held_out_fraction(config)
     harder = config.label_noise or config.long_tail or config.subset != 1.0 or fraction
-    data = Data(train, num_classes=number_of_classes(train))
+    data = Data(train, class_names=class_names_of(train))
     if config.val_split and not fraction:
         data.validation = open_split(config, config.val_split, training=False, channels=channels)
     if harder and not is_indexed(train):
@@ -144,11 +148,6 @@ def open_named(name: str, split: str, *, folder: str | None, options: dict[str, 
     """One split of a data set by the name that ``timm train --dataset`` takes, for evaluation."""
     config = TrainConfig(dataset=name, data_dir=folder, dataset_opt=options, dataset_download=download)
     return open_split(config, split, training=False)
-
-
-def number_of_classes(dataset: Any) -> int | None:
-    names = class_names_of(dataset)
-    return len(names) if names else None
 
 
 def name_of(config: TrainConfig) -> str:
