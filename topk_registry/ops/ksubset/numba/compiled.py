@@ -21,21 +21,21 @@ INVERSE_FACTORIALS_32 = tuple(map(np.float32, INVERSE_FACTORIALS[:8]))
 ROUND_32, ROUND = np.float32(1.5 * 2**23), 1.5 * 2**52  # added to a number, these leave no bits after the point
 
 
-def _cast(source: types.Type, target: types.Type):
-    """The bits of a number as another type."""
+def cast(source: types.Type, target: types.Type):
+    """A function that reads the bits of a number as another type."""
 
     @intrinsic
-    def cast(typing_context, number):
+    def _cast(typing_context, number):
         def codegen(context, builder, signature, arguments):
             return builder.bitcast(arguments[0], context.get_value_type(target))
 
         return target(source), codegen
 
-    return cast
+    return _cast
 
 
-_bits_32, _number_32 = _cast(types.float32, types.int32), _cast(types.int32, types.float32)
-_bits, _number = _cast(types.float64, types.int64), _cast(types.int64, types.float64)
+bits_32, number_32 = cast(types.float32, types.int32), cast(types.int32, types.float32)
+bits_64, number_64 = cast(types.float64, types.int64), cast(types.int64, types.float64)
 
 
 def _reorder(integer: bool) -> Any:
@@ -69,7 +69,7 @@ def exp32(u):
     e = INVERSE_FACTORIALS_32[7]
     for j in range(7):
         e = e * f + INVERSE_FACTORIALS_32[6 - j]
-    return e * _number_32((_bits_32(shifted) + np.int32(127)) << np.int32(23))
+    return e * number_32((bits_32(shifted) + np.int32(127)) << np.int32(23))
 
 
 @compiled
@@ -81,14 +81,14 @@ def exp64(u):
     e = INVERSE_FACTORIALS[13]
     for j in range(13):
         e = e * f + INVERSE_FACTORIALS[12 - j]
-    return e * _number((_bits(shifted) + np.int64(1023)) << np.int64(52))
+    return e * number_64((bits_64(shifted) + np.int64(1023)) << np.int64(52))
 
 
 @compiled
 def log32(x):
     """log(x) for positive, normal x: log(m 2^e) by the series of artanh in (m - 1) / (m + 1), m within sqrt(2) of 1."""
-    e = (_bits_32(x) - np.int32(0x3F3504F3)) >> np.int32(23)
-    z = _number_32(_bits_32(x) - (e << np.int32(23)))
+    e = (bits_32(x) - np.int32(0x3F3504F3)) >> np.int32(23)
+    z = number_32(bits_32(x) - (e << np.int32(23)))
     z = (z - np.float32(1)) / (z + np.float32(1))
     y = z * z
     series = np.float32(2 / 9)
@@ -101,8 +101,8 @@ def log32(x):
 @compiled
 def log64(x):
     """As :func:`log32`."""
-    e = (_bits(x) - np.int64(0x3FE6A09E667F3BCD)) >> np.int64(52)
-    z = _number(_bits(x) - (e << np.int64(52)))
+    e = (bits_64(x) - np.int64(0x3FE6A09E667F3BCD)) >> np.int64(52)
+    z = number_64(bits_64(x) - (e << np.int64(52)))
     z = (z - 1.0) / (z + 1.0)
     y = z * z
     series = 2 / 21

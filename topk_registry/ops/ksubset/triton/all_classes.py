@@ -5,12 +5,12 @@ Leaving out one of the k largest classes needs the tilt for k + 1 (torch_path): 
 classes with the second tilt, all others with the first. The state of a row holds coefficients 0..k without the tilt's
 family that leaves nothing out, divided by c_k; then exp(t) of either tilt, and c_k.
 
-The product with a vector g is a sum over *marks*. The margin of class i depends on all others through the polynomial E
-without i, d(theta l_i) / dx_j = w_j [X^{k-1}] (X / E_{k-1} - 1 / E_k) E / (1 + w_j X); so class i puts the mark
+The product with cotangents g is a sum over all classes. The margin of class i depends on all others through the
+polynomial E without i, d(theta l_i) / dx_j = w_j [X^{k-1}] (X / E_{k-1} - 1 / E_k) E / (1 + w_j X). So class i puts
 alpha_i X + beta_i, alpha_i = g_i / E_{k-1}, beta_i = -g_i / E_k, in the place of its own factor, and class j wants
-coefficient k-1 of the sum over the marks, leaving out its own factor. In the tail, where the polynomial without i is
-c / (1 + w_i X), all marks together are c W with W_r = sum_i beta_i (-w_i)^r + alpha_i (-w_i)^{r-1}. A lane of the top
-group carries along E and F, the sum over the marks so far: with a factor q + p X and its mark
+coefficient k-1 of that sum, leaving out its own factor. In the tail, where the polynomial without i is
+c / (1 + w_i X), all of them together are c W with W_r = sum_i beta_i (-w_i)^r + alpha_i (-w_i)^{r-1}. A lane of the top
+group carries along E and F, the sum so far: with a factor q + p X and its alpha X + beta
 
     F <- (q + p X) F + (alpha X + beta) E,    E <- (q + p X) E.
 """
@@ -33,10 +33,10 @@ from topk_registry.ops.ksubset.triton.polynomial import (
 
 @triton.jit
 def solve_margins(
-    top_ptr, where_ptr, sums_ptr, b_ptr, g_ptr, state_ptr, in_top_ptr, marks_ptr, n, theta, inverse,
-    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr, MARKS: tl.constexpr,
+    top_ptr, where_ptr, sums_ptr, b_ptr, g_ptr, state_ptr, in_top_ptr, cotangents_ptr, n, theta, inverse,
+    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """The margins of the top group, or for the backward pass its marks; and the state."""
+    """The margins of the top group, or for the backward pass its alpha and beta; and the state."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, TP)
     top = tl.load(top_ptr + row * T + lane, mask=lane < T, other=float("-inf"))
@@ -69,12 +69,12 @@ def solve_margins(
     tl.store(state_ptr + k + 1, least_kth)
     tl.store(state_ptr + k + 2, least_after)
     tl.store(state_ptr + k + 3, last)
-    if MARKS:
+    if BACKWARD:
         at = tl.load(where_ptr + row * T + lane, mask=lane < T, other=0)
         real = top > float("-inf")
         g = tl.load(g_ptr + row * n + at, mask=(lane < T) & real, other=0.0).to(tl.float32)
-        tl.store(marks_ptr + row * 2 * T + lane, tl.where(real, g / e[k - 1], 0.0), mask=lane < T)
-        tl.store(marks_ptr + row * 2 * T + T + lane, tl.where(real, -g / e[k], 0.0), mask=lane < T)
+        tl.store(cotangents_ptr + row * 2 * T + lane, tl.where(real, g / e[k - 1], 0.0), mask=lane < T)
+        tl.store(cotangents_ptr + row * 2 * T + T + lane, tl.where(real, -g / e[k], 0.0), mask=lane < T)
     else:
         margin = (top - reference) + theta * (tl.log(e[k - 1] / e[k]) - tl.log(least))
         tl.store(in_top_ptr + row * T + lane, tl.where(broken, float("nan"), margin), mask=lane < T)
@@ -104,7 +104,7 @@ def finish_margins(
 
 
 @triton.jit
-def sum_marks(
+def sum_cotangents(
     s_ptr, g_ptr, top_ptr, where_ptr, state_ptr, W_ptr, n, inverse,
     k: tl.constexpr, T: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
@@ -133,7 +133,7 @@ def sum_marks(
 
 
 @triton.jit
-def with_marks(F, e, q, p, alpha, beta, degree: tl.constexpr):
+def with_cotangents(F, e, q, p, alpha, beta, degree: tl.constexpr):
     """Coefficients 0..degree of (q + p X) F + (alpha X + beta) e."""
     out = (q * F[0] + beta * e[0],)
     for j in tl.static_range(1, degree + 1):
@@ -142,8 +142,8 @@ def with_marks(F, e, q, p, alpha, beta, degree: tl.constexpr):
 
 
 @triton.jit
-def solve_marks(
-    top_ptr, where_ptr, b_ptr, W_ptr, marks_ptr, g_ptr, state_ptr, H_ptr, in_top_ptr, n, inverse,
+def solve_cotangents(
+    top_ptr, where_ptr, b_ptr, W_ptr, cotangents_ptr, g_ptr, state_ptr, H_ptr, in_top_ptr, n, inverse,
     k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
     """A family's share of the product at the top group, and its F where nothing is left out; a program a family."""
@@ -151,7 +151,7 @@ def solve_marks(
     family = tl.program_id(1)  # 1: the k largest
     lane = tl.arange(0, TP)
     top_ptr += row * T
-    marks_ptr += row * 2 * T
+    cotangents_ptr += row * 2 * T
     state_ptr += row * (k + 4)
     H_ptr += (row * 2 + family) * k
     b_ptr += (row * 4 + family) * KP
@@ -167,11 +167,11 @@ def solve_marks(
     for f in range(T):
         q, p = chances((tl.load(top_ptr + f) - reference) * inverse, least)
         here = tl.where((f < k) == (family == 1), 1.0, 0.0)
-        alpha = tl.where(lane == f, 0.0, tl.load(marks_ptr + f) * here)
-        beta = tl.where(lane == f, 0.0, tl.load(marks_ptr + T + f) * here)
+        alpha = tl.where(lane == f, 0.0, tl.load(cotangents_ptr + f) * here)
+        beta = tl.where(lane == f, 0.0, tl.load(cotangents_ptr + T + f) * here)
         q = tl.where(lane == f, 1.0, q)
         p = tl.where(lane == f, 0.0, p)
-        F = with_marks(F, e, q, p, alpha, beta, k - 1)
+        F = with_cotangents(F, e, q, p, alpha, beta, k - 1)
         e = times(e, q, p, k - 1)
 
     _, p = chances((top - reference) * inverse, least)
@@ -185,11 +185,11 @@ def solve_marks(
 
 
 @triton.jit
-def finish_marks(
+def finish_cotangents(
     s_ptr, g_ptr, top_ptr, where_ptr, state_ptr, H_ptr, in_top_ptr, out_ptr, n, inverse,
     k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """The product at the tail: all marks divided by 1 + w X, less the class's own."""
+    """The product at the tail: all cotangents divided by 1 + w X, less the class's own."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * N
     col = first + tl.arange(0, N)

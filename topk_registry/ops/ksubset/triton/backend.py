@@ -128,17 +128,18 @@ def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     if not s.numel():
         return out
     (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k + 1), _power_of_two(k + 1)
-    top, where, b, state, _, marks = _solved_margins(s, g, k, theta)
+    top, where, b, state, _, of_top = _solved_margins(s, g, k, theta)
     grid, tile = _tiles(s)
-    products, H, W = torch.empty_like(marks), top.new_empty(B, 2, k), top.new_empty(*grid, k)
-    launch(all_classes.sum_marks, grid, s, g, top, where, state, W, n, inverse, k=k, T=group["T"], **tile)
+    products, H, W = torch.empty_like(of_top), top.new_empty(B, 2, k), top.new_empty(*grid, k)
+    launch(all_classes.sum_cotangents, grid, s, g, top, where, state, W, n, inverse, k=k, T=group["T"], **tile)
     launch(
-        all_classes.solve_marks, (B, 2), top, where, b, W.sum(1), marks, g, state, H, products, n, inverse,
+        all_classes.solve_cotangents, (B, 2), top, where, b, W.sum(1), of_top, g, state, H, products, n, inverse,
         KP=KP, **group, **_lanes(group),
     )  # fmt: skip
     launch(
-        all_classes.finish_marks, grid, s, g, top, where, state, H, products.sum(1), out, n, inverse, **group, **tile
-    )
+        all_classes.finish_cotangents, grid, s, g, top, where, state, H, products.sum(1), out, n, inverse,
+        **group, **tile,
+    )  # fmt: skip
     return out
 
 
@@ -151,13 +152,13 @@ def _solved_margins(s: Tensor, g: Tensor | None, k: int, theta: float) -> tuple[
     (B, n), group, KP = s.shape, _group(k, k + 1), _power_of_two(k + 1)
     top, where, sums = _top_and_sums(s, None, theta, k, k, group["T"])
     b, state, in_top = top.new_empty(B, 4, KP), top.new_empty(B, k + 4), torch.empty_like(top)
-    marks = in_top if g is None else top.new_empty(B, 2, group["T"])
-    solving = {"KP": KP, "MARKS": g is not None, **group, **_lanes(group)}
+    of_top = in_top if g is None else top.new_empty(B, 2, group["T"])
+    solving = {"KP": KP, "BACKWARD": g is not None, **group, **_lanes(group)}
     g = s if g is None else g
     launch(
-        all_classes.solve_margins, (B,), top, where, sums, b, g, state, in_top, marks, n, theta, 1 / theta, **solving
+        all_classes.solve_margins, (B,), top, where, sums, b, g, state, in_top, of_top, n, theta, 1 / theta, **solving
     )
-    return top, where, b, state, in_top, marks
+    return top, where, b, state, in_top, of_top
 
 
 def _in_one_kernel(

@@ -16,7 +16,8 @@ from llvmlite import ir
 from numba import cfunc, types
 from numba.extending import intrinsic, overload
 
-from topk_registry.ops.ksubset.numba.compiled import compiled, exp32, exp64, log32, log64, summing
+from topk_registry.ops.ksubset.numba.compiled import compiled, exp32, exp64, log32, log64, number_32, number_64
+from topk_registry.ops.ksubset.numba.rows import total
 
 BLOCK = 512  # numbers that are added up in their own precision; sums of blocks are added in double precision
 
@@ -71,29 +72,13 @@ def c_function(kind: CFunction, function: Callable) -> int:
 _alive: list[object] = []
 
 
-@intrinsic
-def _number_32(typing_context, bits):
-    def codegen(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.int32), codegen
-
-
-@intrinsic
-def _number_64(typing_context, bits):
-    def codegen(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.DoubleType())
-
-    return types.float64(types.int64), codegen
-
-
 def number_of(bits) -> Any:
     """The number that an integer of its size has the bits of."""
 
 
 @overload(number_of)
 def _number_of(bits):
-    return (lambda bits: _number_32(bits)) if bits == types.int32 else (lambda bits: _number_64(bits))
+    return (lambda bits: number_32(bits)) if bits == types.int32 else (lambda bits: number_64(bits))
 
 
 def exp(x) -> Any:
@@ -178,18 +163,10 @@ def _is_slow(value: object) -> bool:
     return any(value is slow for slow in FAST)
 
 
-@summing
-def _sum(x):
-    total = x.dtype.type(0)
-    for i in range(len(x)):
-        total += x[i]
-    return total
-
-
 @compiled
 def total_of(x):
     """The sum of many numbers, in double precision."""
-    total = 0.0
+    found = 0.0
     for start in range(0, len(x), BLOCK):
-        total += np.float64(_sum(x[start : start + BLOCK]))
-    return total
+        found += np.float64(total(x[start : start + BLOCK]))
+    return found

@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from topk_registry.ops.ksubset.numba.compiled import compiled
+from topk_registry.ops.ksubset.numba.compiled import cast, compiled
 
 
 @intrinsic
@@ -18,20 +18,7 @@ def _from_float16(typing_context, bits):
     return types.float32(types.uint16), codegen
 
 
-@intrinsic
-def _number(typing_context, bits):
-    def codegen(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.uint32), codegen
-
-
-@intrinsic
-def _bits(typing_context, number):
-    def codegen(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.uint32(types.float32), codegen
+_number, _bits = cast(types.uint32, types.float32), cast(types.float32, types.uint32)
 
 
 @compiled

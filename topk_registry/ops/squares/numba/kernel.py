@@ -52,16 +52,14 @@ def log_likelihood(s, m, y, mass, shift, epsilon, g):
         return mass * (log_weights - 2 * np.log(root))
     value, root = 0.0, real(math.sqrt(small))
     for start in range(0, n, BLOCK):
-        x, part = g[start : start + BLOCK], m[start : start + BLOCK]
-        scaled = x * first
-        value += likelihoods(x, part, root)
-        x += scaled * factor
+        value += likelihoods(g[start : start + BLOCK], m[start : start + BLOCK], root, first, factor)
     return mass * log_weights - value
 
 
 @summing
-def likelihoods(x, m, root):
-    """x <- its part of the gradient; the sum of m log(x^2 + root^2), the larger of x and root out of the square."""
+def likelihoods(x, m, root, first, factor):
+    """x <- its gradient, of which x first factor is the part of the partition function; the sum of m log(x^2 + root^2),
+    the larger of x and root out of the square."""
     total, one, two = x.dtype.type(0), x.dtype.type(1), x.dtype.type(2)
     for i in range(len(x)):
         size = abs(x[i])
@@ -70,7 +68,7 @@ def likelihoods(x, m, root):
         ratio = small / large
         whole = one + ratio * ratio
         total += m[i] * (two * log(large) + log(whole))
-        x[i] = -two * m[i] * ((x[i] / large) / (large * whole))
+        x[i] = (x[i] * first) * factor - two * m[i] * ((x[i] / large) / (large * whole))
     return total
 
 
