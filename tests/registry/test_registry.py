@@ -52,7 +52,7 @@ def test_an_unknown_name_lists_the_closest(acme, registry):
     with pytest.raises(UnknownPluginError, match=r"no loss is called 'globex:acme'; the closest are acme"):
         registry.create("globex:acme")
     with pytest.raises(LookupError, match=r"there are .*acme"):
-        registry.create("quite different")
+        registry.create("xyzzy")
     registry.register("UPPER")(lambda: None)
     with pytest.raises(LookupError, match="the closest are UPPER"):
         registry.create("uper")
