@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from concurrent.futures import wait
+from pathlib import Path
 
 import pytest
 
@@ -89,13 +90,19 @@ def test_workers_take_turns_over_the_gpus(monkeypatch):
     assert all(GPUS not in each for each in environments(2, "cuda"))  # no GPU: the CPU, as in timm train
 
 
-def test_a_process_starts_with_its_own_gpu(executor, monkeypatch):
+def meet(folder: Path, count: int) -> str:
+    """Wait until so many processes are here at once, and say which GPU this one sees."""
+    (folder / str(os.getpid())).touch()
+    end = time.monotonic() + 600
+    while len(list(folder.iterdir())) < count:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return os.environ[GPUS]
+
+
+def test_a_process_starts_with_its_own_gpu(executor, monkeypatch, tmp_path):
     monkeypatch.setenv(GPUS, "4,6")
     workers = executor(2, device="cuda")
-    slow = workers.submit(time.sleep, 0.5)  # one process is busy: the next call is the other's
-    seen = {workers.submit(os.getenv, GPUS).result()}
-    slow.result()
-    for _ in range(20):
-        seen.add(workers.submit(os.getenv, GPUS).result())
-    assert seen == {"4", "6"}
+    both = [workers.submit(meet, tmp_path, 2) for _ in range(2)]
+    assert {future.result() for future in both} == {"4", "6"}
     assert os.environ[GPUS] == "4,6"
