@@ -169,6 +169,10 @@ class LinearSmoothTopK(nn.Module):
     bias: nn.Parameter | None
     alpha: Tensor
     class_weight: Tensor | None
+    process_group: Any
+    replicated: bool
+    averaged: bool
+    sample: float | None
 
     def __init__(
         self,
