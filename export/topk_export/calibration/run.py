@@ -5,7 +5,6 @@ calibrates, one reports: no sample serves two purposes, so that the guarantee an
 """
 
 import hashlib
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +21,8 @@ from topk_export.errors import ExportError
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.samples import Samples
+from topk_export.runtime.weights import move_into_place
+from topk_export.verification import storage
 from topk_export.verification.graph import LOGITS
 from topk_registry.conformal import (
     PredictionSets,
@@ -83,8 +84,6 @@ def calibrate_file(
         batch_size: images a run.
         progress: wraps an iterable with a label and a total.
     """
-    import onnx
-
     output = Path(output)
     if output.exists() and output.samefile(model):
         raise ValueError(f"calibration writes a new file, {output} is the one it reads")
@@ -94,12 +93,12 @@ def calibrate_file(
     labels = check_labels(samples.labels, n)
     parts = split(len(labels), plan)
     check(plan, parts, n)
-    proto = onnx.load(str(model))
+    proto = storage.load(model)
     kind = KINDS[plan.score.replace("-", "_")]
     check_fits(proto, LogOdds(metadata.k) if kind is LogOdds else create_score("lac"))
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.stem}-") as folder:
-        staged = Path(folder) / "model.onnx"
+        staged = Path(folder) / output.name
         logits, fingerprint = _run_all(predictor, samples, labels, batch_size, progress, Path(folder))
         runner = Heads(proto, logits, device)
         found = _calibrate(runner, labels, parts, plan, metadata)
@@ -109,10 +108,12 @@ def calibrate_file(
         facts |= {f"report_{name}": round(value, 6) for name, value in counts.summary().items() if np.isfinite(value)}
         reference = reference_of(logits, parts["report"], sizes, plan.seed)
         stamp(built, metadata, facts, reference)
-        onnx.checker.check_model(built, full_check=True)
-        onnx.save(built, str(staged))
+        import onnx
+
+        storage.save(built, staged, source=Path(model).parent)
+        onnx.checker.check_model(str(staged), full_check=True)
         _check_written(staged, samples, parts["report"][:batch_size], logits, runner, built, device)
-        os.replace(staged, output)
+        move_into_place(staged, output)
         del logits, runner  # so that every system lets the folder go
     return Calibrated(
         found[0], facts, counts, np.bincount(labels[parts["calibrate"]], minlength=n), found[1], metadata.class_names

@@ -36,6 +36,7 @@ def main(argv: Sequence[str]) -> int:
         data_config={name: value for name in _DATA if (value := getattr(args, name)) is not None},
         calibration_data=args.calibration_data,
         calibration_images=args.calibration_images,
+        external_data=args.external_data,
         triton=args.triton,
         progress=say,
     )
@@ -72,6 +73,11 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--preprocess", choices=("metadata", "in-graph"), default="metadata")
     parser.add_argument("--class-names", metavar="FILE", help="one name a line, or JSON")
     parser.add_argument("--no-verify", action="store_true", help="write the file without checking it")
+    parser.add_argument(
+        "--external-data",
+        action="store_true",
+        help="put the weights beside the file, into FILE.data (default: only above 2 GiB, which one file cannot hold)",
+    )
     parser.add_argument("--triton", metavar="DIR", help="also write a Triton Inference Server repository there")
     source = parser.add_argument_group("the model")
     source.add_argument("--model", help="what a bare checkpoint holds")

@@ -19,7 +19,7 @@ from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.preprocess import SUFFIXES, read_image
 from topk_export.runtime.samples import open_folder
 from topk_export.runtime.session import open_session
-from topk_export.verification import graph
+from topk_export.verification import graph, storage
 
 LAYERS = ("Conv", "MatMul", "Gemm")
 BATCH = 16
@@ -33,17 +33,25 @@ def quantise_dynamic(model: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder, _quiet():
         graph.forget_constants(model)
         before, after = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
-        onnx.save(model, str(before))
-        quantize_dynamic(before, after, op_types_to_quantize=["MatMul", "Conv"], weight_type=QuantType.QUInt8)
+        large = storage.size_of(model) > storage.LIMIT
+        storage.save(model, before)
+        quantize_dynamic(
+            before,
+            after,
+            op_types_to_quantize=["MatMul", "Conv"],
+            weight_type=QuantType.QUInt8,
+            use_external_data_format=large,
+        )
         return onnx.load(str(after))
 
 
-def quantise_static(model: Any, images: np.ndarray) -> Any:
-    """Return the model with QDQ nodes around its convolutions and matrix products.
+def quantise_static(model: Any, images: "Images", k: int) -> tuple[Any, dict[str, Any]]:
+    """Return the model with QDQ nodes around its convolutions and matrix products, and how it compares with before.
 
     Args:
-        model: a ModelProto in float32.
-        images: inputs [N, ...] as the model takes them, from which the ranges of activations are read.
+        model: a ModelProto in float32; above 2 GiB it loses its weights.
+        images: give the ranges of activations, and others to compare on.
+        k: size of the set.
     """
     import onnx
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
@@ -51,25 +59,28 @@ def quantise_static(model: Any, images: np.ndarray) -> Any:
     with tempfile.TemporaryDirectory() as folder, _quiet():
         graph.forget_constants(model)
         before, after = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
-        onnx.save(model, str(before))
+        large, kept = storage.size_of(model) > storage.LIMIT, _kept(model)
+        storage.save(model, before)
         quantize_static(
             before,
             after,
-            cast(Any, _Batches(model, images)),  # a reader by its methods
+            cast(Any, _Batches(model, images.ranges)),  # a reader by its methods
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=list(LAYERS),
-            nodes_to_exclude=_kept(model),
+            nodes_to_exclude=kept,
+            use_external_data_format=large,
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             calibrate_method=CalibrationMethod.MinMax,
         )
+        found = compare(before, after, images, k)
         quantised = onnx.load(str(after))
     used = {node.domain for node in quantised.graph.node}
-    kept = [entry for entry in quantised.opset_import if entry.domain in ("", "ai.onnx") or entry.domain in used]
+    opsets = [entry for entry in quantised.opset_import if entry.domain in ("", "ai.onnx") or entry.domain in used]
     del quantised.opset_import[:]
-    quantised.opset_import.extend(kept)
-    return quantised
+    quantised.opset_import.extend(opsets)
+    return quantised, found
 
 
 def _kept(model: Any) -> list[str]:
@@ -137,8 +148,8 @@ class Images:
         self.labels = None if labels is None else labels[chosen][1::2]
 
 
-def compare(before: Any, after: Any, images: Images, k: int) -> dict[str, Any]:
-    """Return how often two models agree on images, and the accuracy of both where labels are known."""
+def compare(before: Path, after: Path, images: Images, k: int) -> dict[str, Any]:
+    """Return how often two model files agree on images, and the accuracy of both where labels are known."""
     logits = [_logits(model, images.measured) for model in (before, after)]
     ranked = [np.argsort(-scores, axis=-1, kind="stable")[:, :k] for scores in logits]
     shared = [len(set(a) & set(b)) / k for a, b in zip(*map(np.ndarray.tolist, ranked), strict=True)]
@@ -167,8 +178,8 @@ def comparison_line(found: dict[str, Any]) -> str:
     return line
 
 
-def _logits(model: Any, images: np.ndarray) -> np.ndarray:
-    session = open_session(model.SerializeToString(), device="cpu")
+def _logits(model: Path, images: np.ndarray) -> np.ndarray:
+    session = open_session(model, device="cpu")
     (source,) = session.get_inputs()
     fixed = source.shape[0] if isinstance(source.shape[0], int) else None
     return np.concatenate([_run(session, source.name, batch, fixed) for batch in _batches(images, fixed or BATCH)])

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from topk_export.conversion.convert import convert, plain
 from topk_export.conversion.pooling import unfold_padded_maxima
-from topk_export.conversion.quantise import Images, compare, comparison_line, quantise_dynamic, quantise_static
+from topk_export.conversion.quantise import Images, comparison_line, quantise_dynamic, quantise_static
 from topk_export.conversion.recipe import check_class_names
 from topk_export.conversion.source import K, Source, load_source
 from topk_export.errors import ExportError, ModelFileError
 from topk_export.runtime.metadata import SEMANTICS, Metadata
 from topk_export.runtime.preprocess import Preprocess
-from topk_export.verification import graph
+from topk_export.runtime.weights import files_of, move_into_place
+from topk_export.verification import graph, storage
 from topk_export.verification.checks import largest_error
 from topk_export.verification.verify import (
     LABELS,
@@ -70,6 +71,7 @@ def export_onnx(
     data_config: Mapping[str, Any] | None = None,
     calibration_data: str | Path | None = None,
     calibration_images: int = 512,
+    external_data: bool = False,
     triton: str | Path | None = None,
     progress: Progress = lambda message: None,
 ) -> Path:
@@ -95,6 +97,8 @@ def export_onnx(
         calibration_data: a folder of images for ``"int8-static"``, at best one folder a class: then the report compares
             accuracies. Half of the images give the ranges, the other half measures agreement.
         calibration_images: the most images to take from there, evenly spaced.
+        external_data: put the weights into a file beside the model, ``PATH.data``. A model above 2 GiB, which one ONNX
+            file cannot hold, is written so in any case. The two files are moved together, under their names.
         triton: also write a Triton Inference Server repository into this folder.
         progress: called with a line of text at each step.
 
@@ -142,15 +146,14 @@ def export_onnx(
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
         staged = Path(folder) / path.name
-        found = _write(backbone, metadata, batch, staged, images, progress)
+        found = _write(backbone, metadata, batch, staged, images, external_data, progress)
         _verify(staged, path, metadata, verify, found, progress)
         if triton is not None:
             from topk_export.serve.triton import write_repository
 
             write_repository(staged, triton)
-        # the model comes last: where it is, everything beside it is its own
-        for file in sorted(staged.parent.iterdir(), key=lambda file: file.name == path.name):
-            os.replace(file, path.with_name(file.name))
+        own = files_of(staged)
+        move_into_place(staged, path, [file for file in staged.parent.iterdir() if file not in own])
     progress(f"wrote {path}")
     return path
 
@@ -237,11 +240,15 @@ def _check_temperature(temperature: float) -> float:
 
 
 def _write(
-    backbone: nn.Module, metadata: Metadata, batch: str | int, file: Path, images: Images | None, progress: Progress
+    backbone: nn.Module,
+    metadata: Metadata,
+    batch: str | int,
+    file: Path,
+    images: Images | None,
+    external: bool,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Write the file and what belongs to it; return what goes into its report beside the checks."""
-    import onnx
-
     inputs = sample_input(metadata, batch if isinstance(batch, int) else 5)
     if images is not None:  # others may lie outside of the ranges
         inputs = np.resize(images.measured, inputs.shape)
@@ -258,16 +265,11 @@ def _write(
         model = quantise_dynamic(model)
     elif images is not None:
         progress(f"quantising with ranges from {len(images.ranges)} images")
-        single = copy.deepcopy(model)
-        model = quantise_static(model, images.ranges)
-        found["quantisation"] = compare(single, model, images, metadata.k)
+        model, found["quantisation"] = quantise_static(model, images, metadata.k)
         progress(comparison_line(found["quantisation"]))
     graph.keep_outputs(model, metadata.outputs)
     graph.set_metadata(model, metadata.to_props())
-    try:
-        onnx.save(model, str(file))
-    except ValueError as error:
-        raise ExportError(f"one ONNX file holds at most 2 GiB, this model is larger: {error}") from error
+    storage.save(model, file, external=external)
     np.savez_compressed(beside(file, SAMPLE), input=inputs, torch_logits=logits, torch_error=error)
     beside(file, LABELS).write_text("\n".join(metadata.class_names) + "\n", encoding="utf-8")
     write_report(_preprocess_file(metadata), beside(file, RECIPE))

@@ -48,6 +48,7 @@ class Metadata:
     licence: str | None = None
     loss: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    weights_sha256: str | None = None  # of the file beside the model that holds its weights
     sets: Mapping[str, Any] | None = None  # what `topk-registry calibrate` wrote of its prediction sets
 
     def to_props(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from topk_export.errors import DeviceError, ModelFileError
+from topk_export.runtime.weights import files_of
 
 DEVICES = ("auto", "cpu", "cuda", "tensorrt")
 TYPES = {"tensor(float)": np.float32, "tensor(uint8)": np.uint8, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
@@ -41,6 +42,7 @@ def open_session(
     tf32: bool | None = None,
     profile: str | None = None,
     optimise: bool = True,
+    weights: str | Path | None = None,
 ) -> Any:
     """An ``onnxruntime.InferenceSession`` of a model file (or its bytes).
 
@@ -53,6 +55,7 @@ def open_session(
         tf32: allow or forbid TF32 on CUDA; None leaves the provider's default, which allows it.
         profile: prefix of a profile file.
         optimise: apply onnxruntime's graph optimisations.
+        weights: folder of the weights that a serialized model names and does not hold.
     """
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
@@ -61,8 +64,10 @@ def open_session(
     options = _session_options(ort, threads, profile, optimise)
     source = bytes(model) if isinstance(model, bytes) else str(model)
     name = "the model" if isinstance(model, bytes) else str(model)
-    if isinstance(model, str | Path) and not Path(model).is_file():
-        raise ModelFileError(f"{name} does not exist or is no file")
+    if isinstance(model, str | Path):
+        files_of(model)
+    if weights is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights))
     try:
         with contextlib.redirect_stdout(sys.stderr):  # where a provider fails, onnxruntime prints it
             session = ort.InferenceSession(source, options, providers=providers)

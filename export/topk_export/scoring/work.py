@@ -1,6 +1,5 @@
 """The work on one shard, wherever it is done: read, score, and write one Parquet file whole."""
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.preprocess import MAX_PIXELS
 from topk_export.runtime.ranking import check_outputs
 from topk_export.runtime.stream import read_ahead
+from topk_export.runtime.weights import digest_of, files_of
 from topk_export.scoring import files
 from topk_export.scoring.rows import Rows, import_arrow, schema
 from topk_export.scoring.sources import Shard, load
@@ -28,7 +28,7 @@ class Settings:
     """Everything of a job that decides what its rows hold.
 
     Args:
-        model: SHA-256 of the model file.
+        model: SHA-256 of the model file and its weights.
         batch_size: images of one run of the model.
         top: number of best classes; None: the file's k.
         max_set: the most classes of a set that are given; None: all.
@@ -103,15 +103,7 @@ def settings_for(model: str, *, batch_size: int | None = None, **options: Any) -
     predictor = Predictor(model, device="cpu", threads=1)
     check_outputs(dict.fromkeys(predictor.output_names))
     largest = max(1, BATCH_BYTES // max(1, int(np.prod(predictor.input_shape)) * 4))
-    return Settings(model=digest_of(model), batch_size=batch_size or min(32, largest), **options)
-
-
-def digest_of(model: str) -> str:
-    with open(model, "rb") as file:
-        sha = hashlib.sha256()
-        while block := file.read(1 << 20):
-            sha.update(block)
-    return sha.hexdigest()
+    return Settings(model=digest_of(*files_of(model)), batch_size=batch_size or min(32, largest), **options)
 
 
 def score_shard(job: Job) -> Scored:
@@ -162,7 +154,7 @@ def _batches(job: Job, rows: Rows) -> Iterator[Any]:
 @lru_cache(maxsize=1)
 def _predictor(place: Place, settings: Settings) -> Predictor:
     """The model of this process, opened once."""
-    if digest_of(place.model) != settings.model:
+    if digest_of(*files_of(place.model)) != settings.model:
         raise ModelFileError(f"{place.model} has changed since this command began, or differs between machines")
     return Predictor(
         place.model,

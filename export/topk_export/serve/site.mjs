@@ -131,11 +131,19 @@ export async function preprocess(file, recipe) {
   return new ort.Tensor("float32", x, [1, channels, h, w]);
 }
 
+async function bytes(name) {
+  const answer = await fetch(name);
+  if (!answer.ok) throw new Error(name + ": " + answer.status);
+  return new Uint8Array(await answer.arrayBuffer());
+}
+
 async function load() {
   ort.env.wasm.wasmPaths = new URL("./ort/", location.href).href;
   ort.env.wasm.numThreads = 1;
   const model = await (await fetch("model.json")).json();
-  const session = await ort.InferenceSession.create(new Uint8Array(await (await fetch("model.onnx")).arrayBuffer()));
+  const [content, ...weights] = await Promise.all(["model.onnx", ...model.weights].map(bytes));
+  const externalData = model.weights.map((path, i) => ({ path, data: weights[i] }));
+  const session = await ort.InferenceSession.create(content, { externalData });
   return { model, session };
 }
 

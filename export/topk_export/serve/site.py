@@ -11,6 +11,7 @@ from topk_export.errors import ExportError
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.ranking import check_outputs
 from topk_export.runtime.session import open_session
+from topk_export.runtime.weights import copy_model
 
 PACKAGE = "onnxruntime-web"
 # the runtime, and the WebAssembly that it loads
@@ -35,7 +36,8 @@ def write_site(model: str | Path, folder: str | Path, runtime: str | Path) -> Pa
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".site-") as staged:
         half = Path(staged)
-        shutil.copyfile(model, half / "model.onnx")
+        *weights, _ = copy_model(model, half / "model.onnx")
+        values["weights"] = [file.name for file in weights]
         (half / "model.json").write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
         for name in ("site.html", "site.mjs"):
             text = (files("topk_export.serve") / name).read_text(encoding="utf-8")

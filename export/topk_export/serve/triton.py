@@ -12,6 +12,7 @@ from typing import Any
 
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.session import open_session
+from topk_export.runtime.weights import copy_model
 
 TYPES = {
     "tensor(float)": "TYPE_FP32",
@@ -52,7 +53,7 @@ def write_repository(
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}-") as staging:
         entry = Path(staging) / name
         (entry / "1").mkdir(parents=True)
-        shutil.copyfile(model, entry / "1" / "model.onnx")
+        copy_model(model, entry / "1" / "model.onnx")
         (entry / "labels.txt").write_text("\n".join(metadata.class_names) + "\n", encoding="utf-8")
         (entry / "config.pbtxt").write_text(_config(name, session, max_batch_size), encoding="utf-8")
         written = [entry]

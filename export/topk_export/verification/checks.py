@@ -1,12 +1,14 @@
 """The single checks of an exported file: its graph, runs of the model, and its head alone on hard rows."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.session import open_session
+from topk_export.runtime.weights import digest_of, files_of
 from topk_export.verification import graph, reference
 
 BATCHES = (1, 2, 5)
@@ -37,11 +39,19 @@ class Check:
     note: str = ""
 
 
-def check_graph(model: Any, session: Any) -> list[Check]:
+def check_weights(path: str | Path, metadata: Metadata) -> list[Check]:
+    """Whether the weights beside the file are those that it was written with."""
+    _, *files = files_of(path)
+    if metadata.weights_sha256 is None or len(files) != 1:
+        return []
+    return [Check(f"{files[0].name} is the one of this model", digest_of(files[0]) == metadata.weights_sha256)]
+
+
+def check_graph(path: str | Path, model: Any, session: Any) -> list[Check]:
     import onnx
 
     try:
-        onnx.checker.check_model(model, full_check=True)
+        onnx.checker.check_model(str(path), full_check=True)  # by path: a ModelProto above 2 GiB cannot be checked
         valid = Check("onnx.checker, full", True)
     except Exception as error:  # checker and shape inference raise different types
         valid = Check("onnx.checker, full", False, note=str(error))

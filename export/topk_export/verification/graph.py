@@ -92,6 +92,12 @@ def head_model(model: Any) -> Any:
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
+def head_constants(graph: Any) -> set[str]:
+    """Return the names of everything that the head reads beside the logits."""
+    nodes = head_nodes(graph)
+    return _constant_feeders(graph, nodes, {LOGITS}.union(*(node.output for node in nodes)))[1]
+
+
 def _constant_feeders(graph: Any, nodes: list[Any], inside: set[str]) -> tuple[list[Any], set[str]]:
     """Return the nodes that compute a head's constants, and the names of everything it reads from outside."""
     free = {name for node in nodes for name in node.input} - inside
@@ -148,6 +154,10 @@ def set_metadata(model: Any, props: dict[str, str]) -> None:
     model.ClearField("metadata_props")
     for key, value in props.items():
         model.metadata_props.add(key=key, value=value)
+
+
+def drop_metadata(model: Any, key: str) -> None:
+    _replace(model.metadata_props, [entry for entry in model.metadata_props if entry.key != key])
 
 
 def _replace(field: Any, items: Iterable[Any]) -> None:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,17 @@ import numpy as np
 from topk_export.errors import ModelFileError
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.session import device_of, open_session, placement
-from topk_export.verification import graph
-from topk_export.verification.checks import BATCHES, Check, Known, check_graph, check_head, check_runs, count_layers
+from topk_export.verification import graph, storage
+from topk_export.verification.checks import (
+    BATCHES,
+    Check,
+    Known,
+    check_graph,
+    check_head,
+    check_runs,
+    check_weights,
+    count_layers,
+)
 
 LABELS, RECIPE, SAMPLE, REPORT = "labels.txt", "preprocess.json", "sample.npz", "report.json"
 
@@ -46,13 +56,16 @@ def verify(
     """
     model = load_proto(path)
     shown = path if model is None else _with_logits(model)
-    session = open_session(shown, device=device, require_gpu=require_gpu, threads=threads)
+    session = open_session(
+        shown, device=device, require_gpu=require_gpu, threads=threads, weights=Path(path).absolute().parent
+    )
     metadata = Metadata.from_props(session.get_modelmeta().custom_metadata_map, str(path))
     found = Path(sample) if sample is not None else beside(Path(path), SAMPLE)
     recorded = _load_sample(found, required=sample is not None)
     checks: list[Check] = []
+    checks += check_weights(path, metadata)
     if model is not None:
-        checks += check_graph(model, session)
+        checks += check_graph(path, model, session)
     inputs = sample_input(metadata) if recorded is None else recorded["input"]
     known = None if recorded is None else Known(recorded["torch_logits"], float(recorded["torch_error"]))
     checks += check_runs(session, metadata, inputs, known, layers=count_layers(model))
@@ -87,16 +100,8 @@ def sample_input(metadata: Metadata, batch: int = max(BATCHES)) -> np.ndarray:
 
 
 def load_proto(path: str | Path) -> Any:
-    try:
-        import onnx
-    except ImportError:
-        return None
-    try:
-        return onnx.load(str(path))
-    except FileNotFoundError as error:
-        raise ModelFileError(f"{path} does not exist") from error
-    except Exception as error:  # protobuf's errors share no base class with onnx's
-        raise ModelFileError(f"{path} is not an ONNX model: {error}") from error
+    """Return a file's ModelProto, or None without the onnx package."""
+    return storage.load(path) if find_spec("onnx") else None
 
 
 def _with_logits(model: Any) -> bytes:

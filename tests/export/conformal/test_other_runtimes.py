@@ -127,7 +127,9 @@ def test_the_browser(runtime, held_out, tmp_path, served):
         Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8)).save(path)
     with chromium() as browser:
         for preprocess in ("metadata", "in-graph"):
-            model = exported(tmp_path / preprocess / "colours.onnx", preprocess=preprocess)
+            model = exported(
+                tmp_path / preprocess / "colours.onnx", preprocess=preprocess, external_data=preprocess == "in-graph"
+            )
             calibrated = tmp_path / preprocess / "sets.onnx"
             calibrate_file(model, calibrated, open_folder(held_out, tuple(COLOURS)), Plan("raps"), device="cpu")
             write_site(calibrated, folder / preprocess, runtime)

@@ -16,6 +16,7 @@ from tests.export.scoring.conftest import parts, rows
 from topk_export import ImageError, Predictor
 from topk_export.commands import score
 from topk_export.errors import SourceError
+from topk_export.runtime.weights import digest_of
 from topk_export.scoring import files, work
 from topk_export.scoring.sources import shards_of
 
@@ -204,7 +205,7 @@ def test_prediction_sets_are_given_best_first_and_cut(predictor):
 def test_files_say_what_they_were_made_of(run, folder, model_file):
     _, output, _ = run(folder)
     about = json.loads(pq.read_schema(output / "part-000000.parquet").metadata[b"topk_registry.score"])
-    assert about["model"] == work.digest_of(str(model_file))
+    assert about["model"] == digest_of(model_file)
     assert about["batch_size"] == 32
 
 

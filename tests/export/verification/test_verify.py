@@ -172,12 +172,24 @@ def test_files_that_are_no_models(tmp_path, capsys):
 def test_the_export_command(tmp_path, capsys):
     names = tmp_path / "names.txt"
     names.write_text("\n".join(f"class {i}" for i in range(N)))
-    arguments = ["test_resnet", str(tmp_path / "m.onnx"), "-k", "3", "--num-classes", str(N), "--class-names"]
-    assert export_command.main([*arguments, str(names), "--input-size", "3", "32", "32"]) == 0
+    arguments = [
+        "test_resnet",
+        str(tmp_path / "m.onnx"),
+        "-k",
+        "3",
+        "--num-classes",
+        str(N),
+        "--class-names",
+        str(names),
+    ]
+    options = ["--input-size", "3", "32", "32", "--external-data", "--triton", str(tmp_path / "models")]
+    assert export_command.main([*arguments, *options]) == 0
     captured = capsys.readouterr()
     assert captured.out.strip() == str(tmp_path / "m.onnx")
     assert "verifying with onnxruntime" in captured.err
     assert (tmp_path / "m.labels.txt").read_text().startswith("class 0\n")
+    for folder in (tmp_path, tmp_path / "models" / "m" / "1"):
+        assert (folder / "m.onnx.data").stat().st_size > 1_000_000
     assert verify_command.main([str(tmp_path / "m.onnx")]) == 0
 
 

@@ -1,0 +1,152 @@
+"""Weights that lie beside a model: which files it names, whether they are whole, and how it is copied with them.
+
+One ONNX file holds at most 2 GiB. A larger model keeps its weights in other files of its folder (ONNX's external data).
+Their names are read from the file by the format of protocol buffers alone, so that prediction needs no onnx package.
+"""
+
+import hashlib
+import mmap
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PureWindowsPath
+
+from topk_export.errors import ModelFileError
+
+SUFFIX = ".data"  # model.onnx.data holds the weights of model.onnx
+
+# numbers of fields in onnx.proto
+_GRAPH, _INITIALIZER, _EXTERNAL_DATA, _KEY, _VALUE = 7, 5, 13, 1, 2
+_VARINT, _LENGTH = 0, 2
+_FIXED = {1: 8, 5: 4}  # bytes of the other kinds of value
+
+
+def weights_beside(model: str | Path) -> Path:
+    """Return the path of the weights that an export writes beside its model."""
+    return Path(f"{model}{SUFFIX}")
+
+
+def files_of(model: str | Path) -> list[Path]:
+    """Return a model's file and the files of its weights, all of them there.
+
+    Raises:
+        ModelFileError: a file is missing, shorter than the model says, or outside of the model's folder.
+    """
+    model = Path(model)
+    if not model.is_file():
+        raise ModelFileError(f"{model} does not exist or is no file")
+    files = [model]
+    for name, size in sorted(external_sizes(model).items()):
+        if name != PureWindowsPath(name).name:  # on any system
+            raise ModelFileError(f"{model} keeps weights outside of its folder, in {name!r}: they are not read")
+        file = model.parent / name
+        if not file.is_file():
+            raise ModelFileError(
+                f"{model} keeps its weights in {file}, which does not exist: move both together, and leave the "
+                "weights' name as it is"
+            )
+        if (found := file.stat().st_size) < size:
+            raise ModelFileError(f"{file} holds {found} bytes, {model} needs {size} of it: copy it again")
+        files.append(file)
+    return files
+
+
+def external_sizes(model: str | Path) -> dict[str, int]:
+    """Return the names of the files that a model keeps weights in, and how many bytes each has at least."""
+    sizes: dict[str, int] = {}
+    if not os.path.getsize(model):
+        return sizes
+    with open(model, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            for entry in _external_tensors(data):
+                end = int(entry.get("offset", 0)) + int(entry.get("length", 0))
+                sizes[entry["location"]] = max(end, sizes.get(entry["location"], 0))
+        except (IndexError, KeyError, ValueError):
+            return {}  # no model: who loads it says so better
+    return sizes
+
+
+def copy_model(model: str | Path, target: str | Path) -> list[Path]:
+    """Copy a model to a path, and its weights into that folder under their own names; return the new files."""
+    target = Path(target)
+    first, *weights = files_of(model)
+    copies = [target.with_name(file.name) for file in weights]
+    for file, copy in zip((*weights, first), (*copies, target), strict=True):
+        shutil.copyfile(file, copy)
+    return [*copies, target]
+
+
+def move_into_place(staged: Path, path: Path, others: Iterable[Path] = ()) -> None:
+    """Move a finished model, its weights and its other files to where ``path`` is.
+
+    The model comes last, and one whose weights are replaced goes first: whenever this is interrupted, a model that is
+    there lies beside its own weights.
+    """
+    _, *weights = files_of(staged)
+    before = external_sizes(path) if path.is_file() else {}
+    if before:
+        path.unlink()
+    if weights_beside(path).name in before:
+        weights_beside(path).unlink(missing_ok=True)
+    for file in (*others, *weights):
+        os.replace(file, path.with_name(file.name))
+    os.replace(staged, path)
+
+
+def digest_of(*files: str | Path) -> str:
+    """Return the SHA-256 of files, one after the other."""
+    sha = hashlib.sha256()
+    for file in files:
+        with open(file, "rb") as stream:
+            while block := stream.read(1 << 20):
+                sha.update(block)
+    return sha.hexdigest()
+
+
+def _external_tensors(data: mmap.mmap) -> Iterator[dict[str, str]]:
+    """Yield location, offset and length of each weight that is kept elsewhere."""
+    for graph in _messages(data, (0, len(data)), _GRAPH):
+        for tensor in _messages(data, graph, _INITIALIZER):
+            entry = {}
+            for pair in _messages(data, tensor, _EXTERNAL_DATA):
+                (key,), (value,) = (_texts(data, pair, field) for field in (_KEY, _VALUE))
+                entry[key] = value
+            if entry:
+                yield entry
+
+
+def _texts(data: mmap.mmap, span: tuple[int, int], field: int) -> list[str]:
+    return [data[start:end].decode() for start, end in _messages(data, span, field)]
+
+
+def _messages(data: mmap.mmap, span: tuple[int, int], wanted: int) -> Iterator[tuple[int, int]]:
+    """Yield where the values of a field lie that have a length, within a message."""
+    at, end = span
+    while at < end:
+        tag, at = _varint(data, at)
+        field, kind = tag >> 3, tag & 7
+        if kind == _VARINT:
+            _, at = _varint(data, at)
+        elif kind == _LENGTH:
+            size, at = _varint(data, at)
+            if at + size > end:
+                raise ValueError("a value that ends outside of its message")
+            if field == wanted:
+                yield at, at + size
+            at += size
+        elif kind in _FIXED:
+            at += _FIXED[kind]
+        else:
+            raise ValueError(f"no kind of value is {kind}")
+
+
+def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
+    """Return a number of seven bits a byte, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise ValueError("a number of more than 64 bits")
