@@ -1,6 +1,7 @@
 """Times and peak memory of all contestants for one operator, side by side in one run, once its tests pass.
 
-``python -m tests.bench instructions`` counts the machine instructions of the GPU kernels instead.
+``python -m tests.bench instructions`` counts the machine instructions of the GPU kernels instead, and ``python -m
+tests.bench trials`` puts the service under load.
 """
 
 import argparse
@@ -27,6 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == ["instructions"]:
         return instructions.main(argv[1:])
+    if argv[:1] == ["trials"]:
+        from tests.bench import trials  # needs the extra serve
+
+        return trials.main(argv[1:])
     args = _parser().parse_args(argv)
     operator = OPERATORS[args.operator]
     try:
