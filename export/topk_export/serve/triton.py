@@ -20,6 +20,7 @@ TYPES = {
     "tensor(int64)": "TYPE_INT64",
     "tensor(bool)": "TYPE_BOOL",
 }
+LABELLED = ("logits", "marginals", "set")  # outputs of one value a class
 
 
 def write_repository(
@@ -88,7 +89,7 @@ def _write_ensemble(entry: Path, session: Any, metadata: Metadata, max_batch_siz
         'platform: "ensemble"',
         *_image_input(max_batch_size),
         "output [",
-        *_tensors(outputs, False, labels=True),
+        *_tensors(outputs, False, labels=True, ensemble=True),
         "]",
         "ensemble_scheduling { step [",
         ",\n".join(steps),
@@ -133,10 +134,15 @@ def _config(name: str, session: object, max_batch_size: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tensors(tensors: list, fixed: bool, *, labels: bool = False) -> list[str]:
+def _tensors(tensors: list, fixed: bool, *, labels: bool = False, ensemble: bool = False) -> list[str]:
     entries = []
     for tensor in tensors:
-        dims = ", ".join(map(str, tensor.shape[0 if fixed else 1 :]))
-        label = ' label_filename: "labels.txt"' if labels and tensor.name != "indices" else ""
-        entries.append(f'  {{ name: "{tensor.name}" data_type: {TYPES[tensor.type]} dims: [ {dims} ]{label} }}')
+        shape = tensor.shape[0 if fixed else 1 :]
+        # Triton refuses empty dims: one number a row is a row of one number, made from what the model gives
+        parts = [f"dims: [ {', '.join(map(str, shape or [1]))} ]"]
+        if not shape and not ensemble:
+            parts.append("reshape: { shape: [ ] }")
+        if labels and tensor.name in LABELLED:
+            parts.append('label_filename: "labels.txt"')
+        entries.append(f'  {{ name: "{tensor.name}" data_type: {TYPES[tensor.type]} {" ".join(parts)} }}')
     return [entry + "," for entry in entries[:-1]] + entries[-1:]

@@ -11,12 +11,16 @@ import onnxruntime
 import pytest
 from google.protobuf import text_format
 from PIL import Image
+from tritonclient.utils import triton_to_np_dtype
 
 from tests.export.colours import COLOURS, K, encoded, noise
 from topk_export import Predictor
+from topk_export.calibration.graph import add_sets
 from topk_export.commands import serve
 from topk_export.errors import ModelFileError
 from topk_export.serve.triton import write_repository
+from topk_export.verification import storage
+from topk_registry.conformal import PredictionSets, Thresholds, create_score
 
 
 def schema() -> Any:
@@ -174,6 +178,96 @@ def test_the_first_step_prepares_images_as_the_predictor_does(file, tmp_path, mo
     np.testing.assert_array_equal(tensor.values, Predictor(model, device="cpu").preprocess(images))
     assert not bad.output_tensors
     assert "is not an image of a known format" in bad.error
+
+
+KINDS = ("PNG", "JPEG", "BMP")
+
+
+class Server:
+    """The part of Triton that runs an ensemble, by the repository's own configurations; it checks what Triton checks.
+
+    Triton refuses a step whose tensors are not those that the configuration declares, in name, type or shape.
+    """
+
+    def __init__(self, triton: Any, repository: Path) -> None:
+        self._triton, self._repository = triton, repository
+
+    def infer(self, name: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        entry = self._repository / name
+        config = read(self._triton, entry)
+        assert config.name == name
+        assert max(int(path.name) for path in entry.iterdir() if path.is_dir()) == 1
+        for tensor in (*config.input, *config.output):
+            assert tensor.dims  # empty ones are refused
+            assert min(tensor.dims) >= 1
+        for output in config.output:
+            if output.label_filename:  # a label for each value
+                assert len((entry / output.label_filename).read_text().splitlines()) == output.dims[-1]
+        self._check(config, config.input, tensors)
+        run = {"ensemble": self._ensemble, "python": self._python, "onnxruntime": self._onnx}
+        outputs = run[config.platform or config.backend](config, entry, tensors)
+        self._check(config, config.output, outputs)
+        return outputs
+
+    def _check(self, config: Any, declared: Any, tensors: dict[str, np.ndarray]) -> None:
+        assert {tensor.name for tensor in declared} == tensors.keys()
+        for tensor in declared:
+            kind = self._triton.DataType.Name(tensor.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
+            value = tensors[tensor.name]
+            assert value.dtype == triton_to_np_dtype(kind), tensor.name
+            assert value.shape[1:] == tuple(tensor.dims), tensor.name
+            assert 1 <= len(value) <= config.max_batch_size
+
+    def _ensemble(self, config: Any, entry: Path, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        known = dict(tensors)
+        for step in config.ensemble_scheduling.step:
+            assert read(self._triton, entry.with_name(step.model_name)).max_batch_size >= config.max_batch_size
+            given = {own: known[shared] for own, shared in step.input_map.items()}
+            found = self.infer(step.model_name, given)
+            known |= {shared: found[own] for own, shared in step.output_map.items()}
+        return {output.name: known[output.name] for output in config.output}
+
+    def _python(self, config: Any, entry: Path, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        model = loaded(entry / "1" / "model.py").TritonPythonModel()
+        model.initialize({"model_repository": str(entry), "model_version": "1"})
+        request = {name: Backend.Tensor(name, value) for name, value in tensors.items()}
+        (answer,) = model.execute([request])
+        assert answer.error is None, answer.error
+        return {tensor.name: tensor.values for tensor in answer.output_tensors}
+
+    def _onnx(self, config: Any, entry: Path, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        session = onnxruntime.InferenceSession(entry / "1" / "model.onnx", providers=["CPUExecutionProvider"])
+        names = [output.name for output in config.output]
+        found = dict(zip(names, session.run(names, tensors), strict=True))
+        for output in config.output:
+            if output.HasField("reshape"):
+                assert found[output.name].shape[1:] == tuple(output.reshape.shape)
+                found[output.name] = found[output.name].reshape(-1, *output.dims)
+        return found
+
+
+@pytest.fixture(scope="module")
+def sets_file(model_file, tmp_path_factory) -> Path:
+    """A calibrated file, whose outputs are of two more types."""
+    output = tmp_path_factory.mktemp("sets") / "colours.onnx"
+    proto = add_sets(storage.load(model_file), PredictionSets(create_score("lac"), Thresholds(0.9)), 12, max_size=12)
+    storage.save(proto, output)
+    return output
+
+
+@pytest.mark.parametrize("file", ["model_file", "in_graph_file", "sets_file"])
+def test_the_steps_of_the_ensemble_give_the_predictors_bits(triton, file, tmp_path, monkeypatch, request):
+    model = request.getfixturevalue(file)
+    joined = write_repository(model, tmp_path, max_batch_size=4, ensemble=True)
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", Backend)
+    sizes = ((61, 87), (9, 120), (32, 40))  # shrunk, enlarged, kept
+    images = [encoded(Image.fromarray(noise(*size)), kind) for size, kind in zip(sizes, KINDS, strict=True)]
+    got = Server(triton, tmp_path).infer(joined.name, {"image": np.array([[image] for image in images], object)})
+    predictor = Predictor(model, device="cpu")
+    expected = predictor.run(predictor.preprocess(images))
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        assert got[name].tobytes() == value.tobytes(), name
 
 
 def test_a_fixed_batch_has_no_ensemble(edited, tmp_path):
