@@ -38,8 +38,11 @@ class _LogLikelihood(ClassificationLoss):
 
     def log_weights(self, scores: Tensor) -> Tensor:
         """log w_i, elementwise: the probabilities are their softmax."""
-        # hypot, because the square overflows in fp32 from 2e19 on
-        return 2 * torch.hypot(scores + self.shift, scores.new_full((), math.sqrt(self.epsilon))).log()
+        # log(x^2 + y^2) by the larger and the smaller of the two: the square overflows in fp32 from 2e19 on, and
+        # ONNX has no hypot
+        x, y = (scores + self.shift).abs(), scores.new_full((), math.sqrt(self.epsilon))
+        larger = torch.maximum(x, y)
+        return 2 * larger.log() + (torch.minimum(x, y) / larger).square().log1p()
 
     def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
         """The loss from the label's score, the sum s and the sum of squares q of all n scores; see SphericalLinear."""
