@@ -53,6 +53,17 @@ def test_the_levels_are_all_there_is(mean, deviation):
     assert sum(map(math.exp, _log_levels(mean, deviation))) == pytest.approx(1.0, abs=1e-12)
 
 
+def test_probabilities_that_are_kept_are_those_that_are_not(monkeypatch):
+    kept, anew = (Ambiguous("test", size=1500, **SMALL) for _ in range(2))
+    first = kept.posterior(1000, 1100)
+    monkeypatch.setattr("topk_registry.data.ambiguous.KEPT", 0)
+    assert kept._kept is not None
+    np.testing.assert_allclose(first, anew.posterior(1000, 1100), rtol=1e-13)
+    assert anew._kept is None
+    with pytest.raises(ValueError, match="read-only"):
+        first[0, 0] = 1.0
+
+
 def test_labels_are_drawn_from_the_posterior():
     """Over any function of x, labels and posterior agree within four standard errors."""
     data = Ambiguous("train", size=40_000, **SMALL)

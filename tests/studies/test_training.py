@@ -146,6 +146,11 @@ def test_excess_risk_is_measured_where_the_posterior_is_known(tmp_path):
     history = training.run(run_of(options, loss="ce", seed=0, lr=3e-3), tmp_path / "work", quiet)["history"]
     assert all(row["test_excess_top1"] > 0 and row["test_excess_top5"] > 0 for row in history)
     assert history[-1]["test_excess_top5"] < history[0]["test_excess_top5"]
+    # sets that miss a label in ten, over the 150 samples that did not calibrate them: within four deviations
+    assert all(1 <= row["test_set_mean_size"] <= 12 for row in history)
+    assert history[-1]["test_set_mean_size"] < history[0]["test_set_mean_size"]
+    assert history[-1]["test_set_coverage"] == pytest.approx(90, abs=4 * 100 * (2 * 0.09 / 150) ** 0.5)
+    assert all(0 < row["test_calibration_top5"] < 2 for row in history)
     # the error on the drawn labels is Bayes' error and the excess, but for the labels' chance
     least = Ambiguous("test", **sizes).bayes_error(5)
     error = 1 - history[-1]["test_top5"] / 100

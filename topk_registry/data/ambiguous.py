@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, split_and_size
 
 TINY = 1e-300  # the least probability of a level: below it no sum could tell
+KEPT = 1 << 22  # probabilities that are kept once computed, 32 MiB: every epoch of a study asks for them
 REACH = 4.0  # standard deviations of the noise around either mean that the 8 bits hold
 
 Matrix = NDArray[np.float64]
@@ -87,6 +88,7 @@ class Ambiguous(DrawnImages):
         falling = imbalance ** -(np.arange(n) / (n - 1))
         self._prior = falling / falling.sum()
         self._scale = 127.5 / (1.0 + REACH * noise)
+        self._kept: Matrix | None = None
         self.images, labels = self._draw(size, [seed, SPLITS[split]])
         self.targets = labels.tolist()
 
@@ -97,7 +99,15 @@ class Ambiguous(DrawnImages):
 
     def posterior(self, start: int = 0, stop: int | None = None) -> Matrix:
         """p(label | x) of the samples from ``start`` to ``stop`` [N, n]."""
-        rows = self.images[start:stop].reshape(-1, 3 * self.side**2)
+        if len(self) * len(self.classes) > KEPT:
+            return self._posteriors(self.images[start:stop])
+        if self._kept is None:
+            self._kept = self._posteriors(self.images)
+            self._kept.flags.writeable = False
+        return self._kept[start:stop]
+
+    def _posteriors(self, images: NDArray[np.uint8]) -> Matrix:
+        rows = images.reshape(-1, 3 * self.side**2)
         return np.concatenate([self._posterior(rows[i : i + BLOCK]) for i in range(0, len(rows), BLOCK)])
 
     def bayes_error(self, k: int, *, macro: bool = False) -> float:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -19,21 +20,45 @@ class DrawnImages:
         targets: the labels.
         classes: their names.
         superclasses: the family of each class.
-        transform: applied to each image, where it is not None.
     """
 
     images: NDArray[np.uint8]
     targets: list[int]
     classes: list[str]
     superclasses: list[int]
-    transform: Any = None
+    _transform: Any = None
+    _unchanged: bool = False
+
+    @property
+    def transform(self) -> Any:
+        """What is applied to each image, where it is not None."""
+        return self._transform
+
+    @transform.setter
+    def transform(self, transform: Any) -> None:
+        self._transform = transform
+        self._unchanged = transform is not None and _only_converts(transform, self.images.shape[1:3])
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
+        if self._unchanged:  # an image library would take longer than a small network
+            return torch.from_numpy(self.images[index]).permute(2, 0, 1), self.targets[index]
         image: Any = Image.fromarray(self.images[index])
-        return (image if self.transform is None else self.transform(image)), self.targets[index]
+        return (image if self._transform is None else self._transform(image)), self.targets[index]
+
+
+def _only_converts(transform: Any, size: tuple[int, ...]) -> bool:
+    """Whether images of this size become tensors of 8 bits and no more, as timm does without augmentation."""
+    from timm.data.transforms import MaybePILToTensor
+    from torchvision.transforms import CenterCrop, PILToTensor, Resize
+
+    *steps, last = getattr(transform, "transforms", [transform])
+    same = [size, list(size), *(size[:1] if size[0] == size[1] else ())]
+    return isinstance(last, (PILToTensor, MaybePILToTensor)) and all(
+        isinstance(step, (Resize, CenterCrop)) and step.size in same for step in steps
+    )
 
 
 def split_and_size(split: str, size: int | None, eval_size: int | None) -> tuple[str, int]:

@@ -14,8 +14,11 @@ import torch
 from timm.data import resolve_data_config
 from torch import Tensor, nn
 
-from topk_registry.metrics import GradientSparsity, TopKAccuracy
+from topk_registry.conformal.thresholds import fewest
+from topk_registry.metrics import GradientSparsity, MarginalCalibration, TopKAccuracy
+from topk_registry.ops.ksubset import topk_marginals
 from topk_registry.train import Run, TrainConfig, Trainer
+from topk_registry.train.engine.sets import SetEvaluation
 from topk_registry.train.engine.state import Row
 from topk_registry.train.errors import Interrupted, TrainError
 from topk_registry.train.setup.build import create_evaluator
@@ -25,6 +28,7 @@ from topk_studies.engine.study import Configuration, ConfigurationError, Options
 RUNS = "train"
 VERSION = 1
 RUN = "run"
+MISSED = 0.1  # the share of labels that prediction sets may miss
 NEUTRAL = {"label_noise": 0.0, "subset": 1.0}  # left out: studies of noise and of little data share what is neither
 
 
@@ -93,8 +97,10 @@ class _Watch:
 
     Each evaluation gains the test split under names that begin with ``test_``, and two measurements of the training
     batches since the last: the accuracy (``train_top5``), as the weights then were, and the share of the loss's
-    gradient with respect to the logits that was not zero (``nonzero``). Where the posterior of the test split is known,
-    its excess risk is measured too (``test_excess_top5``).
+    gradient with respect to the logits that was not zero (``nonzero``). Of the test split it also measures the
+    calibration error of the marginals (``test_calibration_top5``), the mean size of prediction sets that hold the label
+    nine times in ten (``test_set_mean_size``) and, where the posterior is known, the excess risk
+    (``test_excess_top5``).
     """
 
     def __init__(self, split: str, progress: Progress) -> None:
@@ -106,10 +112,7 @@ class _Watch:
             data = Data(None, open_split(run.config, self.split, training=False), counts=run.data.counts)
             self.test = create_evaluator(run.config, data, data_config(run), run.task.criterion, run.compute)
             self.test.stop = lambda: run.stopped()
-            known = self.test.loader.dataset
-            if hasattr(known, "bayes_error"):
-                self.test.observers = (ExcessRisk(known, run.evaluator.sizes),)
-            self.sizes = run.evaluator.sizes
+            self.sizes, self.seed = run.evaluator.sizes, run.config.seed
             self._begin()
             run.task.criterion.register_forward_pre_hook(self._see)
 
@@ -118,6 +121,7 @@ class _Watch:
         self.progress(done / run.num_epochs, f"epoch {run.progress.epoch + 1}/{run.num_epochs}")
 
     def evaluate(self, run: Run, model: nn.Module, metrics: Mapping[str, float]) -> dict[str, float]:
+        self.test.observers = self._observers()
         test = self.test(model, run.task.criterion)
         if test is None:  # stopped: the epoch is measured again when the run goes on
             return {}
@@ -127,6 +131,16 @@ class _Watch:
         training |= self._sparsity.compute()
         self._begin()
         return {f"test_{name}": value for name, value in test.items()} | training
+
+    def _observers(self) -> list[Any]:
+        """What is measured on the test split besides accuracy."""
+        data = self.test.loader.dataset
+        observers: list[Any] = [Calibration(k) for k in self.sizes if 1 < k < self.num_classes]
+        if hasattr(data, "bayes_error"):
+            observers.append(ExcessRisk(data, self.sizes))
+        if len(data) // 2 >= fewest(MISSED):
+            observers.append(SetEvaluation("lac", MISSED, {}, seed=self.seed))
+        return observers
 
     def _begin(self) -> None:
         self._sparsity = GradientSparsity()
@@ -138,6 +152,20 @@ class _Watch:
             self._sparsity.watch(logits)
             if target.ndim == 1:
                 self._seen.update(logits.float(), target)
+
+
+class Calibration:
+    """Calibration error of the top-k marginals of a model's probabilities."""
+
+    def __init__(self, k: int) -> None:
+        self._metric = MarginalCalibration(k)
+
+    def update(self, probabilities: Tensor, target: Tensor) -> None:
+        logits = probabilities.clamp(min=1e-30).log()  # marginals take logits, and probabilities have logits
+        self._metric.update(topk_marginals(logits, self._metric.k), target)
+
+    def results(self) -> dict[str, float]:
+        return {f"calibration_top{self._metric.k}": self._metric.compute(sync=False)["calibration_error"]}
 
 
 class ExcessRisk:
@@ -158,7 +186,6 @@ class ExcessRisk:
 
     def results(self) -> dict[str, float]:
         guesses = torch.cat(self._guesses).numpy()
-        self._guesses.clear()
         return {f"excess_top{k}": 100 * (self._data.error(guesses[:, :k]) - self._least[k]) for k in self._sizes}
 
 
