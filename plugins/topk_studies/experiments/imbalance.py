@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from topk_studies.engine.experiment import TunedStudy
-from topk_studies.engine.settings import BUILT_IN, IMAGENET, base_flags
+from topk_studies.engine.settings import BUILT_IN, IMAGENET, POSTERIOR, base_flags
 from topk_studies.engine.statistics import Claim
 from topk_studies.engine.study import Options, Table
 from topk_studies.engine.tuning import Choice
@@ -26,10 +26,10 @@ class Imbalance(TunedStudy):
     KEY = "tail"
 
     def settings(self, options: Options) -> list[dict[str, object]]:
-        """The tail; of the built-in set with enough images that its frequent classes have more than a hundred."""
+        """The tail; of a built-in set with enough samples that its frequent classes have more than a hundred."""
         base = base_flags(options)
-        if base.get("dataset") == BUILT_IN:
-            return [{**TAIL, "dataset_opt": {"size": 20_000, "eval_size": 2000}}]
+        if {**base, **options.flags}.get("dataset") in (BUILT_IN, POSTERIOR):
+            return [{**TAIL, "dataset_opt": {**base.get("dataset_opt", {}), "size": 20_000, "eval_size": 2000}}]
         return [IMAGENET_TAIL if base is IMAGENET else TAIL]
 
     def key(self, choice: Choice) -> float:

@@ -31,8 +31,9 @@ class LittleData(TunedStudy):
         longer = round(1 / flags["subset"])
         if longer == 1:
             return options
-        epochs = options.flags.get("epochs") or base_flags(options)["epochs"]
-        return replace(options, flags={**options.flags, "epochs": longer * epochs, "val_interval": longer})
+        whole = {**base_flags(options), **options.flags}
+        often = longer * whole.get("val_interval", 1)
+        return replace(options, flags={**options.flags, "epochs": longer * whole["epochs"], "val_interval": often})
 
     def key(self, choice: Choice) -> float:
         return choice.flags.get("subset", 1.0)

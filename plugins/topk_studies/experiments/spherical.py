@@ -5,16 +5,13 @@ from typing import Any
 
 from topk_studies.baselines.paper import SPHERICAL
 from topk_studies.engine.experiment import TunedStudy
-from topk_studies.engine.settings import BUILT_IN, base_flags
+from topk_studies.engine.settings import BUILT_IN, POSTERIOR, base_flags
 from topk_studies.engine.statistics import Claim
 from topk_studies.engine.study import Figure, Options, Table
 from topk_studies.engine.tuning import Choice
 
-# superclasses x fine classes of the built-in set; the default, 20 x 5, is what other studies train on
-SIZES: dict[int, dict[str, Any]] = {
-    10: {"dataset_opt": {"superclasses": 2, "fine": 5}},
-    100: {},
-}
+# the built-in sets with 10 classes, in 2 families of 5; the default, 20 families, is what other studies train on
+TEN: dict[str, dict[str, Any]] = {BUILT_IN: {"superclasses": 2, "fine": 5}, POSTERIOR: {"families": 2, "fine": 5}}
 SOURCE = (
     "The paper's columns are its accuracies on CIFAR-10 and CIFAR-100, with its own networks, as quoted in "
     "F. Sobolevsky's summary of it."
@@ -35,16 +32,17 @@ class Spherical(TunedStudy):
     def settings(self, options: Options) -> list[dict[str, Any]]:
         """Data sets of several numbers of classes: of the built-in set, CIFAR's two, or the one that is named."""
         base = base_flags(options)
-        if base.get("dataset") == BUILT_IN:
-            return list(SIZES.values())
+        ten = TEN.get({**base, **options.flags}.get("dataset", ""))
+        if ten:
+            return [{"dataset_opt": {**base.get("dataset_opt", {}), **ten}}, {}]
         if base.get("dataset") == "torch/cifar100" and not options.flags.get("dataset"):
             return [{"dataset": "torch/cifar10", "num_classes": 10}, {}]
         return [{}]
 
     def key(self, choice: Choice) -> int:
         named = choice.flags.get("dataset_opt", {})
-        if "superclasses" in named:
-            return named["superclasses"] * named["fine"]
+        if "fine" in named:
+            return named["fine"] * named.get("superclasses", named.get("families"))
         return choice.flags.get("num_classes", 100)
 
     def tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
