@@ -254,6 +254,35 @@ def test_temperatures_are_in_order(small):
     assert all(a < b for a, b in pairwise(taus))
 
 
+@pytest.mark.parametrize("name", ["noise", "margin", "imbalance"])
+def test_what_is_measured_beyond_accuracy_is_told_at_the_chosen_epochs(name, small):
+    study = load_study(name)
+    assert "Beyond accuracy" not in [table.title for table in study.report(small[name]).tables]
+    measured = []
+    for record in small[name]:
+        seed, rows = record.configuration["flags"]["seed"], record.result["history"]
+        best = max(row[study.METRIC] for row in rows)
+        quality = [{"test_set_mean_size": 3.0 + seed if row[study.METRIC] == best else 99.0} for row in rows]
+        measured.append(trained(record.configuration, [row | more for row, more in zip(rows, quality, strict=True)]))
+    (table,) = [table for table in study.report(measured).tables if table.title == "Beyond accuracy"]
+    assert table.columns == (study.KEY, "", "set size")
+    assert len(table.rows) == len(study.choices(measured))
+    seeds = range(table.rows[0][2].count)
+    assert all(row[2].mean == pytest.approx(3.0 + sum(seeds) / len(seeds)) for row in table.rows)
+
+
+def test_the_set_with_a_known_posterior_has_its_own_setting():
+    options = Options(flags={"dataset": "topk/ambiguous"})
+    for name in TRAINING[:-1]:
+        for record in finished(load_study(name), options):
+            flags = record.configuration["flags"]
+            assert (flags["model"], flags["dataset"]) == ("topk_mlp", "topk/ambiguous")
+            assert flags["dataset_opt"].items() >= {"noise": 3.0, "ambiguity": 0.1}.items()
+            assert flags["epochs"] // flags["val_interval"] == 12
+    sizes = [c["flags"]["dataset_opt"].get("families") for c in load_study("spherical").configurations(options, [])]
+    assert set(sizes) == {2, None}
+
+
 def test_an_unknown_study_is_told_what_there_is():
     with pytest.raises(UnknownStudyError, match=r"did you mean noise\b.*There are speed"):
         load_study("noize")

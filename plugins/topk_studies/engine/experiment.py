@@ -83,8 +83,9 @@ class TrainingStudy:
 
     def report(self, records: Sequence[Record]) -> Findings:
         found = self.choices(records)
+        quality = display.quality_table(self.KEY, self.key, found, self.METRIC, name=self.name)
         return Findings(
-            tables=self.tables(found),
+            tables=(*self.tables(found), *filter(None, [quality])),
             figures=self.figures(found),
             notes=self.settle(self.claims(found)),
             protocol=" ".join(filter(None, [display.protocol(found, self.METRIC), self.PROTOCOL])),

@@ -6,12 +6,18 @@ from topk_studies.engine.experiment import TunedStudy
 from topk_studies.engine.statistics import Claim, paired
 from topk_studies.engine.study import Figure, Options
 from topk_studies.engine.tuning import Choice, label_noise_of
+from topk_studies.report.display import curves_figure, first_runs
 
 SMOOTH, NOISED, BASELINE = "smooth_topk_svm", "noised_topk", "ce"
 BEATS = {
     SMOOTH: "With noisy labels the smooth top-5 SVM beats cross-entropy in top-5 (Berrada, Table 1).",
     NOISED: "The balanced noised loss beats cross-entropy in top-5 under label noise (Garcin, Table 4).",
 }
+MEMORY_PANELS = (
+    ("train_top1", "training top-1, noisy labels (%)"),
+    ("top5", "validation top-5 (%)"),
+    ("test_top5", "test top-5 (%)"),
+)
 LEVELS = {"small": (0.0, 0.4, 0.8, 1.0), "paper": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)}
 
 
@@ -31,6 +37,7 @@ class LabelNoise(TunedStudy):
         return (
             self.lines("Top-5 accuracy against label noise", found),
             self.lines("Top-1 accuracy against label noise", found, "top1"),
+            *(_memory(here, level) for level, here in self.by_key(found) if level > 0),
         )
 
     def key(self, choice: Choice) -> float:
@@ -52,6 +59,17 @@ class LabelNoise(TunedStudy):
             claims += self.pair(BEATS[NOISED], here, NOISED, BASELINE, where=where)
         gains = {loss: _gains(found, loss) for loss in BEATS}
         return claims + _together(found, gains) + _growth(found, gains[SMOOTH])
+
+
+def _memory(found: Sequence[Choice], level: float) -> Figure:
+    """What is learned by heart, and what that costs."""
+    return curves_figure(
+        f"Noisy labels learned by heart, noise {level:g}",
+        "Share of the training labels, noisy ones among them, that the network gives back, and its accuracy on clean "
+        "labels, by epochs; first seed. Early stopping takes the highest point of the curve in the middle.",
+        first_runs(found, lambda choice: choice.loss),
+        MEMORY_PANELS,
+    )
 
 
 Gains = dict[float, dict[int, float]]  # by level, then by seed

@@ -18,6 +18,12 @@ TRAINING_PANELS = (
     ("top5", "validation top-5 (%)"),
     ("nonzero", "gradient not zero"),
 )
+QUALITY = {  # measured besides accuracy, by the names of the histories' columns
+    "excess_top5": "excess top-5",
+    "excess_top1": "excess top-1",
+    "calibration_top5": "calibration error",
+    "set_mean_size": "set size",
+}
 UNCHECKED = (
     "The paper's own numbers, of other data and networks, are in {}: none is repeated here that was not checked."
 )
@@ -90,6 +96,24 @@ def list_table(
         tuple(rows),
         _note(note, _accuracy(found), UNCHECKED.format(reference)),
         compared=names,
+    )
+
+
+def quality_table(
+    key_name: str, key: Key, found: Sequence[Choice], metric: str, *, name: Name = loss_name
+) -> Table | None:
+    """What else the runs' probabilities are good for, at the epochs that ``metric`` chose; None for older runs."""
+    rows = [row for choice in found for record in choice.runs.values() for row in record.result.get("history", ())]
+    measured = [column for column in QUALITY if all(f"test_{column}" in row for row in rows if metric in row)]
+    if not rows or not measured:
+        return None
+    return Table(
+        "Beyond accuracy",
+        (key_name, "", *(QUALITY[column] for column in measured)),
+        tuple((key(c), name(c), *(c.estimate(column, by=metric) for column in measured)) for c in found),
+        "Excess: points of error above the least that any classifier has, where the posterior is known. Calibration "
+        "error: of the top-5 marginals, 0 to 2. Set size: classes in prediction sets that hold the label nine times in "
+        "ten, calibrated on half of the test split and measured on the other.",
     )
 
 
