@@ -28,6 +28,13 @@ def test_the_account_quotes_the_report(summaries):
     assert claims(summaries) in text
 
 
+def test_a_papers_figure_has_a_column_of_its_own(summaries):
+    note = {"claim": "A beats B.", "verdict": "same", "evidence": "+0.10", "paper": "+4.35"}
+    text = claims([{**summaries[0], "notes": [note, {**note, "paper": ""}]}])
+    assert "| claim | the paper |  | what was measured |\n|---|---|---|---|\n" in text
+    assert "| A beats B. | +4.35 | no difference | +0.10 |\n| A beats B. |  | no difference | +0.10 |" in text
+
+
 def test_the_account_and_what_it_quotes_are_written_by_one_command(summaries, tmp_path):
     whole = tmp_path / "summary.json"
     whole.write_text(json.dumps([{**summary, "tables": [], "protocol": "as above"} for summary in summaries]))

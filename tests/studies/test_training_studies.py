@@ -181,9 +181,13 @@ def test_the_table_of_noise_by_hand(small):
     """Each cell: mean over the seeds of the test score at the epoch that is best on the validation split."""
     noise = load_study("noise")
     table = noise.report(small["noise"]).tables[0]
-    assert table.columns == ("noise", *noise.LOSSES)
+    assert [column for column in table.columns if column not in table.paper] == ["noise", *noise.LOSSES]
+    assert table.paper == ("ce, paper", "smooth_topk_svm, paper")
     for row in table.rows:
-        for loss, cell in zip(noise.LOSSES, row[1:], strict=True):
+        cells = dict(zip(table.columns, row, strict=True))
+        assert cells["ce, paper"] == {0.0: 94.34, 0.4: 83.04, 0.8: 74.80, 1.0: 67.70}[row[0]]  # Berrada, Table 1
+        for loss in noise.LOSSES:
+            cell = cells[loss]
             runs = [
                 record
                 for record in small["noise"]
@@ -238,6 +242,18 @@ def test_only_the_losses_that_are_asked_for_run():
     found = load_study("noise").report(runs)
     assert found.tables[0].columns == ("noise", "their_loss")
     assert all(isinstance(row[1], Estimate) for row in found.tables[0].rows)
+
+
+def test_claims_carry_the_papers_differences(small):
+    notes = {note.evidence.partition(":")[0]: note.paper for note in load_study("noise").report(small["noise"]).notes}
+    assert notes["noise 0, top-5 of ce less smooth_topk_svm"] == "+0.05"  # 94.34 - 94.29 of Table 1
+    assert notes["noise 0.4, top-5 of smooth_topk_svm less ce"] == "+4.35"
+    assert notes["noise 0.8, top-1 of smooth_topk_svm less ce"] == "+20.32"
+    assert notes["noise 0.4, top-5 of noised_topk less ce"] == ""  # its numbers could not be read
+    assert notes["mean over noise 0.4, 0.8, 1, top-5 of smooth_topk_svm less ce"] == "+4.70"
+    assert notes["top-5 gain of smooth_topk_svm under noise 1 less that under 0"] == "+5.28"
+    others = [load_study(name).report(small[name]).notes for name in ("small-data", "temperature", "margin")]
+    assert [[note.paper for note in notes] for notes in others] == [["+0.76"], ["+81.32", "+0.78"], ["+0.33", ""]]
 
 
 def test_spherical_papers_numbers_stand_beside_ours(small):

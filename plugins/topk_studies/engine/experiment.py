@@ -123,21 +123,36 @@ class TrainingStudy:
         return display.lines_figure(title, self.KEY, self.key, found, metric or self.METRIC, log=log, name=self.name)
 
     def pair(
-        self, text: str, found: Sequence[Choice], better: str, worse: str, metric: str = "", where: str = ""
+        self,
+        text: str,
+        found: Sequence[Choice],
+        better: str,
+        worse: str,
+        metric: str = "",
+        where: str = "",
+        paper: float | None = None,
     ) -> list[Claim]:
-        """The claim that one setting beats another, by name; none where either is missing."""
+        """The claim that one setting beats another, by name; none where either is missing. ``paper`` is its figure."""
         place = {self.name(choice): choice for choice in found}
         if better not in place or worse not in place:
             return []
-        return [self.versus(text, place[better], place[worse], better, worse, metric, where)]
+        return [self.versus(text, place[better], place[worse], better, worse, metric, where, paper)]
 
     def versus(
-        self, text: str, first: Choice, second: Choice, better: str, worse: str, metric: str = "", where: str = ""
+        self,
+        text: str,
+        first: Choice,
+        second: Choice,
+        better: str,
+        worse: str,
+        metric: str = "",
+        where: str = "",
+        paper: float | None = None,
     ) -> Claim:
         """The claim that the first setting beats the second, which are told by these names."""
         metric = metric or self.METRIC
         words = f"{where + ', ' if where else ''}{display.metric_name(metric)} of {better} less {worse}"
-        return Claim(text, paired(first.scores(metric), second.scores(metric)), words, (first, second))
+        return Claim(text, paired(first.scores(metric), second.scores(metric)), words, (first, second), paper=paper)
 
     def by_key(self, found: Sequence[Choice]) -> list[tuple[Any, list[Choice]]]:
         """The settings of each row."""

@@ -8,7 +8,7 @@ judged anew, and still the chance that any claim of the study is decided wrongly
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
@@ -56,6 +56,7 @@ class Claim:
         of: what was subtracted from what.
         choices: the settings that were compared; more seeds of them decide an open claim.
         effect: the smallest difference that matters.
+        paper: the paper's own difference, in points, where it could be checked.
     """
 
     text: str
@@ -63,6 +64,7 @@ class Claim:
     of: str
     choices: tuple[Any, ...] = ()
     effect: float = EFFECT
+    paper: float | None = None
 
 
 def settle(claims: Sequence[Claim | Note], *, count: int | None = None) -> tuple[Note, ...]:
@@ -79,7 +81,8 @@ def settle(claims: Sequence[Claim | Note], *, count: int | None = None) -> tuple
 def _settled(claim: Claim, count: int) -> Note:
     values = list(claim.differences.values())
     gap = estimate(values, 1 - share_of_alpha(len(values), count))
-    return judge(claim.text, gap, claim.of, claim.effect)
+    note = judge(claim.text, gap, claim.of, claim.effect)
+    return note if claim.paper is None else replace(note, paper=f"{claim.paper:+.2f}")
 
 
 def share_of_alpha(seeds: int, claims: int) -> float:

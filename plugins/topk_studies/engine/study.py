@@ -138,13 +138,15 @@ class Note:
     """A claim of a paper beside what these runs say of it, computed from numbers.
 
     ``verdict`` is one of ``"agrees"``, ``"differs"``, ``"same"`` (no difference that matters) and ``"open"`` (the runs
-    cannot tell). ``beyond`` is set where the claim is not the paper's.
+    cannot tell). ``beyond`` is set where the claim is not the paper's; ``paper`` is its own number in words, where it
+    could be checked.
     """
 
     claim: str
     verdict: str
     evidence: str
     beyond: bool = False
+    paper: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from topk_studies.baselines.paper import MARGIN
 from topk_studies.engine.experiment import VariantStudy
 from topk_studies.engine.statistics import Claim
 from topk_studies.engine.study import Figure, Options
@@ -52,7 +53,14 @@ class Margin(VariantStudy):
         return [
             claim
             for level, here in self.by_key(found)
-            for claim in self.pair(text, here, "alpha = 1", "alpha = 0", where=f"noise {level:g}")
+            for claim in self.pair(
+                text,
+                here,
+                "alpha = 1",
+                "alpha = 0",
+                where=f"noise {level:g}",
+                paper=None if level else MARGIN[1] - MARGIN[0],
+            )
         ]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from topk_studies.baselines.paper import SUBSETS, gap
 from topk_studies.engine.experiment import TunedStudy
 from topk_studies.engine.settings import base_flags
 from topk_studies.engine.statistics import Claim
@@ -47,7 +48,14 @@ class LittleData(TunedStudy):
             claim
             for share, here in self.by_key(found)
             if share < 1
-            for claim in self.pair(text, here, "smooth_topk_svm", "ce", where=f"{share:g} of the data")
+            for claim in self.pair(
+                text,
+                here,
+                "smooth_topk_svm",
+                "ce",
+                where=f"{share:g} of the data",
+                paper=gap(SUBSETS, share, "smooth_topk_svm", "ce"),
+            )
         ]
 
 

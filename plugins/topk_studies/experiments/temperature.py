@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from topk_studies.baselines.paper import TEMPERATURE
 from topk_studies.engine.experiment import VariantStudy
 from topk_studies.engine.statistics import Claim
 from topk_studies.engine.study import Figure, Options, Record, Table
@@ -68,8 +69,15 @@ class Temperature(VariantStudy):
             max(mine): "Very high temperatures cost accuracy (Berrada, Table 6).",
         }
         return [
-            self.versus(text, mine[0.1], mine[tau], f"{SMOOTH} tau=0.1", f"tau={tau:g}") for tau, text in texts.items()
+            self.versus(text, mine[0.1], mine[tau], f"{SMOOTH} tau=0.1", f"tau={tau:g}", paper=_paper(tau))
+            for tau, text in texts.items()
         ]
+
+
+def _paper(tau: float) -> float | None:
+    """How much better the paper's network is at tau = 0.1."""
+    theirs = [TEMPERATURE.get((each, SMOOTH)) for each in (0.1, tau)]
+    return None if None in theirs else theirs[0] - theirs[1]
 
 
 STUDY = Temperature()

@@ -43,8 +43,14 @@ def _study(summary: Mapping[str, Any]) -> str:
     head = f"### {summary['title']}\n\n`{summary['study']}`: {size}."
     if not summary["notes"]:
         return f"{head}\n"
-    rows = [f"| {note['claim']} | {VERDICTS[note['verdict']]} | {note['evidence']} |" for note in summary["notes"]]
-    return "\n".join([head, "", "| claim | | what was measured |", "|---|---|---|", *rows, ""])
+    theirs = any(note.get("paper") for note in summary["notes"])  # their differences, in points
+    columns = ["claim", *["the paper"] * theirs, "", "what was measured"]
+    rows = [
+        [note["claim"], *[note.get("paper", "")] * theirs, VERDICTS[note["verdict"]], note["evidence"]]
+        for note in summary["notes"]
+    ]
+    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
+    return "\n".join([head, "", lines[0], "|---" * len(columns) + "|", *lines[1:], ""])
 
 
 def _minutes(seconds: float) -> str:
