@@ -58,6 +58,9 @@ SPHERICAL: Numbers = {
 
 def gap(numbers: Numbers, key: float, better: str, worse: str) -> float | None:
     """The paper's difference of two losses under a key, in points; None where it has not both."""
-    if (key, better) not in numbers or (key, worse) not in numbers:
-        return None
-    return numbers[key, better] - numbers[key, worse]
+    return less(numbers.get((key, better)), numbers.get((key, worse)))
+
+
+def less(first: float | None, second: float | None) -> float | None:
+    """The first less the second; None where either is."""
+    return None if first is None or second is None else first - second

@@ -135,7 +135,7 @@ class _Watch:
     def _observers(self) -> list[Any]:
         """What is measured on the test split besides accuracy."""
         data = self.test.loader.dataset
-        observers: list[Any] = [Calibration(k) for k in self.sizes if 1 < k < self.num_classes]
+        observers: list[Any] = [Calibration(k) for k in self.sizes if 1 < k < self.test.num_classes]
         if hasattr(data, "bayes_error"):
             observers.append(ExcessRisk(data, self.sizes))
         if len(data) // 2 >= fewest(MISSED):

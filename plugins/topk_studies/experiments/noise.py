@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from topk_studies.baselines.paper import NOISE, gap
+from topk_studies.baselines.paper import NOISE, gap, less
 from topk_studies.engine.experiment import TunedStudy
 from topk_studies.engine.statistics import Claim, paired
 from topk_studies.engine.study import Figure, Options, Table
@@ -113,8 +113,7 @@ def _growth(found: Sequence[Choice], gains: Gains) -> list[Claim]:
     least, most = min(gains), max(gains)
     text = "The gain over cross-entropy grows with the noise (Berrada, Table 1)."
     words = f"top-5 gain of {SMOOTH} under noise {most:g} less that under {least:g}"
-    theirs = [_paper(SMOOTH, level) for level in (most, least)]
-    paper = None if None in theirs else theirs[0] - theirs[1]
+    paper = less(_paper(SMOOTH, most), _paper(SMOOTH, least))
     return [Claim(text, paired(gains[most], gains[least]), words, _compared(found, SMOOTH, least, most), paper=paper)]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from topk_studies.baselines.paper import TEMPERATURE
+from topk_studies.baselines.paper import TEMPERATURE, less
 from topk_studies.engine.experiment import VariantStudy
 from topk_studies.engine.statistics import Claim
 from topk_studies.engine.study import Figure, Options, Record, Table
@@ -76,8 +76,7 @@ class Temperature(VariantStudy):
 
 def _paper(tau: float) -> float | None:
     """How much better the paper's network is at tau = 0.1."""
-    theirs = [TEMPERATURE.get((each, SMOOTH)) for each in (0.1, tau)]
-    return None if None in theirs else theirs[0] - theirs[1]
+    return less(TEMPERATURE.get((0.1, SMOOTH)), TEMPERATURE.get((tau, SMOOTH)))
 
 
 STUDY = Temperature()
