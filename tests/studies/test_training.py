@@ -141,7 +141,13 @@ def test_excess_risk_is_measured_where_the_posterior_is_known(tmp_path):
     from topk_registry.data.ambiguous import Ambiguous
 
     sizes = {"size": 300, "families": 3, "fine": 4, "side": 4, "noise": 2.0}
-    flags = {"dataset": "topk/ambiguous", "dataset_opt": sizes, "model_kwargs": {"side": 4}, "epochs": 4}
+    flags = {
+        "dataset": "topk/ambiguous",
+        "dataset_opt": sizes,
+        "model_kwargs": {"side": 4},
+        "epochs": 4,
+        "val_interval": 1,
+    }
     options = Options(flags={**flags, "batch_size": 50, "warmup_epochs": 0}, device="cpu")
     history = training.run(run_of(options, loss="ce", seed=0, lr=3e-3), tmp_path / "work", quiet)["history"]
     assert all(row["test_excess_top1"] > 0 and row["test_excess_top5"] > 0 for row in history)
