@@ -12,13 +12,13 @@ Kuehne, Borgelt, Deussen, *Differentiable Top-k Classification Learning*, ICML 2
 """
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from topk_plugins._sizes import mixture_nll, set_sizes
-from topk_registry import LabelMixture, TopKLoss, smooth_topk_hinge, soft_hinge, topk_margins
+from topk_registry import LabelMixture, TopKLoss, linear_smooth_topk, smooth_topk_hinge, soft_hinge, topk_margins
 
 
 class SmoothTopKSVM(TopKLoss):
@@ -88,6 +88,29 @@ class SmoothTopKSVM(TopKLoss):
     def temperature(self) -> float:
         """The temperature k tau of the top-k marginals whose log-odds this loss trains; of several k the largest."""
         return self.k * self.tau
+
+    def of_linear(
+        self, features: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor | LabelMixture, **spread: Any
+    ) -> Tensor:
+        """The loss of ``F.linear(features, weight, bias)``, whose scores are never made as a whole.
+
+        Args:
+            features, weight, bias, target: as in ``linear_smooth_topk``; rows of weight may lie on other ranks.
+            spread: where they lie, and what else that function takes: ``process_group``, ``num_classes``, ``sample``.
+        """
+        if not self._is_linear:
+            raise ValueError("combine='likelihood' needs all scores at once; several k of a layer take combine='mean'")
+
+        def loss(k: int) -> Tensor:
+            return linear_smooth_topk(
+                features, weight, bias, target, k=k, tau=self.tau, alpha=self.alpha, class_weight=self.weight,
+                reduction=self.reduction, label_smoothing=self.label_smoothing, ignore_index=self.ignore_index,
+                **spread,
+            )  # fmt: skip
+
+        if len(self.sizes) == 1:
+            return loss(self.k)
+        return torch.stack([share * loss(k) for k, share in zip(self.sizes, self.shares, strict=True)]).sum(0)
 
     @property
     def _is_linear(self) -> bool:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from tests.nn import ranks
+from tests import ranks
 from topk_registry import LabelMixture, LinearSmoothTopK, create_loss, linear_smooth_topk, smooth_topk_hinge
 from topk_registry.ops.ksubset.chunked.api import linear_topk
 from topk_registry.ops.ksubset.chunked.parallel import layout

@@ -296,11 +296,22 @@ def test_a_checkpoint_of_another_loss_gives_its_weights(train, register):
     assert "not 'smooth_topk_svm' {'alpha': 0.5}" in options.out
 
 
-def test_resuming_in_mid_epoch_needs_the_same_batches(interrupted):
+def test_resuming_in_mid_epoch_with_other_batches_leaves_no_image_out(interrupted):
     stopped = interrupted(4, name="stopped")
-    other = interrupted(-1, "-b", "8", "--resume", stopped.folder / "last.pth.tar", name="other")
-    assert other.status == 2
-    assert "resume with the same data, batch size" in other.err
+    last = stopped.folder / "last.pth.tar"
+    other = interrupted(-1, "-b", "8", "--resume", last, name="other")
+    assert other.status == 0, other.err
+    assert "at epoch 1, batch 9" in other.out  # 4 batches of 16 were done
+    wider = interrupted(-1, "-b", "24", "--grad-accum-steps", "1", "--resume", last, name="wider")
+    assert "at epoch 1, batch 3" in wider.out  # 64 images are 2 batches of 24 and a part, which is done again
+
+
+def test_resuming_in_mid_epoch_needs_the_same_data(interrupted):
+    stopped = interrupted(4, name="stopped")
+    for more in (("size=48",), ("size=48", "-b", "8")):
+        other = interrupted(-1, "--dataset-opt", *more, "--resume", stopped.folder / "last.pth.tar", name="other")
+        assert other.status == 2
+        assert "resume with the same data" in other.err
 
 
 def test_a_checkpoint_of_timms_own_script_resumes_as_timm_does(train, tmp_path):

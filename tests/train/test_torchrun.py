@@ -9,7 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from timm.utils.checkpoint_saver import load_checkpoint_metadata
+
+from topk_export.conversion.source import load_source
 
 from .conftest import TINY
 
@@ -81,8 +84,10 @@ def test_two_processes_get_the_metrics_of_one(train, tmp_path):
 
 
 @pytest.mark.slow
-def test_sigterm_stops_both_processes_at_the_same_step(tmp_path):
-    flags = ["--loss", "topk_nll", "--loss-opt", "k=3", "--epochs", "100000", "-b", "8", "-j", "1"]
+def test_sigterm_stops_both_processes_at_the_same_step_and_one_goes_on(train, tmp_path):
+    """With the classifier's rows spread over both, and whole in the checkpoint."""
+    flags = ["--loss", "topk_nll", "--loss-opt", "k=3", "--class-parallel"]
+    flags += ["--epochs", "100000", "-b", "8", "-j", "1"]
     process = launch(tmp_path, *flags, start_new_session=True)
     summary = tmp_path / "two" / "summary.csv"
     out = terminate_group(process, summary)
@@ -90,6 +95,15 @@ def test_sigterm_stops_both_processes_at_the_same_step(tmp_path):
     assert "Traceback" not in out.partition("Nothing is lost")[0], out
     launcher = " ".join(("python", *LAUNCH[1:], "-m topk_registry train --config"))
     assert f"{launcher} {tmp_path}/two/args.yaml --resume {tmp_path}/two/last.pth.tar" in out
-    state = load_checkpoint_metadata(tmp_path / "two" / "last.pth.tar")["task_state"]
-    assert len(state["progress"]["history"]) == len(rows(summary)) >= 1
-    assert len(state["random"]) == 2  # the streams of both
+    last = tmp_path / "two" / "last.pth.tar"
+    saved = load_checkpoint_metadata(last)
+    done = len(rows(summary))
+    assert len(saved["task_state"]["progress"]["history"]) == done >= 1
+    assert len(saved["task_state"]["random"]) == 2  # the streams of both
+    assert saved["state_dict"]["fc.weight"].shape == (12, 256)
+    one = train(*flags, "--resume", last, "--epochs", done + 1, "-b", "16", name="one")
+    assert one.status == 0, one.err
+    assert len(one.summary) == done + 1
+    source = load_source(one.folder)
+    assert (source.loss, source.k, source.temperature) == ("topk_nll", 3, 3.0)
+    assert torch.equal(source.model.fc.weight, one.checkpoint("model_best.pth.tar")["state_dict"]["fc.weight"])

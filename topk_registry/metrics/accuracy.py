@@ -68,12 +68,22 @@ class TopKAccuracy(StreamingMetric):
         n = self.sums["seen"].numel()
         if logits.shape[1] != n:
             raise ValueError(f"the metric has {n} classes, logits have {logits.shape[1]}")
-        self.follow(logits)
         target = target.long()  # an ignore_index of -100 would be compared with bytes as 156
+        logits, label = logits.detach(), torch.where(target != self.ignore_index, target, 0)
+        own = logits.gather(1, label[:, None])
+        above = (~(logits <= own)).sum(1)  # so that NaN counts as above
+        self.update_places(above, (logits == own).sum(1), target)
+
+    def update_places(self, above: Tensor, tied: Tensor, target: Tensor) -> None:
+        """Count a batch by the places of its labels [B]: how many scores are above a label's, and equal to it."""
+        self.follow(above)
         valid = target != self.ignore_index
         label = torch.where(valid, target, 0)
         hits, seen = self.sums["hits"], self.sums["seen"]
-        hits.index_add_(1, label, valid * _credit(logits.detach(), label, self.k, hits.dtype))
+        # Apple's devices have no float64, which follow() knows
+        above, tied = above.to(hits.dtype), tied.to(hits.dtype).clamp(min=1)
+        credit = torch.stack([((size - above) / tied).clamp(0, 1) for size in self.k])  # [len(k), B]
+        hits.index_add_(1, label, valid * credit)
         seen.index_add_(0, label, valid.to(seen.dtype))
 
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
@@ -119,13 +129,6 @@ class GradientSparsity(StreamingMetric):
 
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
         return {"nonzero": ratio(totals["nonzero"], totals["entries"])}
-
-
-def _credit(logits: Tensor, label: Tensor, k: Sequence[int], dtype: torch.dtype) -> Tensor:
-    own = logits.gather(1, label[:, None])
-    above = (~(logits <= own)).sum(1, dtype=dtype)  # so that NaN counts as above
-    tied = (logits == own).sum(1).clamp(min=1)
-    return torch.stack([((size - above) / tied).clamp(0, 1) for size in k])  # [len(k), B]
 
 
 def class_groups(

@@ -99,6 +99,28 @@ def gather_rows(x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
 
+def gather_to_first(x: Tensor, sizes: Sequence[int], group: Group) -> Tensor | None:
+    """The rows of every rank [sum of sizes, ...] in the first rank's main memory, None elsewhere.
+
+    They come one rank after the other, so that the first rank's device holds the rows of one other rank at a time.
+    """
+    rank, x = dist.get_rank(group), x.detach()
+    with answering(group, "gathering rows for a checkpoint"):
+        if rank:
+            if len(x):
+                dist.send(x.contiguous(), group=group, group_dst=0)
+            return None
+        whole = torch.empty(sum(sizes), *x.shape[1:], dtype=x.dtype)
+        parts = whole.split(list(sizes))
+        parts[0].copy_(x)
+        for other, part in enumerate(parts[1:], 1):
+            if len(part):
+                received = x.new_empty(part.shape)
+                dist.recv(received, group=group, group_src=other)
+                part.copy_(received)
+    return whole
+
+
 def columns_of_all_rows(x: Tensor, sizes: Sequence[int], columns: int, group: Group) -> Tensor:
     """Exchange whole rows for a part of all rows: [B_r, n] -> [sum of sizes, columns], rank r getting the r-th part."""
     ranks, most = len(sizes), max(sizes)

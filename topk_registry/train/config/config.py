@@ -112,6 +112,10 @@ class TrainConfig(
                 raise ConfigError("mixup and cutmix cannot be combined with --aug-splits")
         if self.aug_splits == 1 or (self.aug_splits and self.no_aug):
             raise ConfigError("--aug-splits must be 0, or at least 2 without --no-aug")
+        if self.class_sample is not None and not (self.class_parallel and 0.0 < self.class_sample <= 1.0):
+            raise ConfigError(
+                f"--class-sample must be above 0 and at most 1, with --class-parallel, got {self.class_sample}"
+            )
         if self.amp and self.model_dtype not in (None, "float32"):
             raise ConfigError(f"--amp needs a float32 model, got --model-dtype {self.model_dtype}")
 

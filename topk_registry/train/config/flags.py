@@ -148,6 +148,14 @@ class DeviceFlags:
         None, "the model's own precision, without --amp", choices=("float32", "float16", "bfloat16")
     )
     no_ddp_bb: bool = flag(False, "do not broadcast buffers between processes")
+    class_parallel: bool = flag(
+        False, "spread the classifier's rows over the processes of torchrun; scores of all classes are never made"
+    )
+    class_sample: float | None = flag(
+        None,
+        "with --class-parallel: the share of classes that takes part in a step, besides the labels",
+        metavar="RATE",
+    )
     synchronize_step: bool = flag(False, "wait for the device after each step")
     local_rank: int = flag(0, "set by launchers", names=("--local_rank",))
     device_modules: list[str] | None = flag(None, "modules to import for a device backend", metavar="MODULE")

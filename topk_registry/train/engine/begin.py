@@ -14,6 +14,7 @@ from timm.models import safe_model_name
 from timm.task import load_task_ema_checkpoint, resume_task_checkpoint
 from timm.utils.checkpoint_saver import load_checkpoint_metadata
 from torch import distributed as dist
+from torch.utils.serialization import config as serialization
 
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.resume import OUTPUT, differences, find_auto
@@ -70,7 +71,7 @@ def _open_folder(run: Run) -> None:
 def _saver(run: Run) -> utils.CheckpointSaver:
     return utils.CheckpointSaver(
         model=run.model,
-        optimizer=run.optimizer,
+        optimizer=run.task.saved_optimizer(run.optimizer),
         args=Namespace(**run.config.to_dict(), loss_record=run.loss.record),
         amp_scaler=run.compute.scaler,
         checkpoint_dir=str(run.folder),
@@ -86,19 +87,22 @@ def _resume(run: Run, path: Path) -> None:
     try:
         saved = load_checkpoint_metadata(str(path))
         keep = not config.no_resume_opt and _optimizer_fits(run, saved)
-        epoch = resume_task_checkpoint(
-            run.task,
-            str(path),
-            optimizer=run.optimizer if keep else None,
-            loss_scaler=run.compute.scaler if keep else None,
-            log_info=False,
-        )
-        if config.model_ema:
-            load_task_ema_checkpoint(run.task, str(path))
+        reading: Any = serialization
+        with reading.patch({"load.mmap": config.class_parallel}):  # a process reads its rows of the classifier
+            epoch = resume_task_checkpoint(
+                run.task,
+                str(path),
+                optimizer=run.task.saved_optimizer(run.optimizer) if keep else None,
+                loss_scaler=run.compute.scaler if keep else None,
+                log_info=False,
+            )
+            if config.model_ema:
+                load_task_ema_checkpoint(run.task, str(path))
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as error:
         raise TrainError(f"cannot resume from {path}: {error}") from error
     whole = keep and config.start_epoch is None and restore(
-        run.task, run.progress, run.scheduler, rank=run.compute.rank, world=run.compute.world_size
+        run.task, run.progress, run.scheduler, rank=run.compute.rank, world=run.compute.world_size,
+        update_steps=config.grad_accum_steps,
     )  # fmt: skip
     if not whole:
         run.progress.epoch = config.start_epoch if config.start_epoch is not None else epoch or 0

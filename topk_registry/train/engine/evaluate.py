@@ -23,6 +23,7 @@ from topk_registry.train.engine.measures import Observer
 from topk_registry.train.errors import DataError, TrainError
 from topk_registry.train.setup.compute import Compute
 
+LEAST_LIKELIHOOD = math.log(1e-30)  # what a label whose probability is 0 is taken for
 METRIC = re.compile(r"(?:(macro|many|medium|few)[-_])?top(\d+)|loss")
 
 
@@ -143,7 +144,7 @@ class Evaluator:
                 target = target[: max(0, limit)]
                 limit -= len(target)
             if len(target):
-                loss.update(likelihood[: len(target)].clamp(min=1e-30).log(), target)
+                loss.update(likelihood[: len(target)].log().clamp(min=LEAST_LIKELIHOOD), target)
                 for metric, scores in zip(accuracy, ranked, strict=True):
                     metric.update(scores[: len(target)], target)
                 for observer in self.observers:

@@ -63,15 +63,15 @@ def _step(run: Run, images: Tensor, target: Tensor, step: int, updates: bool) ->
 
 def _backward(run: Run, loss: Tensor, updates: bool) -> None:
     config = run.config
-    clipped = run.task.get_clip_parameters(exclude_head="agc" in config.clip_mode) if config.clip_grad else None
     second_order = getattr(run.optimizer, "is_second_order", False)
     if run.compute.scaler is not None:
+        clipped = run.task.get_clip_parameters(exclude_head="agc" in config.clip_mode) if config.clip_grad else None
         run.compute.scaler(loss, run.optimizer, config.clip_grad, config.clip_mode, clipped, second_order, updates)
         return
     loss.backward(create_graph=second_order)
     if updates:
-        if clipped is not None and config.clip_grad:
-            utils.dispatch_clip_grad(clipped, value=config.clip_grad, mode=config.clip_mode)
+        if config.clip_grad:
+            run.task.clip_gradients(config.clip_grad, config.clip_mode)
         run.optimizer.step()
 
 

@@ -21,6 +21,7 @@ FREE = {
     *("config", "resume", "no_resume_opt", "start_epoch", "epochs", "early_stop", "output", "experiment", "dry_run"),
     *("device", "local_rank", "device_modules", "workers", "pin_mem", "channels_last", "torchcompile"),
     *("torchcompile_mode", "synchronize_step", "no_ddp_bb", "grad_checkpointing", "use_multi_epochs_loader"),
+    "class_parallel",
     *("log_interval", "val_interval", "validation_batch_size", "recovery_interval", "checkpoint_hist", "save_images"),
     *("eval_metric", "multi_crop", "marginal_temperature", "tta", "dataset_download", "strict_data", "train_script"),
 }

@@ -98,6 +98,7 @@ class Run:
     def snapshot(self) -> None:
         """Bring the state that a checkpoint saves up to date; every process must call it."""
         snapshot(self.task, self.progress, self.scheduler)
+        self.task.prepare_checkpoint(self.optimizer)
 
     def save_now(self) -> None:
         """Save the state in the middle of an epoch as the last checkpoint."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from timm import utils
 from timm.task import ClassificationTask
 from timm.utils import CheckpointSaver
 from torch import distributed as dist
@@ -35,12 +36,20 @@ class Progress:
     epoch: int = 0
     step: int = 0
     steps_per_epoch: int = 0
+    batch: int = 0  # images of a step in all processes; 0 where their order depends on the number of processes
     loss_sum: float = 0.0
-    samples: int = 0
+    samples: float = 0
     history: list[Row] = field(default_factory=list)
     best: float | None = None
     best_epoch: int | None = None
     stale: int = 0
+
+    def same_images(self, other: "Progress") -> bool:
+        """Whether an epoch of the other has the same images in the same order, in batches of any size."""
+        if not (self.batch and other.batch) or self.batch == other.batch:
+            return self.steps_per_epoch == other.steps_per_epoch
+        ends = [each.steps_per_epoch * each.batch for each in (self, other)]
+        return abs(ends[0] - ends[1]) < max(self.batch, other.batch)  # the last part of a batch is left out
 
     def next_epoch(self) -> None:
         self.epoch, self.step, self.loss_sum, self.samples = self.epoch + 1, 0, 0.0, 0
@@ -65,6 +74,17 @@ class RegistryTask(ClassificationTask):
         self.run_state = {}
         self.loaded_state: dict[str, Any] | None = None
 
+    def clip_gradients(self, value: float, mode: str) -> None:
+        """Clip the gradients of the model as timm does."""
+        utils.dispatch_clip_grad(self.get_clip_parameters(exclude_head="agc" in mode), value=value, mode=mode)
+
+    def prepare_checkpoint(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gather what a checkpoint saves from all processes; every process must call it."""
+
+    def saved_optimizer(self, optimizer: torch.optim.Optimizer) -> Any:
+        """The optimizer as checkpoints hold it."""
+        return optimizer
+
     def get_task_state(self, module: nn.Module | None = None, ema: bool = False) -> dict[str, Any]:
         return {} if ema else {"criterion": self.criterion.state_dict(), **self.run_state}
 
@@ -84,26 +104,37 @@ def same_loss(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def snapshot(task: RegistryTask, progress: Progress, scheduler: Any) -> None:
     """Put the run's state into the task; every process must call it."""
+    random, sums, samples = zip(*_all_ranks((random_state(), progress.loss_sum, progress.samples)), strict=True)
     task.run_state = {
         "loss": task.loss,
-        "progress": asdict(progress),
+        "progress": asdict(progress) | {"loss_sum": sum(sums), "samples": sum(samples)},
         "scheduler": _counts(scheduler),
-        "random": _all_ranks(random_state()),
+        "random": list(random),
     }
 
 
-def restore(task: RegistryTask, progress: Progress, scheduler: Any, *, rank: int, world: int) -> bool:
-    """Restore the state of the loaded checkpoint; return False if it has none, as one of timm's own script."""
+def restore(
+    task: RegistryTask, progress: Progress, scheduler: Any, *, rank: int, world: int, update_steps: int = 1
+) -> bool:
+    """Restore the state of the loaded checkpoint; return False if it has none, as one of timm's own script.
+
+    ``update_steps`` is the number of steps of an update: with batches of another size the epoch goes on at the last
+    update before the images that were seen, so that none is left out.
+    """
     state = task.loaded_state
     if not state or "progress" not in state:
         return False
     saved = Progress(**state["progress"])
-    if saved.step and saved.steps_per_epoch != progress.steps_per_epoch:
+    if saved.step and not saved.same_images(progress):
         raise TrainError(
             f"the checkpoint was saved after {saved.step} of {saved.steps_per_epoch} batches of an epoch, which has "
-            f"{progress.steps_per_epoch} now: resume with the same data, batch size and number of processes"
+            f"{progress.steps_per_epoch} now: resume with the same data"
         )
-    saved.steps_per_epoch = progress.steps_per_epoch
+    if saved.batch and progress.batch and saved.batch != progress.batch:
+        step = min(saved.step * saved.batch // progress.batch, progress.steps_per_epoch)
+        saved.step = step - step % update_steps
+    saved.steps_per_epoch, saved.batch = progress.steps_per_epoch, progress.batch
+    saved.loss_sum, saved.samples = saved.loss_sum / world, saved.samples / world
     progress.__dict__.update(vars(saved))
     _set_counts(scheduler, state["scheduler"])
     if len(state["random"]) == world:  # else each process begins a stream of its own

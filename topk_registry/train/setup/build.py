@@ -1,8 +1,10 @@
 """Build the parts of a run from its configuration."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from timm import utils
 from timm.data import resolve_data_config
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -10,11 +12,13 @@ from torch import distributed as dist
 from topk_registry.data.labels import kept_labels_of
 from topk_registry.nn.classifier import num_classes_of
 from topk_registry.train.config.config import TrainConfig
+from topk_registry.train.engine.class_parallel import ClassParallelTask, SpreadEvaluator, scaler_of
 from topk_registry.train.engine.evaluate import Crops, Evaluator, metric_sizes, parse_metric, temperature_of
 from topk_registry.train.engine.run import Hooks, Run
 from topk_registry.train.engine.state import Progress, RegistryTask
 from topk_registry.train.errors import TrainError
 from topk_registry.train.report.console import Report
+from topk_registry.train.setup.class_parallel import spread_classifier
 from topk_registry.train.setup.compute import Compute
 from topk_registry.train.setup.datasets import PREFIX, Data, counts_of, name_of, open_data
 from topk_registry.train.setup.loaders import TrainLoader, create_eval_loader, create_train_loader
@@ -36,17 +40,28 @@ def build(given: TrainConfig, parts: Parts, hooks: Hooks, *, quiet: bool = False
     loss = LossSpec.resolve(given.loss, given.loss_opt)
     notes = check(given, loss, parts)
     compute = Compute.set_up(given)
+    if given.class_parallel:
+        utils.random_seed(given.seed)  # every process makes the same classifier, and keeps a part
     config = given.replace(eval_metric=parse_metric(given.eval_metric))
     data = _data(config, parts, needs_counts=loss.needs_class_counts)
     model = parts.model if parts.model is not None else build_model(config, classes_of(config, data))
     config = settle_classes(config, model, data)
     data_config = resolve_data_config(config.to_dict(), model=model, verbose=False)
+    if config.class_parallel:
+        notes = [*notes, spread_classifier(model, compute)]
+        if compute.rank:
+            utils.random_seed(config.seed, compute.rank)
     criterion = _criterion(config, loss, data)
     loader = _train_loader(config, parts, data, data_config, compute)
     model = place_model(config, model, compute)
     if compute.distributed and config.sync_bn:
         config = config.replace(dist_bn="")
-    task = RegistryTask(model, criterion, loss=loss.record, device=compute.device, dtype=compute.dtype, verbose=False)
+    about: dict[str, Any] = {"loss": loss.record, "device": compute.device, "dtype": compute.dtype, "verbose": False}
+    if config.class_parallel:
+        task = ClassParallelTask(model, criterion, sample=config.class_sample, **about)
+        compute = replace(compute, scaler=scaler_of(compute, task))
+    else:
+        task = RegistryTask(model, criterion, **about)
     config = settle_rate(config, parts, compute.world_size)
     optimizer = parts.optimizer or create_optimizer(config, model, criterion)
     evaluator = _evaluator(config, parts, data, data_config, criterion, compute)
@@ -64,7 +79,7 @@ def build(given: TrainConfig, parts: Parts, hooks: Hooks, *, quiet: bool = False
         scheduler=scheduler,
         num_epochs=epochs,
         evaluator=evaluator,
-        progress=Progress(steps_per_epoch=len(loader)),
+        progress=Progress(steps_per_epoch=len(loader), batch=loader.images_of_step(compute.world_size)),
         report=Report(
             title=f"{config.loss} on {name_of(config)}, {config.model}",
             metric=config.eval_metric if evaluator is not None else "train loss",
@@ -98,7 +113,8 @@ def create_evaluator(
     if loader is None:
         crops = Crops(data_config, config.multi_crop) if config.multi_crop else None
         loader = create_eval_loader(config, data.validation, data_config, compute, transform=crops, model=model)
-    return Evaluator(
+    kind = SpreadEvaluator if config.class_parallel else Evaluator
+    return kind(
         loader,
         compute,
         num_classes=config.num_classes or 0,

@@ -32,6 +32,10 @@ class TrainLoader:
         except TypeError as error:
             raise DataError("the training loader has no length: pass --train-batches-per-epoch") from error
 
+    def images_of_step(self, world: int) -> int:
+        """Images of a step in all processes; 0 where the order of images depends on the number of processes."""
+        return self.order.batch_size * world if self.order is not None and self.order.repeated is None else 0
+
     def pass_of(self, epoch: int, step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from a step on."""
         if self.order is None:

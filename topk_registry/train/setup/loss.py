@@ -117,7 +117,7 @@ class LossSpec:
                 target = 0.5 * one_hot + 0.5 * one_hot.flip(0)
             try:
                 value = criterion(logits, target)
-                _check_value(value)
+                check_value(value)
                 value.backward()
             except Exception as error:
                 raise TrainError(f"{self} does not train on {kind}: {error}") from error
@@ -129,7 +129,8 @@ class LossSpec:
         return f"loss {self.name!r} with {options or 'its default options'}"
 
 
-def _check_value(value: object) -> None:
+def check_value(value: object) -> None:
+    """Raise unless a loss is one finite number with a gradient."""
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
         got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"expected one floating-point number, got {got} (is its reduction 'none'?)")

@@ -6,7 +6,11 @@ from timm.optim import get_optimizer_class
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.evaluate import parse_metric
 from topk_registry.train.errors import TrainError
-from topk_registry.train.setup import convnet, mlp  # noqa: F401  registers the built-in networks
+from topk_registry.train.setup import (
+    class_parallel,
+    convnet,  # noqa: F401  registers a built-in network
+    mlp,  # noqa: F401  registers a built-in network
+)
 from topk_registry.train.setup.datasets import PREFIX, check_training_data
 from topk_registry.train.setup.loss import Context, LossSpec, uses_soft_targets
 from topk_registry.train.setup.parts import Parts
@@ -22,6 +26,8 @@ def check(config: TrainConfig, loss: LossSpec, parts: Parts) -> list[str]:
         _check_model(config.model)
     _check_numbers(config)
     n = config.num_classes or (100 if config.dataset.startswith(PREFIX) else _classes_of_model(config.model))
+    if config.class_parallel:
+        class_parallel.check(config, loss, parts, n)
     loss.rehearse(Context.of(config, n), splits=config.aug_splits)
     return _notes(config, loss)
 

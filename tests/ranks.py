@@ -16,7 +16,11 @@ def run(world: int, checks: dict[str, Callable], folder: Path) -> dict[str, list
 
     A check that fails on one rank alone may leave the others waiting: the timeout of the group ends them.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    # torch is imported once, in the server that all ranks are forked from
+    context.set_forkserver_preload(
+        ["topk_registry.nn.linear", "torch.distributed.checkpoint", "torch.distributed.tensor"]
+    )
     ranks = [context.Process(target=_rank, args=(rank, world, checks, str(folder))) for rank in range(world)]
     for rank in ranks:
         rank.start()

@@ -1,0 +1,206 @@
+"""``--class-parallel``: two processes train what one process trains, and either goes on where the other stopped."""
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from timm.utils.checkpoint_saver import load_checkpoint_metadata
+
+from tests import ranks
+from topk_registry.train import TrainConfig, Trainer, TrainError
+from topk_registry.train.errors import Interrupted
+from topk_registry.train.setup.compute import Compute
+
+if not dist.is_available():
+    pytest.skip("torch is built without distributed", allow_module_level=True)
+
+CHECKS = {}
+FOLDER = "TOPK_TEST_FOLDER"  # of all runs, for the ranks
+CONFIG = TrainConfig(
+    dataset="topk/hierarchy", dataset_opt={"size": 48, "superclasses": 4, "fine": 3, "noise": 1.0},
+    model="topk_convnet", model_kwargs={"width": 2}, dist_bn="", no_aug=True, device="cpu", workers=0,
+    epochs=2, opt="adamw", lr=0.01, warmup_epochs=0, smoothing=0.0, batch_size=12, validation_batch_size=7,
+    loss="smooth_topk_svm", loss_opt={"k": 3, "tau": 0.5},
+)  # fmt: skip
+SPREAD = {"batch_size": 6, "class_parallel": True}
+COMPARED = {
+    "average": {"model_ema": True, "model_ema_decay": 0.7, "val_interval": 2},
+    "clipped": {"clip_grad": 0.05, "smoothing": 0.1, "grad_accum_steps": 2, "opt": "sgd", "weight_decay": 0.01},
+    "weights": {
+        "loss_opt": {"k": [1, 3], "weight": torch.linspace(0.5, 2, 12).tolist()}, "opt": "lion", "lr": 0.001,
+        "epochs": 1, "num_classes": 12,
+    },
+    "likelihood": {"loss": "topk_nll", "loss_opt": {"k": 1}, "opt": "momentum", "epochs": 1},
+}  # fmt: skip
+RESUMED = CONFIG.replace(model_ema=True)
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+def here():
+    """The number of processes, and this one's."""
+    return (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+
+
+def trained(config, name, **hooks):
+    """The result of a run in double precision, in one process or on all ranks."""
+    world, rank = here()
+    compute = Compute(torch.device("cpu"), dtype=torch.float64, rank=rank, world_size=world)
+    real = Compute.set_up
+
+    def set_up(config):
+        torch.manual_seed(config.seed + rank)
+        return compute if not config.amp else replace(real(config), rank=rank, world_size=world)
+
+    Compute.set_up = staticmethod(set_up)
+    try:
+        trainer = Trainer(config.replace(output=os.environ[FOLDER], experiment=name), quiet=True, **hooks)
+        return trainer.fit()
+    finally:
+        Compute.set_up = real
+
+
+def stopped(config, name):
+    """Train until a signal in the second epoch."""
+
+    def on_step(run, loss):
+        run.stopped = lambda: run.progress.epoch == 1 and run.progress.step >= 1
+
+    with pytest.raises(Interrupted):
+        trained(config, name, on_step=on_step)
+
+
+def last(name):
+    return Path(os.environ[FOLDER], name, "last.pth.tar")
+
+
+def same(one, other, path="", tolerance=1e-9):
+    """Both hold the same names and, up to the order of sums, the same numbers."""
+    if isinstance(one, torch.Tensor) and one.is_floating_point():
+        assert one.shape == other.shape, path
+        assert float((one - other).abs().max()) <= tolerance * (1 + float(one.abs().max())), path
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        for key in one:
+            same(one[key], other[key], f"{path}/{key}", tolerance)
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), path
+        for i, (a, b) in enumerate(zip(one, other, strict=True)):
+            same(a, b, f"{path}/{i}", tolerance)
+    elif isinstance(one, float):
+        assert one == pytest.approx(other, rel=2e-6), path  # likelihoods are measured in single precision
+    else:
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, path
+
+
+def same_checkpoint(one, other):
+    one, other = (load_checkpoint_metadata(last(name)) for name in (one, other))
+    for key in ("state_dict", "state_dict_ema", "optimizer"):
+        same(one.get(key), other.get(key), key)
+    states = [each["task_state"] for each in (one, other)]
+    same(states[0]["criterion"], states[1]["criterion"], "criterion")
+    same(states[0]["progress"]["history"], states[1]["progress"]["history"], "history")
+
+
+@check
+def runs_to_compare():
+    for name, options in COMPARED.items():
+        trained(CONFIG.replace(**options).replace(**SPREAD), f"{name}-two")
+
+
+@check
+def mixed_images():
+    """Mixup draws for each process, so that the batch of one is not that of two."""
+    result = trained(CONFIG.replace(mixup=0.5, smoothing=0.1, epochs=1, **SPREAD), "mixup")
+    assert math.isfinite(result.history[-1]["train_loss"])
+    assert 0 < result.history[-1]["eval_top5"] < 100
+
+
+@check
+def low_precision_and_a_part_of_the_classes():
+    config = CONFIG.replace(amp=True, class_sample=0.5, clip_grad=1.0, clip_mode="agc", epochs=1, **SPREAD)
+    result = trained(config, "amp")
+    assert 0 < result.history[-1]["eval_top5"] < 100
+    dist.barrier()
+    assert load_checkpoint_metadata(last("amp"))["state_dict"]["fc.weight"].dtype == torch.float32
+
+
+@check
+def an_overflow_in_one_process_skips_the_step_in_all():
+    from topk_registry.train.engine.class_parallel import SpreadScaler
+
+    class Task:
+        group = dist.group.WORLD
+
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer, scaler = torch.optim.SGD([weight], lr=1.0), SpreadScaler("cpu", Task())
+    for overflow in (True, False):
+        before = weight.detach().clone()
+        factor = math.inf if overflow and dist.get_rank() else 1.0
+        scaler((weight * factor).sum(), optimizer)
+        optimizer.zero_grad()
+        assert torch.equal(weight.detach(), before) == overflow
+    assert scaler.state_dict()["scale"] == 2**15
+
+
+@check
+def other_numbers_of_processes_go_on():
+    """Two processes stop, and go on where one stopped; each way in the middle of an epoch."""
+    stopped(RESUMED.replace(**SPREAD), "stopped-two")
+    trained(RESUMED.replace(**SPREAD, resume=str(last("stopped-one"))), "one-to-two")
+
+
+@check
+def refusals_on_all_ranks():
+    cases = [
+        ({"loss": "focal", "loss_opt": {}}, r"scores of all classes.*serves .*smooth_topk_svm.*topk_nll"),
+        ({"loss_opt": {"k": [1, 3], "combine": "likelihood"}}, "combine='mean'"),
+        ({"opt": "lamb"}, "'lamb' looks at a whole matrix"),
+        ({"multi_crop": 5}, "--multi-crop averages"),
+        ({"model": "resnetv2_18", "model_kwargs": {}}, "whose classifier is one Linear, this one has head.fc: Conv2d"),
+    ]
+    for options, message in cases:
+        with pytest.raises(TrainError, match=message):
+            trained(CONFIG.replace(**{**SPREAD, **options}), "refused")
+    with pytest.raises(TrainError, match="--class-sample must be"):
+        CONFIG.replace(class_sample=0.5)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER, str(folder))
+        patch.setenv("TOPK_REGISTRY_BACKEND", "torch")
+        stopped(RESUMED, "stopped-one")
+        yield ranks.run(2, CHECKS, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHECKS)
+def test_ranks(found, name):
+    wrong = [error for error in found[name] if error]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPARED)
+def test_two_processes_leave_the_checkpoint_of_one(found, name):
+    trained(CONFIG.replace(**COMPARED[name]), name)
+    same_checkpoint(name, f"{name}-two")
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_in_another_number_of_processes(found):
+    trained(RESUMED, "whole")
+    trained(RESUMED.replace(resume=str(last("stopped-two"))), "two-to-one")
+    trained(RESUMED.replace(resume=str(last("stopped-two")), class_parallel=True), "two-to-one-spread")
+    for name in ("one-to-two", "two-to-one", "two-to-one-spread"):
+        same_checkpoint("whole", name)
