@@ -23,6 +23,7 @@ CORE = {
     "validate": "topk_registry.train.validate:main",
     "torchvision-train": "topk_registry.train.scripts.torchvision:main",
     "losses": "topk_registry.cli.losses:main",
+    "loggers": "topk_registry.cli.losses:loggers",
     "check": "topk_registry.cli.check:main",
     "doctor": "topk_registry.cli.doctor:main",
 }

@@ -130,8 +130,8 @@ def _commands(report: Report) -> None:
 
 
 def _plugins(report: Report) -> None:
-    works = {"loss": 0, "dataset": 0, "command": 0}
-    groups = (registry.losses, registry.datasets, commands)
+    works = {"loss": 0, "dataset": 0, "logger": 0, "command": 0}
+    groups = (registry.losses, registry.datasets, registry.loggers, commands)
     for names in groups:
         report.problems += names.problems()
         for info in names.infos():
@@ -142,10 +142,12 @@ def _plugins(report: Report) -> None:
                 names.builder(info.name)
                 works[names.kind] += 1
             except PluginError as error:
-                # a command may need an extra that is not installed, and nothing else does
-                (report.notes if names is commands else report.problems).append(str(error))
+                # commands and loggers may need an extra that is not installed, and nothing else does
+                optional = names in (commands, registry.loggers)
+                (report.notes if optional else report.problems).append(str(error))
     report.notes += idle_patterns([plugin for names in groups for plugin in names.plugins()])
-    report.facts["plug-ins"] = "{loss} losses, {dataset} data sets and {command} commands import".format(**works)
+    text = "{loss} losses, {dataset} data sets, {logger} loggers and {command} commands import"
+    report.facts["plug-ins"] = text.format(**works)
 
 
 def _text(report: Report) -> str:

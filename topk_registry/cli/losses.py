@@ -1,4 +1,4 @@
-"""``topk-registry losses``: the registered losses, from metadata and source files alone."""
+"""``topk-registry losses`` and ``loggers``: registered names, from metadata and source files alone."""
 
 import json
 import shutil
@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser
@@ -16,31 +17,43 @@ _HEADER = ("NAME", "FROM", "STATUS", "SUMMARY")
 
 def main(argv: Sequence[str]) -> int:
     """List the registered losses, or say why one is broken."""
-    args = _parser().parse_args(argv)
-    if args.why:
-        return _why(args.why)
-    infos = registry.losses.infos(args.filter, exclude=args.exclude)
+    args = _parser("losses").parse_args(argv)
+    return _why(args.why) if args.why else _list(registry.losses, args)
+
+
+def loggers(argv: Sequence[str]) -> int:
+    """List the loggers of `timm train --logger`, or say why one is broken."""
+    args = _parser("loggers").parse_args(argv)
+    if not args.why:
+        return _list(registry.loggers, args)
+    registry.loggers.builder(args.why)  # the command line prints what is wrong, with its cause
+    print(f"{registry.loggers.describe(args.why)} imports")
+    return 0
+
+
+def _list(names: registry.Registry, args: Any) -> int:
+    infos = names.infos(args.filter, exclude=args.exclude)
     if args.json:
         print(json.dumps([asdict(info) for info in infos], indent=2))
     elif infos:
         _print_table([_HEADER, *map(_row, infos)])
     else:
         wider = f"; '*{args.filter[0]}*' matches inside names" if args.filter and "*" not in args.filter[0] else ""
-        print(f"no loss matches{wider}", file=sys.stderr)
+        print(f"no {names.kind} matches{wider}", file=sys.stderr)
     return 0 if infos else 1
 
 
-def _parser() -> ArgumentParser:
+def _parser(what: str) -> ArgumentParser:
     parser = ArgumentParser(
-        prog="topk-registry losses",
-        description="List the registered losses. Nothing is imported, so a plug-in that fails only on import is not "
+        prog=f"topk-registry {what}",
+        description=f"List the registered {what}. Nothing is imported, so a plug-in that fails only on import is not "
         "known to be broken; --why imports it, which runs its code.",
     )
     parser.add_argument("filter", nargs="*", help="wildcards over names, as in '*hinge*', or distribution:name")
     parser.add_argument("--exclude", action="append", default=[], metavar="WILDCARD", help="names to leave out")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print everything that is known, for programs")
-    output.add_argument("--why", metavar="NAME", help="import this loss and print the full error if it is broken")
+    output.add_argument("--why", metavar="NAME", help="import this one and print the full error if it is broken")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Names of losses and data sets, and the factories behind them. Imports the standard library only."""
+"""Names of losses, data sets and loggers, and the factories behind them. Imports the standard library only."""
 
 from topk_registry.registry.api import (
     create_loss,
@@ -6,6 +6,7 @@ from topk_registry.registry.api import (
     get_loss_builder,
     is_loss,
     list_losses,
+    loggers,
     loss_info,
     losses,
     refresh_plugins,
@@ -21,6 +22,7 @@ __all__ = [
     "get_loss_builder",
     "is_loss",
     "list_losses",
+    "loggers",
     "loss_info",
     "losses",
     "refresh_plugins",

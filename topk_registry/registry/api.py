@@ -1,4 +1,4 @@
-"""Losses and data sets by name.
+"""Losses, data sets and loggers by name.
 
 A plug-in is an entry point that an installed distribution declares in its own ``pyproject.toml``:
 
@@ -22,6 +22,7 @@ from topk_registry.registry.registry import B, Builder, LossInfo, Registry
 
 losses: Registry = Registry("topk_registry.losses", "loss", reserved=timm_losses.reserved())
 datasets: Registry = Registry("topk_registry.datasets", "dataset")
+loggers: Registry = Registry("topk_registry.loggers", "logger")
 
 
 def list_losses(filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
@@ -90,3 +91,4 @@ def refresh_plugins() -> None:
     """Look for plug-ins again, after an installation or a repair while the process runs."""
     losses.refresh()
     datasets.refresh()
+    loggers.refresh()

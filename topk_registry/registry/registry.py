@@ -22,12 +22,16 @@ from topk_registry.registry.options import check_options
 Builder = Callable[..., Any]
 Status = Literal["available", "loaded", "registered", "timm", "broken", "ambiguous", "disabled"]
 B = TypeVar("B", bound=Builder)
-_LISTINGS = {"loss": "`topk-registry losses` lists all", "command": "`topk-registry --help` lists all"}
+_LISTINGS = {
+    "loss": "`topk-registry losses` lists all",
+    "logger": "`topk-registry loggers` lists all",
+    "command": "`topk-registry --help` lists all",
+}
 
 
 @dataclass(frozen=True)
 class LossInfo:
-    """Owner, version, status and summary of a name, without an import; data sets and commands have the same fields.
+    """Owner, version, status and summary of a loss, data set, logger or command, without an import.
 
     ``status`` is ``available`` (found, not imported), ``loaded`` (imported by this process), ``registered`` (by this
     process's own code), ``timm`` (timm's own), or ``broken``, ``ambiguous`` or ``disabled``, and then ``error`` says
@@ -48,7 +52,7 @@ class Registry:
 
     Args:
         group: the entry-point group that is read.
-        kind: what a name stands for, as errors call it: ``loss``, ``dataset`` or ``command``.
+        kind: what a name stands for, as errors call it: ``loss``, ``dataset``, ``logger`` or ``command``.
         reserved: names that nobody else can take and that no environment variable disables, with what they stand for.
     """
 

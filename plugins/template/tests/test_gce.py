@@ -1,5 +1,7 @@
 """The conformance kit runs every check on the loss; what is particular to it is tested beside."""
 
+import json
+
 import pytest
 import torch
 
@@ -53,3 +55,13 @@ def test_the_command_refuses_a_negative_q(capsys):
     with pytest.raises(SystemExit, match="2"):
         topk_registry_main(["gce-weights", "--q", "-1"])
     assert "must be at least 0, got -1" in capsys.readouterr().err
+
+
+def test_the_logger(tmp_path):
+    # a run of two epochs and its continuation are logged into one file
+    tiny = ["--dataset-opt", "size=48", "superclasses=4", "fine=3", "-b", "16", "--epochs", "2", "--device", "cpu"]
+    argv = ["train", *tiny, "--logger", "json-lines", "--output", str(tmp_path), "--experiment", "run"]
+    assert topk_registry_main(argv) == 0
+    assert topk_registry_main([*argv, "--epochs", "3", "--resume", str(tmp_path / "run" / "last.pth.tar")]) == 0
+    lines = map(json.loads, (tmp_path / "run" / "measurements.jsonl").read_text().splitlines())
+    assert [line["update"] for line in lines if "train_loss" in line] == [3, 6, 9]

@@ -41,6 +41,7 @@ class TrainConfig(
     flags.BatchNormFlags,
     flags.AverageFlags,
     flags.RunFlags,
+    flags.LoggerFlags,
 ):
     """Settings of a training run, under the names of the flags of ``timm train``.
 

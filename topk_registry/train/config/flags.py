@@ -295,3 +295,15 @@ class RunFlags:
     marginal_temperature: float | None = flag(None, "temperature of those probabilities (else the loss's)", metavar="T")
     tta: int = flag(0, "average the scores of N consecutive samples", metavar="N")
     use_multi_epochs_loader: bool = flag(False, "accepted as timm's; workers outlive the epoch anyway")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggerFlags:
+    """Loggers."""
+
+    logger: list[str] = flag([], "also log to these (`topk-registry loggers` lists them)", metavar="NAME")
+    logger_opt: dict[str, Any] = flag({}, "their options, as mlflow.experiment=cifar; repeats add")
+    log_wandb: bool = flag(False, "log to Weights & Biases, as --logger wandb")
+    wandb_project: str | None = flag(None, "its project", metavar="NAME")
+    wandb_tags: list[str] = flag([], "its tags", metavar="TAG")
+    wandb_resume_id: str = flag("", "go on with its run of this ID, with --resume", metavar="ID")

@@ -8,12 +8,12 @@ from topk_registry.train.errors import ConfigError
 # Settings of modes that timm's own script has and this trainer has not, with timm's defaults: a command line or an
 # args.yaml of timm's is taken, and any other value is refused.
 ELSEWHERE: dict[str, Any] = {
-    **dict.fromkeys(("naflex_loader", "naflex_patchify_channels_first", "log_wandb", "torchscript"), False),
-    **{name: [] for name in ("naflex_patch_sizes", "naflex_patch_size_probs", "wandb_tags")},
+    **dict.fromkeys(("naflex_loader", "naflex_patchify_channels_first", "torchscript"), False),
+    **{name: [] for name in ("naflex_patch_sizes", "naflex_patch_size_probs")},
     **{name: [] for name in ("train_img_sizes", "train_batch_sizes", "train_size_probs")},
-    **dict.fromkeys(("wandb_project", "distill_loss_weight", "task_loss_weight"), None),
+    **dict.fromkeys(("distill_loss_weight", "task_loss_weight"), None),
     **dict.fromkeys(("kd_model_name", "kd_student_feature_dim", "kd_teacher_feature_dim"), None),
-    **dict.fromkeys(("wandb_resume_id", "fuser"), ""),
+    "fuser": "",
     "naflex_train_seq_lens": [128, 256, 576, 784, 1024],
     "naflex_max_seq_len": 576,
     "naflex_loss_scale": "linear",

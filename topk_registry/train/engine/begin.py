@@ -1,6 +1,5 @@
 """Open a run's folder, and go on from a checkpoint where one is asked for."""
 
-import math
 import os
 from argparse import Namespace
 from datetime import datetime
@@ -21,6 +20,7 @@ from topk_registry.train.engine.resume import OUTPUT, differences, find_auto
 from topk_registry.train.engine.run import Run
 from topk_registry.train.engine.state import LAST, Checkpoints, restore, same_loss
 from topk_registry.train.errors import TrainError
+from topk_registry.train.report.loggers import LoggedRun, Loggers
 from topk_registry.train.setup.build import distribute
 
 SETTLED = ("lr", "num_classes", "dist_bn")  # None in the flags, and a number in a checkpoint
@@ -53,6 +53,7 @@ def begin(run: Run) -> None:
         _place_schedule(run)
     if saver is not None:
         _open_folder(run)
+        _open_loggers(run, goes_on=resume is not None and resume.parent == run.folder)
         run.checkpoints = Checkpoints(saver)
     distribute(run)
 
@@ -66,6 +67,14 @@ def _open_folder(run: Run) -> None:
     run.report.folder = run.folder
     run.report.arguments({**run.given.to_dict(), "loss_record": run.loss.record})
     run.report.class_names(run.data.class_names)
+
+
+def _open_loggers(run: Run, *, goes_on: bool) -> None:
+    assert run.folder is not None
+    settings = {**run.config.to_dict(), "loss_record": run.loss.record}
+    run.loggers = Loggers(run.folder, run.report.say)
+    logged = LoggedRun(run.folder.name, run.folder, settings, run.updates)
+    run.loggers.open(run.config, logged, run.progress.history, run.updates_per_epoch, goes_on=goes_on)
 
 
 def _saver(run: Run) -> utils.CheckpointSaver:
@@ -143,9 +152,8 @@ def _place_schedule(run: Run) -> None:
     progress, scheduler = run.progress, run.scheduler
     if scheduler is None or hasattr(scheduler, "lr_scheduler"):
         return
-    update = progress.epoch * run.updates_per_epoch + math.ceil(progress.step / run.config.grad_accum_steps)
-    if update:
-        scheduler.step_update(update)
+    if run.updates:
+        scheduler.step_update(run.updates)
     if progress.epoch:
         scheduler.step(progress.epoch)
 

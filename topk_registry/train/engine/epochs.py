@@ -100,6 +100,7 @@ def _close_epoch(run: Run, row: Row) -> None:
     if run.checkpoints is not None:
         run.checkpoints.epoch(epoch, value)
     run.report.write(progress.history)
+    run.loggers.epoch(row)
 
 
 def _interrupted(run: Run, stop: StopRequest) -> Interrupted:

@@ -79,7 +79,7 @@ def _after_update(run: Run, images: Tensor) -> None:
     config, progress = run.config, run.progress
     run.optimizer.zero_grad()
     update = math.ceil(progress.step / config.grad_accum_steps)
-    total = progress.epoch * run.updates_per_epoch + update
+    total = run.updates
     run.task.update_ema(step=total)
     if config.synchronize_step and run.compute.device.type == "cuda":
         torch.cuda.synchronize()
@@ -96,7 +96,10 @@ def _after_update(run: Run, images: Tensor) -> None:
 def _show(run: Run, images: int, updates: bool) -> None:
     progress = run.progress
     loss = progress.loss_sum / progress.samples
-    run.report.step(progress.step, images * run.compute.world_size, loss, run.lr, due=updates and _log_due(run))
+    due = updates and _log_due(run)
+    run.report.step(progress.step, images * run.compute.world_size, loss, run.lr, due=due)
+    if due:
+        run.loggers.log({"running_loss": loss, "lr": run.lr}, update=run.updates)
 
 
 def _log_due(run: Run) -> bool:

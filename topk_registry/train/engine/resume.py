@@ -24,6 +24,7 @@ FREE = {
     "class_parallel",
     *("log_interval", "val_interval", "validation_batch_size", "recovery_interval", "checkpoint_hist", "save_images"),
     *("eval_metric", "multi_crop", "marginal_temperature", "tta", "dataset_download", "strict_data", "train_script"),
+    *("logger", "logger_opt", "log_wandb", "wandb_project", "wandb_tags", "wandb_resume_id"),
 }
 
 

@@ -1,5 +1,6 @@
 """A training run: its parts, its place, and the hooks that watch it."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.evaluate import Evaluator
 from topk_registry.train.engine.state import Checkpoints, Progress, RegistryTask, Row, snapshot
 from topk_registry.train.report.console import Report
+from topk_registry.train.report.loggers import Loggers
 from topk_registry.train.setup.compute import Compute
 from topk_registry.train.setup.datasets import Data
 from topk_registry.train.setup.loaders import TrainLoader
@@ -46,6 +48,7 @@ class Run:
         num_epochs: epochs of the schedule, with warm-up and cool-down.
         folder: where the run writes, once it is open.
         checkpoints: writes them; on the first process alone, and not in a dry run.
+        loggers: of the first process; elsewhere there are none.
         stopped: whether a stop was asked for.
     """
 
@@ -67,6 +70,7 @@ class Run:
     notes: list[str] = field(default_factory=list)
     folder: Path | None = None
     checkpoints: Checkpoints | None = None
+    loggers: Loggers = field(default_factory=Loggers)
     stopped: Callable[[], bool] = lambda: False
 
     @property
@@ -85,6 +89,12 @@ class Run:
     @property
     def updates_per_epoch(self) -> int:
         return -(-len(self.loader) // self.config.grad_accum_steps)
+
+    @property
+    def updates(self) -> int:
+        """Number of updates of the weights that are done."""
+        in_epoch = math.ceil(self.progress.step / self.config.grad_accum_steps)
+        return self.progress.epoch * self.updates_per_epoch + in_epoch
 
     @property
     def metric(self) -> str:

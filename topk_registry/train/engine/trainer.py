@@ -111,7 +111,7 @@ class Trainer:
             TrainError: the run cannot begin or go on.
         """
         run = self.start()
-        with StopRequest() as stop:
+        with StopRequest() as stop, run.loggers:
             run_epochs(run, stop)
         run.report.finish(run.progress)
         return TrainResult(run.report.best(run.progress), run.progress.history, run.folder, run.model)

@@ -6,6 +6,7 @@ from timm.optim import get_optimizer_class
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.evaluate import parse_metric
 from topk_registry.train.errors import TrainError
+from topk_registry.train.report.loggers import check_loggers
 from topk_registry.train.setup import (
     class_parallel,
     convnet,  # noqa: F401  registers a built-in network
@@ -25,6 +26,7 @@ def check(config: TrainConfig, loss: LossSpec, parts: Parts) -> list[str]:
     if parts.model is None:
         _check_model(config.model)
     _check_numbers(config)
+    check_loggers(config)
     n = config.num_classes or (100 if config.dataset.startswith(PREFIX) else _classes_of_model(config.model))
     if config.class_parallel:
         class_parallel.check(config, loss, parts, n)
