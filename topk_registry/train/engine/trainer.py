@@ -187,6 +187,6 @@ def say_plan(run: Run) -> None:
 
 def _size(dataset: object) -> str:
     try:
-        return f"{len(dataset)}"  # pyright: ignore[reportArgumentType]
+        return f"{getattr(dataset, 'num_samples', 0) or len(dataset)}"  # pyright: ignore[reportArgumentType]
     except TypeError:
         return "none" if dataset is None else "a stream"

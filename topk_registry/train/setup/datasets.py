@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 from timm.data import ImageDataset, create_dataset
@@ -20,11 +21,13 @@ from topk_registry.data.labels import (
 from topk_registry.data.recipes import Selection, fraction_counts, hold_out, long_tail_counts, noisy_labels, pick
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import DataError
+from topk_registry.train.setup.shards import Shards
 from topk_registry.train.setup.splits import check_apart, check_split
 from topk_registry.train.setup.unreadable import WatchedImages, replace_within
 
 PREFIX = "topk/"
-STREAMS = ("hfids/", "tfds/", "wds/")
+SHARDS = "wds/"
+STREAMS = ("hfids/", "tfds/", SHARDS)
 _STREAM = (
     "--dataset {} is a stream: --label-noise, --long-tail, --subset and a fractional --val-split need a data set whose "
     "samples can be picked"
@@ -58,6 +61,8 @@ def check_data_arguments(config: TrainConfig) -> None:
         raise DataError(f"--subset must be in (0, 1], got {config.subset}")
     if config.imbalance_factor < 1.0:
         raise DataError(f"--imbalance-factor must be at least 1, got {config.imbalance_factor}")
+    if config.dataset.lower().startswith(SHARDS) and find_spec("webdataset") is None:
+        raise DataError(f"--dataset {config.dataset} needs webdataset: pip install 'topk-registry[shards]'")
     if config.dataset.startswith(PREFIX):
         registry.datasets.builder(config.dataset.removeprefix(PREFIX))
     elif "/" not in config.dataset and not os.path.exists(config.data_dir or ""):
@@ -139,7 +144,11 @@ def open_split(config: TrainConfig, split: str, *, training: bool, channels: int
             trust_remote_code=config.dataset_trust_remote_code,
             **settings,
         )
-        return WatchedImages(dataset, strict=config.strict_data) if isinstance(dataset, ImageDataset) else dataset
+        if isinstance(dataset, ImageDataset):
+            return WatchedImages(dataset, strict=config.strict_data)
+        if config.dataset.lower().startswith(SHARDS):
+            return Shards(dataset.reader, seed=config.seed, training=training)
+        return dataset
     except (OSError, RuntimeError, TypeError, ValueError, AssertionError, ImportError) as error:
         raise DataError(f"cannot open split {split!r} of {name_of(config)}: {error}") from error
 

@@ -18,6 +18,7 @@ from topk_registry.train.errors import DataError
 from topk_registry.train.setup.batches import Batches, BatchOrder, SeededErasing
 from topk_registry.train.setup.compute import Compute
 from topk_registry.train.setup.loss import uses_soft_targets
+from topk_registry.train.setup.shards import Shards
 
 
 class TrainLoader:
@@ -38,12 +39,12 @@ class TrainLoader:
 
     def pass_of(self, epoch: int, step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from a step on."""
+        erasing = getattr(self.loader, "random_erasing", None)
+        if isinstance(erasing, SeededErasing):
+            erasing.start(epoch, step if self.order is not None else 0)
         if self.order is None:
             return self._stream(epoch, step)
         self.order.start(epoch, step)
-        erasing = getattr(self.loader, "random_erasing", None)
-        if isinstance(erasing, SeededErasing):
-            erasing.start(epoch, step)
         return iter(self.loader)
 
     def _stream(self, epoch: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -58,6 +59,8 @@ def create_train_loader(
     config: TrainConfig, dataset: Any, data_config: dict[str, Any], compute: Compute
 ) -> TrainLoader:
     """The training batches: timm's augmentation, mixup and collation, in our order."""
+    if isinstance(dataset, Shards):
+        dataset.check_workers(config.workers)
     if config.aug_splits > 1:
         dataset = AugMixDataset(dataset, num_splits=config.aug_splits)
     mixup = _mixup(config)
@@ -98,6 +101,7 @@ def create_train_loader(
     if indexed:
         return _reordered(config, loader, dataset, mixup, compute)
     _set_workers(config, loader)
+    _seed_erasing(config, loader, compute)
     return TrainLoader(loader, None, config.train_batches_per_epoch)
 
 
@@ -227,6 +231,10 @@ def _reordered(config: TrainConfig, loader: Any, dataset: Any, mixup: Mixup | No
     if inner is loader:
         return TrainLoader(ours, order)
     loader.loader = ours
-    if loader.random_erasing is not None:
-        loader.random_erasing = SeededErasing(loader.random_erasing, seed=config.seed, rank=compute.rank)
+    _seed_erasing(config, loader, compute)
     return TrainLoader(loader, order)
+
+
+def _seed_erasing(config: TrainConfig, loader: Any, compute: Compute) -> None:
+    if getattr(loader, "random_erasing", None) is not None:
+        loader.random_erasing = SeededErasing(loader.random_erasing, seed=config.seed, rank=compute.rank)
