@@ -1,19 +1,20 @@
 """Times and peak memory of all contestants for one operator, side by side in one run, once its tests pass.
 
-``python -m tests.bench instructions`` counts the machine instructions of the GPU kernels instead, and ``python -m
-tests.bench trials`` puts the service under load.
+Other measurements have commands of their own: ``python -m tests.bench instructions`` counts the machine instructions of
+the GPU kernels, ``scoring MODEL`` times ``topk-registry score``, ``serving MODEL`` loads the HTTP service by workers and
+clients, ``trials`` puts it under loads of many kinds.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from tests.bench import instructions
 from tests.bench.bandwidth import copy_bandwidth
 from tests.bench.gate import RefusedError, require_green
 from tests.bench.operators import OPERATORS
@@ -21,17 +22,15 @@ from tests.bench.report import dumps, environment, record, table
 from topk_studies.timing.contest import Case, Operator
 from topk_studies.timing.measure import measure
 
+OTHERS = ("instructions", "scoring", "serving", "trials")
 QUICK_SHAPES = ((8, 50, 3), (8, 200, 5))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
-    if argv[:1] == ["instructions"]:
-        return instructions.main(argv[1:])
-    if argv[:1] == ["trials"]:
-        from tests.bench import trials  # needs the extra serve
-
-        return trials.main(argv[1:])
+    if argv and argv[0] in OTHERS:
+        # imported when asked for: each needs extras of its own
+        return import_module(f"tests.bench.{argv[0]}").main(argv[1:])
     args = _parser().parse_args(argv)
     operator = OPERATORS[args.operator]
     try:

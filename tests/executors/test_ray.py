@@ -4,11 +4,12 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
+import psutil
 import pytest
 
 from tests.executors.cluster import two_nodes
 from tests.export.colours import exported, png
-from tests.export.scoring.conftest import parts
+from tests.export.scoring.conftest import Held, parts
 
 pytestmark = [
     pytest.mark.slow,
@@ -50,9 +51,9 @@ def cluster():
         yield address
 
 
-def python(*argv):
+def python(*argv, **options):
     command = [sys.executable, "-W", "ignore", *map(str, argv)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
 
 
 def test_calls_on_two_nodes(cluster):
@@ -61,7 +62,9 @@ def test_calls_on_two_nodes(cluster):
     assert done.stdout.endswith("done\n")
 
 
-def test_two_nodes_score_as_one_process_does(cluster, tmp_path):
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for the actor in /proc")
+def test_two_nodes_score_as_one_process_does_and_an_actor_that_is_killed_costs_its_shard_alone(cluster, tmp_path):
+    """An actor waits at a named pipe in the place of an image, so that the middle is certain, and is killed there."""
     model_file = exported(tmp_path / "colours.onnx")
     images = tmp_path / "images"
     images.mkdir()
@@ -70,8 +73,68 @@ def test_two_nodes_score_as_one_process_does(cluster, tmp_path):
     common = ("-m", "topk_registry", "score", model_file, images, "--shard-size", "2", "--device", "cpu")
     alone = python(*common, "-o", tmp_path / "alone", "--workers", "1")
     assert alone.returncode == 0, alone.stderr
-    both = python(*common, "-o", tmp_path / "both", "--ray", cluster)
-    assert both.returncode == 0, both.stderr
-    assert "2 workers on the Ray cluster" in both.stderr
+    held = Held(images / "4.png")
+    command = [sys.executable, "-W", "ignore", *map(str, common), "-o", tmp_path / "both", "--ray", cluster]
+    both = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        held.wait_for_a_reader(both)
+        (actor,) = held.readers()
+        assert "ray::" in " ".join(psutil.Process(actor).cmdline())
+        held.release()
+        psutil.Process(actor).kill()
+        out, err = both.communicate(timeout=300)
+    finally:
+        held.close()
+        both.kill()
+    assert both.returncode == 0, err
+    assert "2 workers on the Ray cluster" in err
+    assert "7 images in 4 files" in out
     assert len(parts(tmp_path / "both")) == 4
     assert parts(tmp_path / "both") == parts(tmp_path / "alone")
+
+
+STUDY = """
+import os
+TITLE, QUESTION, REFERENCE, RUNS, VERSION, ALONE = "Tiny", "Does it run?", "none", "tiny", 1, False
+
+def configurations(options, known):
+    return [{"x": x} for x in range(3)]
+
+def run(configuration, work, progress):
+    work.mkdir(parents=True, exist_ok=True)
+    if configuration["x"] == 1 and not (work / "begun").exists():
+        (work / "begun").touch()
+        os.kill(os.getpid(), 9)
+    return {"y": configuration["x"] ** 2, "pid": os.getpid()}
+"""
+DRIVER = """
+import sys
+import tiny_study
+from topk_registry.executors.ray import RayExecutor
+from topk_studies.engine.runner import run_study
+from topk_studies.engine.store import Store
+from topk_studies.engine.study import Options
+from pathlib import Path
+
+executor = RayExecutor(2, address=sys.argv[1])
+try:
+    for _ in range(2):
+        records = run_study(tiny_study, Options(), Store(Path("store")), jobs=2, executor=executor)
+        print([(record.configuration["x"], record.result.get("y"), record.error[:60]) for record in records])
+finally:
+    executor.kill()
+print("pids", len({record.result["pid"] for record in records}))
+"""
+
+
+def test_a_study_on_two_nodes_goes_on_after_an_actor_died(cluster, tmp_path):
+    (tmp_path / "tiny_study.py").write_text(STUDY)
+    (tmp_path / "driver.py").write_text(DRIVER)
+    done = python("driver.py", cluster, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second, pids = [line for line in done.stdout.splitlines() if line.startswith(("[", "pids"))]
+    assert "(0, 0, '')" in first
+    assert "(2, 4, '')" in first
+    assert "(1, None, 'WorkerDiedError" in first  # the run that took its actor with it
+    assert second == "[(0, 0, ''), (1, 1, ''), (2, 4, '')]"  # done again, and the others not
+    assert pids != "pids 1"

@@ -2,7 +2,10 @@
 
 import io
 import itertools
+import os
+import subprocess
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,3 +77,48 @@ def parts(output: Path) -> dict[str, bytes]:
 def rows(output: Path) -> list[dict[str, Any]]:
     """All rows, in the order of the files' names."""
     return [row for path in sorted(output.iterdir()) for row in pq.read_table(path).to_pylist()]
+
+
+class Held:
+    """A named pipe in the place of an image: whoever reads it waits."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._content = self.path.read_bytes()
+        self.path.unlink()
+        os.mkfifo(self.path)
+        self._ends: list[int] = []
+
+    def wait_for_a_reader(self, process: subprocess.Popen[str], seconds: float = 120) -> None:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                self._ends.append(os.open(self.path, os.O_WRONLY | os.O_NONBLOCK))
+                return
+            except OSError:  # nobody reads yet
+                assert process.poll() is None, process.communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+
+    def readers(self) -> list[int]:
+        """The processes that have the pipe open, this one left out; Linux tells."""
+        links = (link for link in Path("/proc").glob("[0-9]*/fd/*") if int(link.parts[2]) != os.getpid())
+        return sorted({int(link.parts[2]) for link in links if _target(link) == str(self.path)})
+
+    def release(self) -> None:
+        """Put the image back; whoever waits for the pipe goes on waiting."""
+        new = self.path.with_name("new")
+        new.write_bytes(self._content)
+        os.replace(new, self.path)
+
+    def close(self) -> None:
+        self.release()
+        for end in self._ends:
+            os.close(end)
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # the process has ended, or is another user's
+        return ""

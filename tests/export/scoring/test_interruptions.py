@@ -8,12 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
-from tests.export.scoring.conftest import parts
+from tests.export.scoring.conftest import Held, parts
 
 pytestmark = [
     pytest.mark.slow,
@@ -45,41 +44,9 @@ def expected(model_file, tmp_path_factory, contents):
     return parts(folder / "scores"), images
 
 
-class Held:
-    """A pipe in place of an image."""
-
-    def __init__(self, images):
-        self.images, self.path = images, images / PIPE
-        self._content = self.path.read_bytes()
-        self.path.unlink()
-        os.mkfifo(self.path)
-        self._ends = []
-
-    def wait_for_a_reader(self, process, seconds=120):
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                self._ends.append(os.open(self.path, os.O_WRONLY | os.O_NONBLOCK))
-                return
-            except OSError:  # nobody reads yet
-                assert process.poll() is None, process.communicate()
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-
-    def release(self):
-        """Put the image back; whoever waits for the pipe goes on waiting."""
-        (self.images / "new").write_bytes(self._content)
-        os.replace(self.images / "new", self.path)
-
-    def close(self):
-        self.release()
-        for end in self._ends:
-            os.close(end)
-
-
 @pytest.fixture
 def held(expected):
-    pipe = Held(expected[1])
+    pipe = Held(expected[1] / PIPE)
     yield pipe
     pipe.close()
 
@@ -98,7 +65,7 @@ def test_any_number_of_workers_writes_the_same_bytes(expected, model_file, tmp_p
 
 def test_a_worker_that_is_killed_costs_its_shard_alone(expected, held, model_file, tmp_path):
     output = tmp_path / "scores"
-    process = start(model_file, held.images, output, "--workers", "1")
+    process = start(model_file, held.path.parent, output, "--workers", "1")
     held.wait_for_a_reader(process)
     held.release()
     (worker,) = workers_of(process)
@@ -112,7 +79,7 @@ def test_a_worker_that_is_killed_costs_its_shard_alone(expected, held, model_fil
 
 def test_a_command_that_is_killed_goes_on_where_it_was(expected, held, model_file, tmp_path):
     output = tmp_path / "scores"
-    process = start(model_file, held.images, output, "--workers", "1")
+    process = start(model_file, held.path.parent, output, "--workers", "1")
     held.wait_for_a_reader(process)
     workers = workers_of(process)
     process.kill()
@@ -121,7 +88,7 @@ def test_a_command_that_is_killed_goes_on_where_it_was(expected, held, model_fil
     assert not psutil.wait_procs(workers, timeout=600)[1], "workers end with their command"
     assert len(list(output.glob("*.parquet"))) == 3
     done = subprocess.run(
-        command(model_file, held.images, output, "--workers", "1"), capture_output=True, text=True, timeout=600
+        command(model_file, held.path.parent, output, "--workers", "1"), capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 3, done.stderr
     assert "3 of them by an earlier call" in done.stdout
@@ -130,10 +97,10 @@ def test_a_command_that_is_killed_goes_on_where_it_was(expected, held, model_fil
 
 def test_sigterm_stops_at_once_and_tells_how_to_go_on(held, model_file, tmp_path):
     output = tmp_path / "scores"
-    process = start(model_file, held.images, output, "--workers", "1")
+    process = start(model_file, held.path.parent, output, "--workers", "1")
     held.wait_for_a_reader(process)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert f"topk-registry score {model_file} {held.images} -o {output}" in err
+    assert f"topk-registry score {model_file} {held.path.parent} -o {output}" in err

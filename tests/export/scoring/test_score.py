@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import onnx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -207,6 +208,20 @@ def test_files_say_what_they_were_made_of(run, folder, model_file):
     about = json.loads(pq.read_schema(output / "part-000000.parquet").metadata[b"topk_registry.score"])
     assert about["model"] == digest_of(model_file)
     assert about["batch_size"] == 32
+
+
+def test_external_weights_are_part_of_the_model(run, folder, model_file, tmp_path):
+    """A file of weights that changes beside the same .onnx is another model."""
+    weights, outside = tmp_path / "weights.bin", tmp_path / "outside.onnx"
+    onnx.save(onnx.load(model_file), outside, save_as_external_data=True, location=weights.name, size_threshold=100)
+    assert run(folder, model=outside)[0] == score.HAS_ERRORS
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    work._predictor.cache_clear()
+    status, _, printed = run(folder, model=outside)
+    assert status == 1
+    assert "was made from other images, another model" in printed
 
 
 @pytest.mark.parametrize(
