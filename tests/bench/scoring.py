@@ -2,7 +2,7 @@
 
     python -m tests.bench scoring model.onnx --images 1000 20000
 
-For each number of images: the score command with 1 and with 2 workers, whose files must be equal; the most memory that
+For each number of images: the score command by numbers of workers, whose files must be equal; the most memory that
 the command and its workers held together; and a loop over the same images, decoded before the clock starts, in batches
 of the same size with as many threads as there are workers. At the end the processor seconds and bytes of an image, from
 which docs/guide/scale.md reckons what many images cost.
@@ -34,15 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model", help="an exported file, such as that of resnet18")
     parser.add_argument("--images", type=int, nargs="+", default=[1000, 20000], metavar="N")
     parser.add_argument("--size", type=int, default=64, help="pixels of a side")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], metavar="N")
     args = parser.parse_args(argv)
     print("images  workers  seconds  images/s  MiB at most  plain loop, images/s  share of it")
     with tempfile.TemporaryDirectory() as folder:
         for count in args.images:
             images = _pictures(Path(folder) / f"images-{count}", count, args.size)
-            _measure(args.model, images, count)
+            _measure(args.model, images, count, args.workers)
         reading, running = _processor_seconds(args.model, images)
-        size = sum(path.stat().st_size for path in images.iterdir()) / count
-        written = sum(path.stat().st_size for path in images.with_name(f"{images.name}-1").iterdir()) / count
+        size, written = (_bytes(each) / count for each in (images, _output(images, args.workers[0])))
     print(f"processor seconds an image: {reading:.5f} to read and preprocess, {running:.5f} of the model")
     print(f"bytes an image: {size:.0f} read, {written:.0f} written")
     return 0
@@ -57,16 +57,24 @@ def _pictures(folder: Path, count: int, size: int) -> Path:
     return folder
 
 
-def _measure(model: str, images: Path, count: int) -> None:
+def _measure(model: str, images: Path, count: int, numbers: Sequence[int]) -> None:
     written = []
-    for workers in (1, 2):
-        output = images.with_name(f"{images.name}-{workers}")
+    for workers in numbers:
+        output = _output(images, workers)
         seconds, memory = _score(model, images, output, workers)
         loop = _loop(model, images, workers)
         row = (count, workers, f"{seconds:.1f}", f"{count / seconds:.1f}", f"{memory:.0f}", f"{loop:.1f}")
         print(*row, f"{count / seconds / loop:.3f}", sep="\t", flush=True)
         written.append({path.name: path.read_bytes() for path in output.iterdir()})
-    assert written[0] == written[1], "the files differ by the number of workers"
+    assert all(files == written[0] for files in written), "the files differ by the number of workers"
+
+
+def _output(images: Path, workers: int) -> Path:
+    return images.with_name(f"{images.name}-{workers}")
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def _processor_seconds(model: str, images: Path) -> tuple[float, float]:

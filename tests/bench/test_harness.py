@@ -15,6 +15,7 @@ from tests.bench import bandwidth, instructions
 from tests.bench.__main__ import main
 from tests.bench.operators import OPERATORS
 from tests.bench.report import table
+from tests.export.colours import exported
 from topk_studies.timing.contest import OURS, Case, Contestant, Operator, UnavailableError
 from topk_studies.timing.measure import measure
 from topk_studies.timing.memory import peak_bytes
@@ -235,3 +236,15 @@ def test_instructions_of_gpu_kernels_are_counted_without_a_gpu(capsys: pytest.Ca
     # 500 for a row and 20 for a score, by the algorithm: the count must hold both, and nothing of the search
     assert 20 < one.executed < 45
     assert one.stack == 0
+
+
+@pytest.mark.slow
+def test_scoring_and_serving_are_measured_by_commands(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    model = str(exported(tmp_path / "colours.onnx"))
+    capfd.readouterr()
+    assert main(["scoring", model, "--images", "8", "--workers", "1"]) == 0
+    rows = [line.split("\t") for line in capfd.readouterr().out.splitlines() if line.startswith("8\t1\t")]
+    assert [len(row) for row in rows] == [7]
+    assert main(["serving", model, "--workers", "1", "--clients", "2", "--seconds", "0.2"]) == 0
+    header, row = capfd.readouterr().out.splitlines()
+    assert dict(zip(header.split("\t"), row.split("\t"), strict=True))["other statuses"] == "none"

@@ -99,12 +99,10 @@ class Loggers:
         done = int(history[-1]["epoch"]) + 1 if history else 0
         for name, options in chosen(config).items():
             known = self._known.setdefault(name, {"id": None, "epochs": 0})
-            known["epochs"] = min(
-                known["epochs"], done
-            )  # after an older checkpoint epochs are trained and logged again
+            # what came after an older checkpoint than the last is trained and logged again
+            known["epochs"] = min(known["epochs"], done)
             told = LoggedRun(run.name, run.folder, run.settings, run.update, known["id"])
             try:
-                check_options(f"logger {name!r}", registry.loggers.builder(name), ["run", *options])
                 self._loggers[name] = registry.loggers.builder(name)(run=told, **options)
             except Exception as error:  # a server that does not answer, a key that is wrong
                 raise TrainError(f"{registry.loggers.describe(name)} cannot start: {_reason(error)}") from error
@@ -190,7 +188,8 @@ def require(package: str) -> None:
     Raises:
         ImportError: says what to install.
     """
-    if find_spec(package) is None:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:  # a mere folder of this name, such as the one that wandb writes into
         raise ImportError(f"{package} is not installed: pip install 'topk-registry[log]'")
 
 
