@@ -129,7 +129,7 @@ def open_split(config: TrainConfig, split: str, *, training: bool, channels: int
         if config.dataset.startswith(PREFIX):
             return registry.datasets.create(config.dataset.removeprefix(PREFIX), split=split, **config.dataset_opt)
         settings: dict[str, Any] = {"class_map": config.class_map, "repeats": config.epoch_repeats if training else 0}
-        dataset = create_dataset(
+        dataset: Any = create_dataset(
             config.dataset,
             root=config.data_dir,
             split=split,

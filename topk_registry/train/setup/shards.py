@@ -45,10 +45,12 @@ class Shards(IterableImageDataset):
     @property
     def num_samples(self) -> int:
         """Samples of the split, over all processes; 0 where nobody told."""
-        return self.reader.num_samples
+        reader: Any = self.reader
+        return reader.num_samples
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        worker, reader = get_worker_info(), self.reader
+        worker = get_worker_info()
+        reader: Any = self.reader
         key = self.seed, self.rank, reader.epoch_count.value, 0 if worker is None else worker.id
         if worker is not None:
             # what the reader finds out by itself at its first pass, where it takes the seed of torch's worker too
