@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 import psutil
 from PIL import Image
 
+from tests.executors.cluster import two_nodes
 from topk_export import Predictor
 
 BATCH = 32
@@ -35,12 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--images", type=int, nargs="+", default=[1000, 20000], metavar="N")
     parser.add_argument("--size", type=int, default=64, help="pixels of a side")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], metavar="N")
+    parser.add_argument("--ray", action="store_true", help="also on a Ray cluster of two nodes of this machine")
     args = parser.parse_args(argv)
     print("images  workers  seconds  images/s  MiB at most  plain loop, images/s  share of it")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, two_nodes() if args.ray else nullcontext() as cluster:
         for count in args.images:
             images = _pictures(Path(folder) / f"images-{count}", count, args.size)
-            _measure(args.model, images, count, args.workers)
+            _measure(args.model, images, count, args.workers, cluster)
         reading, running = _processor_seconds(args.model, images)
         size, written = (_bytes(each) / count for each in (images, _output(images, args.workers[0])))
     print(f"processor seconds an image: {reading:.5f} to read and preprocess, {running:.5f} of the model")
@@ -57,7 +60,7 @@ def _pictures(folder: Path, count: int, size: int) -> Path:
     return folder
 
 
-def _measure(model: str, images: Path, count: int, numbers: Sequence[int]) -> None:
+def _measure(model: str, images: Path, count: int, numbers: Sequence[int], cluster: str | None) -> None:
     written = []
     for workers in numbers:
         output = _output(images, workers)
@@ -66,7 +69,13 @@ def _measure(model: str, images: Path, count: int, numbers: Sequence[int]) -> No
         row = (count, workers, f"{seconds:.1f}", f"{count / seconds:.1f}", f"{memory:.0f}", f"{loop:.1f}")
         print(*row, f"{count / seconds / loop:.3f}", sep="\t", flush=True)
         written.append({path.name: path.read_bytes() for path in output.iterdir()})
-    assert all(files == written[0] for files in written), "the files differ by the number of workers"
+    if cluster is not None:
+        output = _output(images, 0)
+        seconds, _ = _score(model, images, output, 2, "--ray", cluster)
+        print(count, "2 nodes", f"{seconds:.1f}", f"{count / seconds:.1f}", "-", "-", "-", sep="\t", flush=True)
+        written.append({path.name: path.read_bytes() for path in output.iterdir()})
+    assert all(files == written[0] for files in written), "the files differ by the number of workers or nodes"
+    print(f"{count} images: the same {len(written[0])} files {len(written)} times", flush=True)
 
 
 def _output(images: Path, workers: int) -> Path:
@@ -90,9 +99,10 @@ def _processor_seconds(model: str, images: Path) -> tuple[float, float]:
     return (read - began) / len(paths), (time.process_time() - read) / len(paths)
 
 
-def _score(model: str, images: Path, output: Path, workers: int) -> tuple[float, float]:
+def _score(model: str, images: Path, output: Path, workers: int, *more: str) -> tuple[float, float]:
     """Seconds, start included, and the most MiB of the command and its workers."""
     words: list[Any] = [model, images, "-o", output, "--workers", workers, "--batch-size", BATCH, "--shard-size", 100]
+    words += more
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-m", "topk_registry", "score", *map(str, words), "--device", "cpu"])
     most, ended = 0.0, threading.Event()

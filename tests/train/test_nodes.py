@@ -16,7 +16,7 @@ from .test_torchrun import rows
 
 pytestmark = pytest.mark.slow
 HELD_AT = 9  # of 18 updates: the third of the second epoch, after the checkpoint of the eighth
-PATIENCE = 240  # seconds, for a machine under load
+PATIENCE = 480  # seconds, for a machine under load
 
 LOGGER = f"""
 import os, time
