@@ -105,7 +105,7 @@ def run(configuration, work, progress):
     if configuration["x"] == 1 and not (work / "begun").exists():
         (work / "begun").touch()
         os.kill(os.getpid(), 9)
-    return {"y": configuration["x"] ** 2, "pid": os.getpid()}
+    return {"y": configuration["x"] ** 2}
 """
 DRIVER = """
 import sys
@@ -123,7 +123,6 @@ try:
         print("told", [(record.configuration["x"], record.result.get("y"), record.error[:60]) for record in records])
 finally:
     executor.kill()
-print("told", len({record.result["pid"] for record in records}))
 """
 
 
@@ -132,9 +131,8 @@ def test_a_study_on_two_nodes_goes_on_after_an_actor_died(cluster, tmp_path):
     (tmp_path / "driver.py").write_text(DRIVER)
     done = python("driver.py", cluster, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    first, second, pids = [line[5:] for line in done.stdout.splitlines() if line.startswith("told ")]
+    first, second = [line[5:] for line in done.stdout.splitlines() if line.startswith("told ")]
     assert "(0, 0, '')" in first
     assert "(2, 4, '')" in first
     assert "(1, None, 'WorkerDiedError" in first  # the run that took its actor with it
     assert second == "[(0, 0, ''), (1, 1, ''), (2, 4, '')]"  # done again, and the others not
-    assert int(pids) > 1
