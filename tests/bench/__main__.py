@@ -1,8 +1,8 @@
 """Times and peak memory of all contestants for one operator, side by side in one run, once its tests pass.
 
 Other measurements have commands of their own: ``python -m tests.bench instructions`` counts the machine instructions of
-the GPU kernels, ``scoring MODEL`` times ``topk-registry score``, ``serving MODEL`` loads the HTTP service by workers and
-clients, ``trials`` puts it under loads of many kinds.
+the GPU kernels, ``scoring MODEL`` times ``topk-registry score``, ``serving MODEL`` loads the HTTP service by numbers of
+workers and clients, and ``trials`` puts it under the loads that once took it down.
 """
 
 import argparse
