@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import workers
 from topk_registry import refresh_plugins
 from topk_registry.cli.commands import commands
 from topk_registry.registry import timm_losses
 from topk_registry.registry.registry import Registry
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(workers.Plugin())
 
 
 @pytest.fixture

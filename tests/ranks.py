@@ -1,6 +1,5 @@
 """Run checks in one group of processes: starting processes costs more than what they check."""
 
-import multiprocessing
 import os
 import traceback
 from collections.abc import Callable
@@ -10,17 +9,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from tests.workers import processes
+
 
 def run(world: int, checks: dict[str, Callable], folder: Path) -> dict[str, list[str]]:
     """Call every check on all of ``world`` ranks, one after the other; name -> the ranks' errors, "" for none.
 
     A check that fails on one rank alone may leave the others waiting: the timeout of the group ends them.
     """
-    context = multiprocessing.get_context("forkserver")
-    # torch is imported once, in the server that all ranks are forked from
-    context.set_forkserver_preload(
-        ["topk_registry.nn.linear", "torch.distributed.checkpoint", "torch.distributed.tensor"]
-    )
+    context = processes()
     ranks = [context.Process(target=_rank, args=(rank, world, checks, str(folder))) for rank in range(world)]
     for rank in ranks:
         rank.start()

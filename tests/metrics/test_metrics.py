@@ -6,6 +6,7 @@ import torch
 from torch import distributed as dist
 from torch import multiprocessing as mp
 
+from tests.workers import processes
 from topk_registry.metrics import GradientSparsity, MarginalCalibration, TopKAccuracy
 
 
@@ -250,9 +251,11 @@ def update(metrics, logits, target):
 
 @pytest.mark.slow
 def test_two_ranks_together_are_one(tmp_path):
-    with mp.get_context("spawn").Manager() as manager:
+    context = processes()
+    with context.Manager() as manager:
         results = manager.dict()
-        mp.spawn(shard, (str(tmp_path / "store"), results), nprocs=2)
+        arguments = (str(tmp_path / "store"), results)
+        mp.start_processes(shard, arguments, nprocs=2, start_method=context.get_start_method())
         first, second = results[0], results[1]
     alone = [TopKAccuracy((1, 3), num_classes=9), GradientSparsity(), MarginalCalibration(1)]
     update(alone, *batch())

@@ -1,11 +1,10 @@
 """Operators and losses on DTensors give what they give on the whole batch: on one rank, and on two."""
 
-import multiprocessing
-
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.workers import processes
 from topk_registry import create_loss, perturbed_topk, smooth_topk_hinge, topk_label_margins, topk_marginals
 from topk_registry.ops.label_mixture import LabelMixture
 
@@ -77,8 +76,8 @@ def of_rank(rank, file):
 
 @pytest.mark.slow
 def test_on_two_ranks(tmp_path):
-    spawn = multiprocessing.get_context("spawn")
-    ranks = [spawn.Process(target=of_rank, args=(rank, str(tmp_path / "store"))) for rank in range(2)]
+    context = processes()
+    ranks = [context.Process(target=of_rank, args=(rank, str(tmp_path / "store"))) for rank in range(2)]
     for rank in ranks:
         rank.start()
     for rank in ranks:

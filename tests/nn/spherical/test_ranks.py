@@ -6,6 +6,7 @@ from torch import distributed as dist
 from torch import multiprocessing as mp
 from torch import nn
 
+from tests.workers import processes
 from topk_registry.nn.spherical import SphericalLinear
 
 N, D, STEPS = 60, 5, 4
@@ -42,7 +43,8 @@ def work(rank, rendezvous, folder):
 
 @pytest.mark.slow
 def test_two_processes_make_the_step_of_one(tmp_path):
-    mp.spawn(work, args=(tmp_path / "rendezvous", tmp_path), nprocs=2)
+    method = processes().get_start_method()
+    mp.start_processes(work, (tmp_path / "rendezvous", tmp_path), nprocs=2, start_method=method)
     one = make()
     for step, (features, target) in enumerate(batches()):
         if step < 3:

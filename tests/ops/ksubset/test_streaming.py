@@ -5,11 +5,13 @@ import itertools
 import pytest
 import torch
 from torch import distributed as dist
+from torch import multiprocessing as mp
 from torch.nn import functional as F
 
 from tests import oracles
 from tests.ops.ksubset.scores import KINDS, scores
 from tests.ops.ksubset.test_accuracy import TAUS
+from tests.workers import processes
 from topk_registry import topk_label_margins, topk_margins
 from topk_registry.ops.ksubset.chunked import state as streaming
 from topk_registry.ops.ksubset.chunked.state import finish, gradient, merge, summarise, top_margins
@@ -189,9 +191,11 @@ def sharded_scores():
 
 @pytest.mark.slow
 def test_classes_sharded_over_processes(tmp_path):
-    with torch.multiprocessing.Manager() as manager:
+    context = processes()
+    with context.Manager() as manager:
         results = manager.dict()
-        torch.multiprocessing.spawn(shard, (str(tmp_path / "store"), results), nprocs=2)
+        arguments = (str(tmp_path / "store"), results)
+        mp.start_processes(shard, arguments, nprocs=2, start_method=context.get_start_method())
         (margin, left), (again, right) = results[0], results[1]
     s, label, k, theta = sharded_scores()
     x = s.double().requires_grad_()
