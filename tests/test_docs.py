@@ -19,6 +19,7 @@ PAGES = sorted(
         *ROOT.glob("*.md"),
         *(ROOT / "docs").glob("*.md"),
         *(ROOT / "docs/guide").glob("*.md"),
+        *(ROOT / "docs/tutorials").glob("*.md"),
         *(ROOT / "plugins").glob("*/README.md"),
     }
 )

@@ -1,5 +1,6 @@
 """The site builds without a warning and without a network, and has a page for each loss."""
 
+import functools
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import topk_registry as tr
+from topk_registry.registry.api import losses
 
 pytest.importorskip("furo", reason="the site needs the extra docs")
 ROOT = Path(__file__).parents[1]
@@ -38,11 +40,12 @@ class Addresses(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     source = tmp_path_factory.mktemp("site")
-    for name in ("docs", "README.md", "CONTRIBUTING.md"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, source / name)
+    built = shutil.ignore_patterns("_build", ".jupyter_cache", "jupyter_execute")  # notebooks run on today's code
+    shutil.copytree(ROOT / "docs", source / "docs", ignore=built)
+    for name in ("README.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, source / name)
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", str(source / "docs"), str(source / "html")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "COLUMNS": "80"})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env={**os.environ, "COLUMNS": "80"})
     assert done.returncode == 0, done.stdout + done.stderr
     return source / "html"
 
@@ -56,7 +59,64 @@ def test_every_loss_has_a_page_with_its_picture_and_its_options(site):
         assert f"timm train --loss {name}" in re.sub(r"<[^>]*>", "", page)
         assert f"{name}.svg" in page
         assert "Parameters" in page
+        assert "Use it when" in page
+        assert "Take another when" in page
+        assert "Use when" not in page
+        assert "tried when tuned" in page or "None of its own" in page
         assert (site / "_images" / f"{name}.svg").stat().st_size > 1000
+
+
+@pytest.fixture
+def generated_pages(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    return pytest.importorskip("generated_pages")
+
+
+def bare(scale: float = 2.0):
+    return lambda logits, target: scale * logits.logsumexp(-1).mean()
+
+
+def told(scale: float = 2.0, num_classes: int = 3):
+    """Logsumexp, scaled.
+
+    Use when:
+        You test ``told``
+        pages.
+    """
+    return bare(scale)
+
+
+told.option_ranges = {"scale": "(0, inf)"}
+told.tuning_grid = {"scale": (1.0, 4.0)}
+
+
+@pytest.mark.parametrize(
+    ("builder", "shown", "missing"),
+    [
+        (bare, ["| `scale` | `2.0` | see below | - |", "tests.test_site.bare"], ["Use it when"]),
+        (
+            told,
+            [
+                "Logsumexp, scaled.",
+                "**Use it when** you test `told` pages.",
+                "| `scale` | `2.0` | `(0, inf)` | `1.0`, `4.0` |",
+                "| `num_classes` | the trainer tells it |",
+            ],
+            ["Take another when"],
+        ),
+        (functools.partial(bare, scale=3.0), ["| `scale` | `3.0` |"], ["Use it when"]),
+    ],
+)
+def test_a_loss_of_somebody_else_has_a_page_with_what_it_declares(builder, shown, missing, generated_pages):
+    tr.register_loss("somebodys")(builder)
+    try:
+        page = generated_pages.loss_page("somebodys", None, "")
+    finally:
+        losses.unregister("somebodys")
+    assert page.startswith("# somebodys\n")
+    assert "timm train --loss somebodys\n" in page
+    assert [text for text in shown if text not in page] == []
+    assert [text for text in [*missing, "Paper"] if text in page] == []
 
 
 @pytest.mark.slow
@@ -74,6 +134,21 @@ def test_pages_load_nothing_from_elsewhere_and_their_links_lead_somewhere(site):
             assert target.exists(), f"{page}: {address}"
             if anchor and target.suffix == ".html":
                 assert f'id="{anchor}"' in target.read_text(), f"{page}: {address}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "docs" / "tutorials").glob("*.md")))
+def test_notebooks_were_run_and_show_what_they_drew(site, name):
+    page = (site / "tutorials" / f"{name}.html").read_text()
+    cells = (ROOT / "docs" / "tutorials" / f"{name}.md").read_text().count("```{code-cell}")
+    hidden = page.count("the page's sentences hold in this run")
+    assert cells > 4
+    assert page.count('class="cell docutils') == cells - 1  # one checks the sentences, unseen
+    assert not hidden
+    assert "/_images/" in page
+    assert page.count("output stream") >= 2
+    assert "Traceback" not in page
+    assert "stderr" not in page
 
 
 @pytest.mark.slow

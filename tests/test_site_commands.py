@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 PROGRAMS = ROOT / "docs" / "programs"
 SCRIPTS = ROOT / "tests" / "train" / "scripts"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES += sorted((ROOT / "docs" / "guide").glob("*.md"))
+PAGES += sorted((ROOT / "docs" / "guide").glob("*.md")) + sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 BLOCK = re.compile(r"(?:<!-- ([^\n]*?) -->\n)?^```(sh|python)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 OURS = ("topk-registry", "timm", "topk-train")
 

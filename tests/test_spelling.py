@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PLACES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "topk_registry", "plugins", "export"]
-BUILT = "*/_build/*,*/generated/*,*/jupyter_execute/*,*.svg,*.json"
+BUILT = "*/_build/*,*/generated/*,*/.jupyter_cache/*,*/jupyter_execute/*,*.svg,*.json"
 RIGHT = {"te"}  # a test split's name in a list of synonyms
 
 

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import pictures
@@ -18,13 +19,16 @@ from sphinx.application import Sphinx
 import topk_registry as tr
 from topk_registry.cli.commands import commands
 from topk_registry.cli.main import main as command_line
+from topk_registry.registry.options import CONTEXT, tuning_grid
+from topk_registry.registry.ranges import Interval, option_ranges
 from topk_studies import plot
 
 DOCS = Path(__file__).parents[1]
 
 
-def losses() -> list[str]:
-    return [info.name for info in map(tr.loss_info, tr.list_losses()) if info.distribution == "topk-registry"]
+OURS = "topk-registry:*"
+COMMON = ("weight", "reduction", "label_smoothing", "ignore_index")
+ADVICE = {"Use when": "Use it when", "Avoid when": "Take another when"}  # sections of docstrings, and headings of pages
 
 
 def table_of_losses() -> dict[str, list[str]]:
@@ -35,13 +39,26 @@ def table_of_losses() -> dict[str, list[str]]:
     return {cells[0].strip("`"): cells for cells in rows}
 
 
-def picture(name: str, folder: Path) -> None:
-    """The loss and its slope against the label's score."""
+def picture(name: str, folder: Path) -> str:
+    """The part of a loss's page with the loss and its slope against the label's score; nothing where it takes none."""
     figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
-    plot.label_scores(axes, name)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(folder / f"{name}.svg", transparent=True)
-    plt.close(figure)
+    try:
+        plot.label_scores(axes, name)
+    except (TypeError, ValueError):  # a loss that needs options, or other targets
+        return ""
+    else:
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(folder / f"{name}.svg", transparent=True)
+    finally:
+        plt.close(figure)
+    return f"""```{{image}} {name}.svg
+:class: loss-picture
+:alt: {name} and its slope against the label's score
+```
+
+The loss of one row of {plot.CLASSES} classes and its slope, against the label's score. The other
+scores go from 2 down to -2.
+"""
 
 
 def level_sets(name: str, folder: Path) -> str:
@@ -58,35 +75,88 @@ Its level sets over three scores with a fixed sum, the label's corner circled; d
 """
 
 
-def loss_page(name: str, cells: list[str], levels: str) -> str:
-    builder = tr.get_loss_builder(name)
-    module, attribute = builder.__module__, builder.__qualname__
-    paper, purpose, cost = cells[1], cells[2], cells[4]
-    return f"""# {name}
+def advice(builder: Any) -> dict[str, str]:
+    """Headings and text of the sections of a docstring that say when to use a loss and when not."""
+    text = inspect.cleandoc(builder.__doc__ or "") + "\n"
+    found = {}
+    for section, heading in ADVICE.items():
+        match = re.search(rf"^{section}:\n((?: {{4}}.*\n)+)", text, re.MULTILINE)
+        if match:
+            told = " ".join(match[1].split()).replace("``", "`")
+            found[heading] = re.sub(r"`(\w+)`", lambda name: _linked(name[1]), told)
+    return found
 
-{purpose[0].upper()}{purpose[1:]}.
 
-```{{image}} {name}.svg
-:class: loss-picture
-:alt: {name} and its slope against the label's score
-```
+def _linked(name: str) -> str:
+    ours = tr.is_loss(name) and tr.loss_info(name).distribution == "topk-registry"
+    return f"[`{name}`]({name}.md)" if ours else f"`{name}`"
 
-The loss of one row of {plot.CLASSES} classes and its slope, against the label's score. The other
-scores go from 2 down to -2.
 
-{levels}
-```sh
-timm train --loss {name}
-```
+def options_table(builder: Any) -> str:
+    """A row an option of its own: default, the values it may have, and those that are tried when it is tuned."""
+    ranges, grid = option_ranges(builder), tuning_grid(builder)
+    rows = [
+        f"| `{name}` | {_shown(name, parameter.default)} | {_allowed(ranges.get(name))} | "
+        f"{', '.join(f'`{value}`' for value in grid.get(name, ())) or '-'} |"
+        for name, parameter in inspect.signature(builder).parameters.items()
+        if name not in COMMON and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    if not rows:
+        return "None of its own.\n"
+    head = "| option | default | allowed | tried when tuned |\n|---|---|---|---|\n"
+    return head + "\n".join(rows) + "\n\nA round bracket excludes its end; n is the number of classes.\n"
 
-Paper: {paper}. Cost: a forward and a backward pass take {cost} times as long as those of `F.cross_entropy`
-([how this was measured](../costs.md)).
 
-```{{eval-rst}}
-.. autoclass:: {module}.{attribute}
-   :no-members:
-```
-"""
+def _shown(name: str, default: Any) -> str:
+    if name in CONTEXT:
+        return "the trainer tells it"
+    return "needed" if default is inspect.Parameter.empty else f"`{default}`"
+
+
+def _allowed(values: Interval | tuple[Any, ...] | None) -> str:
+    if values is None:
+        return "see below"
+    return f"`{values}`" if isinstance(values, Interval) else ", ".join(f"`{value}`" for value in values)
+
+
+def loss_page(name: str, cells: list[str] | None, pictures: str) -> str:
+    """The page of a loss; ``cells`` is its row in losses.md, which losses of other distributions have not."""
+    builder, info = tr.get_loss_builder(name), tr.loss_info(name)
+    purpose = cells[2] if cells else info.summary.rstrip(".") or f"A loss of {info.distribution or 'this process'}"
+    told = advice(builder)
+    flags = " --normalize-classifier" if "`normalize_classifier`" in purpose else ""
+    parts = [f"# {name}", f"{purpose[0].upper()}{purpose[1:]}.", f"```sh\ntimm train --loss {name}{flags}\n```"]
+    if told:
+        parts.append("\n\n".join(f"**{heading}** {text[0].lower()}{text[1:]}" for heading, text in told.items()))
+    parts += ["## Shape", pictures] if pictures else []
+    parts += ["## Options", options_table(builder), "## Definition", _definition(builder)]
+    if cells:
+        cost = f"a forward and a backward pass take {cells[4]} times as long as those of `F.cross_entropy`"
+        cost = "not measured yet" if cells[4] == "-" else f"{cost} ([how this was measured](../costs.md))"
+        parts.append(f"## Paper and cost\n\nPaper: {cells[1]}. Cost: {cost}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _definition(builder: Any) -> str:
+    """What autodoc tells of a class or function; a factory without a name of its own has only a docstring."""
+    if not hasattr(builder, "__qualname__"):
+        return "```text\n" + (inspect.getdoc(builder) or repr(builder)) + "\n```"
+    kind = "autoclass" if inspect.isclass(builder) else "autofunction"
+    options = "   :no-members:\n" if inspect.isclass(builder) else ""
+    return f"```{{eval-rst}}\n.. {kind}:: {builder.__module__}.{builder.__qualname__}\n{options}```"
+
+
+def without_advice(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Leave out of a docstring what the page of a loss tells above it."""
+    kept: list[str] = []
+    inside = False
+    for line in lines:
+        if line.rstrip(":") in ADVICE and line.endswith(":"):
+            inside = True
+        elif not inside or (line and not line.startswith(" ")):
+            inside = False
+            kept.append(line)
+    lines[:] = kept
 
 
 def command_page() -> Iterator[str]:
@@ -129,15 +199,16 @@ def write(app: Sphinx) -> None:
     (pages / "losses").mkdir(parents=True, exist_ok=True)
     os.environ["COLUMNS"] = "100"  # the width of a help page
     rows = table_of_losses()
+    names = tr.list_losses(app.config.topk_losses)
     for page in (pages / "losses").glob("*.md"):
-        if page.stem not in losses():
+        if page.stem not in names:
             page.unlink()  # of a loss that has gone since the last build
     with mpl.rc_context({"svg.hashsalt": "topk_registry", "svg.fonttype": "path", "font.size": 9}):
         pictures.draw(pages / "pictures")
-        for name in losses():
-            picture(name, pages / "losses")
+        for name in names:
             _drawn(["--loss", name, "--landscape"], pages / "losses" / f"{name}-levels.png")
-            _write(pages / "losses" / f"{name}.md", loss_page(name, rows[name], level_sets(name, pages / "losses")))
+            shape = "\n".join((picture(name, pages / "losses"), level_sets(name, pages / "losses"))).strip()
+            _write(pages / "losses" / f"{name}.md", loss_page(name, rows.get(name), shape))
     for name, command in gallery():
         _drawn(command, pages / "gallery" / f"{name}.png")
     _write(pages / "commands.md", "".join(command_page()))
@@ -214,7 +285,9 @@ def list_of_pages(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_config_value("topk_losses", OURS, "env", description="wildcards over losses that have a page")
     app.connect("builder-inited", write)
+    app.connect("autodoc-process-docstring", without_advice, priority=400)  # before napoleon reads its sections
     app.connect("build-finished", list_of_pages)
     app.connect("include-read", links_of_the_repository)
     app.connect("source-read", links_out_of_the_site)

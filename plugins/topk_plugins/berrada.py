@@ -27,6 +27,14 @@ class SmoothTopKSVM(TopKLoss):
     L(s, y) = tau softplus(alpha / tau - l_y), equal to the paper's
     tau log sum_{y in S or not} exp((Delta(S, y) + sum_{j in S} s_j / k) / tau) - tau log sum_{y in S} exp(...).
 
+    Use when:
+        K answers are shown and labels are wrong within groups of similar classes, or images are few: a label that is
+        safely among the k best is left alone.
+
+    Avoid when:
+        One answer is shown, as it does not care which of the k comes first; or classes are rare and each counts alike,
+        as it leaves the tail behind (``logit_adjustment``).
+
     Args:
         k: size of the set that should hold the label, 1 <= k <= n - 1, or several sizes.
         tau: temperature, positive; towards 0 the loss becomes ``topk_svm``.
@@ -47,6 +55,7 @@ class SmoothTopKSVM(TopKLoss):
     Reference: Berrada, Zisserman, Kumar 2018, equations 6 and 8; Petersen, Kuehne, Borgelt, Deussen 2022.
     """
 
+    option_ranges: ClassVar = {"tau": "(0, inf)", "alpha": "[0, inf)", "combine": ("mean", "likelihood")}
     tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}
 
     alpha: Tensor
@@ -191,6 +200,14 @@ class TopKNLL(SmoothTopKSVM):
 
     For k = 1 and tau = 1 it is cross-entropy. Options as :class:`SmoothTopKSVM` less ``alpha``; with several k and
     ``combine="likelihood"`` it is -tau log sum_j P_j pi_y^(j).
+
+    Use when:
+        K answers are shown and their chances count: it is the likelihood of what ``TopKHead`` predicts, and never
+        fades to zero.
+
+    Avoid when:
+        One answer is shown (k = 1 is cross-entropy), or labels are noisy, where ``smooth_topk_svm`` lets go of labels
+        that are safely among the k.
 
     Example:
         >>> create_loss("topk_nll", k=1)(torch.zeros(1, 4), torch.tensor([0]))

@@ -68,6 +68,12 @@ class Encouraging(ClassificationLoss):
     gradients upset; *aggressive*, ``log_end=1, bonus_start=0.5``, which rewards only labels above one half (its
     experiments on long-tailed data).
 
+    Use when:
+        Labels are clean and the network should go on learning from samples that it has right already.
+
+    Avoid when:
+        Labels are noisy, as it rewards certainty about wrong labels too, or probabilities must be calibrated.
+
     Args:
         log_end: LE, in [0, 1]. 1: no tangent.
         bonus_start: labels below this p get no bonus, in [0, 1).
@@ -91,6 +97,14 @@ class Encouraging(ClassificationLoss):
         Networks. AAAI 2022. The schedules are those of the authors' published training code.
     """
 
+    option_ranges: ClassVar = {
+        "log_end": "[0, 1]",
+        "bonus_start": "[0, 1)",
+        "rho": "[0, inf)",
+        "schedule": SCHEDULES,
+        "scheduled": SCHEDULED,
+        "start_epoch": "[0, inf)",
+    }
     tuning_grid: ClassVar = {"log_end": (0.5, 0.75, 1.0)}
 
     shares: Tensor
@@ -115,6 +129,7 @@ class Encouraging(ClassificationLoss):
         _check_range("log_end", log_end, 0, 1)
         _check_range("bonus_start", bonus_start, 0, 1 - 1e-5)
         _check_range("rho", rho, 0, math.inf)
+        _check_range("start_epoch", start_epoch, 0, math.inf)
         _check_choice("schedule", schedule, SCHEDULES)
         _check_choice("scheduled", scheduled, SCHEDULED)
         if schedule != "constant" and not total_epochs:
@@ -196,6 +211,12 @@ class Mirror(ClassificationLoss):
     with y one-hot; a = 2 for ``base="mse"``, 1 for ``"mae"``. The squared error is flat in p where p = y, and its
     mirror image steepest. With a = g = 2 and rho = 1 the sum is the absolute error, 2 abs(p - y) - 1 a class.
 
+    Use when:
+        You repeat the paper's study of squared and absolute errors.
+
+    Avoid when:
+        You look for accuracy: with many classes errors of single probabilities learn slowly. Take ``encouraging``.
+
     Args:
         base: ``"mse"`` or ``"mae"``.
         gamma: g, the power of the bonus; the authors' experiments take 2.
@@ -212,6 +233,7 @@ class Mirror(ClassificationLoss):
         Networks. AAAI 2022.
     """
 
+    option_ranges: ClassVar = {"base": tuple(BASES), "gamma": "(0, inf)", "rho": "[0, inf)", "link": LINKS}
     tuning_grid: ClassVar = {"link": ("sigmoid", "softmax")}
 
     def __init__(

@@ -25,6 +25,13 @@ class NoisedTopK(TopKLoss):
 
         L(s, y) = (1 + E_Z[(s + eps Z)_[k+1]] - s_y)_+
 
+    Use when:
+        K answers are shown, and one loss should be tuned by a scale in units of scores, ``epsilon``.
+
+    Avoid when:
+        A step must be cheap or repeat without a seed: it draws noise for every row. A very small ``epsilon`` does not
+        train, as the gradient reaches few scores.
+
     Args:
         k: size of the set, 1 <= k <= n - 1.
         epsilon: standard deviation of the noise, in the unit of the scores; 0 is the calibrated hinge.
@@ -37,6 +44,7 @@ class NoisedTopK(TopKLoss):
         tensor(0.5000)
     """
 
+    option_ranges: ClassVar = {"epsilon": "[0, inf)", "num_samples": "[1, inf)"}
     tuning_grid: ClassVar = {"epsilon": (0.1, 0.3, 1.0, 3.0)}
 
     margins: Tensor
@@ -83,6 +91,14 @@ class NoisedTopKImbalanced(NoisedTopK):
     It is meant for scores in [-1, 1], cosines of normalised features and weights; ``scale`` brings their gradients to
     the usual size, and the noise and the margins are in the unit of the cosines.
 
+    Use when:
+        K answers are shown, a tail is long and mean accuracy over classes counts; with a cosine classifier
+        (``--normalize-classifier``).
+
+    Avoid when:
+        Classes are balanced (``noised_topk``), or the classifier is a plain linear one, whose scores have no fixed
+        scale for its gaps.
+
     Args:
         k: size of the set, 1 <= k <= n - 1.
         class_counts: how many training samples each class has [n]; the trainer passes it. A class without any gets the
@@ -100,6 +116,7 @@ class NoisedTopKImbalanced(NoisedTopK):
         tensor(2.5000)
     """
 
+    option_ranges: ClassVar = {"max_margin": "[0, inf)", "scale": "(0, inf)"}
     tuning_grid: ClassVar = {"max_margin": (0.2, 0.3, 0.4)}
 
     def __init__(

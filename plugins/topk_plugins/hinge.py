@@ -6,6 +6,7 @@ against s_y; which of them is consistent with top-k error is the subject of Yang
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,12 @@ class TopKSVM(TopKLoss):
     r"""Top-k multiclass SVM, the limit of the smooth top-k SVM at temperature 0.
 
     .. math:: L(s, y) = \max\bigl(\tfrac1k ((s_{\setminus y})_{[k]} - s_y) + \alpha_y,\; 0\bigr)
+
+    Use when:
+        You want the limit of ``smooth_topk_svm``, as a baseline or for a linear model.
+
+    Avoid when:
+        A deep network starts from random weights: the slope reaches two scores of a row, and accuracy stays at chance.
 
     Args:
         k: size of the set in which the label should be, 1 <= k < n.
@@ -30,6 +37,8 @@ class TopKSVM(TopKLoss):
     Reference: Lapin, Hein, Schiele 2015, "Top-k Multiclass SVM"; in this scale Berrada, Zisserman, Kumar 2018, "Smooth
     Loss Functions for Deep Top-k Classification", equation 3.
     """
+
+    option_ranges: ClassVar = {"alpha": "[0, inf)"}
 
     alpha: float | Tensor
 
@@ -76,6 +85,13 @@ class TopKHinge(TopKLoss):
 
     .. math:: L(s, y) = \bigl(1 + (s_{\setminus y})_{[k]} - s_y\bigr)_+
 
+    Use when:
+        You want a baseline, or start from trained weights.
+
+    Avoid when:
+        A deep network starts from random weights: the slope reaches two scores of a row, and training does not start.
+        Take ``smooth_topk_svm``.
+
     Args:
         k: size of the set in which the label should be, 1 <= k < n.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
@@ -100,6 +116,12 @@ class TopKHingeConvex(TopKLoss):
 
     The k largest of those are the k - 1 best rivals, raised, and the better of the k-th and the label.
 
+    Use when:
+        You want a convex top-k loss of a linear model, or a baseline.
+
+    Avoid when:
+        A deep network starts from random weights: the slope reaches few scores of a row. Take ``smooth_topk_svm``.
+
     Args:
         k: size of the set in which the label should be, 1 <= k < n.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
@@ -121,6 +143,13 @@ class TopKHingeCalibrated(TopKLoss):
     r"""Top-k calibrated hinge: the label must exceed the (k+1)-th of all scores by 1.
 
     .. math:: L(s, y) = \bigl(1 + s_{[k+1]} - s_y\bigr)_+
+
+    Use when:
+        You want the hinge whose minimiser ranks the true top k, on convex models or from trained weights.
+
+    Avoid when:
+        A deep network starts from random weights: the slope reaches two scores of a row. ``noised_topk`` is this loss,
+        smoothed.
 
     Args:
         k: size of the set in which the label should be, 1 <= k < n.

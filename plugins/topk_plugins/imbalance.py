@@ -36,6 +36,13 @@ class Focal(ClassificationLoss):
 
     The factor sees the plain p_y; class weights multiply the whole.
 
+    Use when:
+        Easy samples outnumber hard ones by far, as background does in detection, or a network is too sure of itself.
+
+    Avoid when:
+        Labels are noisy: it looks at the hard samples, and wrong labels are the hardest. On balanced, clean classes it
+        is mostly level with cross-entropy.
+
     Args:
         gamma: how fast it fades, at least 0. 0 is cross-entropy.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
@@ -48,6 +55,7 @@ class Focal(ClassificationLoss):
         Lin, Goyal, Girshick, He, Dollar. Focal Loss for Dense Object Detection. ICCV 2017.
     """
 
+    option_ranges: ClassVar = {"gamma": "[0, inf)"}
     tuning_grid: ClassVar = {"gamma": (0.5, 1.0, 2.0)}
 
     def __init__(
@@ -89,6 +97,13 @@ class LDAM(ClassificationLoss):
     normalised to a mean of 1 over classes (deferred re-weighting, DRW): the features are learned first, then the
     boundaries move towards the frequent classes. Made for cosine scores: see ``topk_registry.normalize_classifier``.
 
+    Use when:
+        A tail is long, training is long too, and the classifier can be a cosine one (``--normalize-classifier``).
+
+    Avoid when:
+        Epochs are few, as cosine classifiers learn slowly, or the classifier must stay a plain linear one. Try
+        ``logit_adjustment`` first: it needs neither.
+
     Args:
         class_counts: how many training samples each class has [n].
         max_margin: the margin of the rarest class.
@@ -110,6 +125,7 @@ class LDAM(ClassificationLoss):
         NeurIPS 2019. Weights: Cui, Jia, Lin, Song, Belongie. Class-Balanced Loss Based on Effective Number of Samples.
     """
 
+    option_ranges: ClassVar = {"max_margin": "[0, inf)", "scale": "(0, inf)", "beta": "[0, 1)"}
     tuning_grid: ClassVar = {"max_margin": (0.2, 0.35, 0.5)}
 
     margin: Tensor
@@ -132,6 +148,7 @@ class LDAM(ClassificationLoss):
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
         if not 0 < scale < math.inf:
             raise ValueError(f"scale must be finite and above 0, got {scale!r}")
+        _check_beta(beta)
         self.max_margin, self.scale, self.beta = float(max_margin), float(scale), float(beta)
         # not in the state_dict: they are options, and a checkpoint must load whatever the phase it was written in
         self.register_buffer("margin", ldam_margins(class_counts, max_margin), persistent=False)
@@ -176,13 +193,17 @@ def effective_number_weights(class_counts: Tensor | Sequence[float], beta: float
         >>> effective_number_weights([100, 10, 1], 0.9)
         tensor([0.2393, 0.3674, 2.3932])
     """
-    if not 0 <= beta < 1:
-        raise ValueError(f"beta must be in [0, 1), got {beta!r}")
+    _check_beta(beta)
     counts = torch.as_tensor(class_counts, dtype=torch.float64).detach()
     counts = counts.clamp(min=counts[counts > 0].min())
     effective = -torch.expm1(counts * math.log(beta)) if beta > 0 else torch.ones_like(counts)
     weights = 1 / effective
     return (weights / weights.mean()).to(torch.get_default_dtype())
+
+
+def _check_beta(beta: float) -> None:
+    if not 0 <= beta < 1:
+        raise ValueError(f"beta must be in [0, 1), got {beta!r}")
 
 
 def _first_epoch(drw_epoch: float | None, total_epochs: int | None) -> int | None:

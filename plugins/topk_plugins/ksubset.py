@@ -28,6 +28,13 @@ class KSubsetNLL(ClassificationLoss):
 
     The rows of k-hot targets are grouped by their k, which waits for a GPU, and does not go into one compiled graph.
 
+    Use when:
+        An image has several labels, and their number is known from the target.
+
+    Avoid when:
+        Labels are independent of one another and their number is not known when predicting: take binary cross-entropy
+        (``bce``). With one label an image it is cross-entropy.
+
     Args:
         temperature: theta, which divides the scores; positive.
         weight: one factor a class [n]; a row counts by the mean of its labels' factors.
@@ -40,6 +47,7 @@ class KSubsetNLL(ClassificationLoss):
     Reference: Chen, Dempster, Liu. Weighted finite population sampling to maximize entropy. Biometrika 1994.
     """
 
+    option_ranges: ClassVar = {"temperature": "(0, inf)"}
     tuning_grid: ClassVar = {"temperature": (0.3, 1.0, 3.0)}
 
     def __init__(

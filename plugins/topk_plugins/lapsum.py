@@ -27,6 +27,12 @@ class LapSum(ClassificationLoss):
 
     F is the distribution function of the Laplace law. Scores are sorted and computed with in double precision.
 
+    Use when:
+        K is no whole number, or you compare soft top-k operators.
+
+    Avoid when:
+        Speed counts: it sorts every row in double precision. ``topk_nll`` asks nearly the same, with compiled kernels.
+
     Args:
         k: how many classes are chosen, 0 < k < n; it may be any real number.
         tau: temperature, positive; towards 0 the weights become the hard top-k.
@@ -40,6 +46,7 @@ class LapSum(ClassificationLoss):
     Top-k Selection. ICML 2025.
     """
 
+    option_ranges: ClassVar = {"k": "(0, n)", "tau": "(0, inf)"}
     tuning_grid: ClassVar = {"tau": (0.3, 1.0, 3.0)}
 
     def __init__(

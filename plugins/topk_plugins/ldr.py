@@ -36,6 +36,13 @@ class LDRKL(ClassificationLoss):
 
     It may be negative: with all scores alike and no gap it is 0.
 
+    Use when:
+        Scores should keep a gap and cross-entropy's fixed temperature does not suit them; it is the plain member of
+        the family of ``aldr_kl``, to compare with.
+
+    Avoid when:
+        You would not tune ``temperature`` and ``gap``: at temperature 1 and gap 0 it is cross-entropy less a constant.
+
     Args:
         temperature: lambda, positive.
         gap: c, at least 0: how far the label must be ahead.
@@ -49,6 +56,7 @@ class LDRKL(ClassificationLoss):
     Robustness and Adaptivity. ICML 2023.
     """
 
+    option_ranges: ClassVar = {"temperature": "(0, inf)", "gap": "[0, inf)"}
     tuning_grid: ClassVar = {"temperature": (0.3, 1.0, 3.0), "gap": (0.0, 1.0)}
     takes_half = True
 
@@ -96,6 +104,13 @@ class ALDRKL(ClassificationLoss):
     Of a distribution q over labels it is the loss with z = s - q s + gap (1 - q), as in the authors' code: one lambda
     for the row, not the expectation of the losses of its classes.
 
+    Use when:
+        Labels are wrong anywhere, not only among similar classes, and you cannot clean them: clear samples get a small
+        temperature, doubtful ones a large one.
+
+    Avoid when:
+        Labels are clean, or a step must cost no more than cross-entropy's. Its temperature is solved for in every row.
+
     Args:
         temperature: lambda_0, the largest lambda, positive.
         alpha: above 1; the larger, the less lambda adapts.
@@ -111,6 +126,7 @@ class ALDRKL(ClassificationLoss):
     Robustness and Adaptivity. ICML 2023.
     """
 
+    option_ranges: ClassVar = {"temperature": "(0, inf)", "alpha": "(1, inf)", "gap": "[0, inf)"}
     tuning_grid: ClassVar = {"temperature": (0.3, 1.0, 3.0), "alpha": (1.5, 3.0)}
 
     def __init__(

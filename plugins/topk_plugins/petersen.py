@@ -29,6 +29,13 @@ class DifferentiableTopK(TopKLoss):
 
     .. math:: L(s, y) = -\log \sum_j P_j \sum_{r \le k_j} P_{r y}
 
+    Use when:
+        Several k count at once, or you compare ways to relax a ranking.
+
+    Avoid when:
+        Classes are many and ``candidates`` is None, or targets are mixed (mixup, cutmix): both cost many times the
+        ordinary step. ``topk_nll`` takes several k as well and is exact.
+
     Args:
         k: size of the set that should hold the label, 1 <= k <= n - 1, or several sizes.
         k_weights: how much each of several k counts; they are divided by their sum. None: all the same.
@@ -52,6 +59,12 @@ class DifferentiableTopK(TopKLoss):
     Deussen 2022, Monotonic Differentiable Sorting Networks.
     """
 
+    option_ranges: ClassVar = {
+        "relaxation": RELAXATIONS,
+        "tau": "(0, inf)",
+        "swap": ("cauchy", "logistic"),
+        "top1": ("softmax", "sort"),
+    }
     tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}
 
     def __init__(

@@ -20,6 +20,14 @@ class LogitAdjustment(ClassificationLoss):
     with the share :math:`\pi_j` of class j in training. For tau = 1 the scores are consistent with the mean accuracy
     over classes. A class without samples counts as the rarest one that has some.
 
+    Use when:
+        Training classes are frequent and rare, and mean accuracy over classes counts; the first loss to try on a long
+        tail, at the cost of cross-entropy.
+
+    Avoid when:
+        Accuracy over images counts and images in use are as unbalanced as those of training, or the classes are
+        balanced already, where it is cross-entropy.
+
     Args:
         class_counts: how many training samples each class has [n].
         tau: how much of the prior is taken out, at least 0; 0 is cross-entropy.
@@ -33,6 +41,7 @@ class LogitAdjustment(ClassificationLoss):
     equation 10.
     """
 
+    option_ranges: ClassVar = {"tau": "[0, inf)"}
     tuning_grid: ClassVar = {"tau": (0.5, 1.0, 1.5)}
 
     shift: Tensor
@@ -75,6 +84,13 @@ class BalancedSoftmax(LogitAdjustment):
     r"""Cross-entropy with each class counted as often as it was seen: ``logit_adjustment`` with tau = 1.
 
     .. math:: L(s, y) = -\log \frac{n_y e^{s_y}}{\sum_j n_j e^{s_j}}
+
+    Use when:
+        Training classes are frequent and rare, and mean accuracy over classes counts. It has nothing to tune.
+
+    Avoid when:
+        Images in use are as unbalanced as those of training and accuracy over images counts: it gives frequent classes
+        up for rare ones.
 
     Args:
         class_counts: how many training samples each class has [n].

@@ -25,6 +25,13 @@ class GeneralisedCrossEntropy(ClassificationLoss):
 
     .. math:: L(s, y) = \frac{1 - p_y^q}{q}, \qquad p = \mathrm{softmax}(s)
 
+    Use when:
+        Labels are wrong anywhere, and top-1 accuracy counts. ``q`` goes from cross-entropy (0) to a robust absolute
+        error (1).
+
+    Avoid when:
+        Labels are clean or classes are many: near q = 1 unlikely labels hardly pull, and training is slow to start.
+
     Args:
         q: in (0, 1]; towards 0 it is cross-entropy, 1 is half of the absolute error of p.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
@@ -37,6 +44,7 @@ class GeneralisedCrossEntropy(ClassificationLoss):
     NeurIPS 2018.
     """
 
+    option_ranges: ClassVar = {"q": "(0, 1]"}
     tuning_grid: ClassVar = {"q": (0.3, 0.5, 0.7)}
     takes_half = True
 

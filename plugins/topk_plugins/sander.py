@@ -26,6 +26,13 @@ class SparseTopK(TopKLoss):
     had, so this one is built from its mask. It is 0 where the label is in the mask entirely: when its score is tau
     above the (k+1)-th, as with a hinge. Gradients are differences of two masks, and sparse.
 
+    Use when:
+        Gradients should be exactly zero for classes that do not compete for the k places.
+
+    Avoid when:
+        Speed counts: each row solves two small problems in double precision, and soft targets many. ``topk_nll`` is
+        the dense counterpart.
+
     Args:
         k: size of the set that should hold the label, 1 <= k <= n - 1.
         tau: how strong the quadratic term is, positive; towards 0 the mask becomes hard.
@@ -41,6 +48,7 @@ class SparseTopK(TopKLoss):
     Perspective. ICML 2023. For k = 1: Martins, Astudillo. From Softmax to Sparsemax. ICML 2016.
     """
 
+    option_ranges: ClassVar = {"tau": "(0, inf)"}
     tuning_grid: ClassVar = {"tau": (0.3, 1.0, 3.0)}
 
     def __init__(

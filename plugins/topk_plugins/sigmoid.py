@@ -35,6 +35,12 @@ class SigmoidMSE(_SigmoidLoss):
 
     .. math:: L(s, y) = \frac1n \sum_j (p_j - [j = y])^2, \qquad p = \sigma(s)
 
+    Use when:
+        You want the baseline of the paper below.
+
+    Avoid when:
+        You want to train a network on many classes: its slope fades where the label is unlikely. Take ``bce``.
+
     Args:
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
@@ -53,6 +59,13 @@ class SigmoidMAE(_SigmoidLoss):
     r"""Mean absolute error of independent sigmoid outputs.
 
     .. math:: L(s, y) = \frac1n \sum_j |p_j - [j = y]|, \qquad p = \sigma(s)
+
+    Use when:
+        You want the baseline of the paper below.
+
+    Avoid when:
+        You want to train a network: its slope fades where the label is unlikely, and with many classes it does not
+        start.
 
     Args:
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.

@@ -55,6 +55,13 @@ class LogSphericalSoftmax(_LogLikelihood):
 
         L(o, c) = log(sum_i o_i^2 + n eps) - log(o_c^2 + eps)
 
+    Use when:
+        The output layer is so large that its cost must not depend on the number of classes (``SphericalLinear``).
+
+    Avoid when:
+        Probabilities must be sharp: the largest that all classes can have add up to at most d + 1 for d features. It is
+        even in the logits, so a logit far below zero is as likely as one far above.
+
     Args:
         epsilon: keeps the loss finite where the label's logit is 0; above 0, and needs tuning.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
@@ -64,6 +71,7 @@ class LogSphericalSoftmax(_LogLikelihood):
         tensor(1.2000)
     """
 
+    option_ranges: ClassVar = {"epsilon": "(0, inf)"}
     tuning_grid: ClassVar = {"epsilon": (0.1, 0.3, 1.0)}
 
     def __init__(
@@ -91,6 +99,13 @@ class LogTaylorSoftmax(_LogLikelihood):
 
     The logits' origin matters: adding a constant to all of them changes the loss.
 
+    Use when:
+        The output layer is so large that its cost must not depend on the number of classes (``SphericalLinear``); of
+        the two losses for it the one without an option.
+
+    Avoid when:
+        The logits of all classes fit in memory: cross-entropy is the better start.
+
     Args:
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
@@ -110,6 +125,13 @@ class SphericalBound(ClassificationLoss):
     with m the mean of the D logits, t = tanh(xi/2), u = 1 - t and lambda(xi) = t / (4 xi). Every xi gives a bound; the
     tightest solves xi^2 (1 - (1 - 2/D)^2 / t^2) = mean_i (o_i - m)^2. Being a bound on cross-entropy, it predicts with
     softmax.
+
+    Use when:
+        A bound on cross-entropy is wanted that is quadratic in the logits, for updates in closed form.
+
+    Avoid when:
+        You look for accuracy: where scores are far apart the bound is loose, and
+        cross-entropy itself is as cheap.
 
     Args:
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.

@@ -370,6 +370,7 @@ def assuming_strides_of_labels(logits, target):
 
 class Misspelt(Wrong):
     tuning_grid = {"wieght": (1.0,)}  # noqa: RUF012
+    option_ranges = {"redaction": ("mean",)}  # noqa: RUF012
 
 
 class WrittenInForward(torch.autograd.Function):
@@ -431,6 +432,7 @@ SINGLE = [
     ("ignore_index_skips_rows", counting_ignored_rows, "expected loss with a row of ignore_index = -100 = "),
     ("label_smoothing_is_a_soft_target", smoothing_over_the_others, "expected loss with label_smoothing at ["),
     ("tuning_grid_can_be_tried", Misspelt, "expected options of the loss in tuning_grid, got 'wieght'"),
+    ("option_ranges_are_kept", Misspelt, "expected options of the loss in option_ranges, got 'redaction'"),
     ("set_epoch_is_harmless", Growing, "expected a finite loss in epoch 9, got inf"),
     ("state_moves_with_the_loss", LostBuffer, "got left behind: loss.factors[0]"),
     ("state_moves_with_the_loss", functools.partial(weighted, torch.ones(16)), "held without a .to(): loss[0]"),
@@ -538,3 +540,31 @@ def test_a_grid_for_tuning_is_tried(grid, status, message):
     result = check.run()
     assert result.status == status
     assert message in result.message
+
+
+@pytest.mark.parametrize(
+    ("ranges", "status", "message"),
+    [
+        ({"tau": "(0, inf)", "combine": ("mean", "likelihood")}, "passed", ""),
+        ({"tua": "(0, inf)"}, "failed", "got 'tua'"),
+        ({"tau": "[0, inf)"}, "failed", "tau must be positive"),  # an end that it refuses
+        ({"tau": "(0, 10]"}, "failed", "expected a ValueError for tau=11, got a loss"),
+        ({"tau": "(0.5, inf)"}, "failed", "expected tau=0.1 in (0.5, inf), as its default or grid has it"),
+        ({"tau": "above 0"}, "failed", "an interval is written as"),
+        ({"combine": ("mean", "median")}, "failed", "combine must be"),
+        ({"k": "[1, 4]"}, "failed", "expected k=5 in [1, 4]"),
+    ],
+)
+def test_ranges_of_options_are_tried(ranges, status, message):
+    class Ranged(get_loss_builder("smooth_topk_svm")):
+        option_ranges = ranges
+
+    (check,) = (check for check in iter_checks(Ranged) if check.name == "option_ranges_are_kept")
+    result = check.run()
+    assert result.status == status, result.message
+    assert message in result.message
+
+
+def test_a_loss_without_ranges_is_not_asked_for_them():
+    (check,) = (check for check in iter_checks(F.cross_entropy) if check.name == "option_ranges_are_kept")
+    assert check.run().status == "skipped"

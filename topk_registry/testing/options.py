@@ -1,9 +1,13 @@
 """Options that losses share with ``torch.nn.CrossEntropyLoss`` mean here what they mean there."""
 
+import inspect
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from topk_registry.registry.options import tuning_grid
+from topk_registry.registry.ranges import Interval, option_ranges
 from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect, expect_close
 from topk_registry.testing.subject import EPOCHS, Subject, evaluate, value_and_gradient
 
@@ -81,6 +85,34 @@ def tuning_grid_can_be_tried(subject: Subject) -> None:
             expect(bool(found.isfinite().all()), f"expected a finite loss with {option}={value!r}, got {found}")
 
 
+def option_ranges_are_kept(subject: Subject) -> None:
+    """Declared ``option_ranges`` hold the default and the tuning grid; values in them work, others are refused."""
+    ranges, grid = option_ranges(subject.factory), tuning_grid(subject.factory)
+    if not ranges:
+        raise NotApplicableError("declares no option_ranges")
+    for option, values in ranges.items():
+        expect(subject.takes(option), f"expected options of the loss in option_ranges, got {option!r}")
+        default = inspect.signature(subject.factory).parameters[option].default
+        usual = [] if default is inspect.Parameter.empty else [default]
+        for value in [*usual, *grid.get(option, ())]:
+            if isinstance(value, (int, float, str)):  # None and one value a class are no numbers
+                expect(value in values, f"expected {option}={value!r} in {values}, as its default or grid has it")
+        n = subject.num_classes
+        for value in values.inside(n) if isinstance(values, Interval) else values:
+            found = evaluate(subject.build(**{option: value}), subject.logits(), subject.labels())
+            expect(bool(found.isfinite().all()), f"expected a finite loss with {option}={value!r}, got {found}")
+        for value in values.outside(n) if isinstance(values, Interval) else ("no such choice",):
+            expect(_is_refused(subject, option, value), f"expected a ValueError for {option}={value!r}, got a loss")
+
+
+def _is_refused(subject: Subject, option: str, value: Any) -> bool:
+    try:
+        evaluate(subject.build(**{option: value}), subject.logits(), subject.labels())
+    except ValueError:
+        return True
+    return False
+
+
 def set_epoch_is_harmless(subject: Subject) -> None:
     """A trainer calls ``set_epoch`` before every epoch of a loss that has it, the last included."""
     loss = subject.build()
@@ -105,5 +137,6 @@ CHECKS = (
     ignore_index_skips_rows,
     label_smoothing_is_a_soft_target,
     tuning_grid_can_be_tried,
+    option_ranges_are_kept,
     set_epoch_is_harmless,
 )

@@ -1,0 +1,101 @@
+"""The values that a factory's options may have, as the factory declares them."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from topk_registry.registry.options import accepts
+
+CLASSES = "n"  # an end of an interval that is the number of classes
+_INTERVAL = re.compile(r"([\[(])\s*([^,\s]+)\s*,\s*([^,\s]+)\s*([\])])")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Numbers between two ends, each of which may belong to it.
+
+    Args:
+        low, high: the ends; ``high`` is ``"n"`` where it is the number of classes.
+        closed: which ends belong to it.
+
+    Example:
+        >>> tau = Interval.parse("(0, inf)")
+        >>> 0.1 in tau, 0 in tau, str(tau)
+        (True, False, '(0, inf)')
+    """
+
+    low: float
+    high: float | str
+    closed: tuple[bool, bool]
+
+    @classmethod
+    def parse(cls, text: str) -> "Interval":
+        """The interval of ``"(0, 1]"``, ``"[0, inf)"`` or ``"[1, n)"``; a ValueError shows what is understood."""
+        try:
+            match = _INTERVAL.fullmatch(text.strip())
+            opening, low, high, closing = match.groups() if match else ("", "", "", "")
+            found = cls(float(low), high if high == CLASSES else float(high), (opening == "[", closing == "]"))
+        except ValueError:
+            raise ValueError(f"an interval is written as '(0, 1]', '[0, inf)' or '[1, n)', got {text!r}") from None
+        if not found.low < found.end(math.inf):
+            raise ValueError(f"an interval begins below its end, got {text!r}")
+        return found
+
+    def end(self, num_classes: float) -> float:
+        """The upper end as a number."""
+        return num_classes if isinstance(self.high, str) else self.high
+
+    def __contains__(self, value: Any) -> bool:
+        high = self.end(math.inf)
+        above = value >= self.low if self.closed[0] else value > self.low
+        return above and (value <= high if self.closed[1] else value < high)
+
+    def inside(self, num_classes: int) -> list[float]:
+        """The ends that belong to it."""
+        ends = zip((self.low, self.end(num_classes)), self.closed, strict=True)
+        return [_whole(end) for end, closed in ends if closed]
+
+    def outside(self, num_classes: int) -> list[float]:
+        """A value beyond each finite end: the end itself where it does not belong."""
+        ends = ((self.low, self.closed[0], -1.0), (self.end(num_classes), self.closed[1], 1.0))
+        return [_whole(end + step if closed else end) for end, closed, step in ends if math.isfinite(end)]
+
+    def __str__(self) -> str:
+        high = self.high if isinstance(self.high, str) else f"{self.high:g}"
+        return f"{'[' if self.closed[0] else '('}{self.low:g}, {high}{']' if self.closed[1] else ')'}"
+
+
+Range = Interval | tuple[Any, ...]
+
+
+def option_ranges(builder: Callable[..., Any]) -> dict[str, Range]:
+    """The values that options may have, as a factory and the classes it derives from declare them.
+
+    A factory declares ``option_ranges``, from names of options to an interval in a string, or to a tuple of choices.
+    What a base class declares holds where the factory takes that option.
+
+    Example:
+        >>> class TheirLoss:
+        ...     option_ranges = {"tau": "(0, inf)", "combine": ("mean", "sum")}
+        ...     def __init__(self, tau=1.0, combine="mean"): ...
+        >>> {option: str(values) for option, values in option_ranges(TheirLoss).items()}
+        {'tau': '(0, inf)', 'combine': "('mean', 'sum')"}
+    """
+    factory = builder
+    while isinstance(factory, partial):
+        factory = factory.func
+    found: dict[str, Range] = {}
+    for owner in reversed(factory.__mro__ if isinstance(factory, type) else (factory,)):
+        declared: Mapping[str, Any] = getattr(owner, "__dict__", {}).get("option_ranges", {})
+        for option, values in declared.items():
+            if owner is factory or accepts(builder, option):
+                found[option] = Interval.parse(values) if isinstance(values, str) else tuple(values)
+    return found
+
+
+def _whole(value: float) -> float:
+    """Whole numbers as integers, which options such as k insist on."""
+    return int(value) if value == int(value) else value
