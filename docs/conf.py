@@ -36,6 +36,7 @@ nb_execution_cache_path = str(Path(__file__).parent / ".jupyter_cache")
 nb_execution_timeout = 600  # a cell takes seconds, on a busy machine a minute
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_output_stderr = "remove"  # progress, and paths of the machine that built the site
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 linkcheck_timeout = 20

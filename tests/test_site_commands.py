@@ -10,6 +10,7 @@ A fenced block of shell or Python has one of these markers on the line before it
 """
 
 import argparse
+import importlib
 import re
 import runpy
 import shlex
@@ -23,6 +24,7 @@ from pathlib import Path
 import pytest
 
 from topk_registry.cli.main import main
+from topk_registry.testing import iter_checks, run_checks
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ROOT / "docs" / "programs"
@@ -165,6 +167,16 @@ def program_of_the_docs(name: str, *words: str) -> None:
 def text(page: str, what: str) -> str:
     (found,) = [block.text for block in blocks(ROOT / page) if block.marker == f"run: {what}"]
     return found
+
+
+@pytest.mark.slow
+def test_a_loss_that_tells_of_itself_conforms(tmp_path, monkeypatch):
+    (tmp_path / "tempered_loss.py").write_text(text("docs/guide/plugins.md", "what a loss tells"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    loss = importlib.import_module("tempered_loss").Tempered
+    checks = {result.name: result.status for result in run_checks(iter_checks(loss))}
+    assert set(checks.values()) <= {"passed", "skipped"}
+    assert checks["option_ranges_are_kept"] == checks["tuning_grid_can_be_tried"] == "passed"
 
 
 @pytest.fixture(scope="module")
