@@ -21,11 +21,23 @@ extensions = [
     "sphinx-mathjax-offline",
     "generated_pages",
 ]
-exclude_patterns = ["_build", "_ext", "results/studies", ".jupyter_cache", "jupyter_execute"]
+exclude_patterns = ["_build", "_ext", "_templates", "results/studies", ".jupyter_cache", "jupyter_execute"]
 html_theme = "furo"
 html_title = f"topk_registry {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = [(name, {"defer": "defer"}) for name in ("versions.js", "switcher.js")]  # written by docs/versions.py
+templates_path = ["_templates"]
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "sidebar/search.html",
+        "sidebar/versions.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 autodoc_typehints = "description"
@@ -39,7 +51,13 @@ nb_merge_streams = True
 nb_output_stderr = "remove"  # progress, and paths of the machine that built the site
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+# sphinx-build -b linkcheck docs docs/_build/links: asks every external link, so it is no part of CI
 linkcheck_timeout = 20
+linkcheck_retries = 2
+linkcheck_workers = 4
+linkcheck_ignore = [r"http://127\.0\.0\.1.*", r"https?://([\w-]+\.)*example\.com.*"]  # of a reader's own service
+linkcheck_anchors_ignore_for_url = [r"https://github\.com/.*"]  # made by scripts
+linkcheck_report_timeouts_as_broken = False
 
 
 def setup(app: Sphinx) -> None:

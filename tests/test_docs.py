@@ -4,6 +4,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -46,6 +47,89 @@ def test_the_files_they_name_exist(page):
     named = re.findall(r"`((?:topk_registry|plugins|export|tests|docs)/[\w./]*)`", text)
     assert named
     assert not [name for name in named if not (ROOT / name).exists()]
+
+
+# forms of links whose kind is known; the path without its leading slash
+FORMS = {
+    "arxiv.org": r"(abs|pdf)/\d{4}\.\d{4,5}(v\d+)?",
+    "doi.org": r"10\.\d{4,9}/\S+",
+    "github.com": r"[\w.-]+/[\w.-]+(/(tree|blob|issues|pull|releases)/\S+)?",
+}
+NAMES_ONLY = ("www.w3.org", "host")  # of XML, and of a reader's own service
+
+
+def complaint(link: str) -> str:
+    """What is wrong with an external link, as far as it can be told without asking; empty where nothing is."""
+    try:
+        parts = urlsplit(link)
+        host = parts.hostname or ""
+    except ValueError as error:
+        return str(error)
+    own = host in ("127.0.0.1", "localhost") or host.endswith("example.com")
+    if own or host in NAMES_ONLY:
+        return ""
+    if parts.scheme != "https":
+        return f"expected https, got {parts.scheme}"
+    if not re.fullmatch(r"([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z]{2,}", host):
+        return f"{host!r} is no host"
+    if re.search(r"[\s<>\"{}|\\^`]", link):
+        return "a character that a link must not have"
+    path = parts.path.strip("/")
+    form = FORMS.get(host.removeprefix("www.").removeprefix("dx."))
+    if form and not re.fullmatch(form, path):
+        return f"expected {form}, got {path}"
+    return ""
+
+
+def external_links() -> list[tuple[str, str]]:
+    """Where, and the link: of Markdown's pages, docstrings and comments, the citation and the project's metadata."""
+    found = []
+    for page in [*PAGES, *(ROOT / "docs/results").glob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        found += [(label(page), link) for link in re.findall(r"\]\(<?([a-z]+://[^)]*)\)", text)]  # spaces are seen too
+        found += [(label(page), link.rstrip(".,;:")) for link in re.findall(r"(?<!\()\b[a-z]+://[^\s)>\]`'\"]+", text)]
+    for path in [*ROOT.glob("*.toml"), *ROOT.glob("*.cff"), *ROOT.glob("*/**/*.py")]:
+        if ".venv" not in path.parts and path.relative_to(ROOT).parts[0] != "tests" and path.name != "conf.py":
+            text = path.read_text(encoding="utf-8")
+            found += [(label(path), link.rstrip(".,;:")) for link in re.findall(r"\bhttps?://\w[\w./~%#?=&+:-]*", text)]
+    return found
+
+
+def test_external_links_have_a_form_that_can_be_opened():
+    links = external_links()
+    assert len(links) > 20
+    assert [f"{where}: {link}: {told}" for where, link in links if (told := complaint(link))] == []
+
+
+@pytest.mark.parametrize(
+    ("link", "told"),
+    [
+        ("https://arxiv.org/abs/1802.07595", ""),
+        ("https://arxiv.org/pdf/1802.07595v2", ""),
+        ("https://doi.org/10.1093/biomet/81.3.457", ""),
+        ("https://github.com/huggingface/pytorch-image-models", ""),
+        ("http://127.0.0.1:8000/predict", ""),
+        ("https://arxiv.org/abs/180207595", "expected (abs|pdf)"),
+        ("https://arxiv.org/1802.07595", "expected (abs|pdf)"),
+        ("https://doi.org/biomet/81.3.457", "expected 10"),
+        ("https://github.com/huggingface", "expected [\\w.-]+/"),
+        ("http://arxiv.org/abs/1802.07595", "expected https"),
+        ("ftp://pytorch.org/docs", "expected https"),
+        ("https://pytorch/docs", "is no host"),
+        ("https://pytorch.org/a page", "a character"),
+        ("https://[pytorch.org/docs", "Invalid IPv6"),
+    ],
+)
+def test_a_link_that_cannot_be_opened_is_found(link, told):
+    assert told in complaint(link)
+    assert bool(told) == bool(complaint(link))
+
+
+def test_the_citation_names_papers_as_arxiv_does():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    names = [each["value"] for paper in citation["references"] for each in paper.get("identifiers", ())]
+    assert len(names) == 4
+    assert all(re.fullmatch(r"arXiv:\d{4}\.\d{4,5}", name) for name in names)
 
 
 def test_the_picture_of_the_rooms_is_current():
