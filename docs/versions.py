@@ -1,8 +1,8 @@
 """Keep a site of several versions: ``python docs/versions.py SITE NAME BUILT`` makes the built site its folder NAME.
 
 ``latest`` is the site of the main branch, ``v1.2.3`` that of a release. Every folder is a whole site that needs no
-other, and gets a ``_static/versions.js`` that names them all, from which the switcher in the sidebar is made. Nothing
-is fetched, so that it works from a disk too. The front page leads to the newest release, or to ``latest`` before there is
+other. It gets a ``_static/versions.js`` that names them all, from which the switcher in the sidebar is made. Nothing is
+fetched, so that it works from a disk too. The front page leads to the newest release, or to ``latest`` before there is
 one.
 """
 
