@@ -123,6 +123,18 @@ def test_commands_are_understood(page, monkeypatch, capsys):
                 capsys.readouterr()
 
 
+def test_images_are_sent_as_the_service_takes_them():
+    sent = []
+    for page in PAGES:
+        for line in "\n".join(block.text for block in blocks(page) if block.language == "sh").splitlines():
+            if line.startswith("curl ") and "/predict" in line:
+                sent.append((label(page), line))
+    assert sent
+    for page, line in sent:  # tests/export/serve sends each of these; curl's own default is refused
+        taken = re.search(r"image=@|Content-Type: (image/|application/json)", line)
+        assert taken, f"{page}: the service refuses {line}"
+
+
 @pytest.mark.parametrize("command", ["timm train --no-such-flag", "topk-registry plot --colour red"])
 def test_a_flag_that_is_not_there_is_found_out(command, monkeypatch):
     with pytest.raises(AssertionError):

@@ -11,9 +11,9 @@ table and nothing else, or names a fused operator that computes it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +60,7 @@ class ClassificationLoss(nn.Module):
         tensor(0.3333)
     """
 
-    option_ranges: ClassVar = {"reduction": REDUCTIONS, "label_smoothing": "[0, 1]"}
+    option_ranges: ClassVar[Mapping[str, Any]] = {"reduction": REDUCTIONS, "label_smoothing": "[0, 1]"}
     takes_half: bool = False  # whether the methods below take logits in half precision, or get float32 made of them
     weight: Tensor | None
     reduction: str
@@ -206,7 +206,7 @@ class ClassificationLoss(nn.Module):
 class TopKLoss(ClassificationLoss):
     """A :class:`ClassificationLoss` with the set size ``k``, 1 <= k <= n - 1."""
 
-    option_ranges: ClassVar = {"k": "[1, n)"}
+    option_ranges: ClassVar[Mapping[str, Any]] = {"k": "[1, n)"}
 
     k: int
 
