@@ -1,0 +1,178 @@
+"""What output layers learn in the same time: SphericalLinear, adaptive softmax and a dense layer with cross-entropy.
+
+    python -m tests.bench.learned [--seconds 30] [--json FILE]
+
+A linear layer on principal components of the built-in data set ``hierarchy`` with many classes. Each contestant gets
+the same seconds of one processor, so that other work on the machine changes nothing but the caches. Its learning rate
+is the best of a few on validation images, after a tenth of the time each.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.bench.report import dumps, environment
+from topk_registry import SphericalLinear
+from topk_registry.data.hierarchy import Hierarchy
+from topk_registry.nn.spherical import SphericalSGD
+
+FINE, BATCH, K = 20, 64, 5
+RATES = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
+
+
+@dataclass
+class Split:
+    features: Tensor  # [N, d]
+    labels: Tensor  # [N]
+
+
+@dataclass
+class Contestant:
+    """A layer with its loss, its optimiser, and the logarithms of its probabilities [B, n], up to a constant a row."""
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    optimizer: Callable[[float], torch.optim.Optimizer]
+    scores: Callable[[Tensor], Tensor]
+    likely: bool = True  # whether the scores are logarithms of probabilities
+
+
+def spherical(name: str) -> Callable[[int, int], Contestant]:
+    def make(d: int, n: int) -> Contestant:
+        layer = SphericalLinear(d, n, loss=name)
+        return Contestant(
+            layer,
+            lambda rate: SphericalSGD(layer, lr=rate),
+            lambda features: layer.to_classifier()(features),
+            name != "mse",
+        )
+
+    return make
+
+
+def adaptive(d: int, n: int) -> Contestant:
+    layer = nn.AdaptiveLogSoftmaxWithLoss(d, n, cutoffs=[min(2000, n // 5), n // 5 + 1])
+    sgd = lambda rate: torch.optim.SGD(layer.parameters(), lr=rate)  # noqa: E731
+    return Contestant(lambda h, y: layer(h, y).loss, sgd, layer.log_prob)
+
+
+def dense(d: int, n: int) -> Contestant:
+    layer = nn.Linear(d, n)
+    sgd = lambda rate: torch.optim.SGD(layer.parameters(), lr=rate)  # noqa: E731
+    return Contestant(lambda h, y: F.cross_entropy(layer(h), y), sgd, layer)
+
+
+CONTESTANTS: dict[str, Callable[[int, int], Contestant]] = {
+    "SphericalLinear, log_taylor_softmax": spherical("log_taylor_softmax"),
+    "SphericalLinear, log_spherical_softmax": spherical("log_spherical_softmax"),
+    "SphericalLinear, spherical_bound": spherical("spherical_bound"),
+    "SphericalLinear, mse": spherical("mse"),
+    "AdaptiveLogSoftmaxWithLoss": adaptive,
+    "dense, ce": dense,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.learned", description=__doc__)
+    parser.add_argument("--classes", type=int, default=10_000)
+    parser.add_argument("--features", type=int, default=128)
+    parser.add_argument("--images", type=int, default=8, help="to train on, of each class")
+    parser.add_argument("--noise", type=float, default=1.0, help="of the images")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of one processor, for each contestant")
+    parser.add_argument("--json", type=Path, help="write environment and results to this file")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    splits = features(args.classes, args.features, args.images, args.noise)
+    settings = {name: value for name, value in vars(args).items() if name != "json"}
+    report: dict[str, Any] = {"environment": environment("cpu"), "settings": settings, "results": []}
+    print(f"{args.classes} classes, whose log is {math.log(args.classes):.2f}")
+    print(f"{'contestant':38} {'rate':>6} {'steps':>7} {'top 1':>7} {f'top {K}':>7} {'nll':>7}")
+    for name, make in CONTESTANTS.items():
+        row = {"contestant": name, **compare(make, splits, args.classes, args.seconds)}
+        report["results"].append(row)
+        print(
+            "{contestant:38} {rate:6g} {steps:7} {top1:7.2%} {topk:7.2%} {nll:>7}".format_map(_shown(row)), flush=True
+        )
+        if args.json:
+            args.json.write_text(dumps(report))
+    return 0
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"nll": "-" if row["nll"] is None else f"{row['nll']:.2f}"}
+
+
+def compare(
+    make: Callable[[int, int], Contestant], splits: dict[str, Split], n: int, seconds: float
+) -> dict[str, float | None]:
+    """Choose the rate on validation images, train for the whole time, and look at test images."""
+    d = splits["train"].features.shape[1]
+
+    def trained(rate: float, limit: float) -> tuple[Contestant, int]:
+        torch.manual_seed(0)
+        contestant = make(d, n)
+        return contestant, train(contestant, splits["train"], rate, limit)
+
+    tried = {rate: figures(trained(rate, seconds / 10)[0], splits["validation"]) for rate in RATES}
+    rate = max(RATES, key=lambda each: tried[each]["topk"] or 0.0)
+    contestant, steps = trained(rate, seconds)
+    return {"rate": rate, "steps": steps, **figures(contestant, splits["test"])}
+
+
+def train(contestant: Contestant, split: Split, rate: float, seconds: float) -> int:
+    """Take steps for this much time of the processor; return how many. A step that diverges is the last."""
+    optimizer, steps = contestant.optimizer(rate), 0
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        rows = torch.randint(len(split.labels), (BATCH,))
+        optimizer.zero_grad()
+        loss = contestant.loss(split.features[rows].requires_grad_(), split.labels[rows])
+        try:
+            loss.backward()
+            optimizer.step()
+        except (ValueError, ArithmeticError):  # a singular step: the layer is as it was
+            break
+        steps += 1
+    return steps
+
+
+@torch.no_grad()
+def figures(contestant: Contestant, split: Split) -> dict[str, float | None]:
+    """Accuracies, and the mean negative log-likelihood; None without probabilities."""
+    hits, nll = torch.zeros(2), 0.0
+    for features, labels in zip(split.features.split(512), split.labels.split(512), strict=True):
+        scores = contestant.scores(features).double()
+        best = scores.topk(K, -1).indices == labels[:, None]
+        hits += torch.stack((best[:, 0].sum(), best.any(-1).sum()))
+        nll += float(F.cross_entropy(scores, labels, reduction="sum"))
+    top1, topk = (hits / len(split.labels)).tolist()
+    return {"top1": top1, "topk": topk, "nll": nll / len(split.labels) if contestant.likely else None}
+
+
+def features(n: int, d: int, images: int, noise: float) -> dict[str, Split]:
+    """The principal components of the images, of mean square 1, by those of the training images."""
+    sizes = {"train": images * n, "validation": max(n // 5, 200), "test": max(n // 2, 500)}
+    drawn = {
+        name: Hierarchy(name, size=size, superclasses=n // FINE, fine=FINE, noise=noise) for name, size in sizes.items()
+    }
+    some = _pixels(drawn["train"])[:: max(1, sizes["train"] // 4000)]
+    mean = some.mean(0)
+    axes = torch.linalg.svd(some - mean, full_matrices=False).Vh[:d]
+    split = {name: Split((_pixels(data) - mean) @ axes.T, torch.tensor(data.targets)) for name, data in drawn.items()}
+    scale = split["train"].features.square().mean().sqrt()
+    return {name: Split(each.features / scale, each.labels) for name, each in split.items()}
+
+
+def _pixels(data: Hierarchy) -> Tensor:
+    return torch.from_numpy(data.images).flatten(1).float() / 255
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
