@@ -1,8 +1,8 @@
 """Time and bytes of a training step of one head, whole in one process and with its classes spread over ranks.
 
 ``python -m tests.bench.class_parallel --classes 20000 --features 64 --batch 64 --ranks 2``. Both take a batch of one
-size: all of it in one process, or its parts on the ranks, on the CPU over gloo with one thread each. Bytes are those
-that a rank gives to collectives, in the forward and in the backward pass.
+size: all of it in one process, or its parts on the ranks, on the CPU over gloo with one thread each. Bytes of a
+rank are those that it is given by gathering and exchanging, its own among them, and those that it gives to be reduced.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from topk_registry import linear_smooth_topk
 from topk_registry.ops.ksubset.chunked.parallel import layout
 
-COLLECTIVES = {"all_gather_into_tensor": 1, "reduce_scatter_tensor": 1, "all_reduce": 0, "all_to_all_single": 1}
+COLLECTIVES = {"all_gather_into_tensor": 0, "reduce_scatter_tensor": 1, "all_reduce": 0, "all_to_all_single": 0}
 
 
 def main() -> None:

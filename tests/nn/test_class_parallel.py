@@ -425,6 +425,25 @@ def checkpoints_between_numbers_of_ranks():
 
 
 @check
+def a_compiled_step_has_the_same_bits():
+    """The graph ends before the ranks meet, and goes on after it."""
+    n, world = 23, dist.get_world_size()
+    features, _, _, target, _ = whole(n, 5)
+    sizes = batches(world)
+    head = LinearSmoothTopK(D, n, k=3, label_smoothing=0.1, process_group=dist.group.WORLD, dtype=DOUBLE)
+    backbone = nn.Linear(D, D, dtype=DOUBLE)
+
+    def step(x):
+        return head(backbone(x).tanh(), own(target, sizes))
+
+    found = []
+    for run in (step, torch.compile(step, backend="aot_eager")) if world == 2 else ():
+        loss = run(own(features, sizes))
+        found.append((loss, *torch.autograd.grad(loss, [*backbone.parameters(), *head.parameters()])))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)) if found else world == 4
+
+
+@check
 def a_rank_that_dies_ends_the_others():  # the last check: there is one rank fewer afterwards
     n, world = 23, dist.get_world_size()
     features, weight, bias, target, _ = whole(n, 4)

@@ -31,11 +31,13 @@ from topk_registry.ops.process_group import (
     agreed,
     columns_of_all_rows,
     gather_rows,
+    outside_graphs,
 )
 
 DIFFERENT = ("number of rows", "classes of a rank")
 
 
+@outside_graphs
 def spread_loss(
     features: Tensor,
     weight: Tensor,
@@ -132,6 +134,7 @@ def spread_loss(
     return rows.sum()
 
 
+@outside_graphs
 @torch.no_grad()
 def spread_topk(
     features: Tensor,
@@ -206,6 +209,7 @@ def _class_dimension(weight: Any, bias: Any) -> int:
     return found[0]
 
 
+@outside_graphs
 def loss_of_dtensors(
     features: Any,
     weight: Any,

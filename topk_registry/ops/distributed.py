@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from topk_registry.ops.process_group import outside_graphs
+
 
 def is_distributed(t: Any) -> bool:
     """Whether t is a DTensor; imports nothing."""
@@ -55,6 +57,7 @@ def class_dimension(logits: Any) -> int | None:
     return found[0] if len(found) == 1 and type(logits.placements[found[0]]) is Shard else None
 
 
+@outside_graphs
 def by_class_shards(
     function: Callable[..., Tensor], logits: Any, dimension: int, *rows: Tensor | None, cut: bool
 ) -> Tensor:

@@ -2,6 +2,9 @@
 
 Every rank of the group calls the same functions in the same order. An error on one rank becomes an error on all of
 them before any of them changes anything, and a rank that is gone ends the others with a message that says so.
+
+A step waits for the numbers that ranks compare, so it is no part of a compiled graph: ``outside_graphs`` ends the graph
+before it, and the rest of a model is compiled around it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +14,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._compile import (
+    _disable_dynamo as outside_graphs,  # torch.compiler.disable, which imports the compiler at once
+)
 from torch.autograd.function import once_differentiable
+
+__all__ = [
+    "GatherRows",
+    "Group",
+    "OwnRows",
+    "SameOnAllRanks",
+    "agreed",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "answering",
+    "columns_of_all_rows",
+    "gather_rows",
+    "gather_to_first",
+    "outside_graphs",
+]
 
 Group = Any  # torch.distributed.ProcessGroup, which does not exist where torch is built without it
 
@@ -35,6 +57,15 @@ def all_gather(x: Tensor, group: Group, what: str) -> Tensor:
         with answering(group, what):
             dist.all_gather_into_tensor(out.flatten(0, 1) if x.ndim else out, x.contiguous(), group=group)
     return out
+
+
+def all_to_all(x: Tensor, group: Group, what: str) -> Tensor:
+    """Send the r-th of as many parts as there are ranks to rank r: [ranks, ...] -> what each rank sent to this one."""
+    received, x = torch.empty_like(x, memory_format=torch.contiguous_format), x.contiguous()
+    if x.numel():
+        with answering(group, what):
+            dist.all_to_all_single(received, x, group=group)
+    return received
 
 
 def all_reduce(x: Tensor, group: Group, what: str) -> Tensor:
@@ -126,11 +157,7 @@ def columns_of_all_rows(x: Tensor, sizes: Sequence[int], columns: int, group: Gr
     ranks, most = len(sizes), max(sizes)
     sent = x.new_zeros(most, ranks * columns)
     sent[: len(x), : x.shape[1]] = x
-    sent = sent.unflatten(1, (ranks, columns)).transpose(0, 1).contiguous()
-    received = torch.empty_like(sent)
-    if sent.numel():
-        with answering(group, "exchanging targets"):
-            dist.all_to_all_single(received, sent, group=group)
+    received = all_to_all(sent.unflatten(1, (ranks, columns)).transpose(0, 1), group, "exchanging targets")
     return torch.cat([part[:size] for part, size in zip(received, sizes, strict=True)])
 
 

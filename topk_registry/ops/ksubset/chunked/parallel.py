@@ -17,7 +17,7 @@ from topk_registry.ops.ksubset.chunked.shards import LabelMargins, Problem, chun
 from topk_registry.ops.ksubset.chunked.soft_targets import Costs, ExpectedHinge
 from topk_registry.ops.ksubset.chunked.state import top_margins
 from topk_registry.ops.label_mixture import LabelMixture
-from topk_registry.ops.process_group import Group, agreed, all_gather
+from topk_registry.ops.process_group import Group, agreed, all_gather, outside_graphs
 
 REDUCTIONS = ("none", "sum", "mean")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -125,6 +125,7 @@ def _check_scores(margin: Tensor, top: Tensor, k: int, p: Problem) -> None:
         raise ValueError(f"every row needs at least k + 1 = {k + 1} scores above -inf, one has fewer")
 
 
+@outside_graphs
 def sharded_hinge(
     logits: Tensor,
     target: Tensor | LabelMixture,
@@ -218,6 +219,6 @@ def top_classes(
         marginals = dispatch.topk_marginals(logits, k, temperature=temperature)
         top, indices = logits.topk(k)
         return indices, top.to(dtype), marginals.gather(1, indices)
-    state, _ = exchange(own_state(x, weight, bias, k + 1, p), p.like.new_empty(len(x), 0), k + 1, p, shard.first)
+    state, _ = exchange(own_state(x, weight, bias, k + 1, p), None, k + 1, p, len(x), shard.first)
     marginals = torch.sigmoid(top_margins(state, p.theta) / p.theta)
     return state.classes[:, :k], state.top[:, :k].to(dtype), marginals.to(dispatch.output_dtype(p.like))

@@ -1,8 +1,10 @@
 """The operator over classes that lie on the ranks of a process group: the margins of labels.
 
-Every rank summarises its own classes. The states are gathered, 88 bytes a row and rank at k = 5 in single precision.
-Every rank merges them in the order of ranks, so that all hold the same bits. Classes are not sent: a rank finds its own
-among the top group by their place. The gradient to a rank's scores needs nothing more from the others.
+Every rank summarises its own classes, in 88 bytes a row at k = 5 in single precision. Two ranks gather both states, and
+each merges them in the order of ranks. More ranks share the rows: each merges the states of its part, which the others
+send it, and what it found is gathered. So all ranks hold the same bits, and the bytes that a rank receives grow with
+the rows alone, not with the ranks too. A rank finds its own classes among the top group by their place. The gradient to
+a rank's scores needs nothing more from the others.
 """
 
 from collections.abc import Iterator
@@ -12,11 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from topk_registry.ops.ksubset.chunked.custom_ops import Gradients, as_rows, kernels, label_state, score_chunks
 from topk_registry.ops.ksubset.chunked.state import State, finish, merge_all
 from topk_registry.ops.ksubset.torch.rows import top_group_size
-from topk_registry.ops.process_group import Group, all_gather
+from topk_registry.ops.process_group import Group, all_gather, all_to_all
+
+BY_ROWS = 3  # ranks, from which on sharing the rows sends fewer bytes than gathering the states of all
 
 
 class Problem(NamedTuple):
@@ -60,42 +65,71 @@ def own_state(x: Tensor, weight: Tensor | None, bias: Tensor | None, k: int, p: 
     return merge_all(states, p.theta) if states else None
 
 
-def exchange(state: State | None, numbers: Tensor, k: int, p: Problem, first: int = -1) -> tuple[State, Tensor]:
-    """Merge the states of all ranks for a top group of k, and gather ``numbers`` [B, ...]: [ranks, B, ...].
+def exchange(
+    state: State | None, score: Tensor | None, k: int, p: Problem, rows: int, first: int = -1
+) -> tuple[State, Tensor]:
+    """Merge the states of all ranks for a top group of k, and return the largest of their scores [B].
 
     Args:
         state: of this rank's classes, counted from its first; None where it has none.
-        numbers: of the dtype of the scores.
+        score: [B], of the dtype of the scores; None for none.
+        rows: B.
         first: this rank's first class, to be told the classes of all ranks. Without it classes of other ranks are -1.
     """
-    B, T = len(numbers), min(top_group_size(k), p.n)
-    top, classes = p.like.new_full((B, T), -torch.inf), numbers.new_full((B, T), -1, dtype=torch.int64)
-    P = torch.zeros(B, k, dtype=torch.float64, device=numbers.device)
+    T = min(top_group_size(k), p.n)
+    top, device = p.like.new_full((rows, T), -torch.inf), p.like.device
+    classes = torch.full((rows, T), -1, dtype=torch.int64, device=device)
+    P = torch.zeros(rows, k, dtype=torch.float64, device=device)
     if state is not None:
         held = state.top.shape[1]
         top[:, :held], P[:] = state.top, state.P.T
         classes[:, :held] = torch.where(state.top == -torch.inf, -1, state.classes)
+    own = top[:, 0] if score is None else score
     if p.group is None:
-        return State(top, classes, P.T), numbers[None]
-    sent = [top, P, numbers.reshape(B, -1)]
+        return State(top, classes, P.T), own
+    ranks, rank = dist.get_world_size(p.group), dist.get_rank(p.group)
+    parts = [top, P, own[:, None]]
     if first >= 0:
-        sent.append(torch.where(classes < 0, -1, classes + first))
-    widths = [part[:1].numel() * part.element_size() if B else 0 for part in sent]
-    gathered = all_gather(torch.cat([_bytes(part) for part in sent], 1), p.group, "merging states of classes")
-    own, states, everyones = dist.get_rank(p.group), [], []
-    for rank, received in enumerate(gathered.unbind(0)):
-        parts = [
-            part.contiguous().view(one.dtype).view(B, *one.shape[1:])
-            for part, one in zip(received.split(widths, 1) if B else sent, sent, strict=True)
-        ]
-        whose = parts[3] if first >= 0 else classes if rank == own else torch.full_like(classes, -1)
-        states.append(State(parts[0], whose, parts[1].T))
-        everyones.append(parts[2].view(numbers.shape))
-    return merge_all(states, p.theta), torch.stack(everyones)
+        parts.append(torch.where(classes < 0, -1, classes + first))
+    if ranks < BY_ROWS:
+        whole = _merged(all_gather(_bytes(parts), p.group, "merging states of classes"), parts, p.theta)
+    else:
+        share = -(-rows // ranks)
+        sent = F.pad(_bytes(parts), (0, 0, 0, share * ranks - rows)).unflatten(0, (ranks, share))
+        mine = _merged(all_to_all(sent, p.group, "merging states of classes"), parts, p.theta)
+        whole = _parts(all_gather(_bytes(mine), p.group, "gathering states of rows").flatten(0, 1)[:rows], mine)
+    top, P, own, names = whole
+    if first < 0:
+        local = names - T * rank
+        here = (local >= 0) & (local < T)
+        classes = torch.where(here, classes.gather(1, local.clamp(0, T - 1).long()), -1)
+    return State(top, classes if first < 0 else names, P.T), own[:, 0]
 
 
-def _bytes(x: Tensor) -> Tensor:
-    return x.contiguous().view(torch.uint8) if x.numel() else x.new_empty(x.shape, dtype=torch.uint8)
+def _merged(received: Tensor, parts: list[Tensor], theta: float) -> list[Tensor]:
+    """The parts of one state for each row, from the bytes [ranks, B, ...] of the states of all ranks.
+
+    The last part names the classes of the top group: as the ranks do, else by places among the top groups of all.
+    """
+    states, largest, T = [], [], parts[0].shape[1]
+    for rank, one in enumerate(received.unbind(0)):
+        top, P, own, *names = _parts(one, parts)
+        places = torch.arange(T * rank, T * (rank + 1), dtype=torch.int32, device=top.device).expand(top.shape)
+        states.append(State(top, names[0] if names else places, P.T))
+        largest.append(own)
+    top, names, P = merge_all(states, theta)
+    return [top, P.T, torch.stack(largest).amax(0), names]
+
+
+def _bytes(parts: list[Tensor]) -> Tensor:
+    """Tensors [B, c] of any dtypes as one of bytes, a row for each of theirs."""
+    return torch.cat([part.contiguous().view(torch.uint8) for part in parts], 1)
+
+
+def _parts(rows: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """Tensors like those given, from bytes [B, ...] that :func:`_bytes` made."""
+    widths = [part.shape[1] * part.element_size() for part in like]
+    return [part.contiguous().view(one.dtype) for part, one in zip(rows.split(widths, 1), like, strict=True)]
 
 
 class LabelMargins(torch.autograd.Function):
@@ -110,10 +144,10 @@ class LabelMargins(torch.autograd.Function):
         with torch.autocast(x.device.type, enabled=False):
             state, score = label_state(chunks_of(x, weight, bias, p), label, p.k, p.theta, p.like)
         score = torch.where(label >= 0, score, -torch.inf)
-        state, scores = exchange(state, score, p.k, p)
+        state, score = exchange(state, score, p.k, p, len(x))
         f, ctx.problem = finish(state, p.theta), p
         ctx.save_for_backward(*state, x, weight, bias, label)
-        margin = p.sign * (scores.amax(0).double() - f.a.double() + f.shift)
+        margin = p.sign * (score.double() - f.a.double() + f.shift)
         ctx.mark_non_differentiable(state.top)
         return margin, state.top
 

@@ -59,7 +59,7 @@ class ExpectedHinge(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, target, costs: Costs, p: Problem):
         with torch.autocast(x.device.type, enabled=False):
-            state, _ = exchange(own_state(x, weight, bias, p.k + 1, p), p.like.new_empty(len(x), 0), p.k + 1, p)
+            state, _ = exchange(own_state(x, weight, bias, p.k + 1, p), None, p.k + 1, p, len(x))
             with torch.enable_grad():
                 top, P = state.top.double().requires_grad_(), state.P[: p.k].double().requires_grad_()
                 f = common(top, P, p.k, p.theta)
