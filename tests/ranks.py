@@ -18,7 +18,10 @@ def run(world: int, checks: dict[str, Callable], folder: Path) -> dict[str, list
     A check that fails on one rank alone may leave the others waiting: the timeout of the group ends them.
     """
     context = processes()
-    ranks = [context.Process(target=_rank, args=(rank, world, checks, str(folder))) for rank in range(world)]
+    environment = dict(os.environ)  # as it is now: a fork server keeps that of its start
+    ranks = [
+        context.Process(target=_rank, args=(rank, world, checks, str(folder), environment)) for rank in range(world)
+    ]
     for rank in ranks:
         rank.start()
     for rank in ranks:
@@ -29,7 +32,8 @@ def run(world: int, checks: dict[str, Callable], folder: Path) -> dict[str, list
     return {name: [part.get(name, "did not end") for part in parts] for name in checks}
 
 
-def _rank(rank: int, world: int, checks: dict[str, Callable], folder: str) -> None:
+def _rank(rank: int, world: int, checks: dict[str, Callable], folder: str, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
     torch.set_num_threads(1)
     os.environ["TOPK_REGISTRY_BACKEND"] = "torch"  # kernels have their own tests, and take their time to start
     store, found = dist.FileStore(f"{folder}/store", world), {}

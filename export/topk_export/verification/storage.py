@@ -47,10 +47,10 @@ def save(model: Any, path: Path, *, external: bool = False, source: Path | None 
     from onnx.external_data_helper import uses_external_data
 
     graph.drop_metadata(model, DIGEST)
-    tensors = model.graph.initializer
+    tensors, digest = model.graph.initializer, None
     if external or any(map(uses_external_data, tensors)) or size_of(model) > LIMIT:
         digest = _write_weights(model, weights_beside(path), source)
-        model.metadata_props.add(key=DIGEST, value=json.dumps(digest))
+    model.metadata_props.add(key=DIGEST, value=json.dumps(digest))
     onnx.save(model, str(path))
 
 
