@@ -171,7 +171,7 @@ def program_of_the_docs(name: str, *words: str) -> None:
     before = sys.argv
     sys.argv = [name, *words]
     try:
-        runpy.run_path(str(PROGRAMS / name), run_name="__main__")
+        runpy.run_path(str(PROGRAMS / Path(name).name), run_name="__main__")
     finally:
         sys.argv = before
 

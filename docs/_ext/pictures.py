@@ -17,8 +17,9 @@ BLUE, ORANGE, GREY = "C0", "C1", "0.6"
 # one question a line, and the loss of a yes
 DECISION = (
     ("Is one answer shown, are labels clean\nand classes balanced?", "ce"),
-    ("Is there a long tail, and do\nrare classes count as much?", "ldam or\nnoised_topk_imbalanced"),
+    ("Is there a long tail, and do\nrare classes count as much?", "logit_adjustment"),
     ("Are labels wrong within groups of similar\nclasses, or images few?", "smooth_topk_svm"),
+    ("Are labels wrong anywhere,\nor is one answer shown?", "generalised_\ncross_entropy"),
     ("Do you need the chance of the label\nbeing among the k shown?", "topk_nll"),
     ("Do the logits of all classes\nnot fit in memory?", "LinearSmoothTopK"),
 )
@@ -30,8 +31,8 @@ def _bare(axes: Axes) -> None:
 
 def decision() -> Figure:
     """A ladder of questions: yes leads to a loss, no to the next question."""
-    figure, axes = plt.subplots(figsize=(7.2, 6.4), layout="constrained")
-    axes.set(xlim=(0, 10), ylim=(-5.6, 0.7))
+    figure, axes = plt.subplots(figsize=(7.2, 7.4), layout="constrained")
+    axes.set(xlim=(0, 10), ylim=(-len(DECISION) - 0.6, 0.7))
     axes.axis("off")
     arrow = {"arrowstyle": "-|>", "color": "0.4", "shrinkA": 0, "shrinkB": 0}
     box = {"boxstyle": "round,pad=0.5", "facecolor": "none"}
