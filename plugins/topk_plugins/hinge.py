@@ -27,7 +27,7 @@ class TopKSVM(TopKLoss):
 
     Args:
         k: size of the set in which the label should be, 1 <= k < n.
-        alpha: the margin, at least 0; one number, or one a class [n].
+        alpha: the required gap, at least 0; one number, or one a class [n].
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
