@@ -104,7 +104,8 @@ def options_table(builder: Any) -> str:
     if not rows:
         return "None of its own.\n"
     head = "| option | default | allowed | tried when tuned |\n|---|---|---|---|\n"
-    return head + "\n".join(rows) + "\n\nA round bracket excludes its end; n is the number of classes.\n"
+    told = "Give them as `--loss-opt OPTION=VALUE ...`, in Python by keyword: `create_loss(NAME, OPTION=VALUE)`."
+    return head + "\n".join(rows) + f"\n\n{told} A round bracket excludes its end; n is the number of classes.\n"
 
 
 def _shown(name: str, default: Any) -> str:
