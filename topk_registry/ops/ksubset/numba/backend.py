@@ -35,13 +35,18 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
     return margin, gradient
 
 
-def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -> tuple[Tensor, ...]:
-    """:func:`label_margins`, and what the hinge makes of the margins: its value [B] and its slope [B]."""
+def label_hinges(
+    s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge, factor: float = 0.0
+) -> tuple[Tensor, ...]:
+    """:func:`label_margins`, then the hinge's value [B] and slope [B] at the margins.
+
+    With a factor other than 0, value and gradient are those of the hinge times the factor.
+    """
     s, label = operand(s, s.shape, s.dtype, s.device), operand(label, s.shape[:1], torch.int64, s.device)
     alpha = operand(hinge.alpha, hinge.alpha.shape, s.dtype, s.device)
     margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
     value, slope = s.new_empty(s.shape[0]), s.new_empty(s.shape[0])
-    numbers = (alpha.numel(), hinge.scale, hinge.tau, 0.0)
+    numbers = (alpha.numel(), hinge.scale, hinge.tau, factor)
     share(_label_margins(s.dtype), s, k, theta, label, margin, gradient, alpha, value, slope, numbers=numbers)
     return margin, gradient, value, slope
 
@@ -51,24 +56,20 @@ def expected_hinges(
 ) -> tuple[Tensor, Tensor]:
     """The hinges of a target, weighted, and their gradient: see :mod:`topk_registry.ops.ksubset.soft_targets`."""
     (B, n), real, device = s.shape, s.dtype, s.device
-    s, alpha = operand(s, s.shape, real, device), operand(hinge.alpha, hinge.alpha.shape, real, device)
-    value, gradient, labels = s.new_empty(B), torch.empty_like(s), None
-    if isinstance(target, Tensor) and not target.is_floating_point():
-        labels = operand(target, (B,), torch.int64, device)
-    if labels is not None and weight is None:
-        margin, slope = s.new_empty(B, dtype=torch.float64), torch.empty_like(value)
-        numbers = (alpha.numel(), hinge.scale, hinge.tau, factor)
-        share(_label_margins(real), s, k, theta, labels, margin, gradient, alpha, value, slope, numbers=numbers)
+    if weight is None and isinstance(target, Tensor) and not target.is_floating_point():
+        _, gradient, value, _ = label_hinges(s, target, k, theta, hinge, factor)
         return value, gradient
-    q = shares = uniform = None
+    s, alpha = operand(s, s.shape, real, device), operand(hinge.alpha, hinge.alpha.shape, real, device)
+    value, gradient = s.new_empty(B), torch.empty_like(s)
+    q = labels = shares = uniform = None
     if isinstance(target, LabelMixture):
         labels = operand(target.labels, (B, target.labels.shape[1]), torch.int64, device)
         shares = operand(target.shares.to(real), labels.shape, real, device)
         uniform = None if target.uniform is None else operand(target.uniform.to(real), (B,), real, device)
-    elif labels is None:
+    elif target.is_floating_point():
         q = operand(target.to(real), (B, n), real, device)
     else:
-        labels, shares = labels[:, None], s.new_ones(B, 1)
+        labels, shares = operand(target[:, None], (B, 1), torch.int64, device), s.new_ones(B, 1)
     weight = None if weight is None else operand(weight, (n,), real, device)
     gain = torch.exp(-alpha / max(hinge.tau, 4 * torch.finfo(real).tiny))
     few = -1 if labels is None else labels.shape[1]

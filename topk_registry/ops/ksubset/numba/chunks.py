@@ -1,4 +1,4 @@
-"""The functions of streaming.py for a chunk of classes, compiled: its state, and its gradient.
+"""Compiled state and gradient of a chunk of classes, for the functions of the same names in chunked/state.py.
 
 A row's odds are made in a buffer of its length, which stays in the cache; the polynomials, which are few, are left to
 torch operations.
