@@ -105,7 +105,7 @@ def test_temperature_is_found_where_labels_follow_the_model(scale, ratio):
             r"expected images \[B, C, H, W\] or crops \[B, crops, C, H, W\], got \[3, 32, 32\]",
         ),
         (lambda: fit_temperature(torch.zeros(0, 5), torch.zeros(0).long(), 2), "expected held-out logits"),
-        (lambda: fit_temperature(torch.zeros(4, 5), torch.zeros(4).long(), 2), "logits that differ"),
+        (lambda: fit_temperature(torch.zeros(4, 5), torch.zeros(4).long(), 2), "logits that differ within a row"),
         (lambda: fit_temperature(torch.randn(4, 5), torch.full((4,), 5), 2), r"label must be in \[0, 4\], got 5"),
     ],
 )

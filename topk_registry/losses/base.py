@@ -173,7 +173,8 @@ class ClassificationLoss(nn.Module):
             logits = logits.float()
         if target.is_floating_point():
             return self._dense(logits, target.to(torch.float32 if half else logits.dtype))
-        ignored = labels is None or labels[0] <= self.ignore_index <= labels[1]  # not so, or not known without a look
+        # labels is their range, or None where it was not read, as on a GPU
+        ignored = labels is None or labels[0] <= self.ignore_index <= labels[1]
         if not ignored and self.weight is None and not self.label_smoothing:
             return reduce_loss(self.per_label(logits, target.long()), self.reduction)  # the plain case
         return self._index(logits, target.long())

@@ -1,4 +1,7 @@
-"""The classifier that is its own loss, with its classes spread over the ranks of a group, or on one."""
+"""Smooth top-k SVM of a linear classifier, with its classes spread over the ranks of a process group.
+
+One process uses it too, for soft targets, label smoothing and sampled classes.
+"""
 
 import math
 from typing import Any, NamedTuple
@@ -34,6 +37,7 @@ from topk_registry.ops.process_group import (
     outside_graphs,
 )
 
+# facts in which ranks may differ; all hold the same replicated rows, so then the first is left out
 DIFFERENT = ("number of rows", "classes of a rank")
 
 
@@ -60,9 +64,9 @@ def spread_loss(
     generator: torch.Generator | None = None,
     summed: bool = True,
 ) -> Tensor:
-    """``linear_smooth_topk`` over the ranks of a group, or in one process for targets of every kind.
+    """Compute ``linear_smooth_topk`` over the ranks of a group, or in one process for targets of every kind.
 
-    ``summed``: replicated features get the sum of all ranks' gradients; otherwise this rank's part of it.
+    With ``summed``, the gradient of replicated features is the sum over all ranks; without, it is this rank's part.
     """
 
     def facts() -> dict[str, float]:
@@ -94,7 +98,7 @@ def spread_loss(
         shard = shard_of(found["classes of a rank"], num_classes, group)
         sizes = [int(rows) for rows in found["number of rows"]]
     dispatch.check(features.new_empty(0, shard.n), k, k * tau)
-    if not num_classes:  # what is checked against it was not checked before
+    if not num_classes:  # only now is the number of classes known, as the sum over the ranks
         check_classes(shard.n, alpha, class_weight)
         agreed(lambda: check_rows(features, target, shard.n, ignore_index), (), group, features.device)
     x, dtype = features, product_dtype(features)
@@ -126,7 +130,7 @@ def spread_loss(
         chunk=chunk_size(x, k, chunk), dtype=dtype,
     )  # fmt: skip
     if ignored is not None:
-        rows = rows.masked_fill(ignored, 0.0)  # where all are, the mean is NaN and gradients are zero, as elsewhere
+        rows = rows.masked_fill(ignored, 0.0)  # if all are, the mean is NaN and its gradient zero, as in cross-entropy
     if reduction == "none":
         return rows if replicated else OwnRows.apply(rows, sizes, group)
     if reduction == "mean":
@@ -148,7 +152,7 @@ def spread_topk(
     num_classes: int | None,
     replicated: bool,
 ) -> TopClasses:
-    """``linear_topk`` of this rank's rows over the classes of all ranks."""
+    """Compute ``linear_topk`` of this rank's rows over the classes of all ranks."""
 
     def facts() -> dict[str, float]:
         return {**_facts(features, weight, bias, k), "num_classes": num_classes or -1, "temperature": temperature}
@@ -167,7 +171,7 @@ def spread_topk(
 
 
 class Placed(NamedTuple):
-    """The part of a layer on this rank, and the ranks that hold the others."""
+    """This rank's part of a linear layer, and the process group whose ranks hold the other parts."""
 
     group: Group
     weight: Tensor
@@ -175,10 +179,10 @@ class Placed(NamedTuple):
 
 
 def placed(weight: Any, bias: Any, features: Any = None) -> Placed:
-    """This rank's part of a DTensor weight [n, d] and bias, whose classes are sharded over one dimension of their mesh.
+    """Return this rank's part of a DTensor weight [n, d] and bias, sharded by class over one dimension of their mesh.
 
-    Copies of a part along other dimensions of the mesh get the mean of their gradients. Where ``features`` are a
-    DTensor they get the sum over rows that are sharded there.
+    Along the other dimensions of the mesh the part is copied, and the copies get the mean of their gradients. If
+    ``features`` are a DTensor whose rows are sharded along such a dimension, the copies get the sum.
     """
     mesh, dimension = weight.device_mesh, _class_dimension(weight, bias)
     summed = [features is not None and p.is_shard() for p in (weight if features is None else features).placements]
@@ -222,7 +226,7 @@ def loss_of_dtensors(
     replicated: bool,
     **options: Any,
 ) -> Tensor:
-    """:func:`spread_loss` for a DTensor weight, and features that are plain rows of this rank or a DTensor."""
+    """Compute :func:`spread_loss` for a DTensor weight; features are this rank's plain rows, or a DTensor."""
     n = len(weight)
     if num_classes not in (None, n):
         raise ValueError(f"weight has {n} rows, num_classes is {num_classes}")
@@ -257,7 +261,7 @@ def loss_of_dtensors(
 
 
 def check_rows(features: Tensor, target: Tensor | LabelMixture, n: int | None, ignore_index: int) -> dict[str, float]:
-    """Raise unless a target fits the features [B, d], and n classes where their number is known; no facts."""
+    """Raise unless the target fits the features [B, d] and, if n is known, n classes; return no facts to compare."""
     B = len(features)
     if isinstance(target, LabelMixture):
         labels, shares, uniform = target
@@ -272,7 +276,7 @@ def check_rows(features: Tensor, target: Tensor | LabelMixture, n: int | None, i
 
 
 def check_classes(n: int | None, alpha: float | Tensor, class_weight: Tensor | None) -> None:
-    """Raise unless options of classes [n] have that shape, where the number n is known."""
+    """Raise unless options with one number for each class have the shape [n]; check nothing while n is unknown."""
     if n is None:
         return
     if isinstance(alpha, Tensor) and alpha.shape not in ((), (n,)):
@@ -282,7 +286,7 @@ def check_classes(n: int | None, alpha: float | Tensor, class_weight: Tensor | N
 
 
 def check_options(tau: float, alpha: float | Tensor, reduction: str, label_smoothing: float) -> None:
-    """Raise unless the options make sense; the values of tensors are not looked at, that would stall a GPU."""
+    """Raise unless the options are in range; values of tensors are not read, as that would wait for a GPU."""
     if not 0.0 < tau < math.inf:
         raise ValueError(f"tau must be positive and finite, got {tau!r}")
     if not isinstance(alpha, Tensor) and not 0.0 <= alpha < math.inf:
@@ -307,10 +311,10 @@ def sampled(
     shard: Shard, weight: Tensor, bias: Tensor | None, labels: Tensor, rate: float, theta: float,
     generator: torch.Generator | None,
 ) -> tuple[Shard, Tensor, Tensor]:  # fmt: skip
-    """The shard, rows of weight and bias of the classes that take part in a step.
+    """Return the shard, the rows of the weight and the bias for the classes that take part in a step.
 
-    Scores of classes that are there by chance are raised by theta log(1 / rate): their odds stand for those of classes
-    that are not there.
+    Labels of the batch always take part. The scores of classes that were drawn are raised by theta log(1 / rate), so
+    that their odds also stand for the odds of classes that were not drawn.
     """
     own = shard.local(labels).flatten()
     taken = drawn(shard, rate, generator, weight.device)
@@ -321,17 +325,17 @@ def sampled(
 
 
 def drawn(shard: Shard, rate: float, generator: torch.Generator | None, device: torch.device) -> Tensor:
-    """Whether each class of this rank is drawn, independently of all others, of other ranks too."""
+    """Draw each class of this rank with probability ``rate``, independently of other classes and ranks: bool [m]."""
     rank = 0 if shard.group is None else dist.get_rank(shard.group)
     on = "cpu" if generator is None else generator.device
-    # ranks often start from one seed
+    # ranks that start from the same seed must not draw alike
     seed = int(torch.randint(2**62, (), generator=generator, device=on)) + rank * 0x9E3779B97F4A7C15
     own = torch.Generator(device).manual_seed(seed % 2**63)
     return torch.rand(shard.size, generator=own, device=device) < rate
 
 
 def own_classes(n: int, group: Group) -> int:
-    """The number of classes on this rank, of n."""
+    """Return how many of n classes this rank holds."""
     return layout(n, dist.get_world_size(group))[dist.get_rank(group)]
 
 
@@ -347,7 +351,7 @@ def _facts(features: Tensor, weight: Tensor, bias: Tensor | None, k: int) -> dic
 
 
 def _gathered(target: Tensor | LabelMixture, sizes: list[int], shard: Shard) -> Tensor | LabelMixture:
-    """The targets of all ranks' rows; of distributions, this rank's classes alone."""
+    """Gather the targets of all ranks' rows; of distributions, only the columns of this rank's classes."""
     if isinstance(target, LabelMixture):
         shares = target.shares if target.uniform is None else torch.cat((target.shares, target.uniform[:, None]), 1)
         labels, shares = (gather_rows(part, sizes, shard.group) for part in (target.labels, shares))

@@ -62,7 +62,7 @@ class CosineClassifier(nn.Module):
         self.channels_first = channels_first
         self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
         start = torch.full((), float(scale), device=device, dtype=dtype)
-        # under one name either way: a checkpoint with a learned scale loads where the scale is fixed
+        # one name for both, so that a checkpoint with a learned scale loads where the scale is fixed
         if learn_scale:
             self.scale = nn.Parameter(start)
         else:
@@ -84,9 +84,9 @@ class CosineClassifier(nn.Module):
 
 
 def find_classifier(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The classifier layers of a timm or torchvision model, as (dotted name, module), the main one first.
+    """Return the classifier layers of a timm or torchvision model, as (dotted name, module), the main one first.
 
-    Each is an ``nn.Linear``, ``nn.Conv2d`` or :class:`CosineClassifier`. Raises ``ValueError`` where there is none.
+    Each is an ``nn.Linear``, ``nn.Conv2d`` or :class:`CosineClassifier`. Raises ``ValueError`` if there is none.
 
     Example:
         >>> find_classifier(timm.create_model("deit_tiny_distilled_patch16_224"))
@@ -104,7 +104,7 @@ def find_classifier(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def num_classes_of(model: nn.Module) -> int:
-    """How many classes a timm or torchvision model predicts, read from its classifier layer."""
+    """Return how many classes a timm or torchvision model predicts, read from its classifier layer."""
     return _out_features(find_classifier(model)[0][1])
 
 
@@ -173,7 +173,8 @@ def _modules(head: Any) -> Iterator[nn.Module]:
 def _outputs(head: nn.Module, model: nn.Module) -> list[nn.Module]:
     kinds = (nn.Linear, nn.Conv2d, CosineClassifier)
     layers: list[nn.Module] = [module for module in head.modules() if isinstance(module, kinds)]
-    # a head with hidden layers ends in its classifier; one for each teacher (timm's repvit) is as wide as the labels
+    # the classifier is the last layer of a head; models with a classifier for each teacher (timm's repvit) have
+    # further layers that are as wide as the number of classes
     n = getattr(model, "num_classes", None)
     return [layer for layer in layers[:-1] if isinstance(n, int) and _out_features(layer) == n] + layers[-1:]
 
@@ -187,7 +188,7 @@ def _weight_matrix(layer: nn.Module) -> Tensor:
     if not isinstance(layer, nn.Conv2d):
         return layer.weight
     if layer.kernel_size != (1, 1) or layer.groups != 1:
-        raise ValueError(f"of convolutional classifiers only a plain 1 x 1 can be normalised, got {layer}")
+        raise ValueError(f"of convolutions, only a plain 1 x 1 without groups can be normalised, got {layer}")
     return layer.weight.flatten(1)
 
 
@@ -195,5 +196,5 @@ def _unit(x: Tensor) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         wide = x if x.dtype == torch.float64 else x.float()
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        # a vector of no length has no direction: it passes as it is, and its gradient is not blown up by 1 / |x|
+        # a zero vector has no direction: it stays as it is, so that its gradient is not multiplied by 1 / |x|
         return (wide / torch.where(norm < 1e-6, 1.0, norm)).to(x.dtype)

@@ -11,7 +11,7 @@ from topk_registry.nn.classifier import num_classes_of
 from topk_registry.ops.ksubset import topk_label_margins, topk_marginals
 from topk_registry.ops.ksubset.onnx_form import static_marginals
 
-# torch 2.6 tells compiling and exporting not apart: there both take the form that is exported
+# torch 2.6 cannot tell exporting from compiling: there, compiled models take the exported form too
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
 
@@ -24,10 +24,11 @@ class TopKOutput(NamedTuple):
 
 
 class TopKHead(nn.Module):
-    """Logits to top-k probabilities: pi_i = P(i in S), S a k-set drawn in proportion to prod exp(logits / temperature).
+    """Turn logits into the probability of each class to be in the top-k set.
 
-    The marginals sum to k; for k = 1 they are softmax. They are computed in at least single precision, whatever the
-    logits come in, and are differentiable.
+    These marginals are pi_i = P(i in S), where S is a random set of k classes, drawn with probability proportional to
+    the product of exp(logit / temperature) over its members. They sum to k, and for k = 1 they are softmax. They are
+    differentiable, and float32 or float64 also for logits in half precision.
 
     Args:
         k: size of the set, 1 <= k <= n - 1.
@@ -58,7 +59,7 @@ class TopKHead(nn.Module):
 
     def forward(self, logits: Tensor) -> TopKOutput:
         marginals = _marginals(logits, self.k, self.temperature)
-        # by logits: marginals rise with them, but saturate at 1 and would tie there
+        # ranked by logits: marginals have the same order, but saturate at 1 and would tie there
         return TopKOutput(logits, marginals, logits.topk(self.k).indices)
 
     def extra_repr(self) -> str:
@@ -66,10 +67,9 @@ class TopKHead(nn.Module):
 
 
 class TopKClassifier(nn.Module):
-    """A timm or torchvision classifier with a :class:`TopKHead`, averaging over crops where the input has several.
+    """A timm or torchvision classifier with a :class:`TopKHead`, which averages over crops of an image.
 
-    Marginals of several crops of an image are averaged, as in the paper: the mean of probabilities of being in the
-    top-k set is one again, and still sums to k.
+    With several crops of an image their marginals are averaged, as in the paper. The average still sums to k.
 
     Args:
         model: any classifier that maps [B, C, H, W] to logits [B, n].
@@ -106,7 +106,7 @@ class TopKClassifier(nn.Module):
 
 
 def _marginals(logits: Tensor, k: int, temperature: float) -> Tensor:
-    """The operator; while a graph is exported, its form of fixed shapes and standard operations."""
+    """Compute the marginals; during an export, in a form of fixed shapes and standard operations."""
     if not _is_exporting():
         return topk_marginals(logits, k, temperature=temperature)
     rows = logits if logits.ndim == 2 else logits.reshape(-1, logits.shape[-1])
@@ -114,20 +114,21 @@ def _marginals(logits: Tensor, k: int, temperature: float) -> Tensor:
 
 
 def _main_output(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """Inception networks and distilled transformers return further heads' logits beside the main ones in training."""
+    """Return the main head's logits; in training, Inception networks and distilled transformers have several heads."""
     return output if isinstance(output, Tensor) else output[0]
 
 
 def fit_temperature(logits: Tensor, target: Tensor, k: int, *, tolerance: float = 1e-3) -> float:
-    """The temperature at which held-out labels are most likely to be in the top-k set.
+    """Find the temperature at which held-out labels are most likely to be in the top-k set.
 
-    Minimises mean_i -log pi_{y_i}(logits_i / T) over log T: first on a grid from a thousandth to a thousand times the
-    spread of the logits, then by golden section around the best point, to a relative ``tolerance``.
+    It minimises mean_i -log pi_{y_i}(logits_i / T) over log T: first on a grid from a thousandth to a thousand times
+    the standard deviation of the logits, then by golden section around the best point.
 
     Args:
         logits: held-out scores [N, n], from data that the model was not trained on.
         target: their labels [N], int64.
         k: size of the set.
+        tolerance: relative error of the temperature.
 
     Example:
         >>> T = fit_temperature(val_logits, val_labels, k=5)
@@ -138,7 +139,7 @@ def fit_temperature(logits: Tensor, target: Tensor, k: int, *, tolerance: float 
         raise ValueError(f"expected held-out logits [N, n] with N >= 1, got {list(logits.shape)}")
     spread = float(logits.std(-1).mean())
     if not 0.0 < spread < math.inf:
-        raise ValueError(f"fitting a temperature needs logits that differ and are finite, got a deviation of {spread}")
+        raise ValueError(f"expected finite logits that differ within a row, got a mean standard deviation of {spread}")
 
     def nll(log_t: float) -> float:
         t = math.exp(log_t)

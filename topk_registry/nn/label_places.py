@@ -1,4 +1,4 @@
-"""Places of labels among the scores of a classifier whose classes are spread over ranks, and their likelihood.
+"""Places of labels among the scores of a classifier, and their likelihood; its classes may be spread over ranks.
 
 Top-k accuracy for every k needs two counts a row, the scores above the label's and those equal to it. They are sums
 over chunks of classes, and over ranks, so the scores of all classes are never made.
@@ -44,7 +44,7 @@ def label_places(
         bias: [m] or None.
         label: int64 [B], counted over the classes of all ranks.
         first: this rank's first class.
-        group: ranks that hold the other classes; all of them must call it. None where there is one.
+        group: process group whose ranks hold the classes; all of them must call this. None: one process holds all.
         chunk: number of classes at a time; None chooses for speed.
 
     Example:
@@ -80,7 +80,7 @@ def label_places(
 
 
 def _sizes(rows: int, group: Group, device: torch.device) -> Sequence[int]:
-    """Number of rows of every rank."""
+    """Return the number of rows of every rank."""
     if group is None:
         return [rows]
     return all_gather(torch.tensor([rows], device=device), group, "counting rows")[:, 0].tolist()

@@ -1,4 +1,4 @@
-"""Classifier and smooth top-k SVM in one, for numbers of classes whose logits would fill the memory."""
+"""Linear classifier and smooth top-k SVM in one, for more classes than there is memory for their logits."""
 
 import math
 from collections.abc import Sequence
@@ -44,15 +44,16 @@ def linear_smooth_topk(
     sample: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Smooth top-k SVM of ``F.linear(features, weight, bias)``, in the memory of a chunk of the logits.
+    """Compute the smooth top-k SVM of ``F.linear(features, weight, bias)``, a chunk of the classes at a time.
 
-    L = tau softplus(alpha / tau - l_y), with l_y the log-odds of the label being in the top-k set of the logits, and
-    alpha = 0 for the top-k likelihood. Loss and gradients are those of the loss on the logits; the backward pass
-    multiplies features and weight once more.
+    L = tau softplus(alpha / tau - l_y), where l_y is the log-odds of the label being in the top-k set of the logits.
+    With alpha = 0 it is the top-k likelihood. Loss and gradients are the same as from all logits at once. The backward
+    pass multiplies features and weight a second time instead of keeping logits.
 
-    With ``process_group`` the classes are spread over its ranks. Each rank gives its own rows of the batch, and its own
-    classes: ceil(n / ranks) of them, the last ranks what is left. Every rank gets the loss of all rows and must call
-    backward on the same number made of it. The gradient of the weight stays where the weight is.
+    With ``process_group`` the classes are spread over its ranks. Each rank passes its own rows of the batch, and the
+    weight of its own classes: ceil(n / ranks) of them, fewer on the last ranks. Every rank returns the loss of all
+    rows. Every rank must call ``backward``, on the loss or on the same function of it. The gradient of the weight stays
+    on the rank that holds the weight.
 
     Args:
         features: [B, d].
@@ -65,31 +66,33 @@ def linear_smooth_topk(
             smoothing, take one more pass over all chunks. Targets get no gradient.
         k: size of the set that should hold the label, 1 <= k <= n - 1.
         tau: temperature, positive.
-        alpha: margin, not negative: one for all classes, or one a class [n], of all ranks.
-        class_weight: one non-negative factor a class [n], of all ranks.
+        alpha: required gap, how far the label must be ahead; not negative. One number, or one for each class [n] of all
+            ranks.
+        class_weight: one non-negative factor for each class [n] of all ranks.
         reduction, label_smoothing, ignore_index: as in ``F.cross_entropy``. Over ranks ``"mean"`` and ``"sum"`` are
             over the rows of all, and ``"none"`` gives this rank's own.
         chunk: number of classes at a time; None chooses for speed.
-        process_group: ranks that hold the classes, such as ``mesh.get_group("classes")``.
+        process_group: the ranks that hold the classes, such as ``mesh.get_group("classes")``.
         num_classes: n, checked against what the ranks hold; None for their sum.
-        replicated: all ranks give the same rows, which then are counted once.
-        averaged: the gradients of the backbone are averaged over ranks afterwards, as ``DistributedDataParallel`` and
-            FSDP do. The gradient of features is then multiplied by the size of the group, so that the average over all
-            data-parallel ranks is the gradient of the loss. False gives the gradient of the loss itself. Without effect
-            on ``replicated`` features, where the average of equal gradients is right.
-        sample: the chance of each class to take part in a step, as in Partial FC; labels of the batch always do. The
-            step then costs that share of time, and of memory for scores. Classes are drawn independently, and scores of
-            classes drawn by chance are raised by k tau log(1 / sample). So every elementary symmetric polynomial of the
-            odds of other classes is estimated without bias. The loss is a logarithm of ratios of them: loss and
-            gradient are biased, less so the more classes are drawn. Needs targets that are labels.
-        generator: draws the classes, other ones on each rank.
+        replicated: all ranks pass the same rows, which are then counted once.
+        averaged: whether the backbone's gradients are averaged over ranks afterwards, as ``DistributedDataParallel``
+            and FSDP do. If so, the gradient of features is multiplied by the size of the group, and the average over
+            all data-parallel ranks is the gradient of the loss. False gives the gradient of the loss itself. Has no
+            effect on ``replicated`` features, whose gradients are equal on all ranks.
+        sample: the probability of each class to take part in a step, as in Partial FC. Labels of the batch always take
+            part. A step then costs that share of the time, and of the memory for scores. Classes are drawn
+            independently, and the scores of drawn classes are raised by k tau log(1 / sample). This estimates every
+            elementary symmetric polynomial of the other classes' odds without bias. The loss is a logarithm of ratios
+            of such polynomials, so loss and gradient are biased, less so the more classes are drawn. Targets must be
+            labels.
+        generator: draws the classes; each rank draws others.
 
     Returns:
-        The loss, a number or [B], in at least single precision. Differentiable once with distributions or over ranks.
+        The loss, a number or [B], in float32 or float64. Over ranks or with distributions it is differentiable once.
 
     Raises:
-        ValueError: on every rank, where one has bad input or where two disagree on an option.
-        RuntimeError: where a rank ended, or did not answer within the timeout of the process group.
+        ValueError: on every rank, if one has bad input or two disagree on an option.
+        RuntimeError: if a rank ended, or did not answer within the timeout of the process group.
 
     Example:
         >>> features = torch.randn(8, 64, requires_grad=True)
@@ -100,7 +103,7 @@ def linear_smooth_topk(
     """
     if is_distributed(weight):
         if process_group is not None:
-            raise ValueError("a DTensor weight brings its own ranks, process_group must be None")
+            raise ValueError("process_group must be None for a DTensor weight, whose mesh names the ranks")
         return loss_of_dtensors(
             features, weight, bias, target, k=k, tau=tau, alpha=alpha, class_weight=class_weight, reduction=reduction,
             label_smoothing=label_smoothing, ignore_index=ignore_index, chunk=chunk, num_classes=num_classes,
@@ -130,18 +133,18 @@ def linear_smooth_topk(
 
 
 class LinearSmoothTopK(nn.Module):
-    """A classifier that is its own loss: ``nn.Linear`` and smooth top-k SVM, for a million classes and more.
+    """``nn.Linear`` and smooth top-k SVM in one module, for a million classes and more.
 
-    In training ``head(features, target)`` is the loss; to predict, ``head.topk(features)`` gives the k best classes and
-    the probability of each to be in the top-k set. Neither makes the logits as a whole.
+    ``head(features, target)`` returns the loss to train with. ``head.topk(features)`` predicts the k best classes, each
+    with its probability of being in the top-k set. Neither holds the logits of all classes at once.
 
     Args:
         in_features: length d of a feature vector.
         num_classes: n.
         bias: learn a bias.
         k, tau, alpha, class_weight, reduction, label_smoothing, ignore_index, chunk: as in :func:`linear_smooth_topk`.
-        process_group: ranks that the classes are spread over; this rank then holds its own rows of weight and bias.
-        replicated, averaged, sample: as in :func:`linear_smooth_topk`; nothing is sampled in evaluation mode.
+        process_group: ranks that the classes are spread over; each holds its own rows of weight and bias.
+        replicated, averaged, sample: as in :func:`linear_smooth_topk`; evaluation mode takes all classes.
 
     Shape: features [B, in_features], target [B] int64 or a distribution -> the loss. ``weight`` [n, d] and ``bias`` [n]
     are those of ``nn.Linear``, and start as they do.
@@ -205,19 +208,19 @@ class LinearSmoothTopK(nn.Module):
         own = num_classes if process_group is None else own_classes(num_classes, process_group)
         self.weight = nn.Parameter(torch.empty(own, in_features, device=device, dtype=dtype))
         self.register_parameter("bias", nn.Parameter(self.weight.new_empty(own)) if bias else None)
-        margin = torch.as_tensor(alpha, dtype=torch.get_default_dtype()).detach().clone()
+        gap = torch.as_tensor(alpha, dtype=torch.get_default_dtype()).detach().clone()
         factor = None if class_weight is None else checked_weight(class_weight)
-        check_options(tau, margin, reduction, label_smoothing)
-        check_classes(num_classes, margin, factor)
-        if not bool(((margin >= 0) & margin.isfinite()).all()):
+        check_options(tau, gap, reduction, label_smoothing)
+        check_classes(num_classes, gap, factor)
+        if not bool(((gap >= 0) & gap.isfinite()).all()):
             raise ValueError(f"alpha must be one non-negative number, or one a class, got {alpha!r}")
-        # options, not state: a checkpoint is that of nn.Linear
-        self.register_buffer("alpha", margin.to(device), persistent=False)
+        # not in the state_dict, so that a checkpoint is that of nn.Linear
+        self.register_buffer("alpha", gap.to(device), persistent=False)
         self.register_buffer("class_weight", None if factor is None else factor.to(device), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As ``nn.Linear``: uniform within 1 / sqrt(in_features)."""
+        """Draw weight and bias as ``nn.Linear`` does, uniformly within 1 / sqrt(in_features) of zero."""
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -1 / math.sqrt(self.in_features), 1 / math.sqrt(self.in_features))
 
@@ -243,10 +246,10 @@ class LinearSmoothTopK(nn.Module):
         )
 
     def topk(self, features: Tensor, *, temperature: float | None = None) -> TopClasses:
-        """The k best classes of features [B, d], best first: ``indices``, ``logits`` and ``marginals``, each [B, k].
+        """Return ``indices``, ``logits`` and ``marginals`` of the k best classes, best first, each [B, k].
 
         Args:
-            temperature: of the marginals; k tau, that of the loss, by default.
+            temperature: divides the logits for the marginals; by default k tau, as in the loss.
         """
         temperature = self.k * self.tau if temperature is None else temperature
         group, weight, bias = self.process_group, self.weight, self.bias

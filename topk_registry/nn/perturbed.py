@@ -1,4 +1,4 @@
-"""The operator as a module, for use inside networks."""
+"""The perturbed k-th largest entry as a module, for use inside networks."""
 
 from torch import Generator, Tensor, nn
 
@@ -6,16 +6,15 @@ from topk_registry.ops.perturbed.api import check_options, perturbed_topk
 
 
 class PerturbedTopK(nn.Module):
-    """The smoothed k-th largest entry of the last axis, :func:`perturbed_topk`, with its options fixed.
+    """The smoothed k-th largest entry of the last axis: :func:`perturbed_topk` as a module.
 
-    It draws noise in training and in evaluation alike: the module stands for the smooth function f_eps, which is the
-    same in both, and not for a regulariser. Fix the generator, or raise ``num_samples``, for steadier values; for the
-    plain k-th largest take ``epsilon=0``.
+    Unlike dropout it draws noise in evaluation too, because the noise defines the function. For values that repeat,
+    pass a seeded generator. For less noise, raise ``num_samples``. ``epsilon=0`` gives the plain k-th largest entry.
 
     Args:
-        k: which largest, 1 <= k <= n.
+        k: which entry, counted from the largest, 1 <= k <= n.
         epsilon: standard deviation of the noise, in the unit of the scores.
-        num_samples: how many draws.
+        num_samples: how many draws of noise are averaged.
         impl: as in :func:`perturbed_topk`.
 
     Example:

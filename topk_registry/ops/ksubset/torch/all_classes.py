@@ -1,5 +1,8 @@
-"""The margins of every class in plain torch operations, differentiable: each large step is an autograd Function with a
-gradient of its own, the small polynomials of the top group are left to autograd."""
+"""The margins of every class in plain torch operations, differentiable.
+
+Each large step is an autograd Function with a gradient of its own. The small polynomials of the top group are left to
+autograd.
+"""
 
 from typing import NamedTuple
 
@@ -102,7 +105,7 @@ class LeaveTailOut(torch.autograd.Function):
             last = torch.mul(v, d)
             torch.sub(c_rows[k], last, out=last)
             g_last = torch.div(g[rows], last, out=last).neg_()
-            chain = torch.div(g[rows], d).addcmul_(g_last, v, value=-1.0)  # what reaches d_{k-1} in all
+            chain = torch.div(g[rows], d).addcmul_(g_last, v, value=-1.0)  # the gradient to d_{k-1}, also through d_k
             # e_{k-1} = d_{k-1} - v e_{k-2}
             e.mul_(chain).addcmul_(g_last, d).mul_(-scale[rows, None])
             dc[k, rows] = g_last.sum(-1)
@@ -113,7 +116,7 @@ class LeaveTailOut(torch.autograd.Function):
 
 
 class ToOdds(torch.autograd.Function):
-    """(s - a) / theta; with :class:`ToScores` it leaves theta out of gradients, where it cancels but could overflow."""
+    """(s - a) / theta. With :class:`ToScores` it leaves theta out of gradients, where it cancels but could overflow."""
 
     @staticmethod
     def forward(s: Tensor, a: Tensor, theta: float) -> Tensor:
@@ -155,8 +158,8 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
 def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     """The vector-Jacobian product of :func:`margins`: cotangents g [B, n], scores [B, n] -> [B, n].
 
-    Block by block the margins are computed anew, so that memory for the products of the top group is not needed for all
-    rows at once: it would be many times that of the scores.
+    The margins are computed again, block by block: the products of the top group for all rows at once would need many
+    times the memory of the scores.
     """
     out = torch.empty_like(s)
     for rows in row_blocks(s, 2 * k * k):
@@ -167,7 +170,7 @@ def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
 
 
 class Common(NamedTuple):
-    """What the margins of a row's classes have in common, see :func:`common`."""
+    """Margins of the top group, and the quantities that all margins of the tail share, see :func:`common`."""
 
     in_top: Tensor  # [B, T], the margins of the top group
     c: Tensor  # [k+1, B]
@@ -176,10 +179,10 @@ class Common(NamedTuple):
 
 
 def common(s_top: Tensor, P: Tensor, k: int, theta: float) -> Common:
-    """The margins of the top group [B, T], and what those of the tail need beside their odds, from the top group's
-    scores and the tail's power sums [k, B] relative to the (k + 1)-th largest score.
+    """Compute the margins of the top group, and all that the tail's margins need beside their odds.
 
-    Tilts and references are constants to autograd: they cancel.
+    From the top group's scores [B, T], and the tail's power sums [k, B] relative to the (k + 1)-th largest score. Tilts
+    and references are constants to autograd, as they cancel.
     """
     top = s_top.detach()
     kth, next_one = top[:, k - 1], top[:, k]  # references of the two tilts
@@ -199,11 +202,7 @@ def common(s_top: Tensor, P: Tensor, k: int, theta: float) -> Common:
 
 
 def differentiable_margins(s: Tensor, k: int, theta: float) -> Tensor:
-    """The margins as autograd sees them: [B, n] -> [B, n].
-
-    The tail's odds and power sums depend on the scores (kernels with gradients of their own), and so do the small
-    polynomials of the top group (plain autograd).
-    """
+    """Compute the margins by operations that autograd can differentiate: [B, n] -> [B, n]."""
     top, where = s.detach().topk(min(top_group_size(k + 1), s.shape[1]))
     w = TailOdds.apply(s, top[:, k], where, theta)
     f = common(s.gather(1, where), PowerSums.apply(w, k), k, theta)

@@ -18,7 +18,7 @@ def multiply(a: Tensor, b: Tensor, low: int, high: int, a_low: int = 0) -> Tenso
     """
     if a.requires_grad or b.requires_grad:
         return _Multiply.apply(a, b, low, high, a_low)
-    return _multiply(a, b, low, high, a_low)  # an autograd Function costs more than the product
+    return _multiply(a, b, low, high, a_low)  # the call of an autograd Function costs more than the product
 
 
 def _multiply(a: Tensor, b: Tensor, low: int, high: int, a_low: int) -> Tensor:
@@ -54,7 +54,7 @@ def _overlaps(p: int, q: int, low: int, high: int, a_low: int) -> list[tuple[int
 
 
 class _Multiply(torch.autograd.Function):
-    """Keeps the two factors and nothing else, where plain autograd would keep every partial product."""
+    """Product that keeps only its two factors for the backward pass; plain autograd keeps every partial product."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, low: int, high: int, a_low: int) -> Tensor:

@@ -27,18 +27,23 @@ from topk_registry.ops.ksubset.torch.polynomial import from_power_sums, leave_on
 
 BLOCK = 1 << 16  # scores in a block of rows: few enough to stay in a core's cache from one pass to the next
 BLOCK_ON_GPU = 1 << 24
-LONG = 200  # scores for each of the m largest, from which on it pays to look for them in groups
+LONG = 200  # with this many scores for each of the m largest, it pays to look for them in groups
 
 
 def top_group_size(k: int) -> int:
-    """2k + 1 holds every class with odds of 1 or more, and one. Beyond k = 1000 the tail's coefficients could leave the
-    range of double precision, and all classes are taken: slower, still exact."""
+    """Return 2k + 1, which holds every class with odds of 1 or more, and one more.
+
+    Beyond k = 1000 the tail's coefficients could leave the range of double precision. Then all classes are in the top
+    group: slower, still exact.
+    """
     return 2 * k + 1 if k <= 1000 else sys.maxsize - 1
 
 
 def row_blocks(s: Tensor, numbers: int = 0) -> Iterator[slice]:
-    """Rows to work on at a time: a cacheful on the CPU, enough to be busy with on a GPU. ``numbers``: how many of them
-    the work on a row needs, where that is more than its scores."""
+    """Slice the rows into blocks that fit into a core's cache on the CPU, or that keep a GPU busy.
+
+    ``numbers`` is how many numbers the work on a row holds, if they are more than its scores.
+    """
     step = max(1, (BLOCK if s.device.type == "cpu" else BLOCK_ON_GPU) // max(s.shape[1], numbers))
     for start in range(0, max(1, s.shape[0]), step):
         yield slice(start, start + step)
@@ -90,8 +95,10 @@ def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
 
 
 def polynomials(x: Tensor, P: Tensor, k: int, depth: int) -> tuple[Tensor, Tensor]:
-    """From the top group's x [T, B] and the tail's power sums [k, B], both tilted: coefficients 0..k of the whole row
-    [k+1, B], and k-depth..k without each class of the top group [T, depth+1, B]. A common factor a row is left open.
+    """Return coefficients 0..k of a row's polynomial, and k-depth..k without each class of the top group.
+
+    From the top group's x [T, B] and the tail's power sums [k, B], both tilted: [k+1, B] and [T, depth+1, B]. All
+    coefficients of a row share a factor that is left open, as it cancels from their ratios.
     """
     T = 1 << (x.shape[0] - 1).bit_length()
     filled = torch.cat((x, x.new_full((T - x.shape[0], x.shape[1]), -torch.inf)))
@@ -108,7 +115,7 @@ def balanced(c: Tensor, k: int) -> tuple[Tensor, Tensor]:
     log_rho = (c[k - 1] / c[k]).log().detach()
     j = torch.arange(k + 1, dtype=c.dtype, device=c.device)[:, None]
     c = c / c[k].detach() * torch.exp(log_rho * (j - k))
-    # coefficients too small to matter would send Horner's rule into denormal numbers
+    # zero, as coefficients too small to matter would make denormal numbers in Horner's rule, which are slow
     return log_rho, torch.where(c < 2.0**-70, 0.0, c)
 
 
@@ -132,26 +139,26 @@ def horner(w: Tensor, c: Tensor) -> Tensor:
 class State(NamedTuple):
     """Summary of the classes of a row: their largest scores, and the power sums of all others' odds.
 
-    These are O(k) numbers a row, whatever the number of classes; states of disjoint classes merge (streaming.merge).
+    These are O(k) numbers a row, whatever the number of classes; states of disjoint classes merge (chunked/state.py).
     Odds are exp((s - a) / theta) for the reference a = :func:`reference` of the largest scores.
     """
 
     top: Tensor  # [B, T], largest first
-    classes: Tensor  # [B, T], whose they are
+    classes: Tensor  # [B, T], the classes with these scores
     P: Tensor  # [k, B]
 
 
 def reference(top: Tensor, k: int) -> Tensor:
-    """The k-th largest score [B], and the least number where there is none: then no class is left for the tail."""
+    """Return the k-th largest score [B]; of fewer scores, the least finite number, as there is no tail then."""
     least = torch.finfo(top.dtype).min
     return top[:, k - 1].clamp(min=least) if top.shape[1] >= k else top.new_full((len(top),), least)
 
 
 def largest(s: Tensor, m: int) -> tuple[Tensor, Tensor]:
-    """The m largest scores and their places [B, m], largest first: [B, n] -> [B, m], [B, m].
+    """Return the m largest scores and their places [B, m], largest first: [B, n] -> [B, m], [B, m].
 
-    In long rows they are looked for in the m of n / g groups that have the largest maxima, which hold them all; groups
-    are every (n / g)-th score, so that maxima are taken of whole vectors.
+    Long rows are divided into n / g groups of g scores. The m groups with the largest maxima hold the m largest scores,
+    so only these are searched. A group is every (n / g)-th score, so that maxima are taken of whole vectors.
     """
     n = s.shape[1]
     if n < LONG * m or s.device.type != "cpu":
@@ -168,9 +175,10 @@ def largest(s: Tensor, m: int) -> tuple[Tensor, Tensor]:
 def summarise(
     s: Tensor, k: int, theta: float, first_class: int = 0, label: Tensor | None = None, out: Tensor | None = None
 ) -> State:
-    """The state of classes first_class, first_class + 1, ... from their scores s [B, n], without the class label [B].
+    """Return the state of classes first_class, first_class + 1, ... from their scores s [B, n].
 
-    The odds are left in ``out`` [B, n], which may be s itself; they are 0 outside the tail.
+    A ``label`` [B] is left out of it. The odds are written into ``out`` [B, n], which may be s itself; they are 0
+    outside the tail.
     """
     n, w = s.shape[1], torch.empty_like(s) if out is None else out
     if label is None:
@@ -216,7 +224,7 @@ def finish(state: State, theta: float) -> Coefficients:
 
 
 def tail_gradient(w: Tensor, f: Coefficients) -> Tensor:
-    """Gradient of the margin to the tail's scores, from the odds w [B, n], in their place."""
+    """Replace the tail's odds w [B, n] by the gradient of the margin with respect to the tail's scores."""
     k = len(f.c) - 1
     for rows in row_blocks(w):
         v = w[rows].mul_(f.scale[rows, None])
@@ -247,6 +255,6 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
 
 
 def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -> tuple[Tensor, ...]:
-    """:func:`label_margins`, and what the hinge makes of the margins: its value [B] and its slope [B]."""
+    """:func:`label_margins`, then the hinge's value [B] and slope [B] at the margins."""
     margin, gradient = label_margins(s, label, k, theta)
     return margin, gradient, *hinge.definition(margin, label)
