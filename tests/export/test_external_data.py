@@ -67,7 +67,7 @@ def test_the_weights_lie_beside_the_file_and_nothing_else_changes(model, tmp_pat
     assert max(len(tensor.raw_data) for tensor in proto.graph.initializer) < storage.SMALL
     report = verify(model)
     assert report["passed"]
-    assert f"{NAME} is the one of this model" in {check["name"] for check in report["checks"]}
+    assert f"{NAME} belongs to this model" in {check["name"] for check in report["checks"]}
     assert not [check for check in verify(inside)["checks"] if "is the one of" in check["name"]]
     assert json.loads(model.with_name("model.report.json").read_text())["passed"]
 
@@ -137,7 +137,7 @@ def test_the_weights_of_another_model_fail_the_verification(copied):
     content[-1] ^= 1  # a sign or a digit of one number
     weights.write_bytes(content)
     failed = {check["name"] for check in verify(copied)["checks"] if check["passed"] is False}
-    assert f"{NAME} is the one of this model" in failed
+    assert f"{NAME} belongs to this model" in failed
 
 
 @pytest.mark.slow

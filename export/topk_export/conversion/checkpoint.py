@@ -49,7 +49,7 @@ def _load(path: Path) -> dict[str, Any]:
         _check_kind(path)
         # timm's train.py keeps its arguments as a namespace
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of pickle protocols: what matters comes as an error
+            warnings.simplefilter("ignore")  # torch warns of pickle protocols here, and raises what matters
             content = torch.load(path, map_location="cpu", weights_only=True)
     except ExportError:
         raise
@@ -108,12 +108,12 @@ def _state_dict(content: dict[str, Any], use_ema: bool) -> dict[str, Any]:
     keys = ("state_dict_ema", "model_ema") if use_ema else ()
     nested = (content.get(key) for key in (*keys, "state_dict", "model"))
     found = next((state for state in nested if isinstance(state, dict)), content)
-    # the count of torchvision's average, and what batch norm learned of augmented views, play no part in evaluation
+    # evaluation needs neither the counter of torchvision's averaging nor the batch norms of augmented views
     return {k: v for k, v in clean_state_dict(found).items() if k != "n_averaged" and ".aux_bn." not in k}
 
 
 def fill(model: nn.Module, checkpoint: Checkpoint, name: str) -> None:
-    """Load the weights into the model, or say in a line how they differ from what it expects."""
+    """Load the weights into the model; if they do not fit, raise one line that names the differences."""
     state = checkpoint.state
     try:
         model.load_state_dict(state)

@@ -12,7 +12,7 @@ from topk_export.runtime.metadata import SEMANTICS
 
 
 def convert(module: nn.Module, inputs: np.ndarray, opset: int, batch: str | int) -> Any:
-    """The module as a ModelProto. Traced at batch 2 where the batch is dynamic: a batch of 1 would be specialised."""
+    """Convert a module to a ModelProto; a dynamic batch is traced at size 2, as torch.export would fix a size of 1."""
     dynamic = batch == "dynamic"
     shapes = ({0: torch.export.Dim("batch")},) if dynamic else None
     example = torch.from_numpy(inputs[:2] if dynamic else inputs)

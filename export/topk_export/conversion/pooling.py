@@ -1,4 +1,4 @@
-"""Maxima over windows that reach into padding, written so that no optimiser changes them.
+"""Maxima over windows that reach into padding, written so that no graph optimiser changes them.
 
 A Pad with zeros before a MaxPool is often folded into the MaxPool's own padding, which is minus infinity: where all
 values of a window are negative, the zero is lost (onnxruntime does so). The same maxima without a Pad are

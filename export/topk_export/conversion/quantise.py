@@ -26,7 +26,7 @@ BATCH = 16
 
 
 def quantise_dynamic(model: Any) -> Any:
-    """Return the model with onnxruntime's dynamic quantisation; the head stays, for it has no matrix product."""
+    """Return the model with onnxruntime's dynamic quantisation; the head has no matrix product and stays as it is."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -46,11 +46,11 @@ def quantise_dynamic(model: Any) -> Any:
 
 
 def quantise_static(model: Any, images: "Images", k: int) -> tuple[Any, dict[str, Any]]:
-    """Return the model with QDQ nodes around its convolutions and matrix products, and how it compares with before.
+    """Return the model with QDQ nodes around its convolutions and matrix products, and its agreement with float32.
 
     Args:
-        model: a ModelProto in float32; above 2 GiB it loses its weights.
-        images: give the ranges of activations, and others to compare on.
+        model: a ModelProto in float32; above 2 GiB its weights are removed from it.
+        images: one half gives the ranges of activations, agreement is measured on the other half.
         k: size of the set.
     """
     import onnx
@@ -64,7 +64,7 @@ def quantise_static(model: Any, images: "Images", k: int) -> tuple[Any, dict[str
         quantize_static(
             before,
             after,
-            cast(Any, _Batches(model, images.ranges)),  # a reader by its methods
+            cast(Any, _Batches(model, images.ranges)),  # it has the methods of a CalibrationDataReader
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=list(LAYERS),
             nodes_to_exclude=kept,
@@ -84,9 +84,9 @@ def quantise_static(model: Any, images: "Images", k: int) -> tuple[Any, dict[str
 
 
 def _kept(model: Any) -> list[str]:
-    """Return the names of the nodes that stay in float32: the head, and what makes the logits since the last layer.
+    """Return the names of the nodes that stay in float32: the classifier's last layer and everything after it.
 
-    Logits of 8 bits would tie.
+    Logits rounded to 8 bits would tie.
     """
     makers = {name: node for node in model.graph.node for name in node.output}
     kept, left = {node.name for node in graph.head_nodes(model.graph)}, [graph.LOGITS]
@@ -126,7 +126,7 @@ class _Batches:
 
 
 class Images:
-    """Images of a folder as a model's inputs, and their labels where the folder has one folder for each class."""
+    """Images of a folder as inputs of a model, with their labels if there is one subfolder for each class."""
 
     def __init__(self, folder: str | Path, metadata: Metadata, most: int) -> None:
         root = Path(folder)
@@ -143,7 +143,7 @@ class Images:
         recipe = metadata.preprocess
         pixels = np.stack([recipe.pixels(read_image(paths[i])) for i in chosen])
         inputs = pixels if metadata.in_graph else recipe.normalise(pixels)
-        # one half gives the ranges, the other tells what they are worth
+        # agreement is measured on images that did not set the ranges
         self.ranges, self.measured = inputs[::2], inputs[1::2]
         self.labels = None if labels is None else labels[chosen][1::2]
 
@@ -167,7 +167,7 @@ def compare(before: Path, after: Path, images: Images, k: int) -> dict[str, Any]
 
 
 def comparison_line(found: dict[str, Any]) -> str:
-    """A comparison as one line of text."""
+    """Format a comparison as one line of text."""
     line = (
         f"int8 against fp32 on {found['measured_on']} images (ranges from {found['calibrated_on']} others): the same "
         f"best class on {found['same_best_class']:.1%}, {found['shared_top_k']:.1%} of the top k shared"
@@ -196,7 +196,7 @@ def _run(session: Any, name: str, batch: np.ndarray, fixed: int | None) -> np.nd
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The quantiser logs advice through the root logger."""
+    """Silence the root logger, through which the quantiser gives advice."""
     level = logging.getLogger().level
     logging.getLogger().setLevel(logging.ERROR)
     try:

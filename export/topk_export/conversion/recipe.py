@@ -15,7 +15,7 @@ from topk_export.runtime.preprocess import COLORS, Preprocess
 def preprocess_of(
     model: nn.Module, name: str, args: Mapping[str, Any], override: Mapping[str, Any] | None
 ) -> Preprocess:
-    """The evaluation transform: of the model, changed by the training run's arguments, changed by the caller."""
+    """Return the model's evaluation transform, overridden by the training run's arguments, then by the caller."""
     from timm.data.config import resolve_data_config
 
     given = {**args, **(override or {})}
@@ -40,7 +40,7 @@ def preprocess_of(
 
 
 def _with_changes(config: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with the keys that are given, in timm's names or in those of torchvision's training script."""
+    """Override a configuration by given keys, in timm's names or in those of torchvision's training script."""
     changed = {key: given[key] for key in (*config, "crop_mode") if given.get(key)}
     if crop := given.get("val_crop_size"):
         changed["input_size"] = (config["input_size"][0], crop, crop)
@@ -52,7 +52,7 @@ def _with_changes(config: dict[str, Any], given: Mapping[str, Any]) -> dict[str,
 
 
 def built_for(model: nn.Module) -> tuple[int, int] | None:
-    """Return the height and width that a model is built for, by its patch embedding; None where any will do."""
+    """Return the height and width that a model is built for, by its patch embedding; None if it takes any."""
     size = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if size is None and type(model).__module__.startswith("torchvision."):
         size = getattr(model, "image_size", None)
@@ -82,7 +82,7 @@ def torchvision_name(model: nn.Module) -> str | None:
 
 
 def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
-    """The shapes of all weights but the classifier's."""
+    """Return the shapes of all weights but the classifier's."""
     every = [tuple(value.shape) for value in model.state_dict().values()]
     return every[: -2 if len(every) > 2 else None]
 
@@ -99,8 +99,8 @@ def _torchvision_config(name: str, *, told: bool = False) -> dict[str, Any]:
         mean, std = preset.mean, preset.std
     elif not told:
         warnings.warn(
-            f"nothing says how images become the input of {name}: taken are {crop} x {crop} pixels, cut from images "
-            f"resized to {resize}, bilinear, with ImageNet's mean and deviation; data_config changes that",
+            f"nothing says how images become the input of {name}: assuming {crop} x {crop} pixels, cut from images "
+            f"resized to {resize}, bilinear, with ImageNet's mean and standard deviation; data_config overrides this",
             stacklevel=2,
         )
     return {
@@ -114,7 +114,7 @@ def _torchvision_config(name: str, *, told: bool = False) -> dict[str, Any]:
 
 
 def _torchvision_weights(name: str) -> Any:
-    """torchvision's default weights of a model name, or None."""
+    """Return torchvision's default weights of a model name, or None."""
     import torchvision
 
     plain = name.removeprefix("torchvision:")
@@ -124,7 +124,7 @@ def _torchvision_weights(name: str) -> Any:
 
 
 def published_names(model: nn.Module, name: str) -> tuple[str, ...] | None:
-    """The class names of published weights, where timm or torchvision ship them."""
+    """Return the class names of published weights; None if neither timm nor torchvision has them."""
     from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 
     if not hasattr(model, "pretrained_cfg"):
@@ -138,7 +138,7 @@ def published_names(model: nn.Module, name: str) -> tuple[str, ...] | None:
 
 
 def read_class_names(path: str | Path) -> tuple[str, ...]:
-    """Class names from a text file (one a line) or a JSON file (a list, or index to name)."""
+    """Read class names from a text file, one on each line, or a JSON file, a list or a map from index to name."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -156,5 +156,5 @@ def check_class_names(names: Sequence[str] | None, n: int) -> tuple[str, ...]:
     if names is None:
         return tuple(str(i) for i in range(n))
     if len(names) != n:
-        raise ExportError(f"{len(names)} class names for a model of {n} classes")
+        raise ExportError(f"expected {n} class names, one for each class of the model, got {len(names)}")
     return tuple(names)

@@ -28,7 +28,7 @@ K = 5
 
 @dataclass
 class Source:
-    """A model and what is known of it."""
+    """A model, with the facts about it that its checkpoint or its library records."""
 
     model: nn.Module
     name: str
@@ -57,7 +57,7 @@ def load_source(
         what: a module; a timm or torchvision model name; a checkpoint; or a training run's output folder.
         model: which model a bare checkpoint holds.
         model_kwargs: further arguments of the model's factory.
-        num_classes: how many classes, where the checkpoint's own record does not say.
+        num_classes: number of classes, for a checkpoint that does not record it.
         pretrained: load the weights published for a model name.
         use_ema: prefer a checkpoint's averaged weights.
         data_config: timm's keys (input_size, mean, std, interpolation, crop_pct, crop_mode) that override the model's.
@@ -84,7 +84,7 @@ def load_source(
 def build(
     name: str, *, num_classes: int | None = None, pretrained: bool = False, options: Mapping[str, Any] | None = None
 ) -> nn.Module:
-    """A timm model, or else torchvision's of that name (``torchvision:NAME`` skips timm)."""
+    """Build timm's model of a name, or else torchvision's (``torchvision:NAME`` skips timm)."""
     import timm
     import torchvision
 
@@ -96,6 +96,7 @@ def build(
     if not foreign and (timm.is_model(plain) or ":" in plain):
         return timm.create_model(plain, pretrained=pretrained, **classes, **(options or {}))
     if plain in torchvision.models.list_models(module=torchvision.models):
+        # without it these two warn that they start slowly
         quiet = {"init_weights": False} if plain in ("googlenet", "inception_v3") and not pretrained else {}
         weights = "DEFAULT" if pretrained else None
         return torchvision.models.get_model(plain, weights=weights, **classes, **quiet, **(options or {}))
@@ -107,7 +108,7 @@ def build(
 
 
 def build_sized(name: str, size: tuple[int, int] | None, **arguments: Any) -> nn.Module:
-    """Build a model for images of a height and width; only models that are built for one size are told it."""
+    """Build a model for images of a height and width; only models made for one size are given theirs."""
     built = build(name, **arguments)
     own = built_for(built)
     if size is None or own is None or own == size:
@@ -170,7 +171,7 @@ def _rebuild(
     model_kwargs: Mapping[str, Any],
     size: tuple[int, int] | None,
 ) -> nn.Module:
-    """Build the model as it was trained; the number of classes is read from the weights where nobody says."""
+    """Build the model as it was trained; if its number of classes is not recorded, read it from the weights."""
     args = checkpoint.args
     options = {**_model_options(args), **model_kwargs}
     classes = num_classes or args.get("num_classes") or None
@@ -183,7 +184,7 @@ def _rebuild(
 
 
 def _classes_in(checkpoint: Checkpoint, model: nn.Module) -> int | None:
-    """How many classes the weights of the model's classifier have, where they are not as many as the model's."""
+    """Return the number of classes of the checkpoint's classifier; None if it is the model's, or is not found."""
     with contextlib.suppress(ValueError):
         name, _ = find_classifier(model)[0]
         weight = checkpoint.state.get(f"{name}.weight")
@@ -193,7 +194,7 @@ def _classes_in(checkpoint: Checkpoint, model: nn.Module) -> int | None:
 
 
 def _model_options(args: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a training run that change what its model computes."""
+    """Return the model options among the arguments of a training run."""
     options = dict(args.get("model_kwargs") or {})
     if channels := args.get("in_chans") or (args.get("input_size") or (None,))[0]:
         options["in_chans"] = channels
@@ -204,12 +205,12 @@ def _model_options(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _k_and_temperature(loss: str, args: Mapping[str, Any], n: int) -> tuple[int | None, float | None]:
-    """k and the temperature of the marginals that the loss trains: its own, else k tau for scores s / (k tau)."""
-    context = {"num_classes": n, "class_counts": [1] * n}  # a loss is built for its k alone
+    """Return k and the temperature of the marginals that the loss trains: the one it declares, else k tau."""
+    context = {"num_classes": n, "class_counts": [1] * n}  # any counts will do: only k and the temperature are read
     try:
         builder = get_loss_builder(loss)
         made = create_loss(loss, **{**accepted_context(builder, context), **(args.get("loss_opt") or {})})
-    except Exception as error:  # a plug-in that is not installed here, or no longer takes these options
+    except Exception as error:  # its plug-in may be missing here, or no longer take these options
         warnings.warn(f"k and the temperature of loss {loss!r} are not known here: {error}", stacklevel=2)
         return None, args.get("marginal_temperature")
     k, tau = getattr(made, "k", None), getattr(made, "tau", None)

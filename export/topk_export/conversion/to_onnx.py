@@ -87,7 +87,7 @@ def export_onnx(
         dtype: ``"fp32"``; ``"fp16-backbone"``: half precision up to the logits; ``"int8-dynamic"``: onnxruntime's
             dynamic quantisation of the backbone's matrix products; ``"int8-static"``: its convolutions and matrix
             products in 8 bits, with ranges from ``calibration_data``. The head is float32 always.
-        outputs: which of logits, marginals and indices the file gives.
+        outputs: which of logits, marginals and indices the file has as outputs.
         preprocess: ``"metadata"``: the input is normalised float32 [B, C, H, W], and the file says how to make it;
             ``"in-graph"``: the input is uint8 [B, H, W, C] of the right size, and the graph normalises it.
         class_names: one name a class; default: those of the run or of the published weights, else numbers.
@@ -98,7 +98,7 @@ def export_onnx(
             accuracies. Half of the images give the ranges, the other half measures agreement.
         calibration_images: the most images to take from there, evenly spaced.
         external_data: put the weights into a file beside the model, ``PATH.data``. A model above 2 GiB, which one ONNX
-            file cannot hold, is written so in any case. The two files are moved together, under their names.
+            file cannot hold, is always written so. Move the two files together, and keep their names.
         triton: also write a Triton Inference Server repository into this folder.
         progress: called with a line of text at each step.
 
@@ -108,7 +108,7 @@ def export_onnx(
     """
     _check_options(opset, batch, dtype, outputs, preprocess)
     if (dtype == "int8-static") != (calibration_data is not None):
-        raise ValueError("dtype int8-static and calibration_data (--calibration-data) go together")
+        raise ValueError("dtype int8-static needs calibration_data (--calibration-data), and no other dtype takes it")
     path = Path(path)
     path = path if path.suffix == ".onnx" else path / "model.onnx"
     progress("loading the model")
@@ -122,7 +122,7 @@ def export_onnx(
         data_config=data_config,
     )
     backbone, n = _prepare(source)
-    k = _check_k(source.k if k is None and source.k is not None else k if k is not None else K, n)
+    k = _check_k(next(size for size in (k, source.k, K) if size is not None), n)
     temperature = _check_temperature(source.temperature or 1.0 if temperature is None else temperature)
     metadata = Metadata(
         k=k,
@@ -159,7 +159,7 @@ def export_onnx(
 
 
 class Exported(nn.Module):
-    """The module that is traced: normalisation where it is in the graph, the backbone, the head in float32."""
+    """The module that is traced: normalisation if the graph does it, the backbone, the head in float32."""
 
     shift: Tensor
     scale: Tensor
@@ -202,11 +202,11 @@ def _check_options(opset: int, batch: str | int, dtype: str, outputs: Sequence[s
 
 
 def _prepare(source: Source) -> tuple[nn.Module, int]:
-    """A copy of the model in evaluation mode on the CPU, and its number of classes, read from a forward pass."""
+    """Copy the model, in evaluation mode on the CPU, and read its number of classes from a forward pass."""
     try:
         find_classifier(source.model)
     except ValueError as error:
-        raise ExportError(f"nothing to predict with: {error}") from error
+        raise ExportError(f"only classifiers can be exported: {error}") from error
     backbone = copy.deepcopy(source.model).cpu().float().eval().requires_grad_(False)
     for module in backbone.modules():
         # torch.onnx converts fused attention of four axes only
@@ -248,9 +248,9 @@ def _write(
     external: bool,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Write the file and what belongs to it; return what goes into its report beside the checks."""
+    """Write the model with its sample, labels and preprocessing; return further entries of its report."""
     inputs = sample_input(metadata, batch if isinstance(batch, int) else 5)
-    if images is not None:  # others may lie outside of the ranges
+    if images is not None:  # random images may lie outside the calibrated ranges
         inputs = np.resize(images.measured, inputs.shape)
     logits, error = _reference(backbone, metadata, torch.from_numpy(inputs))
     progress("tracing and converting")
@@ -295,7 +295,7 @@ def _preprocess_file(metadata: Metadata) -> dict[str, Any]:
 def _verify(
     file: Path, path: Path, metadata: Metadata, wanted: bool, found: dict[str, Any], progress: Progress
 ) -> None:
-    """Check the staged file. The report of one that fails is kept beside the path that it would have had."""
+    """Check the staged file, and raise if it fails; its report then stays beside the intended path."""
     report: dict[str, Any] = {"passed": None, "not_verified": ["everything: the export was asked not to verify"]}
     if wanted:
         progress("verifying with onnxruntime")

@@ -1,7 +1,7 @@
-"""An onnxruntime session on the device that was asked for, and the truth about where it runs.
+"""An onnxruntime session on the device that was asked for, with a warning or an error if it runs elsewhere.
 
-onnxruntime falls back to the CPU without a word, and the names that it lists as available prove nothing: only a session
-knows. Asking for a GPU and not getting it is an error under ``require_gpu`` and a warning otherwise.
+onnxruntime falls back to the CPU silently, and lists providers as available that then fail, so only an open session
+tells where it runs. A GPU that is asked for and missing is an error under ``require_gpu``, and a warning otherwise.
 """
 
 import contextlib
@@ -44,18 +44,18 @@ def open_session(
     optimise: bool = True,
     weights: str | Path | None = None,
 ) -> Any:
-    """An ``onnxruntime.InferenceSession`` of a model file (or its bytes).
+    """Open an ``onnxruntime.InferenceSession`` of a model file, or of its bytes.
 
     Args:
         model: path or serialized model.
-        device: ``"auto"`` takes CUDA where there is a GPU and else the CPU; the others are taken at their word.
-        require_gpu: raise :class:`DeviceError` where the session is not on a GPU.
+        device: ``"auto"`` takes CUDA if there is a GPU, else the CPU; the others name one device.
+        require_gpu: raise :class:`DeviceError` if the session does not run on a GPU.
         threads: intra-op threads; None leaves onnxruntime's choice.
         cuda_graph: capture the model as a CUDA graph (fixed shapes, bound inputs and outputs).
         tf32: allow or forbid TF32 on CUDA; None leaves the provider's default, which allows it.
         profile: prefix of a profile file.
         optimise: apply onnxruntime's graph optimisations.
-        weights: folder of the weights that a serialized model names and does not hold.
+        weights: folder of the weights that a serialized model keeps in other files.
     """
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
@@ -69,22 +69,22 @@ def open_session(
     if weights is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights))
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # where a provider fails, onnxruntime prints it
+        with contextlib.redirect_stdout(sys.stderr):  # onnxruntime prints the failure of a provider
             session = ort.InferenceSession(source, options, providers=providers)
     except Exception as error:  # onnxruntime's errors share no base class below Exception
         raise ModelFileError(f"{name} is not a model that onnxruntime can load: {error}") from error
-    _be_honest(session, device, require_gpu)
+    _check_device(session, device, require_gpu)
     return session
 
 
 def device_of(session: Any) -> str:
-    """``"cpu"``, ``"cuda"`` or ``"tensorrt"``: the provider that the session puts first."""
+    """Return ``"cpu"``, ``"cuda"`` or ``"tensorrt"``, the provider that the session puts first."""
     first = session.get_providers()[0]
     return next((name for name, provider in PROVIDERS.items() if provider == first), first)
 
 
 def placement(session: Any) -> dict[str, int] | None:
-    """How many nodes each provider got, or None where this onnxruntime does not tell."""
+    """Count the nodes of the graph on each provider; None if this onnxruntime does not tell."""
     try:
         subgraphs = session.get_provider_graph_assignment_info()
         counts: Counter[str] = Counter()
@@ -114,7 +114,7 @@ def _providers(ort: Any, device: str, *, cuda_graph: bool, tf32: bool | None) ->
 
 
 def nvidia_gpus() -> int:
-    """How many GPUs the NVIDIA driver sees; onnxruntime lists its CUDA provider on machines that have none."""
+    """Count the GPUs that the NVIDIA driver sees, as onnxruntime lists its CUDA provider without a GPU too."""
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
@@ -139,7 +139,7 @@ def _session_options(ort: Any, threads: int | None, profile: str | None, optimis
     return options
 
 
-def _be_honest(session: Any, device: str, require_gpu: bool) -> None:
+def _check_device(session: Any, device: str, require_gpu: bool) -> None:
     on_cpu = session.get_providers()[0] == PROVIDERS["cpu"]
     fell_back = on_cpu and (device in ("cuda", "tensorrt") or (device == "auto" and nvidia_gpus() > 0))
     if not fell_back and not (require_gpu and on_cpu):
@@ -157,7 +157,7 @@ def _be_honest(session: Any, device: str, require_gpu: bool) -> None:
 
 
 class BoundRunner:
-    """Runs of one fixed shape through inputs and outputs that stay on the device, as a CUDA graph needs them."""
+    """Run a model at one fixed shape, in input and output buffers that stay on the device, as CUDA graphs need."""
 
     def __init__(self, session: Any, shape: tuple[int, ...]) -> None:
         ort = import_onnxruntime()

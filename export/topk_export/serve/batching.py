@@ -11,7 +11,7 @@ import numpy as np
 
 
 class OverloadedError(RuntimeError):
-    """No room for another input, or the server is shutting down."""
+    """The queue is full, or the server is shutting down."""
 
 
 class _Waiting(NamedTuple):
@@ -23,15 +23,15 @@ class _Waiting(NamedTuple):
 class Batcher:
     """Collects inputs into batches and hands each caller its own row of the outputs.
 
-    A batch leaves when it is full, or ``max_delay`` seconds after its first input came. One batch runs at a time, in a
-    thread, while the next one gathers. The queue is bounded: beyond it :class:`OverloadedError` is raised at once.
+    A batch starts when it is full, or ``max_delay`` seconds after its first input came. One batch runs at a time, in a
+    thread, while the next one fills. An input beyond ``max_queue`` raises :class:`OverloadedError` at once.
 
     Args:
-        run: a batch [B, ...] to outputs by name [B, ...].
-        max_batch: inputs a batch.
-        max_delay: seconds to wait for company.
-        max_queue: inputs that may wait.
-        on_batch: told the size of each batch.
+        run: maps a batch [B, ...] to outputs by name, each [B, ...].
+        max_batch: the most inputs in a batch.
+        max_delay: the most seconds that an input waits for others to share its batch.
+        max_queue: the most inputs that may wait.
+        on_batch: called with the size of each batch.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Batcher:
         self._task = asyncio.create_task(self._work())
 
     async def stop(self) -> None:
-        """Stop; whoever still waits is told."""
+        """Stop; calls that still wait raise :class:`OverloadedError`."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -68,7 +68,7 @@ class Batcher:
         await asyncio.to_thread(self._thread.shutdown)
 
     async def __call__(self, x: np.ndarray) -> dict[str, np.ndarray]:
-        """The outputs of one input [1, ...], each [1, ...]."""
+        """Run one input [1, ...] in a batch with others, and return its own outputs by name, each [1, ...]."""
         if self._task is None:
             raise _closing()
         if len(self._queue) >= self._max_queue:
@@ -86,7 +86,7 @@ class Batcher:
                 await self._answer(batch)
 
     async def _next(self) -> list[_Waiting]:
-        """The next batch without those whose callers have gone; inputs stay in the queue until it leaves."""
+        """Wait for the next batch, without inputs whose callers have gone; until then they count as waiting."""
         await self._arrived(1)
         left = self._queue[0].since + self._max_delay - asyncio.get_running_loop().time()
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
@@ -115,7 +115,7 @@ class Batcher:
 
 
 class WarmUp:
-    """A first run of the model, in the background: it allocates, and on a GPU may compile."""
+    """Run the model once in the background, as its first run allocates memory and may compile kernels."""
 
     def __init__(self, batcher: Batcher, x: np.ndarray) -> None:
         self._batcher, self._x = batcher, x
@@ -125,7 +125,7 @@ class WarmUp:
         self._task = asyncio.create_task(self._batcher(self._x))
 
     async def finish(self) -> None:
-        """Wait for the run, and raise RuntimeError where the model does not run."""
+        """Wait for the run, and raise RuntimeError if it failed."""
         if self._task is not None:
             await asyncio.wait([self._task])
         if problem := self.problem():
@@ -138,7 +138,7 @@ class WarmUp:
             await asyncio.gather(task, return_exceptions=True)
 
     def problem(self) -> str | None:
-        """Why no image can be looked at, or None."""
+        """Return why requests cannot be answered, or None if they can."""
         if self._task is None:
             return "the server is shutting down"
         if not self._task.done():

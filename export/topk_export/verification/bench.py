@@ -1,4 +1,4 @@
-"""Timing of exported models: the whole model and its head alone, by turns, so that noise strikes both alike."""
+"""Timing of exported models: the whole model and its head alone, in turns, so that noise affects both alike."""
 
 import time
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Timing:
 
 
 def devices() -> list[str]:
-    """The CPU, and CUDA where there is a GPU and its provider."""
+    """Return the devices to time: the CPU, and CUDA if there are a GPU and its provider."""
     cuda = nvidia_gpus() > 0 and PROVIDERS["cuda"] in import_onnxruntime().get_available_providers()
     return ["cpu", "cuda"] if cuda else ["cpu"]
 
@@ -44,7 +44,7 @@ def measure(
     repeats: int = 200,
     tf32: bool | None = None,
 ) -> Timing | None:
-    """Time runs of one batch size through buffers on the device; None where the model's batch is another, fixed one."""
+    """Time runs of one batch size through buffers on the device; None if the model has another, fixed one."""
     session = open_session(path, device=device, require_gpu=device != "cpu", threads=threads, tf32=tf32)
     metadata = Metadata.from_props(session.get_modelmeta().custom_metadata_map, str(path))
     fixed = session.get_inputs()[0].shape[0]

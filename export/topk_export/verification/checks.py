@@ -17,7 +17,7 @@ LOGITS_RTOL = 1e-5
 # odds below 2^-126 are denormal numbers, which CPUs and GPUs may flush to 0; a marginal is less than 1e3 times its odds
 SMALLEST = 1e-35
 INT8 = 8 / (255 * 12**0.5)  # see reduced_tolerance
-MARGIN = 4.0  # of the derived tolerances of reduced precision: four standard deviations
+SAFETY = 4.0  # factor on tolerances derived from rounding: four standard deviations
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at; ``passed`` is None where it could not be."""
+    """The result of one check; ``passed`` is None if it could not be made."""
 
     name: str
     passed: bool | None
@@ -40,11 +40,11 @@ class Check:
 
 
 def check_weights(path: str | Path, metadata: Metadata) -> list[Check]:
-    """Whether the weights beside the file are those that it was written with."""
+    """Check that the weights beside the file are those that it was written with."""
     _, *files = files_of(path)
     if metadata.weights_sha256 is None or len(files) != 1:
         return []
-    return [Check(f"{files[0].name} is the one of this model", digest_of(files[0]) == metadata.weights_sha256)]
+    return [Check(f"{files[0].name} belongs to this model", digest_of(files[0]) == metadata.weights_sha256)]
 
 
 def check_graph(path: str | Path, model: Any, session: Any) -> list[Check]:
@@ -74,7 +74,7 @@ def _batch_note(batch: Any) -> str:
 def check_runs(
     session: Any, metadata: Metadata, inputs: np.ndarray, known: Known | None, *, layers: int
 ) -> list[Check]:
-    """Runs at several batch sizes, the outputs against torch's logits where they are known, and against each other."""
+    """Run several batch sizes; compare outputs with torch's logits, if known, and with one another."""
     names = [output.name for output in session.get_outputs()]
     fixed = session.get_inputs()[0].shape[0]
     batches = (fixed,) if isinstance(fixed, int) else BATCHES
@@ -117,7 +117,7 @@ def _check_logits(
     name = f"logits against torch in float64, batch {batch}"
     if metadata.dtype == "fp32":
         error = largest_error(got, wanted)
-        limit = max(LOGITS_RTOL, MARGIN * torch_error)
+        limit = max(LOGITS_RTOL, SAFETY * torch_error)
         note = f"largest error over largest logit; torch's float32: {torch_error:.2g}"
         return Check(name, error <= limit, error, limit, note)
     spread = wanted - wanted.mean(-1, keepdims=True)
@@ -139,8 +139,8 @@ def reduced_tolerance(dtype: str, layers: int) -> tuple[float, str]:
     in the weights and once in the activations.
     """
     unit = {"fp16-backbone": 2.0**-11, "int8-dynamic": INT8, "int8-static": INT8}[dtype]
-    limit = MARGIN * unit * (2 * max(layers, 1)) ** 0.5
-    return limit, f"root mean square over spread, {MARGIN:g} x {unit:.2g} x sqrt(2 x {layers} layers)"
+    limit = SAFETY * unit * (2 * max(layers, 1)) ** 0.5
+    return limit, f"root mean square over spread, {SAFETY:g} x {unit:.2g} x sqrt(2 x {layers} layers)"
 
 
 def check_head(model: Any, metadata: Metadata, device: str) -> list[Check]:
@@ -156,7 +156,7 @@ def check_head(model: Any, metadata: Metadata, device: str) -> list[Check]:
 
 
 def _run_rows(session: Any, names: list[str], logits: np.ndarray) -> list[np.ndarray]:
-    """The head's outputs, through runs of the batch size that the graph fixes, if it does."""
+    """Return the head's outputs on all rows, in batches of the size that the graph fixes, if any."""
     fixed = session.get_outputs()[0].shape[0]
     size = fixed if isinstance(fixed, int) else len(logits)
     padded = np.concatenate((logits, np.zeros((-len(logits) % size, logits.shape[1]), np.float32)))
@@ -194,7 +194,7 @@ def _check_marginals(name: str, logits: np.ndarray, got: np.ndarray, metadata: M
 
 
 def marginal_error(got: np.ndarray, wanted: np.ndarray) -> float:
-    """The largest relative error above SMALLEST; infinite where one is NaN, or one below SMALLEST comes out large."""
+    """The largest relative error above SMALLEST; infinite for NaN, or if one below SMALLEST comes out large."""
     got = got.astype(np.float64)
     small = wanted < SMALLEST
     error = np.where(small, 0.0, np.abs(got - wanted) / np.where(small, 1.0, wanted))
@@ -203,7 +203,7 @@ def marginal_error(got: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def _check_indices(name: str, logits: np.ndarray, indices: np.ndarray, k: int) -> Check:
-    """As sets, and up to ties: k different classes, none below the k-th largest score."""
+    """Check that there are k different classes, none below the k-th largest score; any order and ties are right."""
     lowest = -np.sort(-logits, axis=-1)[:, k - 1]
     different = all(len(set(row.tolist())) == k for row in indices)
     right = different and bool((np.take_along_axis(logits, indices, -1) >= lowest[:, None]).all())

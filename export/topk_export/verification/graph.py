@@ -18,7 +18,7 @@ FORBIDDEN_IN_HEAD = frozenset(
 
 
 def head_nodes(graph: Any) -> list[Any]:
-    """The nodes of a GraphProto that depend on ``logits``, in order."""
+    """Return the nodes of a GraphProto that depend on ``logits``, in order."""
     reached, head = {LOGITS}, []
     for node in graph.node:
         if reached.intersection(node.input):
@@ -28,12 +28,12 @@ def head_nodes(graph: Any) -> list[Any]:
 
 
 def forbidden(graph: Any) -> list[str]:
-    """Operators of the head that break CUDA graphs, precision or quantisation."""
+    """Return the head's operators that break CUDA graphs, precision or quantisation."""
     return sorted({node.op_type for node in head_nodes(graph)} & FORBIDDEN_IN_HEAD)
 
 
 def domains(model: Any) -> list[str]:
-    """The operator domains that a ModelProto uses beside the default one."""
+    """Return the operator domains that a ModelProto uses beside the default one."""
     used = {node.domain for node in model.graph.node} | {entry.domain for entry in model.opset_import}
     return sorted((used | {function.domain for function in model.functions}) - {"", "ai.onnx"})
 
@@ -52,7 +52,7 @@ def strip(model: Any) -> None:
 
 
 def plain_attributes(model: Any) -> None:
-    """Drop attributes that say nothing, which some runtimes read wrongly.
+    """Drop attributes without effect that some runtimes misread.
 
     MNN loses the axis of a ScatterElements after ``reduction="none"``. onnx2torch refuses ``allowzero`` of Reshape,
     which matters only where the shape has a zero.
@@ -70,12 +70,12 @@ def plain_attributes(model: Any) -> None:
 
 
 def traces(model: Any) -> int:
-    """How many nodes still carry metadata or documentation of their origin."""
+    """Count the nodes that still carry metadata or documentation of their origin."""
     return sum(bool(node.doc_string or len(node.metadata_props)) for node in model.graph.node)
 
 
 def head_model(model: Any) -> Any:
-    """The head alone as a ModelProto: input ``logits`` [batch, n], the outputs that depend on it."""
+    """Return the head alone as a ModelProto: input ``logits`` [batch, n], and the outputs that depend on it."""
     import onnx
     from onnx import helper
 
@@ -112,7 +112,7 @@ def _constant_feeders(graph: Any, nodes: list[Any], inside: set[str]) -> tuple[l
 
 
 def value_shape(graph: Any, name: str) -> list[int | str]:
-    """The shape of a tensor that the graph declares, symbols as strings."""
+    """Return the shape of a tensor that the graph declares, symbols as strings."""
     for value in (*graph.output, *graph.value_info, *graph.input):
         if value.name == name:
             return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
@@ -138,7 +138,7 @@ def keep_outputs(model: Any, names: Iterable[str]) -> None:
 
 
 def expose(model: Any, name: str) -> None:
-    """Make a tensor that the graph declares an output, if it is none."""
+    """Make a declared tensor an output of the graph, unless it is one."""
     if name in {output.name for output in model.graph.output}:
         return
     model.graph.output.extend([value for value in model.graph.value_info if value.name == name])

@@ -1,10 +1,10 @@
-"""The definition that exported marginals are held against: float64, numpy alone, sharing nothing with the graph."""
+"""Definition that exported marginals are compared with: float64, numpy alone, sharing no code with the graph."""
 
 import numpy as np
 
 
 def marginals(logits: np.ndarray, k: int, temperature: float = 1.0) -> np.ndarray:
-    """The chance that each class is in the top-k set, in float64.
+    """Return the probability that each class is in the top-k set, in float64.
 
     pi_i = e_i sigma_{k-1}(e without i) / sigma_k(e),  e = exp(logits / temperature)
 

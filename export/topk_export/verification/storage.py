@@ -16,7 +16,7 @@ DIGEST = "weights_sha256"  # in the metadata
 
 
 def load(path: str | Path) -> Any:
-    """Return a file's ModelProto; weights beside it stay there, but for what the head reads."""
+    """Return a file's ModelProto; of weights in a second file, only those that the head reads are loaded."""
     import onnx
     from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
@@ -33,13 +33,13 @@ def load(path: str | Path) -> Any:
 
 
 def save(model: Any, path: Path, *, external: bool = False, source: Path | None = None) -> None:
-    """Write a ModelProto, with its weights in ``PATH.data`` where that is wanted or one file cannot hold them.
+    """Write a ModelProto, with its weights in ``PATH.data`` if that is wanted or one file cannot hold them.
 
-    The weights leave the ModelProto then. The file's metadata has their SHA-256.
+    These weights are removed from the ModelProto, and their SHA-256 is added to the file's metadata.
 
     Args:
         model: what to write.
-        path: the file, in a folder without another of this name.
+        path: the file to write, which must not exist yet.
         external: put the weights beside the file, whatever their size.
         source: folder of the weights that the ModelProto names and does not hold; they become the new file's.
     """

@@ -1,6 +1,6 @@
 """Checks of every exported file, repeated by ``topk-registry verify`` on any machine (no torch needed).
 
-The marginals are held against the float64 definition on onnxruntime's *own* logits, so the head's error is not mixed
+The marginals are compared with the float64 definition on onnxruntime's *own* logits, so the head's error is not mixed
 with the backbone's. The head is also run alone, on rows that a backbone rarely gives: ties, gaps, shifts, flat rows.
 """
 
@@ -75,7 +75,7 @@ def verify(
 
 
 def report_lines(report: dict) -> list[str]:
-    """A report as lines of text."""
+    """Format a report as lines of text."""
     marks = {True: "ok  ", False: "FAIL", None: "skip"}
     lines = []
     for check in report["checks"]:
@@ -91,7 +91,7 @@ def _short(value: Any) -> str:
 
 
 def sample_input(metadata: Metadata, batch: int = max(BATCHES)) -> np.ndarray:
-    """A batch of smooth random images with noise, as the model takes them."""
+    """Make a batch of smooth random images with noise, in the model's input format."""
     c, h, w = metadata.preprocess.input_size
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (batch, 4, 4, c)).repeat(-(-h // 4), 1).repeat(-(-w // 4), 2)[:, :h, :w]
@@ -105,7 +105,7 @@ def load_proto(path: str | Path) -> Any:
 
 
 def _with_logits(model: Any) -> bytes:
-    """The model with its logits among its outputs, whatever the export kept."""
+    """Serialise the model with its logits among its outputs, whatever outputs the export kept."""
     import onnx
 
     shown = onnx.ModelProto()
@@ -145,7 +145,7 @@ def _report(path: Path, checks: list[Check], metadata: Metadata, session: Any, h
 
 
 def versions() -> dict[str, str]:
-    """The versions of what takes part, where installed."""
+    """Return the versions of the packages that export and verification use, if installed."""
     found = {}
     for name in ("topk-registry", "torch", "timm", "torchvision", "onnx", "onnxruntime", "onnxruntime-gpu", "numpy"):
         try:

@@ -239,8 +239,8 @@ def test_a_model_that_torch_cannot_trace(tmp_path):
         ({"k": 3, "opset": 17}, "opset must be 18 to 23, got 17"),
         ({"k": 3, "batch": 0}, "batch must be 'dynamic' or a number of at least 1, got 0"),
         ({"k": 3, "dtype": "fp16"}, "dtype must be one of fp32, fp16-backbone, int8-dynamic, int8-static, got 'fp16'"),
-        ({"k": 3, "dtype": "int8-static"}, "dtype int8-static and calibration_data (--calibration-data) go together"),
-        ({"k": 3, "calibration_data": "images"}, "dtype int8-static and calibration_data"),
+        ({"k": 3, "dtype": "int8-static"}, "dtype int8-static needs calibration_data (--calibration-data)"),
+        ({"k": 3, "calibration_data": "images"}, "calibration_data (--calibration-data), and no other dtype takes it"),
         (
             {"k": 3, "dtype": "int8-static", "calibration_data": "/no/folder"},
             "the folder /no/folder does not exist",
@@ -248,7 +248,7 @@ def test_a_model_that_torch_cannot_trace(tmp_path):
         ({"k": 3, "preprocess": "none"}, "preprocess must be one of metadata, in-graph, got 'none'"),
         ({"k": 3, "outputs": ()}, "outputs must be some of logits, marginals, indices"),
         ({"k": 3, "outputs": "logits"}, "outputs must be some of logits, marginals, indices"),
-        ({"k": 3, "class_names": ["a"]}, "1 class names for a model of 12 classes"),
+        ({"k": 3, "class_names": ["a"]}, "expected 12 class names, one for each class of the model, got 1"),
     ],
 )
 def test_bad_options(options, message, tmp_path):
@@ -260,8 +260,8 @@ def test_bad_options(options, message, tmp_path):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Conv2d(3, 3, 1), "nothing to predict with: Conv2d has no classifier"),
-        (timm.create_model("test_resnet", num_classes=0), "nothing to predict with: ResNet has no classifier"),
+        (nn.Conv2d(3, 3, 1), "only classifiers can be exported: Conv2d has no classifier"),
+        (timm.create_model("test_resnet", num_classes=0), "only classifiers can be exported: ResNet has no classifier"),
         (nn.Sequential(nn.Linear(8, 4)), "is no classifier: expected logits [batch, classes], it gives [2, 3, 8, 4]"),
         (nn.Sequential(nn.Flatten(), nn.Linear(7, 4)), "does not run on an input of size [3, 8, 8]"),
     ],
