@@ -1,4 +1,4 @@
-"""Class counts, and margins that grow as classes get rarer (Cao et al. 2019), shared by the losses for long tails."""
+"""Class counts, and gaps that grow as classes get rarer (the margins of Cao et al. 2019), for losses for long tails."""
 
 from collections.abc import Sequence
 
@@ -7,18 +7,18 @@ from torch import Tensor
 
 
 def ldam_margins(class_counts: Tensor | Sequence[float] | None, max_margin: float) -> Tensor:
-    """The margin of each class: the rarest class gets ``max_margin``, the others less by the fourth root of their size.
+    """Return the required gap of each class: ``max_margin`` for the rarest, less for others by the fourth root of size.
 
         m_c = max_margin * n_c^(-1/4) / max_j n_j^(-1/4) = max_margin * (min_j n_j / n_c)^(1/4)
 
-    A class without samples gets the margin of the rarest class that has some, so it leaves the others' margins alone.
+    A class without samples gets the gap of the rarest class that has some, so that it does not change the others'.
 
     Args:
         class_counts: how many training samples each class has [n].
-        max_margin: the largest margin.
+        max_margin: the largest gap.
 
     Returns:
-        Margins [n] in the default dtype.
+        Gaps [n] in the default dtype.
 
     Example:
         >>> ldam_margins([16, 1, 0], 0.5)
@@ -34,7 +34,7 @@ def ldam_margins(class_counts: Tensor | Sequence[float] | None, max_margin: floa
 
 
 def checked_counts(class_counts: Tensor | Sequence[float] | None) -> Tensor:
-    """Training samples of each class [n] in double precision; a class without any counts as the rarest with some.
+    """Return training samples of each class [n] in double precision; a class without any counts as the rarest one.
 
     Example:
         >>> checked_counts([16, 1, 0]).tolist()

@@ -11,7 +11,7 @@ from torch import Tensor
 def set_sizes(
     k: int | Sequence[int], k_weights: Sequence[float] | None
 ) -> tuple[tuple[int, ...], tuple[float, ...], str]:
-    """The set sizes, their shares, which add up to 1, and how to show them; sizes of weight 0 are left out.
+    """Return the set sizes without those of weight 0, their shares, which add up to 1, and a text that shows the sizes.
 
     Example:
         >>> set_sizes([1, 5], [1, 3])
@@ -39,6 +39,6 @@ def mixture_nll(losses: Tensor, shares: Sequence[float]) -> Tensor:
     """-log sum_j P_j exp(-losses_j) [...] of losses [J, ...], exact to rounding also where it is near 0."""
     least = losses.detach().amin(0)
     share = torch.tensor(shares, dtype=losses.dtype, device=losses.device).view(-1, *(1 for _ in losses.shape[1:]))
-    # where the least is infinite all are: the difference would be NaN
+    # if the least loss is infinite, all are, and their difference would be NaN
     below = torch.where(least == torch.inf, 0.0, least)
     return below - torch.log1p((share * torch.expm1(below - losses)).sum(0))

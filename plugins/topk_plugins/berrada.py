@@ -38,9 +38,9 @@ class SmoothTopKSVM(TopKLoss):
     Args:
         k: size of the set that should hold the label, 1 <= k <= n - 1, or several sizes.
         tau: temperature, positive; towards 0 the loss becomes ``topk_svm``.
-        alpha: required gap, not negative: one for all classes, or one a class [n].
+        alpha: required gap, how far the label must be ahead; not negative. One number, or one for each class [n].
         k_weights: how much each of several k counts; they are divided by their sum. None: all the same.
-        combine: what several k make: ``"mean"``, the mean of their losses, each as if it were alone, or
+        combine: how several k become one loss: ``"mean"``, the mean of their losses, each as if it were alone, or
             ``"likelihood"``, -tau log sum_j P_j exp(-L_j / tau_j) with one temperature max(k) tau for all of them.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
@@ -87,25 +87,25 @@ class SmoothTopKSVM(TopKLoss):
         self.combine = combine
         if not 0.0 < tau < float("inf"):
             raise ValueError(f"tau must be positive and finite, got {tau!r}")
-        margin = torch.as_tensor(alpha, dtype=torch.get_default_dtype()).detach().clone()
-        if margin.ndim > 1 or not bool(((margin >= 0) & margin.isfinite()).all()):
+        gap = torch.as_tensor(alpha, dtype=torch.get_default_dtype()).detach().clone()
+        if gap.ndim > 1 or not bool(((gap >= 0) & gap.isfinite()).all()):
             raise ValueError(f"alpha must be one non-negative number, or one a class, got {alpha!r}")
         self.tau = float(tau)
-        self.register_buffer("alpha", margin)
+        self.register_buffer("alpha", gap)
 
     @property
     def temperature(self) -> float:
-        """The temperature k tau of the top-k marginals whose log-odds this loss trains; of several k the largest."""
+        """Temperature k tau of the top-k marginals that this loss trains; of several k the largest."""
         return self.k * self.tau
 
     def of_linear(
         self, features: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor | LabelMixture, **spread: Any
     ) -> Tensor:
-        """The loss of ``F.linear(features, weight, bias)``, whose scores are never made as a whole.
+        """Return the loss of ``F.linear(features, weight, bias)``, a chunk of the classes at a time.
 
         Args:
-            features, weight, bias, target: as in ``linear_smooth_topk``; rows of weight may lie on other ranks.
-            spread: where they lie, and what else that function takes: ``process_group``, ``num_classes``, ``sample``.
+            features, weight, bias, target: as in ``linear_smooth_topk``; other ranks may hold further classes.
+            spread: further options of that function, such as ``process_group``, ``num_classes`` and ``sample``.
         """
         if not self._is_linear:
             raise ValueError("combine='likelihood' needs all scores at once; several k of a layer take combine='mean'")
@@ -141,7 +141,7 @@ class SmoothTopKSVM(TopKLoss):
         return self._reduced(logits, target, self.weight, "none")
 
     def _over_sizes(self, logits: Tensor, loss: Callable[[int, float, Tensor], Tensor]) -> Tensor:
-        """The losses ``loss(k, tau, alpha)`` of all k as one."""
+        """Combine the losses ``loss(k, tau, alpha)`` of all k into one."""
         alpha = self._alpha(logits)
         if len(self.sizes) == 1:
             return loss(self.k, self.tau, alpha)
@@ -170,7 +170,8 @@ class SmoothTopKSVM(TopKLoss):
             if self.label_smoothing:
                 target = torch.lerp(target, torch.full_like(target, 1 / target.shape[1]), self.label_smoothing)
             return loss(target, self.weight, self.reduction)
-        ignored = labels is None or labels[0] <= self.ignore_index <= labels[1]  # not so, or not known without a look
+        # labels is their range, or None where it was not read, as on a GPU
+        ignored = labels is None or labels[0] <= self.ignore_index <= labels[1]
         if not len(logits) or (not ignored and not self.label_smoothing):
             return loss(target.long(), self.weight, self.reduction)
         mixture = LabelMixture.of_targets(
@@ -196,7 +197,7 @@ class SmoothTopKSVM(TopKLoss):
 
 
 class TopKNLL(SmoothTopKSVM):
-    """Negative log-likelihood of the label being in the top-k set: -tau log pi_y, ``smooth_topk_svm`` without a margin.
+    """Negative log-likelihood of the label being in the top-k set: -tau log pi_y, ``smooth_topk_svm`` at alpha = 0.
 
     For k = 1 and tau = 1 it is cross-entropy. Options as :class:`SmoothTopKSVM` less ``alpha``; with several k and
     ``combine="likelihood"`` it is -tau log sum_j P_j pi_y^(j).

@@ -86,7 +86,7 @@ class Encouraging(ClassificationLoss):
         total_epochs: the length of the training; only a schedule needs it.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
-    A schedule and ``start_epoch`` need ``set_epoch`` to be called, as the trainer does; until then it is epoch 0.
+    A schedule and ``start_epoch`` need ``set_epoch`` in every epoch, as the trainer calls it; before, it is epoch 0.
 
     Example:
         >>> Encouraging(log_end=1.0)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))  # minus the log-odds
@@ -137,12 +137,12 @@ class Encouraging(ClassificationLoss):
         self.log_end, self.bonus_start, self.rho = float(log_end), float(bonus_start), float(rho)
         self.schedule, self.scheduled, self.rate = schedule, scheduled, float(rate)
         self.start_epoch, self.total_epochs = int(start_epoch), total_epochs
-        # a tensor, for a compiled loss to follow its epoch without being compiled anew
+        # a tensor, so that a compiled loss follows the epoch without being compiled again
         self.register_buffer("shares", torch.ones(2), persistent=False)
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the epoch, counted from 0, to the schedule."""
+        """Set the epoch of the schedule, counted from 0."""
         share = self._share(epoch)
         bonus, log_end = (share, 1.0) if self.scheduled == "bonus" else (1.0, share)
         self._shares = bonus if epoch >= self.start_epoch else 0.0, log_end
@@ -162,7 +162,7 @@ class Encouraging(ClassificationLoss):
     takes_half = True
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        if torch.compiler.is_compiling():  # numbers in a graph would have it compiled anew for every epoch
+        if torch.compiler.is_compiling():  # plain numbers would make torch compile again for every epoch
             return softmax_loss(Curve(self._loss))
         curve = _floored if self._is_floored else _bent
         bonus, log_end = self._shares
@@ -191,7 +191,7 @@ class Encouraging(ClassificationLoss):
     def _bonus(self, log_not: Tensor, not_end: Tensor) -> Tensor:
         if self._is_floored:
             return log_not.clamp(min=FLOOR)
-        # LE may be scheduled up to 1, where the tangent is steeper than the floor lets the logarithm be
+        # as a schedule brings LE to 1 the tangent would become steeper than the floored logarithm
         not_end = not_end.clamp(min=1e-5)
         # (p - LE) / (1 - LE) in terms of 1 - p: autograd would take the slope of p from a p rounded to 1
         not_p = log_not.exp()

@@ -76,7 +76,7 @@ class NoisedTopK(TopKLoss):
         return self.scale * (margin + self.threshold(logits) - s_y).relu()
 
     def margin(self, logits: Tensor) -> Tensor:
-        """How far each label's score should lie above the threshold, [n] or [1]."""
+        """Return how far the score of each class, as the label, must be above the threshold, [n] or [1]."""
         return logits.new_ones(1)
 
     def extra_repr(self) -> str:
@@ -84,12 +84,12 @@ class NoisedTopK(TopKLoss):
 
 
 class NoisedTopKImbalanced(NoisedTopK):
-    """The imbalanced noised top-k loss: rare classes get larger margins.
+    """The imbalanced noised top-k loss: rare classes get larger required gaps.
 
         L(s, y) = scale * (m_y + E_Z[(s + eps Z)_[k+1]] - s_y)_+,   m_c = max_margin * (min_j n_j / n_c)^(1/4)
 
     It is meant for scores in [-1, 1], cosines of normalised features and weights; ``scale`` brings their gradients to
-    the usual size, and the noise and the margins are in the unit of the cosines.
+    the usual size. The noise and the gaps m_c, the paper's margins, are in the unit of the cosines.
 
     Use when:
         K answers are shown, a tail is long and mean accuracy over classes counts; with a cosine classifier
@@ -102,10 +102,10 @@ class NoisedTopKImbalanced(NoisedTopK):
     Args:
         k: size of the set, 1 <= k <= n - 1.
         class_counts: how many training samples each class has [n]; the trainer passes it. A class without any gets the
-            margin of the rarest class that has some.
+            gap of the rarest class that has some.
         epsilon: standard deviation of the noise, in the unit of the scores.
         num_samples: how many draws estimate the expectation and its gradient.
-        max_margin: margin of the rarest class.
+        max_margin: the required gap of the rarest class.
         scale: factor of the loss.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 

@@ -1,8 +1,8 @@
-"""Top-k hinge losses: the label's score must clear the k-th best of its rivals by a margin.
+"""Top-k hinge losses: the label's score must be ahead of its k-th best rival by a required gap.
 
 Write s_[j] for the j-th largest score of a row and s\\y for the scores without the label's. Top-k error is made when
-(s\\y)_[k] exceeds s_y, so a loss that bounds it is a hinge on that difference. The four here differ in what they set
-against s_y; which of them is consistent with top-k error is the subject of Yang and Koyejo.
+(s\\y)_[k] exceeds s_y, so a hinge on that difference bounds it. The four losses here differ in what they compare
+s_y with. Yang and Koyejo show which of them are consistent with top-k error.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class TopKSVM(TopKLoss):
 
     Args:
         k: size of the set in which the label should be, 1 <= k < n.
-        alpha: the required gap, at least 0; one number, or one a class [n].
+        alpha: required gap, at least 0; one number, or one for each class [n].
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
@@ -55,20 +55,20 @@ class TopKSVM(TopKLoss):
         super().__init__(
             k, weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index
         )
-        margins = torch.as_tensor(alpha, dtype=torch.get_default_dtype()).detach().clone()
-        if margins.ndim > 1 or not bool((margins.isfinite() & (margins >= 0)).all()):
+        gaps = torch.as_tensor(alpha, dtype=torch.get_default_dtype()).detach().clone()
+        if gaps.ndim > 1 or not bool((gaps.isfinite() & (gaps >= 0)).all()):
             raise ValueError(f"alpha must be one finite margin of at least 0, or one a class, got {alpha!r}")
-        if margins.ndim:
-            self.register_buffer("alpha", margins)
+        if gaps.ndim:
+            self.register_buffer("alpha", gaps)
         else:
             self.alpha = float(torch.as_tensor(alpha, dtype=torch.float64))
 
     takes_half = True
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        return topk_hinge_loss(self.k, alpha=self._margins(logits), factor=1 / self.k)
+        return topk_hinge_loss(self.k, alpha=self._gaps(logits), factor=1 / self.k)
 
-    def _margins(self, logits: Tensor) -> float | Tensor:
+    def _gaps(self, logits: Tensor) -> float | Tensor:
         if not isinstance(self.alpha, Tensor):
             return self.alpha
         if len(self.alpha) != logits.shape[1]:

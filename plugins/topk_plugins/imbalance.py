@@ -1,7 +1,7 @@
-"""Cross-entropy reshaped for imbalanced classes: by difficulty (focal) and by margins (LDAM).
+"""Cross-entropy reshaped for imbalanced classes: by difficulty (focal) and by required gaps (LDAM).
 
-Both are functions of p_y and 1 - p_y under softmax: a margin on the label's score shifts its log-odds
-l_y = log p_y - log(1 - p_y); cross-entropy is softplus(-l_y).
+Both are functions of p_y and 1 - p_y under softmax. A gap, which the paper calls a margin, shifts the log-odds
+l_y = log p_y - log(1 - p_y) of the label; cross-entropy is softplus(-l_y).
 """
 
 import math
@@ -34,7 +34,7 @@ class Focal(ClassificationLoss):
 
         L(s, y) = (1 - p_y)^gamma * (-log p_y),    p = softmax(s)
 
-    The factor sees the plain p_y; class weights multiply the whole.
+    Class weights multiply the whole loss and leave p_y as it is.
 
     Use when:
         Easy samples outnumber hard ones by far, as background does in detection, or a network is too sure of itself.
@@ -88,14 +88,15 @@ class Focal(ClassificationLoss):
 
 
 class LDAM(ClassificationLoss):
-    """Cross-entropy with a margin that grows as the label's class gets rarer, and deferred re-weighting.
+    """Cross-entropy with a required gap that grows as the label's class gets rarer, and deferred re-weighting.
 
         L(s, y) = CE(scale * (s - m_y onehot_y), y) = softplus(scale * m_y - l_y),
         m_c = max_margin * n_c^(-1/4) / max_j n_j^(-1/4)
 
-    where l is the log-odds of scale * s. From ``drw_epoch`` on, class c also weighs (1 - beta) / (1 - beta^n_c),
-    normalised to a mean of 1 over classes (deferred re-weighting, DRW): the features are learned first, then the
-    boundaries move towards the frequent classes. Made for cosine scores: see ``topk_registry.normalize_classifier``.
+    where l is the log-odds of scale * s, and m_c is the required gap, the paper's margin. From ``drw_epoch`` on, class
+    c also weighs (1 - beta) / (1 - beta^n_c), normalised to a mean of 1 over classes (deferred re-weighting, DRW): the
+    features are learned first, then the boundaries move towards the frequent classes. Made for cosine scores: see
+    ``topk_registry.normalize_classifier``.
 
     Use when:
         A tail is long, training is long too, and the classifier can be a cosine one (``--normalize-classifier``).
@@ -106,8 +107,8 @@ class LDAM(ClassificationLoss):
 
     Args:
         class_counts: how many training samples each class has [n].
-        max_margin: the margin of the rarest class.
-        scale: what multiplies the scores; 1 if the classifier has a scale of its own.
+        max_margin: the required gap of the rarest class.
+        scale: factor of the scores; 1 if the classifier has a scale of its own.
         drw_epoch: the first epoch with re-weighting, a whole number, or a share of ``total_epochs`` between 0 and 1
             (the paper: 160 of 200, 0.8). None: never. Needs ``set_epoch`` to be called, as the trainer does.
         beta: the nearer to 1, the stronger the re-weighting, in [0, 1).
@@ -154,7 +155,7 @@ class LDAM(ClassificationLoss):
         self.register_buffer("margin", ldam_margins(class_counts, max_margin), persistent=False)
         self.drw_epoch = _first_epoch(drw_epoch, total_epochs)
         if self.drw_epoch is not None:
-            assert class_counts is not None, "ldam_margins has refused it"
+            assert class_counts is not None, "ldam_margins raises without it"
             balance = effective_number_weights(class_counts, beta)
             before = torch.ones_like(balance) if self.weight is None else self.weight
             self.register_buffer("phases", torch.stack((before, before * balance)), persistent=False)
@@ -162,7 +163,7 @@ class LDAM(ClassificationLoss):
             self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the epoch, counted from 0: from ``drw_epoch`` on classes are re-weighted."""
+        """Set the epoch, counted from 0; from ``drw_epoch`` on, classes are re-weighted."""
         if self.drw_epoch is not None and self.weight is not None:
             self.weight.copy_(self.phases[int(epoch >= self.drw_epoch)])
 

@@ -15,18 +15,18 @@ from topk_registry import ClassificationLoss, KSubset
 
 
 class KSubsetNLL(ClassificationLoss):
-    r"""Negative log-likelihood of a set of labels, each row having as many as it has.
+    r"""Negative log-likelihood of a row's set of labels, whose number may differ from row to row.
 
     .. math:: L(s, Y) = \log \sigma_k(e^x) - \sum_{i \in Y} x_i, \qquad k = |Y|, \quad x = s / \theta
 
-    A k-hot target [B, n] names the labels of each row: floating point, integer or boolean. A row without labels, or
-    with all classes, costs nothing, as there is one such set. Class indices [B] are sets of one label: cross-entropy.
+    A k-hot target [B, n] names the labels of each row: floating point, integer or boolean. The loss of a row without
+    labels, or with all classes, is 0, as there is only one such set. For class indices [B] it is cross-entropy.
 
-    A soft target [B, n] of numbers in [0, 1] holds the chances of labels. If a row adds up to an integer k, its loss is
-    the expected one of any random k-set with these chances, else that of sets of the two sizes around its sum. So
-    mixed and smoothed targets have a meaning: ``label_smoothing`` spreads its share of k over all classes.
+    A soft target [B, n] of numbers in [0, 1] holds the probability of each label. If a row adds up to an integer k, its
+    loss is the expected one of any random k-set with these probabilities, else that of sets of the two sizes around its
+    sum. So mixed and smoothed targets have a meaning: ``label_smoothing`` spreads its share of k over all classes.
 
-    The rows of k-hot targets are grouped by their k, which waits for a GPU, and does not go into one compiled graph.
+    Rows of k-hot targets are grouped by their k. Reading k waits for the GPU and breaks a compiled graph.
 
     Use when:
         An image has several labels, and their number is known from the target.

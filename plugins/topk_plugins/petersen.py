@@ -1,7 +1,7 @@
 r"""Differentiable top-k classification: the likelihood of the label being among the k first of a relaxed ranking.
 
-A relaxed ranking is a matrix P [n, n] whose row r holds the chances of each class to have rank r. With P_K, how much
-each k counts,
+A relaxed ranking is a matrix P [n, n] whose row r holds the probabilities of each class to have rank r. With the weight
+P_K(k) of each k,
 
     L = -log sum_k P_K(k) sum_{r <= k} P[r, y].
 
@@ -21,7 +21,7 @@ from topk_plugins._relaxations import RELAXATIONS, log_ranks
 from topk_plugins._sizes import mixture_nll, set_sizes
 from topk_registry import TopKLoss
 
-ROWS = 1 << 14  # of candidates at once, where every class of every row is asked for
+ROWS = 1 << 14  # rows of candidates at a time, when every class of every row is taken as its label
 
 
 class DifferentiableTopK(TopKLoss):
@@ -42,10 +42,11 @@ class DifferentiableTopK(TopKLoss):
         relaxation: ``"neuralsort"``, ``"softsort"``, ``"odd_even"`` or ``"bitonic"``, the last two being sorting
             networks with soft swaps.
         tau: temperature of the relaxation, positive; towards 0 the ranking becomes hard.
-        swap: chance of a swap in a network as a function of the difference: ``"cauchy"`` or ``"logistic"``.
+        swap: distribution function that gives the chance of a swap in a network from the difference of two scores:
+            ``"cauchy"`` or ``"logistic"``.
         candidates: how many classes are ranked: the label and the highest scores beside it. The others take
             no part. None: all, which costs networks O(n^3).
-        top1: what stands for k = 1: ``"softmax"``, or ``"sort"`` for the first row of the ranking.
+        top1: the probabilities for k = 1: ``"softmax"``, or ``"sort"``, the first row of the ranking.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
     With soft targets every class is ranked as a label once, at n times the cost.
@@ -120,7 +121,7 @@ class DifferentiableTopK(TopKLoss):
         return torch.cat(losses)
 
     def _at_classes(self, logits: Tensor, classes: Tensor) -> Tensor:
-        """The losses [B, c] of classes [B, c], each ranked among its rivals."""
+        """Return the losses [B, c] of classes [B, c], each ranked among its rivals."""
         candidates = _with_rivals(logits, classes, self._size).flatten(0, 1)
         return self._of_ranks(candidates, self._ranks(candidates))[:, 0].view(classes.shape)
 
@@ -136,7 +137,7 @@ class DifferentiableTopK(TopKLoss):
         return log_ranks(scores / self.tau, self.k, self.relaxation, self.swap)
 
     def _of_ranks(self, scores: Tensor, ranks: Tensor) -> Tensor:
-        """The losses [B, n] of the scores [B, n] and the logarithms of their chances of ranks [B, k, n]."""
+        """Return the losses [B, n] of scores [B, n] from the logarithms of their ranks' probabilities [B, k, n]."""
         losses = []
         for k in self.sizes:
             softmax = k == 1 and self.top1 == "softmax"
@@ -149,7 +150,7 @@ class DifferentiableTopK(TopKLoss):
 
 
 def _with_rivals(logits: Tensor, classes: Tensor, m: int) -> Tensor:
-    """The score of each class [B, c], then the m - 1 highest of the others in descending order: [B, c, m]."""
+    """Return the score of each class [B, c], then the m - 1 highest others in descending order: [B, c, m]."""
     top = logits.topk(m, dim=1)
     ranks = torch.arange(m, device=logits.device)
     place = torch.full_like(logits, m, dtype=torch.int64).scatter(1, top.indices, ranks.expand(len(logits), m))

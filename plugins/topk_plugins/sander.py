@@ -22,9 +22,9 @@ class SparseTopK(TopKLoss):
     .. math:: L(s, y) = \tau \Bigl(\max_{\mu} \Omega(\mu) - \max_{\mu: \mu_y = 1} \Omega(\mu)\Bigr), \qquad
         \Omega(\mu) = \frac{s^\top \mu}{\tau} - \frac12 \|\mu\|^2
 
-    over :math:`0 \le \mu \le 1, \sum_i \mu_i = k`. The mask is the paper's for p = 2; the paper's own loss could not be
-    had, so this one is built from its mask. It is 0 where the label is in the mask entirely: when its score is tau
-    above the (k+1)-th, as with a hinge. Gradients are differences of two masks, and sparse.
+    over :math:`0 \le \mu \le 1, \sum_i \mu_i = k`. The mask is the paper's for p = 2; the loss is this
+    package's own construction on it. It is 0 where the label is in the mask entirely: when its score is tau above the
+    (k+1)-th, as with a hinge. Gradients are differences of two masks, and sparse.
 
     Use when:
         Gradients should be exactly zero for classes that do not compete for the k places.
@@ -38,7 +38,7 @@ class SparseTopK(TopKLoss):
         tau: how strong the quadratic term is, positive; towards 0 the mask becomes hard.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
-    With soft targets the number of masks depends on the scores, which waits for a GPU.
+    With soft targets the number of masks depends on the scores, so each call waits for the GPU.
 
     Example:
         >>> SparseTopK(k=1)(torch.tensor([[0.5, 0.0]]), torch.tensor([0]))
@@ -92,7 +92,7 @@ class SparseTopK(TopKLoss):
 
 
 def _gain(x: Tensor, label: Tensor, k: int) -> Tensor:
-    """The loss [B] of x [B, n] in units of tau."""
+    """Return the loss [B] of x [B, n] in units of tau."""
     mask, theta = topk_mask(x, k)
     held = x.gather(1, label[:, None]) - theta - 0.5
     if k > 1:
@@ -118,8 +118,11 @@ def topk_mask(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _threshold(x: Tensor, k: int) -> Tensor:
-    """theta [B, 1]: the mask's sum falls linearly between the points x_i, where class i enters, and x_i - 1, where it
-    is in entirely; so it follows from the points in descending order."""
+    """Return theta [B, 1], where the mask adds up to k.
+
+    As theta falls, class i enters at x_i and is in entirely at x_i - 1. Between these points the sum is linear in
+    theta, so theta follows from the points in descending order.
+    """
     points, order = torch.cat((x, x - 1), 1).sort(-1, descending=True)
     active = torch.where(order < x.shape[1], 1.0, -1.0).to(x.dtype).cumsum(-1)
     rises = active[:, :-1] * (points[:, :-1] - points[:, 1:])

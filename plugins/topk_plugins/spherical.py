@@ -1,6 +1,6 @@
 """Losses of the spherical family: functions of the label's logit, the sum and the sum of squares of all logits only.
 
-That is what makes an output layer of D classes exactly trainable in O(d^2), whatever D. Two of them are
+So an output layer of D classes on d features is trained exactly in O(d^2), whatever D. Two of them are
 log-likelihoods, of probabilities in proportion to a polynomial of the logit instead of its exponential,
 
     spherical softmax  w_i = o_i^2 + eps              Taylor softmax  w_i = 1 + o_i + o_i^2 / 2
@@ -114,11 +114,11 @@ class LogTaylorSoftmax(_LogLikelihood):
         tensor(1.2000)
     """
 
-    shift = 1.0  # 1 + o + o^2/2 = ((o + 1)^2 + 1) / 2: spherical softmax with eps = 1, one to the right
+    shift = 1.0  # 1 + o + o^2/2 = ((o + 1)^2 + 1) / 2: spherical softmax with eps = 1, of logits plus 1
 
 
 class SphericalBound(ClassificationLoss):
-    """Bouchard's upper bound on cross-entropy that is quadratic in the logits, at its best for each row.
+    """Bouchard's upper bound on cross-entropy that is quadratic in the logits, the tightest for each row.
 
         L(o, c) = m - o_c + (xi/t) ((D-1)/D - D u^2/4) + D log(1 + e^-xi) + lambda(xi) sum_i (o_i - m)^2
 
@@ -130,8 +130,7 @@ class SphericalBound(ClassificationLoss):
         A bound on cross-entropy is wanted that is quadratic in the logits, for updates in closed form.
 
     Avoid when:
-        You look for accuracy: where scores are far apart the bound is loose, and
-        cross-entropy itself is as cheap.
+        You look for accuracy: where scores are far apart the bound is loose, and cross-entropy itself is as cheap.
 
     Args:
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
@@ -156,7 +155,7 @@ class SphericalBound(ClassificationLoss):
         return _wide(logits).softmax(-1)
 
     def log_weights(self, scores: Tensor) -> Tensor:
-        """The scores themselves: a bound on cross-entropy predicts with softmax."""
+        """Return the scores themselves, as a bound on cross-entropy predicts with softmax."""
         return scores
 
     def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
