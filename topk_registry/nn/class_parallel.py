@@ -313,8 +313,8 @@ def sampled(
 ) -> tuple[Shard, Tensor, Tensor]:  # fmt: skip
     """Return the shard, the rows of the weight and the bias for the classes that take part in a step.
 
-    Labels of the batch always take part. The scores of classes that were drawn are raised by theta log(1 / rate), so
-    that their odds also stand for the odds of classes that were not drawn.
+    Labels of the batch always take part. The scores of other classes that were drawn are raised by theta log(1 / rate),
+    so that their odds also stand for the odds of classes that were not drawn.
     """
     own = shard.local(labels).flatten()
     taken = drawn(shard, rate, generator, weight.device)

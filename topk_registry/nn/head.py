@@ -67,7 +67,7 @@ class TopKHead(nn.Module):
 
 
 class TopKClassifier(nn.Module):
-    """A timm or torchvision classifier with a :class:`TopKHead`, which averages over crops of an image.
+    """A timm or torchvision classifier with a :class:`TopKHead`; it averages over crops of an image.
 
     With several crops of an image their marginals are averaged, as in the paper. The average still sums to k.
 

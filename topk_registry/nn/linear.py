@@ -80,11 +80,11 @@ def linear_smooth_topk(
             all data-parallel ranks is the gradient of the loss. False gives the gradient of the loss itself. Has no
             effect on ``replicated`` features, whose gradients are equal on all ranks.
         sample: the probability of each class to take part in a step, as in Partial FC. Labels of the batch always take
-            part. A step then costs that share of the time, and of the memory for scores. Classes are drawn
-            independently, and the scores of drawn classes are raised by k tau log(1 / sample). This estimates every
-            elementary symmetric polynomial of the other classes' odds without bias. The loss is a logarithm of ratios
-            of such polynomials, so loss and gradient are biased, less so the more classes are drawn. Targets must be
-            labels.
+            part. A step then costs that share of the time, and of the memory for scores. The other
+            classes are drawn independently, and scores of those drawn are raised by k tau log(1 / sample). This
+            estimates every elementary symmetric polynomial of the other classes' odds without bias. The loss is a
+            logarithm of ratios of such polynomials, so loss and gradient are biased, less so the more classes are
+            drawn. Targets must be labels.
         generator: draws the classes; each rank draws others.
 
     Returns:
