@@ -38,7 +38,8 @@ class SmoothTopKSVM(TopKLoss):
     Args:
         k: size of the set that should hold the label, 1 <= k <= n - 1, or several sizes.
         tau: temperature, positive; towards 0 the loss becomes ``topk_svm``.
-        alpha: required gap, how far the label must be ahead; not negative. One number, or one for each class [n].
+        alpha: required gap, not negative: the loss fades once the label is k times as far ahead. One number, or one for
+            each class [n].
         k_weights: how much each of several k counts; they are divided by their sum. None: all the same.
         combine: how several k become one loss: ``"mean"``, the mean of their losses, each as if it were alone, or
             ``"likelihood"``, -tau log sum_j P_j exp(-L_j / tau_j) with one temperature max(k) tau for all of them.

@@ -27,7 +27,8 @@ class TopKSVM(TopKLoss):
 
     Args:
         k: size of the set in which the label should be, 1 <= k < n.
-        alpha: required gap, at least 0; one number, or one for each class [n].
+        alpha: required gap, at least 0: the loss is 0 once the label is k times as far ahead. One number, or one for
+            each class [n].
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
     Example:

@@ -66,8 +66,8 @@ def linear_smooth_topk(
             smoothing, take one more pass over all chunks. Targets get no gradient.
         k: size of the set that should hold the label, 1 <= k <= n - 1.
         tau: temperature, positive.
-        alpha: required gap, how far the label must be ahead; not negative. One number, or one for each class [n] of all
-            ranks.
+        alpha: required gap, not negative: the loss fades once the label is k times as far ahead. One number, or one for
+            each class [n] of all ranks.
         class_weight: one non-negative factor for each class [n] of all ranks.
         reduction, label_smoothing, ignore_index: as in ``F.cross_entropy``. Over ranks ``"mean"`` and ``"sum"`` are
             over the rows of all, and ``"none"`` gives this rank's own.
