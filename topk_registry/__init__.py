@@ -25,12 +25,15 @@ if TYPE_CHECKING:
         topk_margins,
     )
     from topk_registry.ops.label_mixture import LabelMixture
+    from topk_registry.ops.lapsum.api import lapsum_loss
     from topk_registry.ops.perturbed import perturbed_topk
+    from topk_registry.ops.robust.api import aldr_loss
     from topk_registry.ops.rows.api import RowLoss, row_losses
     from topk_registry.ops.rows.curve import Curve
     from topk_registry.ops.selection.api import topk_hinge_loss
     from topk_registry.ops.sigmoid.api import sigmoid_loss
     from topk_registry.ops.softmax.api import softmax_loss
+    from topk_registry.ops.sparse.api import sparse_topk_loss
     from topk_registry.ops.squares.api import quadratic_bound_loss, squares_loss
     from topk_registry.ops.squares.definition import quadratic_bound_of_sums
     from topk_registry.registry.api import (
@@ -77,11 +80,13 @@ _HOMES = {
     "TopKOutput": "nn.head",
     "UnknownPluginError": "registry.errors",
     "accepted_context": "registry.options",
+    "aldr_loss": "ops.robust.api",
     "backend": "ops.backend",
     "create_loss": "registry.api",
     "fit_temperature": "nn.head",
     "get_loss_builder": "registry.api",
     "is_loss": "registry.api",
+    "lapsum_loss": "ops.lapsum.api",
     "linear_smooth_topk": "nn.linear",
     "list_losses": "registry.api",
     "loss_info": "registry.api",
@@ -96,6 +101,7 @@ _HOMES = {
     "smooth_topk_hinge": "ops.ksubset",
     "soft_hinge": "ops.hinge",
     "softmax_loss": "ops.softmax.api",
+    "sparse_topk_loss": "ops.sparse.api",
     "squares_loss": "ops.squares.api",
     "topk_hinge_loss": "ops.selection.api",
     "topk_label_margins": "ops.ksubset",
@@ -128,11 +134,13 @@ __all__ = [
     "TopKOutput",
     "UnknownPluginError",
     "accepted_context",
+    "aldr_loss",
     "backend",
     "create_loss",
     "fit_temperature",
     "get_loss_builder",
     "is_loss",
+    "lapsum_loss",
     "linear_smooth_topk",
     "list_losses",
     "loss_info",
@@ -147,6 +155,7 @@ __all__ = [
     "smooth_topk_hinge",
     "soft_hinge",
     "softmax_loss",
+    "sparse_topk_loss",
     "squares_loss",
     "topk_hinge_loss",
     "topk_label_margins",

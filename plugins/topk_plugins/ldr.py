@@ -12,13 +12,10 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topk_registry import ClassificationLoss, Curve, RowLoss, softmax_loss
-
-STEPS = 20  # of the fixed point, each at least halving the error where alpha is 2 and classes are not nearly tied
+from topk_registry import ClassificationLoss, Curve, RowLoss, aldr_loss, softmax_loss
 
 
 def _robust(log_p, log_not, p, not_p, own, numbers):
@@ -98,11 +95,13 @@ class ALDRKL(ClassificationLoss):
         \lambda = \lambda_0 \Bigl(1 - \frac{\mathrm{KL}(p \,\|\, \text{uniform})}{\alpha \log n}\Bigr)
 
     with p = softmax(z / lambda). The second equation says that lambda maximises the first; the largest solution is
-    taken, by the fixed-point iteration from lambda_0 that the authors spread over the epochs, one step each, in a table
-    of all samples. So this loss needs no table. A clear sample gets a small lambda, down to lambda_0 (1 - 1 / alpha).
+    taken. The authors spread the fixed-point iteration from lambda_0 over the epochs, one step each, in a table of all
+    samples; here it is carried through at once, by steps of Newton's, and needs no table. A clear sample gets a small
+    lambda, down to lambda_0 (1 - 1 / alpha).
 
     Of a distribution q over labels it is the loss with z = s - q s + gap (1 - q), as in the authors' code: one lambda
-    for the row, not the expectation of the losses of its classes.
+    for the row, not the expectation of the losses of its classes. With class weights w the row costs sum_c w_c q_c
+    times the loss of the distribution that is proportional to w q.
 
     Use when:
         Labels are wrong anywhere, not only among similar classes, and you cannot clean them: clear samples get a small
@@ -115,8 +114,7 @@ class ALDRKL(ClassificationLoss):
         temperature: lambda_0, the largest lambda, positive.
         alpha: above 1; the larger, the less lambda adapts.
         gap: c, at least 0: how far the label must be ahead.
-        weight: one factor a class [n]; a row with a distribution counts by its mean factor.
-        reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> ALDRKL(gap=0.0)(torch.zeros(1, 4), torch.tensor([0]))
@@ -128,6 +126,7 @@ class ALDRKL(ClassificationLoss):
 
     option_ranges: ClassVar = {"temperature": "(0, inf)", "alpha": "(1, inf)", "gap": "[0, inf)"}
     tuning_grid: ClassVar = {"temperature": (0.3, 1.0, 3.0), "alpha": (1.5, 3.0)}
+    takes_half = True
 
     def __init__(
         self,
@@ -149,47 +148,8 @@ class ALDRKL(ClassificationLoss):
             raise ValueError(f"gap must be finite and at least 0, got {gap!r}")
         self.temperature, self.alpha, self.gap = float(temperature), float(alpha), float(gap)
 
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        classes = torch.arange(logits.shape[1], device=logits.device)
-        ahead = logits - logits.gather(1, label[:, None]) + self.gap * (classes != label[:, None])
-        return self._of_differences(ahead)
-
-    def per_class(self, logits: Tensor) -> Tensor:
-        n = logits.shape[1]
-        ahead = logits[:, None] - logits[:, :, None] + self.gap * (1 - torch.eye(n).to(logits))
-        return self._of_differences(ahead)
-
-    def per_target(self, logits: Tensor, target: Tensor) -> Tensor:
-        of_labels = torch.where(target == 0, 0.0, target * logits).sum(-1, keepdim=True)
-        loss = self._of_differences(logits - of_labels + self.gap * (1 - target))
-        return loss if self.weight is None else loss * (target @ self.weight.to(target))
-
-    def _of_differences(self, z: Tensor) -> Tensor:
-        """The loss [...] of z [..., n]."""
-        log_n = math.log(z.shape[-1])
-        stiffness = self.alpha * log_n / self.temperature
-        fixed, lam = z.detach(), torch.full_like(z[..., 0], self.temperature)
-        for _ in range(STEPS):
-            lam = self.temperature - _divergence(fixed, lam.detach(), log_n)[0] / stiffness
-        lam = lam.detach()
-        # a step of Newton's makes lambda a function of z, so that derivatives of the gradient are right
-        divergence, slope = _divergence(z, lam, log_n)
-        excess = stiffness * (self.temperature - lam) - divergence
-        steepness = (stiffness + slope).detach()
-        stable = steepness > 0  # not so at a fold, where lambda jumps
-        lam = lam + torch.where(stable, excess / torch.where(stable, steepness, 1.0), 0.0)
-        robust = lam * ((z / lam[..., None]).logsumexp(-1) - log_n)
-        return robust - 0.5 * stiffness * (lam - self.temperature) ** 2
+    def row_loss(self, logits: Tensor) -> RowLoss:
+        return aldr_loss(temperature=self.temperature, alpha=self.alpha, gap=self.gap)
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature:g}, alpha={self.alpha:g}, gap={self.gap:g}, {super().extra_repr()}"
-
-
-def _divergence(z: Tensor, lam: Tensor, log_n: float) -> tuple[Tensor, Tensor]:
-    """KL(p || uniform) [...] with p = softmax(z / lambda), and its slope in lambda."""
-    x = z / lam[..., None]
-    log_p = x.log_softmax(-1)
-    p = log_p.exp()
-    entropy = torch.where(p == 0, 0.0, p * log_p).sum(-1)
-    centred = torch.where(p == 0, 0.0, log_p - entropy[..., None])
-    return entropy + log_n, -(p * centred**2).sum(-1) / lam

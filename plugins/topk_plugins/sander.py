@@ -10,10 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from topk_registry import TopKLoss
+from topk_registry import RowLoss, TopKLoss, sparse_topk_loss
 
 
 class SparseTopK(TopKLoss):
@@ -38,7 +37,7 @@ class SparseTopK(TopKLoss):
         tau: how strong the quadratic term is, positive; towards 0 the mask becomes hard.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
-    With soft targets the number of masks depends on the scores, so each call waits for the GPU.
+    On a GPU each call with soft targets waits for the device, as the number of masks depends on the scores.
 
     Example:
         >>> SparseTopK(k=1)(torch.tensor([[0.5, 0.0]]), torch.tensor([0]))
@@ -50,6 +49,7 @@ class SparseTopK(TopKLoss):
 
     option_ranges: ClassVar = {"tau": "(0, inf)"}
     tuning_grid: ClassVar = {"tau": (0.3, 1.0, 3.0)}
+    takes_half = True
 
     def __init__(
         self,
@@ -68,64 +68,8 @@ class SparseTopK(TopKLoss):
             raise ValueError(f"tau must be positive and finite, got {tau!r}")
         self.tau = float(tau)
 
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        x = logits.double() / self.tau
-        return (self.tau * _gain(x, label, self.k)).to(logits.dtype)
-
-    def per_class(self, logits: Tensor) -> Tensor:
-        x = logits.double() / self.tau
-        mask, theta = topk_mask(x, self.k)
-        rest = topk_mask(x, self.k - 1)[0] if self.k > 1 else torch.zeros_like(x)
-        # a class outside the smaller mask can be left out of it without a change
-        best, held = _value(x, mask, theta), x - theta - 0.5 + _value(x, rest, theta)
-        table = torch.where(mask < 1, best - held, 0.0)
-        rows, classes = ((rest > 0) & (mask < 1)).nonzero(as_tuple=True)
-        if len(rows):
-            # without one class, the mask of k - 1 stays within that of k: its support is all that it needs
-            where = x.topk(int((mask > 0).sum(-1).max()), dim=-1).indices
-            place = (where[rows] == classes[:, None]).int().argmax(-1)
-            table = table.index_put((rows, classes), _gain(x.gather(1, where)[rows], place, self.k))
-        return (self.tau * table).to(logits.dtype)
+    def row_loss(self, logits: Tensor) -> RowLoss:
+        return sparse_topk_loss(self.k, tau=self.tau)
 
     def extra_repr(self) -> str:
         return f"tau={self.tau:g}, {super().extra_repr()}"
-
-
-def _gain(x: Tensor, label: Tensor, k: int) -> Tensor:
-    """Return the loss [B] of x [B, n] in units of tau."""
-    mask, theta = topk_mask(x, k)
-    held = x.gather(1, label[:, None]) - theta - 0.5
-    if k > 1:
-        place = torch.arange(x.shape[1] - 1, device=x.device)
-        others = x.gather(1, place + (place >= label[:, None]))
-        held = held + _value(others, topk_mask(others, k - 1)[0], theta)
-    return (_value(x, mask, theta) - held)[:, 0]
-
-
-def _value(x: Tensor, mask: Tensor, theta: Tensor) -> Tensor:
-    """(x - theta) mu - |mu|^2 / 2 [B, 1]; the shift cancels between masks of one sum, and keeps numbers small."""
-    return (torch.where(mask == 0, 0.0, (x - theta) * mask) - mask**2 / 2).sum(-1, keepdim=True)
-
-
-def topk_mask(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """clip(x - theta, 0, 1) [B, n], which adds up to k, and theta [B, 1] without a gradient."""
-    theta = _threshold(x.detach(), k)
-    free = (x > theta) & (x < theta + 1)
-    excess = (x - theta).clamp(0.0, 1.0).sum(-1, keepdim=True) - k
-    # a step of Newton's changes theta by rounding, and makes it a function of x
-    moving = theta + excess / free.sum(-1, keepdim=True).clamp(min=1)
-    return (x - moving).clamp(0.0, 1.0), theta
-
-
-def _threshold(x: Tensor, k: int) -> Tensor:
-    """Return theta [B, 1], where the mask adds up to k.
-
-    As theta falls, class i enters at x_i and is in entirely at x_i - 1. Between these points the sum is linear in
-    theta, so theta follows from the points in descending order.
-    """
-    points, order = torch.cat((x, x - 1), 1).sort(-1, descending=True)
-    active = torch.where(order < x.shape[1], 1.0, -1.0).to(x.dtype).cumsum(-1)
-    rises = active[:, :-1] * (points[:, :-1] - points[:, 1:])
-    sums = torch.cat((torch.zeros_like(points[:, :1]), rises.cumsum(-1)), 1)
-    last = ((sums < k).sum(-1, keepdim=True) - 1).clamp(min=0)  # a row of NaN has none
-    return points.gather(1, last) - (k - sums.gather(1, last)) / active.gather(1, last)

@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from topk_plugins.lapsum import LapSum, threshold
+from topk_plugins.lapsum import LapSum
 from topk_registry import create_loss
+from topk_registry.ops.lapsum.definition import threshold
 
 N = 9
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from topk_plugins.sander import SparseTopK, topk_mask
+from topk_plugins.sander import SparseTopK
 from topk_registry import create_loss
+from topk_registry.ops.sparse.definition import topk_mask
 
 N = 9
 LABELS = torch.arange(6)

@@ -12,7 +12,7 @@ from topk_registry.ops import openmp
 from topk_registry.ops.ksubset.numba import select
 from topk_registry.ops.rows.numba.compiled import c_function, compiled
 from topk_registry.ops.rows.numba.driver import ROW
-from topk_registry.ops.rows.numba.vectors import total_of
+from topk_registry.ops.rows.numba.vectors import nothing, total_of
 
 KIND, K, ALPHA, FACTOR, SCALE, DRAWS = range(6)  # the kernel's numbers
 RIVAL, RANK, GIVEN, CONVEX = range(4)  # what the label's score is held against
@@ -62,12 +62,6 @@ def has_nan(x):
     for i in range(len(x)):
         found += x[i] != x[i]
     return found > 0
-
-
-@compiled
-def nothing(g):
-    g[:] = np.nan
-    return np.nan
 
 
 @compiled

@@ -1,0 +1,31 @@
+"""The label-distributionally robust loss whose temperature adapts to each row."""
+
+from functools import lru_cache, partial
+
+import torch
+
+from topk_registry.ops.robust.definition import aldr
+from topk_registry.ops.rows.api import RowKernel, RowLoss
+
+
+def aldr_loss(*, temperature: float = 1.0, alpha: float = 2.0, gap: float = 1.0) -> RowLoss:
+    """The loss ALDR-KL, for :func:`topk_registry.row_losses`.
+
+    Masses are one distribution and its weight: they share one temperature, and cost their sum times the loss of the
+    distribution that they are proportional to.
+
+    Args:
+        temperature: lambda_0, the largest temperature, positive.
+        alpha: above 1; the larger, the less the temperature adapts.
+        gap: how far the label must be ahead, at least 0.
+    """
+    options = float(temperature), float(alpha), float(gap)
+    return RowLoss(partial(aldr, *options), partial(_kernel, *options))
+
+
+@lru_cache(maxsize=64)
+def _kernel(temperature: float, alpha: float, gap: float) -> RowKernel:
+    def given(dtype: torch.dtype):
+        return [temperature, alpha, gap], []
+
+    return RowKernel("topk_registry.ops.robust.numba.kernel", given)

@@ -1,0 +1,78 @@
+"""ALDR-KL in torch operations; see README.md."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from topk_registry.ops.rows.api import wide
+
+STEPS = 10  # evaluations of the divergence; three to six suffice unless two solutions nearly meet
+ROUNDING = 32.0  # times eps and the size of a term: by so much a step may seem to go too far
+SETTLED = 1000.0  # how much shorter than lambda_0 the last step is where the search has ended
+LEAST = -1e30  # in place of -inf, whose product with a probability of 0 is NaN
+
+
+def aldr(temperature: float, alpha: float, gap: float, scores: Tensor, target: Tensor | None) -> Tensor:
+    """The losses of :func:`topk_registry.ops.robust.api.aldr_loss`."""
+    s = wide(scores)
+    if target is None:
+        z = s[:, None] - s[:, :, None] + gap * (1 - torch.eye(s.shape[1]).to(s))
+        return _of_differences(z, temperature, alpha)
+    if not target.is_floating_point():
+        classes = torch.arange(s.shape[1], device=s.device)
+        z = s - s.gather(1, target[:, None]) + gap * (classes != target[:, None])
+        return _of_differences(z, temperature, alpha)
+    mass = target.sum(-1, keepdim=True)
+    q = target / torch.where(mass == 0, 1.0, mass)
+    of_labels = torch.where(q == 0, 0.0, q * s).sum(-1, keepdim=True)
+    return mass[:, 0] * _of_differences(s - of_labels + gap * (1 - q), temperature, alpha)
+
+
+def _of_differences(z: Tensor, temperature: float, alpha: float) -> Tensor:
+    """The loss [...] of z [..., n]."""
+    z, log_n = z.clamp(min=LEAST), math.log(z.shape[-1])
+    stiffness = alpha * log_n / temperature
+    lam = _temperature(z.detach(), temperature, stiffness, alpha)
+    # a step of Newton's makes lambda a function of z, so that derivatives of the gradient are right
+    divergence, slope, _ = _divergence(z, lam)
+    excess = stiffness * (temperature - lam) - divergence
+    steepness = (stiffness + slope).detach()
+    # at a fold lambda jumps, and steps that are still long there have no derivative to give
+    stable = steepness * temperature > SETTLED * excess.detach().abs()
+    lam = lam + torch.where(stable, excess / torch.where(stable, steepness, 1.0), 0.0)
+    robust = lam * ((z / lam[..., None]).logsumexp(-1) - log_n)
+    return robust - 0.5 * stiffness * (lam - temperature) ** 2
+
+
+def _temperature(z: Tensor, temperature: float, stiffness: float, alpha: float) -> Tensor:
+    """The largest lambda [...] of equation 2, by the steps of README.md."""
+    least, rounding = temperature * (1 - 1 / alpha), ROUNDING * torch.finfo(z.dtype).eps * temperature
+
+    def tried(lam: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        divergence, slope, concave = _divergence(z, lam)
+        return lam, temperature - lam - divergence / stiffness, 1 + slope / stiffness, concave
+
+    lam, step, steepness, concave = tried(torch.full_like(z[..., 0], temperature))
+    careful = torch.zeros_like(concave)  # Newton's step from here would go too far
+    certain = torch.zeros_like(concave)  # no step of Newton's can
+    for _ in range(STEPS - 1):
+        certain = certain | (concave & (step <= 0))
+        newton = ~careful & (steepness > 0)
+        there = tried((lam + step / torch.where(newton, steepness, 1.0)).clamp(min=least))
+        careful = newton & ~certain & (there[1] > rounding)
+        here = lam, step, steepness, concave
+        lam, step, steepness, concave = (torch.where(careful, a, b) for a, b in zip(here, there, strict=True))
+    return lam
+
+
+def _divergence(z: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """KL(p || uniform) [...] with p = softmax(z / lambda), its slope in lambda, and whether it is concave there."""
+    log_p = (z / lam[..., None]).log_softmax(-1)
+    p = log_p.exp()
+    mean = torch.where(p == 0, 0.0, p * log_p).sum(-1)
+    centred = torch.where(p == 0, 0.0, log_p - mean[..., None]).detach()
+    square = p * centred**2
+    variance = square.sum(-1)
+    concave = 3 * variance + (square * centred).sum(-1) <= 0
+    return mean + math.log(z.shape[-1]), -variance / lam, concave

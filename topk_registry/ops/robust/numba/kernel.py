@@ -1,0 +1,153 @@
+"""One row of ALDR-KL, see README.md: a pass over the row for each temperature tried, and one for the gradient."""
+# pyright: reportCallIssue=false, reportArgumentType=false
+# numba's intrinsics are called without their first parameter
+
+import math
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numba import carray
+
+from topk_registry.ops import openmp
+from topk_registry.ops.ksubset.numba.compiled import compiled, summing
+from topk_registry.ops.robust.definition import ROUNDING
+from topk_registry.ops.rows.numba.compiled import BLOCK, c_function, exp
+from topk_registry.ops.rows.numba.driver import ROOMS, ROW
+from topk_registry.ops.rows.numba.vectors import largest_of, nothing, scale_by, total_of
+
+TEMPERATURE, ALPHA, GAP = range(3)  # the kernel's numbers
+TRIALS = 40  # an end to the search for the temperature
+
+
+@lru_cache
+def row_kernel(dtype: torch.dtype) -> int:
+    """The address of the row kernel that computes in this precision."""
+    edition, real = openmp.edition(), np.float64 if dtype == torch.float64 else np.float32
+
+    def body(n, s, m, y, mass, b, numbers, tensors, room, g):
+        assert edition  # part of the cache's key: numba does not see that other files have changed
+        s, m, g, room = carray(s, n, real), carray(m, n, real), carray(g, n, real), carray(room, ROOMS * n, real)
+        number = carray(numbers, 3, np.float64)
+        if y >= 0:
+            return at_label(s, y, mass, number[TEMPERATURE], number[ALPHA], number[GAP], g)
+        return at_masses(s, m, mass, number[TEMPERATURE], number[ALPHA], number[GAP], g, room[:n])
+
+    return c_function(ROW, body)
+
+
+@compiled
+def at_label(s, y, mass, temperature, alpha, gap, g):
+    """The label's term is taken by itself, in double precision."""
+    real, own, total = s.dtype.type, np.float64(s[y]) - gap, total_of(s)
+    a = max(largest_of(s[:y]), largest_of(s[y + 1 :]))
+    a = max(a, real(own))
+    if not abs(a) < np.inf or total != total:
+        return nothing(g)
+    own -= np.float64(a)
+    lam, log_z = solve(s[:y], s[y + 1 :], own, a, math.log(len(s)), temperature, alpha, g[:y], g[y + 1 :])
+    g[y] = 0
+    scale_by(g, real(mass * math.exp(-log_z)))
+    g[y] = mass * math.expm1(own / lam - log_z)
+    return mass * (penalised(lam, log_z, len(s), temperature, alpha) - own)
+
+
+@compiled
+def at_masses(s, m, mass, temperature, alpha, gap, g, x):
+    """The masses are those of a distribution times their sum."""
+    if mass == 0:
+        g[:] = 0
+        return 0.0
+    real = s.dtype.type
+    lower(s, m, real(gap / mass), x)
+    a, total = largest_of(x), total_of(x)
+    if not abs(a) < np.inf or total != total:
+        return nothing(g)
+    lam, log_z = solve(x, x[:0], -np.inf, a, math.log(len(s)), temperature, alpha, g, g[:0])
+    ahead = 0.0
+    share = real(mass * math.exp(-log_z))
+    for start in range(0, len(s), BLOCK):
+        stop = start + BLOCK
+        ahead += np.float64(less_masses(g[start:stop], share, s[start:stop], a, m[start:stop]))
+    return mass * (penalised(lam, log_z, len(s), temperature, alpha) + gap) - ahead
+
+
+@compiled
+def lower(s, m, gap, x):
+    for i in range(len(s)):
+        x[i] = s[i] - gap * m[i]
+
+
+@summing
+def less_masses(g, share, s, a, m):
+    """g <- share g - m; the sum of m (s - a)."""
+    total = s.dtype.type(0)
+    for i in range(len(s)):
+        total += m[i] * (s[i] - a) if m[i] != 0 else s.dtype.type(0)
+        g[i] = g[i] * share - m[i]
+    return total
+
+
+@compiled
+def penalised(lam, log_z, n, temperature, alpha):
+    """Equation 1 of the sum of exponentials."""
+    log_n = math.log(n)
+    return lam * (log_z - log_n) - alpha * log_n / (2 * temperature) * (lam - temperature) ** 2
+
+
+@compiled
+def solve(x, rest, own, a, log_n, temperature, alpha, e, e_rest):
+    """The temperature, and the logarithm of the sum of e^((x - a) / temperature), which e is left with. ``own`` is one
+    more of x - a."""
+    stiffness, least = alpha * log_n / temperature, temperature * (1 - 1 / alpha)
+    eps, careful, certain = np.finfo(x.dtype).eps, False, False
+    lam, safe, step, steepness, log_z = temperature, temperature, 0.0, 1.0, 0.0
+    for _ in range(TRIALS):
+        divergence, slope, concave, log_z = divergence_of(x, rest, own, a, lam, log_n, e, e_rest)
+        excess = temperature - lam - divergence / stiffness
+        if careful or certain or lam == temperature or not excess > ROUNDING * eps * temperature:
+            safe, step, steepness, careful = lam, excess, 1 + slope / stiffness, False
+            certain = certain or (concave and step <= 0)
+            if not abs(step) > 4 * eps * temperature:
+                break
+        else:
+            careful = True  # Newton's step went beyond a solution; a plain step never does
+        newton = steepness > 0 and not careful
+        lam = max(safe + step / (steepness if newton else 1.0), least)
+    return lam, log_z
+
+
+@compiled
+def divergence_of(x, rest, own, a, lam, log_n, e, e_rest):
+    """KL(p || uniform), its slope in lambda, whether it is concave there, and the logarithm of the sum of e."""
+    inverse, u = x.dtype.type(1 / lam), max(own / lam, -700.0)
+    z = math.exp(u) if own > -np.inf else 0.0
+    first, second, third = z * u, z * u * u, z * u * u * u
+    for part, out in ((x, e), (rest, e_rest)):
+        for start in range(0, len(part), BLOCK):
+            sums = moments(part[start : start + BLOCK], a, inverse, out[start : start + BLOCK])
+            z, first = z + np.float64(sums[0]), first + np.float64(sums[1])
+            second, third = second + np.float64(sums[2]), third + np.float64(sums[3])
+    log_z, mean = math.log(z), first / z
+    variance = max(second / z - mean * mean, 0.0)
+    concave = 3 * variance + third / z - mean * (3 * second / z - 2 * mean * mean) <= 0
+    return mean - log_z + log_n, -variance / lam, concave, log_z
+
+
+@summing
+def moments(x, a, inverse, e):
+    """e <- e^u, u = (x - a) / lambda; the sums of e times 1, u, u^2 and u^3."""
+    real = x.dtype.type
+    floor, z, first, second, third = real(-88 if x.itemsize == 4 else -709), real(0), real(0), real(0), real(0)
+    for i in range(len(x)):
+        u = (x[i] - a) * inverse
+        u = floor if u < floor else u
+        v = exp(u)
+        e[i] = v
+        z += v
+        v *= u
+        first += v
+        v *= u
+        second += v
+        third += v * u
+    return z, first, second, third

@@ -1,0 +1,27 @@
+"""The loss over sparse top-k masks."""
+
+from functools import lru_cache, partial
+
+import torch
+
+from topk_registry.ops.rows.api import RowKernel, RowLoss
+from topk_registry.ops.sparse.definition import sparse_topk
+
+
+def sparse_topk_loss(k: int, *, tau: float = 1.0) -> RowLoss:
+    """How much the best sparse mask of k gains over the best one that holds the label, for
+    :func:`topk_registry.row_losses`.
+
+    Args:
+        k: size of the set that should hold the label, 1 <= k < n.
+        tau: how strong the quadratic term is, positive.
+    """
+    return RowLoss(partial(sparse_topk, k, tau), partial(_kernel, k, float(tau)))
+
+
+@lru_cache(maxsize=64)
+def _kernel(k: int, tau: float) -> RowKernel:
+    def given(dtype: torch.dtype):
+        return [k, tau], []
+
+    return RowKernel("topk_registry.ops.sparse.numba.kernel", given)

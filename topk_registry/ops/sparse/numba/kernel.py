@@ -1,0 +1,270 @@
+"""One row of the loss over sparse masks, see README.md: a search for each of two thresholds among the scores that can
+be in a mask, and a pass for loss and gradient."""
+# pyright: reportCallIssue=false, reportArgumentType=false
+# numba's intrinsics are called without their first parameter
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numba import carray
+
+from topk_registry.ops import openmp
+from topk_registry.ops.ksubset.numba.compiled import compiled, summing
+from topk_registry.ops.rows.numba.compiled import BLOCK, c_function
+from topk_registry.ops.rows.numba.driver import ROW
+from topk_registry.ops.rows.numba.vectors import largest_of, nothing, total_of
+
+K, TAU = range(2)  # the kernel's numbers
+LINE = 64  # scores that are kept or left out together
+TRIALS = 100  # an end to the search for a threshold, which halves its interval where all else fails
+
+
+@lru_cache
+def row_kernel(dtype: torch.dtype) -> int:
+    """The address of the row kernel that computes in this precision."""
+    edition, real = openmp.edition(), np.float64 if dtype == torch.float64 else np.float32
+
+    def body(n, s, m, y, mass, b, numbers, tensors, room, g):
+        assert edition  # part of the cache's key: numba does not see that other files have changed
+        s, m, g, number = carray(s, n, real), carray(m, n, real), carray(g, n, real), carray(numbers, 2, np.float64)
+        return loss(s, m, y, mass, np.int64(number[K]), number[TAU], g)
+
+    return c_function(ROW, body)
+
+
+@compiled
+def loss(s, m, y, mass, k, tau, g):
+    """The loss; its gradient is in g."""
+    scale, total = 1 / tau, total_of(s)
+    if total != total or total == np.inf:
+        return nothing(g)
+    x, origin = candidates(s, k, scale)
+    if len(x) == 0:
+        return nothing(g)
+    if y >= 0:
+        return at_label(s, x, origin, y, mass, k, scale, g)
+    return at_masses(s, m, x, origin, mass, k, scale, g)
+
+
+@compiled
+def candidates(s, k, scale):
+    """The scores less an origin, over tau, of the lines with any that can be in a mask of k, and the origin.
+
+    A mask holds no score further than tau below the k-th largest. The k-th largest of the lines' maxima bounds that
+    from below, and is the origin."""
+    n = len(s)
+    lines = (n + LINE - 1) // LINE
+    maxima = np.empty(lines)
+    for line in range(lines):
+        maxima[line] = largest_of(s[line * LINE : (line + 1) * LINE])
+    origin = s.dtype.type(kth(maxima, k) if lines >= k else lowest(s))
+    x, count = np.empty(n), 0
+    if not abs(origin) < np.inf:
+        return x[:0], origin
+    for line in range(lines):
+        if (maxima[line] - np.float64(origin)) * scale > -1:
+            part = s[line * LINE : (line + 1) * LINE]
+            kept = x[count : count + len(part)]
+            for i in range(len(part)):
+                kept[i] = (np.float64(part[i]) - np.float64(origin)) * scale
+            count += len(part)
+    return x[:count], origin
+
+
+@compiled
+def kth(x, k):
+    """The k-th largest number."""
+    top = np.full(k, -np.inf)
+    for v in x:
+        if v > top[k - 1]:
+            j = k - 1
+            while j > 0 and top[j - 1] < v:
+                top[j] = top[j - 1]
+                j -= 1
+            top[j] = v
+    return top[k - 1]
+
+
+@compiled
+def lowest(s):
+    """The lowest finite score."""
+    found = np.inf
+    for v in s:
+        found = min(found, np.float64(v)) if v > -np.inf else found
+    return found
+
+
+@compiled
+def mask_at(x, theta):
+    """The sum of the mask at this threshold, how many scores are in it, and how many of these entirely."""
+    total, some, whole = 0.0, 0, 0
+    for start in range(0, len(x), BLOCK):
+        sums = _mask_at(x[start : start + BLOCK], theta)
+        total, some, whole = total + sums[0], some + sums[1], whole + sums[2]
+    return total, some, whole
+
+
+@summing
+def _mask_at(x, theta):
+    total, some, whole = 0.0, 0, 0
+    for i in range(len(x)):
+        u = x[i] - theta
+        v = u if u < 1.0 else 1.0
+        total += v if v > 0.0 else 0.0
+        some += u > 0.0
+        whole += u >= 1.0
+    return total, some, whole
+
+
+@compiled
+def threshold(x, k, low, high):
+    """theta with sum_i clip(x_i - theta, 0, 1) = k, between ``low`` and ``high``: steps of Newton's, which end at the
+    solution once they do not change the classes in the mask."""
+    theta, last_some, last_whole = low, -1, -1
+    for _ in range(TRIALS):
+        total, some, whole = mask_at(x, theta)
+        if total >= k:
+            low = theta
+        else:
+            high = theta
+        free = some - whole
+        step = (total - k) / free if free > 0 else np.inf
+        if total == k or theta + step == theta or (some == last_some and whole == last_whole):
+            break
+        last_some, last_whole = some, whole
+        theta += step
+        if not low < theta < high:
+            theta, last_some = (low + high) / 2, -1
+    return theta
+
+
+@compiled
+def at_label(s, x, origin, y, mass, k, scale, g):
+    """Equations 3 to 5."""
+    own, high = (np.float64(s[y]) - np.float64(origin)) * scale, largest_of(x)
+    if mask_at(x, -1.0)[0] < k:
+        return nothing(g)
+    theta = threshold(x, k, -1.0, high)
+    if own - theta >= 1:
+        g[:] = 0
+        return 0.0
+    value = gain_of_label(own - theta)
+    held = without(x, own, k - 1, theta, high)
+    for start in range(0, len(s), BLOCK):
+        stop = start + BLOCK
+        value += gains(s[start:stop], origin, scale, theta, held - theta, mass, g[start:stop])
+    value -= gain(own - theta, held - theta)  # the label's own term is the one above
+    g[y] = mass * (clipped(own - theta) - 1)
+    return mass * value / scale
+
+
+@compiled
+def without(x, own, k, low, high):
+    """The threshold of the mask of k of the others, if one of them is left out; x is restored."""
+    if k == 0:
+        return high
+    for i in range(len(x)):
+        if x[i] == own:  # which of several equal ones makes no difference
+            x[i] = -np.inf
+            found = threshold(x, k, low, high)
+            x[i] = own
+            return found
+    return threshold(x, k, low, high)
+
+
+@compiled
+def clipped(u):
+    return min(max(u, 0.0), 1.0)
+
+
+@compiled
+def gain_of_label(u):
+    """h(u) - (u - 1/2), the label's term, for u below 1."""
+    return 0.5 * (1 - u) * (1 - u) if u > 0 else 0.5 - u
+
+
+@compiled
+def gain(u, delta):
+    """h(u) - h(u - delta) - delta h'(u - delta): 0 where both are above 1, or both below 0."""
+    above, here, there = u - 1, clipped(u), clipped(u - delta)
+    # h(u) = c^2 / 2 + (u - 1) [u > 1], c = clip(u, 0, 1)
+    rest = (above if above > 0 else 0.0) - (above - delta if above > delta else 0.0)
+    return rest + 0.5 * (here - there) * (here + there) - delta * there
+
+
+@summing
+def gains(s, origin, scale, theta, delta, mass, g):
+    """g <- the difference of the masks times the mass; the sum of :func:`gain`."""
+    total = 0.0
+    for i in range(len(s)):
+        u = (np.float64(s[i]) - np.float64(origin)) * scale - theta
+        v, above = u - delta, u - 1.0
+        here, there = (u if u < 1.0 else 1.0), (v if v < 1.0 else 1.0)
+        here, there = (here if here > 0.0 else 0.0), (there if there > 0.0 else 0.0)
+        rest = (above if above > 0.0 else 0.0) - (above - delta if above > delta else 0.0)
+        total += rest + (0.5 * (here - there) * (here + there) - delta * there)
+        g[i] = mass * (here - there)
+    return total
+
+
+@compiled
+def at_masses(s, m, x, origin, mass, k, scale, g):
+    """As :func:`at_label`, of every class: those that no mask holds share one threshold, the others have their own."""
+    high, n = largest_of(x), len(s)
+    if mask_at(x, -1.0)[0] < k:
+        return nothing(g)
+    theta = threshold(x, k, -1.0, high)
+    held = threshold(x, k - 1, theta, high) if k > 1 else high
+    shared, value, size = 0.0, 0.0, 0
+    place, inside = np.empty(n, np.int64), x[: len(x)]  # x is read no more, once the classes in the mask are in it
+    for i in range(n):
+        own = (np.float64(s[i]) - np.float64(origin)) * scale
+        u = own - theta
+        if u > 0:
+            place[size] = i
+            size += 1
+        if u >= 1:  # decided once, for u may be rounded otherwise elsewhere
+            m[i] = 0
+        elif own <= held and m[i] != 0:
+            shared += np.float64(m[i])
+            value += np.float64(m[i]) * (gain_of_label(u) - gain(u, held - theta))
+    common = 0.0
+    for start in range(0, n, BLOCK):
+        stop = start + BLOCK
+        common += gains(s[start:stop], origin, scale, theta, held - theta, shared, g[start:stop])
+    value += shared * common
+    slopes = np.zeros(size)
+    inside = inside[:size]
+    for j in range(size):
+        inside[j] = (np.float64(s[place[j]]) - np.float64(origin)) * scale
+    for j in range(size):
+        c = np.float64(m[place[j]])
+        own = inside[j]
+        if c == 0 or own <= held:
+            continue
+        inside[j] = -np.inf
+        bound = threshold(inside, k - 1, theta, held)
+        value += c * (gain_of_label(own - theta) + differences(inside, theta, bound - theta, c, slopes))
+        inside[j] = own
+        slopes[j] += c * (own - theta)
+    for i in range(n):
+        g[i] -= m[i]
+    for j in range(size):
+        g[place[j]] += slopes[j]
+    return value / scale
+
+
+@summing
+def differences(x, theta, delta, mass, slopes):
+    """As :func:`gains`, of x in place of the scores, added to the slopes."""
+    total = 0.0
+    for i in range(len(x)):
+        u = x[i] - theta
+        v, above = u - delta, u - 1.0
+        here, there = (u if u < 1.0 else 1.0), (v if v < 1.0 else 1.0)
+        here, there = (here if here > 0.0 else 0.0), (there if there > 0.0 else 0.0)
+        rest = (above if above > 0.0 else 0.0) - (above - delta if above > delta else 0.0)
+        total += rest + (0.5 * (here - there) * (here + there) - delta * there)
+        slopes[i] += mass * (here - there)
+    return total
