@@ -1,5 +1,6 @@
 """The trainer as a notebook uses it: a configuration, hooks, and parts of one's own."""
 
+import multiprocessing
 import re
 import subprocess
 import sys
@@ -29,6 +30,14 @@ TINY = {
     "smoothing": 0.0,
     "experiment": "run",
 }
+
+
+def test_no_worker_outlives_a_run(tmp_path):
+    """At the interpreter's exit those that ignore SIGTERM would be waited for without an end."""
+    trainer = Trainer(TrainConfig(loss="ce", output=str(tmp_path), **{**TINY, "workers": 1, "epochs": 1}))
+    trainer.fit()
+    assert trainer.run.evaluator is not None  # its loader is still there, and so is the one that trained
+    assert multiprocessing.active_children() == []
 
 
 def test_five_lines_train_as_the_command_line_does(train, tmp_path):

@@ -104,6 +104,7 @@ def validate(args: Namespace) -> dict[str, Any]:
     from topk_registry.train.setup import build, datasets, models
     from topk_registry.train.setup.compute import Compute
     from topk_registry.train.setup.inference import load, optimised
+    from topk_registry.train.setup.loaders import end_workers
     from topk_registry.train.setup.unreadable import report_unreadable
 
     config = _config(args)
@@ -131,7 +132,10 @@ def validate(args: Namespace) -> dict[str, Any]:
     evaluator = build.create_evaluator(config, data, data_config, criterion, compute, sizes=args.topk, model=evaluated)
     evaluator.classes = measures.valid_labels(args.valid_labels)
     evaluator.observers = observers
-    metrics = evaluator(optimised(evaluated, args, compute), criterion)
+    try:
+        metrics = evaluator(optimised(evaluated, args, compute), criterion)
+    finally:
+        end_workers(evaluator.loader)
     assert metrics is not None
     for observer in observers:
         metrics |= observer.results()

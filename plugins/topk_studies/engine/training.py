@@ -23,6 +23,7 @@ from topk_registry.train.engine.state import Row
 from topk_registry.train.errors import Interrupted, TrainError
 from topk_registry.train.setup.build import create_evaluator
 from topk_registry.train.setup.datasets import Data, open_split
+from topk_registry.train.setup.loaders import end_workers
 from topk_studies.engine.study import Configuration, ConfigurationError, Options, Progress
 
 RUNS = "train"
@@ -79,7 +80,10 @@ def train(configuration: Configuration, work: Path, progress: Progress) -> Run:
         watch = _Watch(configuration["test_split"], progress)
         trainer = Trainer(config, on_step=watch.step, on_evaluate=watch.evaluate, quiet=True)
         watch.follow(trainer.run)
-        trainer.fit()
+        try:
+            trainer.fit()
+        finally:
+            watch.end()
     except Interrupted as error:
         raise KeyboardInterrupt from error
     except TrainError as error:
@@ -115,6 +119,11 @@ class _Watch:
             self.sizes, self.seed = run.evaluator.sizes, run.config.seed
             self._begin()
             run.task.criterion.register_forward_pre_hook(self._see)
+
+    def end(self) -> None:
+        """End the workers of the test split's loader."""
+        if hasattr(self, "test"):
+            end_workers(self.test.loader)
 
     def step(self, run: Run, loss: float) -> None:
         done = run.progress.epoch + run.progress.step / max(1, run.progress.steps_per_epoch)

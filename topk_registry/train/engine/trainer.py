@@ -19,6 +19,7 @@ from topk_registry.train.engine.state import Row
 from topk_registry.train.errors import Interrupted, TrainError
 from topk_registry.train.setup.build import build, distribute
 from topk_registry.train.setup.datasets import name_of
+from topk_registry.train.setup.loaders import end_workers
 from topk_registry.train.setup.parts import Parts
 
 
@@ -111,8 +112,13 @@ class Trainer:
             TrainError: the run cannot begin or go on.
         """
         run = self.start()
-        with StopRequest() as stop, run.loggers:
-            run_epochs(run, stop)
+        try:
+            with StopRequest() as stop, run.loggers:
+                run_epochs(run, stop)
+        finally:
+            end_workers(run.loader.loader)
+            if run.evaluator is not None:
+                end_workers(run.evaluator.loader)
         run.report.finish(run.progress)
         return TrainResult(run.report.best(run.progress), run.progress.history, run.folder, run.model)
 

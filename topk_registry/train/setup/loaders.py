@@ -180,6 +180,16 @@ def _set_workers(config: TrainConfig, loader: Any) -> None:
     inner.worker_init_fn = partial(leave_to_the_run, then=inner.worker_init_fn)
 
 
+def end_workers(loader: Any) -> None:
+    """End the workers of a loader that keeps them between epochs; the next pass starts others.
+
+    At the exit of the interpreter they would be asked by SIGTERM, which they ignore, and waited for without an end.
+    """
+    inner = getattr(loader, "loader", loader)
+    if getattr(inner, "_iterator", None) is not None:
+        inner._iterator = None  # they end with what holds them
+
+
 def _mixup(config: TrainConfig) -> Mixup | None:
     if not uses_soft_targets(config):
         return None
