@@ -35,9 +35,10 @@ TINY = {
 def test_no_worker_outlives_a_run(tmp_path):
     """At the interpreter's exit those that ignore SIGTERM would be waited for without an end."""
     trainer = Trainer(TrainConfig(loss="ce", output=str(tmp_path), **{**TINY, "workers": 1, "epochs": 1}))
+    before = multiprocessing.active_children()  # of other tests
     trainer.fit()
     assert trainer.run.evaluator is not None  # its loader is still there, and so is the one that trained
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= set(before)
 
 
 def test_five_lines_train_as_the_command_line_does(train, tmp_path):
