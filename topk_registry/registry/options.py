@@ -34,6 +34,13 @@ def accepts(builder: Callable[..., Any], option: str) -> bool:
     return option in (_named(builder) or {}) and option not in _bound(builder)
 
 
+def unbound(builder: Callable[..., Any]) -> Callable[..., Any]:
+    """The class or function that a factory calls, below any ``functools.partial``."""
+    while isinstance(builder, partial):
+        builder = builder.func
+    return builder
+
+
 def tuning_grid(builder: Callable[..., Any]) -> dict[str, list[Any]]:
     """The values to try for each option when a loss is tuned, as its factory declares them; empty where it does not.
 
@@ -45,9 +52,7 @@ def tuning_grid(builder: Callable[..., Any]) -> dict[str, list[Any]]:
         >>> tuning_grid(TheirLoss)
         {'tau': [0.1, 1.0]}
     """
-    while isinstance(builder, partial):
-        builder = builder.func
-    declared: Any = getattr(builder, "tuning_grid", {})
+    declared: Any = getattr(unbound(builder), "tuning_grid", {})
     grid: Any = declared() if callable(declared) else declared
     return {option: list(values) for option, values in grid.items()}
 

@@ -4,10 +4,9 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from topk_registry.registry.options import accepts
+from topk_registry.registry.options import accepts, unbound
 
 CLASSES = "n"  # an end of an interval that is the number of classes
 _INTERVAL = re.compile(r"([\[(])\s*([^,\s]+)\s*,\s*([^,\s]+)\s*([\])])")
@@ -84,9 +83,7 @@ def option_ranges(builder: Callable[..., Any]) -> dict[str, Range]:
         >>> {option: str(values) for option, values in option_ranges(TheirLoss).items()}
         {'tau': '(0, inf)', 'combine': "('mean', 'sum')"}
     """
-    factory = builder
-    while isinstance(factory, partial):
-        factory = factory.func
+    factory = unbound(builder)
     found: dict[str, Range] = {}
     for owner in reversed(factory.__mro__ if isinstance(factory, type) else (factory,)):
         declared: Mapping[str, Any] = getattr(owner, "__dict__", {}).get("option_ranges", {})

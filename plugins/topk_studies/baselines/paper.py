@@ -38,9 +38,6 @@ TEMPERATURE: Numbers = _columns(
     (0.0, 1e-3, 0.01, 0.1, 1.0, 10.0, 100.0), smooth_topk_svm=(10.38, 18.19, 91.35, 91.70, 91.52, 90.92, 90.46)
 )
 
-# Garcin et al. 2022, Table 3: top-5 on CIFAR-100 by the number of draws
-DRAWS: Numbers = _columns((1, 2, 3, 5, 10, 50, 100), noised_topk=(94.28, 94.2, 94.46, 94.52, 94.24, 94.64, 94.52))
-
 # Berrada et al. 2018, Table 8: top-5 on ImageNet's validation images, one crop, (k, tau) = (5, 0.1), by alpha
 MARGIN = {0.0: 89.12, 1.0: 89.45}
 

@@ -148,6 +148,11 @@ class Note:
     beyond: bool = False
     paper: str = ""
 
+    @property
+    def told(self) -> str:
+        """The evidence, and the paper's number beside it."""
+        return f"{self.evidence}; the paper: {self.paper}" if self.paper else self.evidence
+
 
 @dataclass(frozen=True)
 class Findings:

@@ -18,7 +18,7 @@ from topk_registry.conformal.thresholds import fewest
 from topk_registry.metrics import GradientSparsity, MarginalCalibration, TopKAccuracy
 from topk_registry.ops.ksubset import topk_marginals
 from topk_registry.train import Run, TrainConfig, Trainer
-from topk_registry.train.engine.sets import SetEvaluation
+from topk_registry.train.engine.sets import SetEvaluation, logits_of
 from topk_registry.train.engine.state import Row
 from topk_registry.train.errors import Interrupted, TrainError
 from topk_registry.train.setup.build import create_evaluator
@@ -117,6 +117,8 @@ class _Watch:
             self.test = create_evaluator(run.config, data, data_config(run), run.task.criterion, run.compute)
             self.test.stop = lambda: run.stopped()
             self.sizes, self.seed = run.evaluator.sizes, run.config.seed
+            known = self.test.loader.dataset
+            self.excess = [ExcessRisk(known, self.sizes)] if hasattr(known, "bayes_error") else []
             self._begin()
             run.task.criterion.register_forward_pre_hook(self._see)
 
@@ -143,11 +145,9 @@ class _Watch:
 
     def _observers(self) -> list[Any]:
         """What is measured on the test split besides accuracy."""
-        data = self.test.loader.dataset
-        observers: list[Any] = [Calibration(k) for k in self.sizes if 1 < k < self.test.num_classes]
-        if hasattr(data, "bayes_error"):
-            observers.append(ExcessRisk(data, self.sizes))
-        if len(data) // 2 >= fewest(MISSED):
+        calibrations = [Calibration(k) for k in self.sizes if 1 < k < self.test.num_classes]
+        observers: list[Any] = [*calibrations, *self.excess]
+        if len(self.test.loader.dataset) // 2 >= fewest(MISSED):
             observers.append(SetEvaluation("lac", MISSED, {}, seed=self.seed))
         return observers
 
@@ -170,8 +170,7 @@ class Calibration:
         self._metric = MarginalCalibration(k)
 
     def update(self, probabilities: Tensor, target: Tensor) -> None:
-        logits = probabilities.clamp(min=1e-30).log()  # marginals take logits, and probabilities have logits
-        self._metric.update(topk_marginals(logits, self._metric.k), target)
+        self._metric.update(topk_marginals(logits_of(probabilities), self._metric.k), target)
 
     def results(self) -> dict[str, float]:
         return {f"calibration_top{self._metric.k}": self._metric.compute(sync=False)["calibration_error"]}
@@ -195,6 +194,7 @@ class ExcessRisk:
 
     def results(self) -> dict[str, float]:
         guesses = torch.cat(self._guesses).numpy()
+        self._guesses.clear()
         return {f"excess_top{k}": 100 * (self._data.error(guesses[:, :k]) - self._least[k]) for k in self._sizes}
 
 

@@ -69,8 +69,7 @@ def print_section(section: Section) -> None:
         print(f"\n{table.title}\n{table_text(table)}")
     for note in section.findings.notes:
         beyond = ", beyond the paper" if note.beyond else ""
-        theirs = f"; the paper: {note.paper}" if note.paper else ""
-        print(f"\n[{note.verdict}{beyond}] {note.claim}\n  {note.evidence}{theirs}")
+        print(f"\n[{note.verdict}{beyond}] {note.claim}\n  {note.told}")
     if section.failed:
         first = section.failed[0]
         print(f"\n{len(section.failed)} runs failed, the first is {json.dumps(first.configuration)}\n{first.error}")

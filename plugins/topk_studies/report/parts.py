@@ -22,11 +22,10 @@ def notes(claims: Sequence[Note]) -> str:
 
 def _note(note: Note) -> str:
     verdict = (BEYOND if note.beyond else VERDICTS)[note.verdict]
-    evidence = f"{note.evidence}; the paper: {note.paper}" if note.paper else note.evidence
     return (
         f'<li class="{note.verdict}"><span class="verdict">{verdict}.</span> '
         f"{'Beyond the paper: ' if note.beyond else ''}{escape(note.claim)} "
-        f'<span class="evidence">{escape(evidence)}</span></li>\n'
+        f'<span class="evidence">{escape(note.told)}</span></li>\n'
     )
 
 

@@ -5,6 +5,7 @@ gradient, their optimizer's state and their moving average. A checkpoint holds t
 places that a run in one process gives them: every tool reads it, and any number of processes goes on from it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -101,14 +102,7 @@ class ClassParallelTask(RegistryTask):
         return self.rows.own(whole) if len(whole) == self.rows.num_classes else whole
 
     def _gather_optimizer(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        saved = optimizer.state_dict()
-        state = dict(saved["state"])
-        for place, parameter in _places(optimizer, self.rows).items():
-            state[place] = {
-                name: self._gather(value) if _is_part(value, parameter) else value
-                for name, value in state.get(place, {}).items()
-            }
-        return {**saved, "state": {place: one for place, one in state.items() if one}}
+        return self._of_classes(optimizer, optimizer.state_dict(), self.rows.sizes[self.rows.rank], self._gather)
 
     def whole_optimizer(self) -> dict[str, Any]:
         """The state of the optimizer that :meth:`prepare_checkpoint` gathered."""
@@ -116,11 +110,17 @@ class ClassParallelTask(RegistryTask):
 
     def own_optimizer(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """This process's part of an optimizer's whole state."""
+        return self._of_classes(optimizer, saved, self.rows.num_classes, self._own)
+
+    def _of_classes(
+        self, optimizer: torch.optim.Optimizer, saved: dict[str, Any], count: int, change: Callable[[Tensor], Any]
+    ) -> dict[str, Any]:
+        """An optimizer's state with what has a number for each of the classifier's, of ``count`` classes, changed."""
         state = dict(saved["state"])
         for place, parameter in _places(optimizer, self.rows).items():
-            like = torch.empty(self.rows.num_classes, *parameter.shape[1:], device="meta")
+            shape = (count, *parameter.shape[1:])
             state[place] = {
-                name: self._own(value) if _is_part(value, like) else value
+                name: change(value) if isinstance(value, Tensor) and value.shape == shape else value
                 for name, value in state.get(place, {}).items()
             }
         return {**saved, "state": {place: one for place, one in state.items() if one}}
@@ -212,8 +212,3 @@ def _places(optimizer: torch.optim.Optimizer, rows: ClassRows) -> dict[int, Tens
     own = {id(parameter) for parameter in rows.parameters()}
     every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {place: parameter for place, parameter in enumerate(every) if id(parameter) in own}
-
-
-def _is_part(value: Any, parameter: Tensor) -> bool:
-    """Whether an entry of an optimizer's state has a number for each of the parameter's."""
-    return isinstance(value, Tensor) and value.shape == parameter.shape

@@ -14,6 +14,11 @@ TUNED = ("raps", "saps")
 SIZES = ("mean_size", "median_size")
 
 
+def logits_of(probabilities: Tensor) -> Tensor:
+    """Logits that have these probabilities: their logarithms."""
+    return probabilities.clamp(min=1e-30).log()
+
+
 class SetEvaluation:
     """Prediction sets on the probabilities of an evaluation.
 
@@ -59,8 +64,7 @@ class SetEvaluation:
         tuned = len(rest) // 5 if self.tunes else 0
         try:
             check_size(len(rest) - tuned, self.alpha)
-            # log-odds take logits, and probabilities have logits: their logarithms
-            values = inputs_of(self.score, p.clamp(min=1e-30).log())
+            values = inputs_of(self.score, logits_of(p))  # log-odds take logits
             score = tune(self.score, values[rest[:tuned]], labels[rest[:tuned]], self.alpha) if tuned else self.score
             own = rest[tuned:]
             limits = find_thresholds(score, values[own], labels[own].numpy(), self.alpha, "marginal")

@@ -1,6 +1,5 @@
 """``--class-parallel``: the classifier's rows spread over the processes, and what cannot run so."""
 
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from topk_registry import registry
 from topk_registry.nn.classifier import find_classifier, replace_classifier
 from topk_registry.ops.ksubset.chunked.parallel import layout
+from topk_registry.registry.options import unbound
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import TrainError
 from topk_registry.train.setup.compute import Compute
@@ -118,11 +118,9 @@ def _losses() -> list[str]:
     found = []
     for name in registry.list_losses():
         try:
-            builder: Any = registry.get_loss_builder(name)
+            builder = unbound(registry.get_loss_builder(name))
         except Exception:  # a broken plug-in of somebody else
             continue
-        while isinstance(builder, partial):
-            builder = builder.func
         if hasattr(builder, METHOD):
             found.append(name)
     return found
