@@ -5,10 +5,9 @@ step is a forward pass, a backward pass and plain SGD on the layer.
 """
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -17,12 +16,13 @@ from torch.nn import functional as F
 
 import topk_registry as tr
 from tests.bench.gate import RefusedError, require_green
-from tests.bench.report import environment
+from tests.bench.report import dumps, environment
 from topk_registry import SphericalLinear
 from topk_studies.timing.memory import peak_bytes
 from topk_studies.timing.rounds import Spread
 
 RATE, NEGATIVES = 0.01, 1024
+OURS = "SphericalLinear"
 TESTS = ("tests/nn/spherical/test_layer.py",)
 LINE = "{n:>9} x {d:<4} {contestant:<28} {seconds:10.5f} s {x ours:8.2f} x ours {bytes:>13} bytes"
 Step = Callable[[Tensor, Tensor], None]
@@ -78,7 +78,7 @@ def _with_sgd(layer: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> Ste
 
 
 CONTESTANTS: dict[str, Callable[[int, int], Step]] = {
-    "SphericalLinear": spherical,
+    OURS: spherical,
     "dense, log_taylor_softmax": dense("log_taylor_softmax"),
     "dense, ce": dense("ce"),
     "AdaptiveLogSoftmaxWithLoss": adaptive,
@@ -86,9 +86,9 @@ CONTESTANTS: dict[str, Callable[[int, int], Step]] = {
 }
 
 
-def measure(n: int, d: int, batch: int, rounds: int, limit: float) -> list[dict[str, object]]:
+def measure(names: Sequence[str], n: int, d: int, batch: int, rounds: int, limit: float) -> list[dict[str, object]]:
     """Medians of the rounds; a contestant whose steps add up to ``limit`` seconds sits out the others."""
-    steps = {name: make(d, n) for name, make in CONTESTANTS.items()}
+    steps = {name: CONTESTANTS[name](d, n) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     peaks = {}
     for name, step in steps.items():
@@ -100,7 +100,7 @@ def measure(n: int, d: int, batch: int, rounds: int, limit: float) -> list[dict[
                 start = time.perf_counter()
                 step(*given)
                 seconds[name].append(time.perf_counter() - start)
-    ours = Spread.of(seconds["SphericalLinear"]).median
+    ours = Spread.of(seconds[OURS]).median
     rows = []
     for name in steps:
         spread = Spread.of(seconds[name])
@@ -119,6 +119,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--classes", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--features", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--without", nargs="+", default=[], choices=list(CONTESTANTS)[1:], metavar="NAME")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--limit", type=float, default=4.0, help="seconds a contestant may take at one case")
@@ -133,17 +134,14 @@ def main() -> int:
         print(refused, file=sys.stderr)
         return 1
     report: dict[str, object] = {"environment": environment("cpu"), "results": (results := [])}
+    names = [name for name in CONTESTANTS if name not in args.without]
     for d in args.features:
         for n in args.classes:
-            for row in measure(n, d, args.batch, args.rounds, args.limit):
+            for row in measure(names, n, d, args.batch, args.rounds, args.limit):
                 results.append(row)
-                print(
-                    "{n:>9} x {d:<4} {contestant:<28} {seconds:10.5f} s {x ours:8.2f} x ours {bytes:>13} bytes".format(
-                        **row
-                    )
-                )
+                print(LINE.format_map(row), flush=True)
             if args.json:
-                args.json.write_text(json.dumps(report, indent=1) + "\n")
+                args.json.write_text(dumps(report))
     return 0
 
 

@@ -26,7 +26,7 @@ from PIL import Image
 from tests.executors.cluster import two_nodes
 from topk_export import Predictor
 
-BATCH = 32
+BATCH, SHARD = 32, 512
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,7 +101,7 @@ def _processor_seconds(model: str, images: Path) -> tuple[float, float]:
 
 def _score(model: str, images: Path, output: Path, workers: int, *more: str) -> tuple[float, float]:
     """Seconds, start included, and the most MiB of the command and its workers."""
-    words: list[Any] = [model, images, "-o", output, "--workers", workers, "--batch-size", BATCH, "--shard-size", 100]
+    words: list[Any] = [model, images, "-o", output, "--workers", workers, "--batch-size", BATCH, "--shard-size", SHARD]
     words += more
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-m", "topk_registry", "score", *map(str, words), "--device", "cpu"])
@@ -109,7 +109,7 @@ def _score(model: str, images: Path, output: Path, workers: int, *more: str) -> 
 
     def watch() -> None:
         nonlocal most
-        while not ended.wait(0.2):
+        while not ended.wait(1):
             most = max(most, _held(process.pid))
 
     thread = threading.Thread(target=watch)

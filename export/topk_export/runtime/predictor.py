@@ -113,17 +113,18 @@ class Predictor:
 
     def preprocess(self, images: Iterable[Any]) -> np.ndarray:
         """Return images (paths, bytes, uint8 arrays, Pillow images) as one input batch."""
-        inputs = [self._input_of(image) for image in images]
+        inputs = [self.input_of(image) for image in images]
         return np.stack(inputs) if inputs else np.zeros((0, *self.input_shape), self.input_type)
 
-    def _input_of(self, image: Any) -> np.ndarray:
+    def input_of(self, image: Any) -> np.ndarray:
+        """Return one image (path, bytes, uint8 array, Pillow image) as an input, without the batch's dimension."""
         recipe = self.metadata.preprocess
         pixels = recipe.pixels(read_image(image, max_pixels=self.max_pixels, exif=self.exif))
         return pixels if self.metadata.in_graph else recipe.normalise(pixels[None])[0]
 
     def _read(self, image: Any) -> np.ndarray | ImageError:
         try:
-            return self._input_of(image)
+            return self.input_of(image)
         except ImageError as error:
             return error
 

@@ -17,21 +17,30 @@ def read_ahead(
 
     An error of ``sources`` itself is raised after the results of everything that came before it.
     """
-    waiting: deque[Future[Read]] = deque()
     failure: list[Exception] = []
     source = _until_failure(iter(sources), failure)
-    ahead = 2 * batch if workers > 1 else batch
+    if workers == 1:
+        while found := [read(item) for item in islice(source, batch)]:
+            yield found
+    else:
+        yield from _in_threads(read, source, batch, workers)
+    if failure:
+        raise failure[0]
+
+
+def _in_threads(
+    read: Callable[[Source], Read], source: Iterator[Source], batch: int, workers: int
+) -> Iterator[list[Read]]:
+    waiting: deque[Future[Read]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="read")
     try:
         while True:
-            waiting.extend(pool.submit(read, item) for item in islice(source, ahead - len(waiting)))
+            waiting.extend(pool.submit(read, item) for item in islice(source, 2 * batch - len(waiting)))
             if not waiting:
                 break
             yield [waiting.popleft().result() for _ in range(min(batch, len(waiting)))]
     finally:
         pool.shutdown(cancel_futures=True)
-    if failure:
-        raise failure[0]
 
 
 def _until_failure(source: Iterator[Source], failure: list[Exception]) -> Iterator[Source]:

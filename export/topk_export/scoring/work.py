@@ -142,7 +142,7 @@ def _batches(job: Job, rows: Rows) -> Iterator[Any]:
     def read(item: tuple[str, Any]) -> tuple[str, np.ndarray | ImageError]:
         name, image = item
         try:
-            return name, predictor.preprocess([load(image)])[0]
+            return name, predictor.input_of(load(image))
         except ImageError as error:
             return name, error
 

@@ -29,8 +29,8 @@ class SphericalLinear(nn.Module):
     which update rules are exact.
 
     Such losses rank well at any n, but their probabilities are limited: over all features, the largest probabilities of
-    the classes add up to at most d + 1 (d + 2 for Taylor softmax). With many more classes than features the likelihood
-    stays poor, whatever the backbone.
+    the classes add up to at most d + 1. With many more classes than features the likelihood stays poor, whatever the
+    backbone.
 
     Args:
         in_features: length d of a feature vector.
