@@ -183,7 +183,7 @@ def _parser() -> ArgumentParser:
         default="local",
         help="who does the runs: processes here, a Ray cluster, or Slurm jobs; all must see --output",
     )
-    add("--ray", default="auto", metavar="ADDRESS", help="of the Ray cluster (default: %(default)s)")
+    add("--ray", default="auto", metavar="ADDRESS", help="address of the Ray cluster (default: %(default)s)")
     add(
         "--slurm",
         nargs="*",
@@ -197,20 +197,27 @@ def _parser() -> ArgumentParser:
     add("--output", default="output/studies", metavar="DIR", help="where runs and reports go (default: %(default)s)")
     add("--rerun", action="store_true", help="run anew what is cached, as after a change to a loss of your own")
     add("--report-only", action="store_true", help="write the report anew from what is cached")
-    add("--device", default="cuda", metavar="NAME", help="as in timm train: cuda is the CPU where there is none")
+    add("--device", default="cuda", metavar="NAME", help="device to train on; cuda is the CPU where there is no CUDA")
     data = parser.add_argument_group("data and training, as in timm train").add_argument
     data("--dataset", default="", metavar="NAME", help="<type>/<name> as in timm, or topk/<name>")
     data("--data-dir", default="", metavar="DIR", help="the data's root directory")
-    data("--dataset-opt", nargs="*", default={}, action=ParseOptions, metavar="K=V", help="of a registered data set")
+    data(
+        "--dataset-opt",
+        nargs="*",
+        default={},
+        action=ParseOptions,
+        metavar="K=V",
+        help="options of a registered data set",
+    )
     data("--dataset-download", action="store_true", help="let the data set download itself")
     data("--num-classes", type=int, metavar="N", help="number of classes")
     data(
         "--val-split",
         default="",
         metavar="NAME",
-        help="what chooses epochs and trials: a split, or a held-out fraction",
+        help="split, or fraction of the training data, that epochs and trials are chosen by",
     )
-    data("--test-split", metavar="NAME", help="what is reported")
+    data("--test-split", metavar="NAME", help="split that results are reported on")
     data("--superclasses", default="", metavar="FILE", help="the superclass of each class, for label noise")
     data(
         "--flags",

@@ -71,15 +71,27 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "runs", nargs="*", type=Path, metavar="RUN", help="folders of `timm train`, or summary.csv files"
     )
-    parser.add_argument("--columns", nargs="+", metavar="NAME", help=f"of summary.csv (default: {' '.join(COLUMNS)})")
-    parser.add_argument("--loss", nargs="+", metavar="NAME", help="losses against the label's score; wildcards work")
-    parser.add_argument("--landscape", action="store_true", help="level sets over three scores that trade off, instead")
+    parser.add_argument(
+        "--columns", nargs="+", metavar="NAME", help=f"columns of summary.csv (default: {' '.join(COLUMNS)})"
+    )
+    parser.add_argument(
+        "--loss", nargs="+", metavar="NAME", help="draw these losses against the label's score; wildcards work"
+    )
+    parser.add_argument(
+        "--landscape", action="store_true", help="draw level sets over three scores that trade off, instead"
+    )
     parser.add_argument(
         "--opt", nargs="+", default={}, action=ParseOptions, metavar="K=V", help="options of the losses"
     )
-    parser.add_argument("--k", type=positive, help="of losses that have one (default: 5; 2 in a landscape)")
     parser.add_argument(
-        "--output", type=Path, default=Path("plot.svg"), metavar="FILE", help=".svg, .png or .pdf (default: plot.svg)"
+        "--k", type=positive, help="size of the set, for losses that take one (default: 5; 2 in a landscape)"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("plot.svg"),
+        metavar="FILE",
+        help="file to write, .svg, .png or .pdf (default: plot.svg)",
     )
     return parser
 

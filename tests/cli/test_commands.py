@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from topk_registry.cli import ArgumentParser
 from topk_registry.cli import main as cli
 from topk_registry.cli.commands import CORE, commands
 
@@ -104,6 +105,24 @@ def test_a_usage_error_is_one_line_that_points_to_help(name, capsys):
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert f"{name} --help" in error
+
+
+@pytest.mark.parametrize("name", [info.name for info in commands.infos("topk-registry:*")])
+def test_every_flag_has_a_help_that_stands_by_itself(name, monkeypatch):
+    if name == "torchvision-train":
+        pytest.skip("has a usage text of its own")
+    seen = []
+
+    def stop(parser, *_):
+        seen.extend(parser._actions)
+        raise SystemExit
+
+    monkeypatch.setattr(ArgumentParser, "parse_args", stop)
+    with pytest.raises(SystemExit):
+        cli.main([name])
+    assert len(seen) > 1
+    of_another = ("its ", "their ", "those ", "of ", "(", "default", "as in timm")
+    assert not [action.dest for action in seen if not action.help or action.help.startswith(of_another)]
 
 
 def test_an_unknown_flag_names_the_closest(capsys):

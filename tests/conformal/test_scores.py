@@ -11,6 +11,7 @@ from tests.conformal.rows import HARD, model_rows
 from topk_registry import topk_marginals
 from topk_registry.conformal import PredictionSets, Thresholds, create_score, inputs_of, log_odds, probabilities
 from topk_registry.conformal.scores import ranks
+from topk_registry.conformal.tuning import fit_softmax_temperature
 
 OPTIONS = {"lac": {}, "aps": {}, "raps": {"penalty": 0.07, "k_reg": 2}, "saps": {"weight": 0.3}, "topk": {}}
 ROWS = {**HARD, "random": model_rows(6, 7)[0]}
@@ -172,3 +173,11 @@ def test_numpy_needs_no_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
+
+
+@pytest.mark.parametrize(("value", "said"), [(0.0, "0.0"), (np.inf, "nan")])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_temperature_needs_finite_logits_that_differ(value, said):
+    message = f"logits must be finite and differ within rows, got a mean deviation of {said}"
+    with pytest.raises(ValueError, match=message):
+        fit_softmax_temperature(np.full((3, 4), value), np.zeros(3, dtype=np.int64))

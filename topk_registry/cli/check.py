@@ -43,7 +43,12 @@ def _parser() -> ArgumentParser:
         "--num-classes", type=positive, default=16, metavar="N", help="classes in the data (default: 16)"
     )
     parser.add_argument(
-        "--expect", nargs="+", action="extend", default=[], metavar="CHECK", help="checks that must fail, and may"
+        "--expect",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="CHECK",
+        help="checks that must fail, and are then no failure",
     )
     parser.add_argument("--json", action="store_true", help="print all results, for programs")
     return parser

@@ -14,7 +14,7 @@ from topk_registry.cli import ArgumentParser
 from topk_registry.cli.commands import commands
 from topk_registry.registry import environment
 from topk_registry.registry.discovery import idle_patterns
-from topk_registry.registry.errors import PluginError
+from topk_registry.registry.errors import MissingPackageError, PluginError
 
 REQUIRED = ("torch", "timm")
 OPTIONAL = ("torchvision", "triton", "numba", "onnx", "onnxscript", "onnxruntime")
@@ -142,9 +142,11 @@ def _plugins(report: Report) -> None:
                 names.builder(info.name)
                 works[names.kind] += 1
             except PluginError as error:
+                missing = isinstance(error.__cause__, MissingPackageError)
                 # commands and loggers may need an extra that is not installed, and nothing else does
-                optional = names in (commands, registry.loggers)
-                (report.notes if optional else report.problems).append(str(error))
+                optional = missing or names in (commands, registry.loggers)
+                told = f"{names.kind} {info.name!r}: {error.__cause__}" if missing else str(error)
+                (report.notes if optional else report.problems).append(told)
     report.notes += idle_patterns([plugin for names in groups for plugin in names.plugins()])
     text = "{loss} losses, {dataset} data sets, {logger} loggers and {command} commands import"
     report.facts["plug-ins"] = text.format(**works)

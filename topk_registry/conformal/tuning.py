@@ -57,7 +57,7 @@ def fit_softmax_temperature(logits: Array, labels: Array, *, tolerance: float = 
     scores, given = as_numpy(logits).astype(np.float64), as_numpy(labels)
     spread = float(scores.std(-1).mean())
     if not 0.0 < spread < math.inf:
-        raise ValueError(f"fitting a temperature needs logits that differ and are finite, got a deviation of {spread}")
+        raise ValueError(f"logits must be finite and differ within rows, got a mean deviation of {spread}")
 
     def nll(log_t: float) -> float:
         p = probabilities(scores, math.exp(log_t))[np.arange(len(given)), given]

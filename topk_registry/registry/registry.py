@@ -14,6 +14,7 @@ from topk_registry.registry.errors import (
     AmbiguousPluginError,
     BrokenPluginError,
     DisabledPluginError,
+    MissingPackageError,
     NameTakenError,
     UnknownPluginError,
 )
@@ -248,6 +249,9 @@ class Registry:
                 raise TypeError(f"a factory is a class or a function, {plugin.value} is {type(builder).__name__}")
         except KeyboardInterrupt:
             raise
+        except MissingPackageError as error:
+            self._failed[plugin] = str(error)
+            raise BrokenPluginError(f"{_describe(self.kind, plugin)} cannot be used: {error}") from error
         except BaseException as error:  # SystemExit and pytest's Skipped are no Exception
             self._failed[plugin] = _reason(error)
             raise BrokenPluginError(f"{_describe(self.kind, plugin)} is broken: {_reason(error)}") from error

@@ -19,18 +19,30 @@ def main(argv: Sequence[str]) -> int:
     """Time an exported file and its head's share, or load a service."""
     parser = ArgumentParser(prog="topk-registry bench", description=main.__doc__)
     parser.add_argument("model", metavar="MODEL_OR_URL", help="model.onnx, or http://127.0.0.1:PORT of a service")
-    parser.add_argument("--batch-sizes", type=positive, nargs="+", default=(1, 8, 32), metavar="N")
-    parser.add_argument("--device", choices=("all", "cpu", "cuda", "tensorrt"), default="all")
-    parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads of one run")
-    parser.add_argument("--seconds", type=seconds, default=3.0, help="at most this long a row (default: 3)")
     parser.add_argument(
-        "--repeats", type=positive, default=200, help="at most this many runs a row, or requests (default: 200)"
+        "--batch-sizes",
+        type=positive,
+        nargs="+",
+        default=(1, 8, 32),
+        metavar="N",
+        help="images a run (default: 1 8 32)",
     )
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--device",
+        choices=("all", "cpu", "cuda", "tensorrt"),
+        default="all",
+        help="where to run (default: all that work)",
+    )
+    parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads of one run (default: onnxruntime's)")
+    parser.add_argument("--seconds", type=seconds, default=3.0, help="most seconds for a row of the table (default: 3)")
+    parser.add_argument(
+        "--repeats", type=positive, default=200, help="most runs for a row of the table, or requests (default: 200)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the times as JSON")
     service = parser.add_argument_group("a service on this machine")
     service.add_argument("--concurrency", type=positive, default=8, metavar="N", help="requests at once (default: 8)")
     service.add_argument("--image", type=Path, help="the image to send (default: coloured noise)")
-    service.add_argument("--api-key", metavar="KEY")
+    service.add_argument("--api-key", metavar="KEY", help="a key of the service, where it asks for one")
     args = parser.parse_args(argv)
     if "://" in args.model:
         return _load(args)

@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="topk-registry calibrate", description=__doc__)
     add = parser.add_argument
-    add("model", metavar="model.onnx")
+    add("model", metavar="model.onnx", help="a file of topk-registry export")
     add("-o", "--output", metavar="FILE", help="the calibrated file (default: MODEL-sets.onnx)")
     add("--report", metavar="FILE", help="the report's page (default: beside the file, .html)")
     add("--alpha", type=float, default=0.1, help="the share of labels that may be missed (default: 0.1)")
@@ -93,7 +93,7 @@ def _parser() -> ArgumentParser:
     add("--rule", choices=RULES, default="marginal", help="one threshold, or one by class (default: marginal)")
     add("--average-size", type=float, metavar="K", help="sets of K classes on average, in place of a coverage")
     add("--temperature", default="1", metavar="T", help="divides the logits, or 'fit' (default: 1)")
-    add("--allow-empty", action="store_true", help="let sets be empty, which is honest for images of no class")
+    add("--allow-empty", action="store_true", help="let sets be empty, as they should be for images of no class")
     add("--max-size", type=positive, default=256, metavar="N", help="the most classes of a ranked set (default: 256)")
     add("--json", action="store_true", help="print the facts as JSON")
     data = parser.add_argument_group("held-out images, from neither training nor the choice of the model")
@@ -107,14 +107,24 @@ def _parser() -> ArgumentParser:
         metavar="K=V",
         help="options of a registered data set",
     )
-    data.add_argument("--split", default="validation", metavar="NAME", help="(default: validation)")
+    data.add_argument("--split", default="validation", metavar="NAME", help="split of --dataset (default: validation)")
     data.add_argument("--dataset-download", action="store_true", help="let the data set download itself")
-    data.add_argument("--report-share", type=float, default=0.5, metavar="P", help="of all images (default: 0.5)")
     data.add_argument(
-        "--tune-share", type=float, default=0.2, metavar="P", help="of the others, if any tunes (default: 0.2)"
+        "--report-share",
+        type=float,
+        default=0.5,
+        metavar="P",
+        help="share of the images that measure what is reported (default: 0.5)",
     )
-    data.add_argument("--seed", type=int, default=0, help="of the split (default: 0)")
-    data.add_argument("--batch-size", type=positive, default=32, metavar="N")
+    data.add_argument(
+        "--tune-share",
+        type=float,
+        default=0.2,
+        metavar="P",
+        help="share of the others that choose options, where any are to be chosen (default: 0.2)",
+    )
+    data.add_argument("--seed", type=int, default=0, help="random seed of the shares (default: 0)")
+    data.add_argument("--batch-size", type=positive, default=32, metavar="N", help="images a run (default: 32)")
     fixed = parser.add_argument_group("options of scores and rules; those not given are tuned, or the papers' own")
     fixed.add_argument(
         "--lambda", dest="penalty", type=float, metavar="L", help="raps: the cost of a rank beyond k-reg"
@@ -122,8 +132,10 @@ def _parser() -> ArgumentParser:
     fixed.add_argument("--k-reg", type=int, metavar="K", help="raps: the rank up to which there is no cost")
     fixed.add_argument("--weight", type=float, metavar="W", help="saps: the cost of a rank")
     fixed.add_argument("--class-weights", metavar="FILE", help="pas: how much each class matters, a JSON list")
-    fixed.add_argument("--share", type=float, metavar="P", help="interpolated: share of the class's own threshold")
-    fixed.add_argument("--clusters", type=positive, metavar="N", help="clustered: how many")
+    fixed.add_argument(
+        "--share", type=float, metavar="P", help="interpolated: weight of the class's own threshold, 0 to 1"
+    )
+    fixed.add_argument("--clusters", type=positive, metavar="N", help="clustered: number of clusters of classes")
     add_runtime_flags(parser)
     return parser
 

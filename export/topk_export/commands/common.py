@@ -54,7 +54,10 @@ def say(message: str) -> None:
 
 def add_runtime_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--device", choices=DEVICES, default="auto", help="default: CUDA where there is a GPU, else the CPU"
+        "--device",
+        choices=DEVICES,
+        default="auto",
+        help="where to run (default: CUDA where there is a GPU, else the CPU)",
     )
     parser.add_argument("--require-gpu", action="store_true", help="fail rather than run on the CPU")
     parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads of one run")

@@ -54,24 +54,48 @@ def _parser() -> ArgumentParser:
         description="Export a classifier with its exact top-k head to ONNX. The source is the output folder of a "
         "training run, a checkpoint, or the name of a timm or torchvision model.",
     )
-    parser.add_argument("source", metavar="CHECKPOINT_OR_MODEL")
+    parser.add_argument("source", metavar="CHECKPOINT_OR_MODEL", help="a run's folder, a checkpoint, or a name")
     parser.add_argument("output", nargs="?", default="model.onnx", help="file, or folder for model.onnx (default: .)")
     parser.add_argument("-k", type=positive, help="size of the set (default: the training run's, else 5)")
     parser.add_argument(
         "--temperature", type=float, help="divides the logits (default: k tau of the run's loss, else 1)"
     )
-    parser.add_argument("--opset", type=int, default=18, help="18 to 23 (default: 18)")
-    parser.add_argument("--batch", type=_batch, default="dynamic", help="'dynamic' (default) or a fixed size")
-    parser.add_argument("--dtype", choices=("fp32", "fp16-backbone", "int8-dynamic", "int8-static"), default="fp32")
+    parser.add_argument("--opset", type=int, default=18, help="ONNX operator set, 18 to 23 (default: 18)")
+    parser.add_argument(
+        "--batch", type=_batch, default="dynamic", help="batch size of the file, or 'dynamic' for any (default)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("fp32", "fp16-backbone", "int8-dynamic", "int8-static"),
+        default="fp32",
+        help="precision of the backbone; the head is float32 always (default: fp32)",
+    )
     parser.add_argument(
         "--calibration-data", metavar="DIR", help="images for --dtype int8-static, at best one folder a class"
     )
     parser.add_argument(
-        "--calibration-images", type=positive, default=512, metavar="N", help="the most of them (default: 512)"
+        "--calibration-images",
+        type=positive,
+        default=512,
+        metavar="N",
+        help="most images to take from --calibration-data (default: 512)",
     )
-    parser.add_argument("--outputs", nargs="+", metavar="NAME", default=("logits", "marginals", "indices"))
-    parser.add_argument("--preprocess", choices=("metadata", "in-graph"), default="metadata")
-    parser.add_argument("--class-names", metavar="FILE", help="one name a line, or JSON")
+    parser.add_argument(
+        "--outputs",
+        nargs="+",
+        metavar="NAME",
+        default=("logits", "marginals", "indices"),
+        help="outputs of the file (default: logits marginals indices)",
+    )
+    parser.add_argument(
+        "--preprocess",
+        choices=("metadata", "in-graph"),
+        default="metadata",
+        help="what normalises the input: the caller, by the file's metadata, or the graph (default: metadata)",
+    )
+    parser.add_argument(
+        "--class-names", metavar="FILE", help="a file of class names, one a line or JSON (default: the run's)"
+    )
     parser.add_argument("--no-verify", action="store_true", help="write the file without checking it")
     parser.add_argument(
         "--external-data",
@@ -80,18 +104,18 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument("--triton", metavar="DIR", help="also write a Triton Inference Server repository there")
     source = parser.add_argument_group("the model")
-    source.add_argument("--model", help="what a bare checkpoint holds")
+    source.add_argument("--model", metavar="NAME", help="the timm model that a bare checkpoint holds")
     source.add_argument(
-        "--model-kwargs", nargs="*", action=ParseOptions, metavar="KEY=VALUE", help="arguments of the model's factory"
+        "--model-kwargs", nargs="*", action=ParseOptions, metavar="KEY=VALUE", help="further options of the model"
     )
-    source.add_argument("--num-classes", type=positive)
+    source.add_argument("--num-classes", type=positive, metavar="N", help="number of classes (default: the source's)")
     source.add_argument("--pretrained", action="store_true", help="load the published weights of a model name")
     source.add_argument("--no-ema", action="store_true", help="take a checkpoint's last weights, not their average")
     data = parser.add_argument_group("the evaluation transform, where it differs from the model's own (timm's flags)")
-    data.add_argument("--input-size", type=int, nargs=3, metavar=("C", "H", "W"))
-    data.add_argument("--mean", type=float, nargs="+")
-    data.add_argument("--std", type=float, nargs="+")
-    data.add_argument("--interpolation")
-    data.add_argument("--crop-pct", type=float)
-    data.add_argument("--crop-mode", choices=("center", "border", "squash"))
+    data.add_argument("--input-size", type=int, nargs=3, metavar=("C", "H", "W"), help="channels, height and width")
+    data.add_argument("--mean", type=float, nargs="+", help="channel means")
+    data.add_argument("--std", type=float, nargs="+", help="channel standard deviations")
+    data.add_argument("--interpolation", metavar="NAME", help="resizing interpolation, such as bicubic")
+    data.add_argument("--crop-pct", type=float, metavar="PCT", help="share of the image kept by the centre crop")
+    data.add_argument("--crop-mode", choices=("center", "border", "squash"), help="how timm crops the image")
     return parser

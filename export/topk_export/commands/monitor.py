@@ -36,10 +36,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="topk-registry monitor", description=__doc__)
-    parser.add_argument("log", metavar="LOG", help="written by topk-registry serve --log")
+    parser.add_argument("log", metavar="LOG", help="a file that topk-registry serve --log wrote")
     parser.add_argument("--model", metavar="FILE", help="the calibrated file; without it, changes within the log")
     parser.add_argument("--level", type=float, default=0.01, help="probability of a false alarm, ever (default: 0.01)")
     parser.add_argument("--report", metavar="FILE", help="a page with the plot")
-    parser.add_argument("--seed", type=int, default=0, help="of the ranks among equal values (default: 0)")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the ranks among equal values (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     return parser

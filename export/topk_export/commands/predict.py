@@ -41,18 +41,21 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="topk-registry predict", description=main.__doc__)
-    parser.add_argument("model", metavar="model.onnx")
+    parser.add_argument("model", metavar="model.onnx", help="a file of topk-registry export")
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, or folders to search")
     parser.add_argument(
-        "--softmax-mass", type=share, metavar="P", help="also the fewest classes with this softmax share"
+        "--softmax-mass",
+        type=share,
+        metavar="P",
+        help="also write the fewest classes that hold this share of the softmax",
     )
     parser.add_argument("--max-set", type=positive, metavar="N", help="the most classes of a set to write")
-    parser.add_argument("--batch-size", type=positive, default=32, metavar="N")
+    parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="images a run (default: 32)")
     parser.add_argument("--workers", type=positive, metavar="N", help="threads that read images (default: CPUs, max 8)")
     parser.add_argument("--exif", action="store_true", help="turn images as EXIF says (timm's evaluation does not)")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="JSON Lines: one object an image")
-    form.add_argument("--csv", action="store_true", help="one line a class")
+    form.add_argument("--json", action="store_true", help="print JSON Lines, one object an image")
+    form.add_argument("--csv", action="store_true", help="print CSV, one line a class of an image")
     add_runtime_flags(parser)
     return parser
 

@@ -149,7 +149,7 @@ def _parser() -> ArgumentParser:
         "scored; 130, interrupted",
     )
     add = parser.add_argument
-    add("model", metavar="model.onnx")
+    add("model", metavar="model.onnx", help="a file of topk-registry export")
     add(
         "source",
         nargs="+",
@@ -162,18 +162,34 @@ def _parser() -> ArgumentParser:
     add("--retry-errors", action="store_true", help="repeat finished shards that hold errors")
     source = parser.add_argument_group("source").add_argument
     source("--format", choices=KINDS, default="auto", help="what the sources are (default: by their names)")
-    source("--root", default="", metavar="DIR", help="what relative paths in lists and tables begin from")
-    source("--image-column", default="", metavar="NAME", help="of Parquet: bytes, paths, or a struct of both")
-    source("--shard-size", type=positive, default=1000, metavar="N", help="images a file, of folders and lists")
+    source("--root", default="", metavar="DIR", help="folder that relative paths in lists and tables start from")
+    source(
+        "--image-column",
+        default="",
+        metavar="NAME",
+        help="column of a Parquet file with bytes, paths, or a struct of both",
+    )
+    source(
+        "--shard-size",
+        type=positive,
+        default=1000,
+        metavar="N",
+        help="images a file of scores, for folders and lists (default: 1000)",
+    )
     source("--exif", action="store_true", help="turn images as EXIF says (timm's evaluation does not)")
     rows = parser.add_argument_group("rows").add_argument
     rows("--top", type=positive, metavar="K", help="number of best classes (default: the file's k)")
     rows("--max-set", type=positive, metavar="N", help="the most classes of a prediction set to write")
-    rows("--all-classes", action="store_true", help="also logits and marginals of all classes")
+    rows("--all-classes", action="store_true", help="also write logits and marginals of all classes")
     work = parser.add_argument_group("work").add_argument
     work("--workers", type=positive, metavar="N", help="processes (default: one a GPU, else one a processor)")
     work("--ray", metavar="ADDRESS", help="work on this Ray cluster: auto, HOST:6379 or ray://HOST:10001")
-    work("--gpus-per-worker", type=float, metavar="X", help="on Ray; may be a part (default: 1 with --device cuda)")
+    work(
+        "--gpus-per-worker",
+        type=float,
+        metavar="X",
+        help="GPUs of a worker on Ray, such as 0.5 (default: 1 with --device cuda)",
+    )
     work("--readers", type=positive, metavar="N", help="threads that read, of each process (default: 1; 8 for URLs "
          "and GPUs)")  # fmt: skip
     work("--batch-size", type=positive, metavar="N", help="images a run (default: 32, fewer where inputs are large)")

@@ -94,9 +94,11 @@ def _access(args: Any) -> Any:
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="topk-registry serve", description=main.__doc__)
-    parser.add_argument("model", metavar="model.onnx")
-    parser.add_argument("--host", default="127.0.0.1", help="default: this machine only")
-    parser.add_argument("--port", type=port, default=8000, help="0 takes a free one (default: 8000)")
+    parser.add_argument("model", metavar="model.onnx", help="a file of topk-registry export")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
+    )
+    parser.add_argument("--port", type=port, default=8000, help="port to listen on; 0 takes a free one (default: 8000)")
     parser.add_argument(
         "--workers", type=positive, default=1, metavar="N", help="processes, each with the model (default: 1)"
     )
@@ -107,44 +109,83 @@ def _parser() -> ArgumentParser:
         "--ensemble", action="store_true", help="with --triton: add an ensemble that takes encoded images"
     )
     parser.add_argument("--site", metavar="DIR", help="write a page that runs the model in the browser there, and stop")
-    parser.add_argument("--onnxruntime-web", metavar="DIR", default=".", help="where npm installed it (default: here)")
+    parser.add_argument(
+        "--onnxruntime-web",
+        metavar="DIR",
+        default=".",
+        help="with --site: folder where npm installed onnxruntime-web (default: here)",
+    )
     parser.add_argument("--cuda-graph", action="store_true", help="run batches of --max-batch as one CUDA graph")
     add_runtime_flags(parser)
 
     limits = parser.add_argument_group("limits of each process")
-    limits.add_argument("--max-batch", type=positive, default=16, metavar="N", help="inputs of a run (default: 16)")
     limits.add_argument(
-        "--max-delay", type=milliseconds, default=5.0, metavar="MS", help="wait for a batch (default: 5)"
-    )
-    limits.add_argument("--max-queue", type=positive, default=128, metavar="N", help="requests at once (default: 128)")
-    limits.add_argument("--max-per-client", type=positive, default=64, metavar="N", help="of one address (default: 64)")
-    limits.add_argument(
-        "--max-bytes", type=positive, default=10_000_000, metavar="N", help="of a body (default: 10 MB)"
+        "--max-batch", type=positive, default=16, metavar="N", help="most images of one run of the model (default: 16)"
     )
     limits.add_argument(
-        "--max-pixels", type=positive, default=PIXELS, metavar="N", help="of an image (default: 25 million)"
+        "--max-delay",
+        type=milliseconds,
+        default=5.0,
+        metavar="MS",
+        help="most milliseconds to wait for a batch to fill (default: 5)",
     )
-    limits.add_argument("--max-images", type=positive, default=32, metavar="N", help="of one request (default: 32)")
-    limits.add_argument("--max-set", type=positive, default=1000, metavar="N", help="classes of a set (default: 1000)")
-    limits.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help="of a request (default: 30)")
     limits.add_argument(
-        "--idle-timeout", type=seconds, default=10.0, metavar="S", help="of a silent connection (default: 10)"
+        "--max-queue", type=positive, default=128, metavar="N", help="most requests at once (default: 128)"
+    )
+    limits.add_argument(
+        "--max-per-client",
+        type=positive,
+        default=64,
+        metavar="N",
+        help="most requests at once from one address (default: 64)",
+    )
+    limits.add_argument(
+        "--max-bytes",
+        type=positive,
+        default=10_000_000,
+        metavar="N",
+        help="most bytes of a request's body (default: 10 MB)",
+    )
+    limits.add_argument(
+        "--max-pixels", type=positive, default=PIXELS, metavar="N", help="most pixels of an image (default: 25 million)"
+    )
+    limits.add_argument(
+        "--max-images", type=positive, default=32, metavar="N", help="most images of one request (default: 32)"
+    )
+    limits.add_argument(
+        "--max-set", type=positive, default=1000, metavar="N", help="most classes of a set in an answer (default: 1000)"
+    )
+    limits.add_argument(
+        "--timeout", type=seconds, default=30.0, metavar="S", help="most seconds for a request (default: 30)"
+    )
+    limits.add_argument(
+        "--idle-timeout",
+        type=seconds,
+        default=10.0,
+        metavar="S",
+        help="most seconds of silence on a connection (default: 10)",
     )
 
     access = parser.add_argument_group("access; for TLS put a proxy in front")
-    access.add_argument("--api-key-file", metavar="FILE", help="keys, one a line; a request must carry one")
+    access.add_argument("--api-key-file", metavar="FILE", help="file of keys, one a line; a request must carry one")
     access.add_argument(
         "--allowed-hosts",
         nargs="+",
         default=(),
         metavar="NAME",
-        help="in the Host header ('*': any; default: as --host)",
+        help="names that the Host header may have ('*': any; default: as --host)",
     )
     access.add_argument(
-        "--cors-origin", nargs="+", default=(), metavar="URL", help="sites whose pages may call the service ('*': any)"
+        "--cors-origin",
+        nargs="+",
+        default=(),
+        metavar="URL",
+        help="sites whose pages may call the service ('*': any; default: none)",
     )
-    access.add_argument("--access-log", metavar="FILE", help="a line of JSON a request ('-': standard output)")
     access.add_argument(
-        "--trusted-proxies", nargs="+", default=(), metavar="IP", help="whose X-Forwarded-For names the client"
+        "--access-log", metavar="FILE", help="write a line of JSON for each request ('-': to standard output)"
+    )
+    access.add_argument(
+        "--trusted-proxies", nargs="+", default=(), metavar="IP", help="proxies whose X-Forwarded-For names the client"
     )
     return parser

@@ -12,9 +12,9 @@ from topk_registry.cli import ArgumentParser
 def main(argv: Sequence[str]) -> int:
     """Repeat the checks of an exported file."""
     parser = ArgumentParser(prog="topk-registry verify", description=main.__doc__)
-    parser.add_argument("model", metavar="model.onnx")
+    parser.add_argument("model", metavar="model.onnx", help="a file of topk-registry export")
     parser.add_argument("--sample", metavar="FILE", help="NAME.sample.npz of the export (default: beside NAME.onnx)")
-    parser.add_argument("--json", action="store_true", help="the whole report")
+    parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
     add_runtime_flags(parser)
     args = parser.parse_args(argv)
     report = verify(

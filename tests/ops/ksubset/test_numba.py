@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tests.ops.ksubset.scores import KINDS, scores
 from topk_registry.ops import openmp as team
 from topk_registry.ops.ksubset.numba import backend as cpu
+from topk_registry.ops.ksubset.numba import select
 from topk_registry.ops.ksubset.torch import all_classes as composite
 
 INF, NAN = float("inf"), float("nan")
@@ -117,6 +119,27 @@ def test_large_scores_wherever_they_are(order):
     torch.testing.assert_close(cpu.margins(s, k, 1.0), composite.margins(s, k, 1.0), rtol=1e-5, atol=1e-5)
     expected, found = (f.margins_backward(g, s, k, 1.0) for f in (composite, cpu))
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("order", ["rising", "falling", "random", "equal", "few values", "holes"])
+@pytest.mark.parametrize(("n", "T"), [(257, 1), (300, 257), (300, 290), (3000, 400)])
+def test_the_largest_of_more_candidates_than_are_ranked_one_by_one(n, T, order):
+    generator = np.random.default_rng(0)
+    row = {
+        "rising": np.arange(n),
+        "falling": -np.arange(n),
+        "random": generator.standard_normal(n),
+        "equal": np.zeros(n),
+        "few values": generator.integers(0, 3, n),
+        "holes": np.where(generator.random(n) < 0.01, -np.inf, generator.standard_normal(n)),
+    }[order].astype(np.float64)
+    top, where = np.empty(T), np.empty(T, np.int64)
+    assert select.largest(row, 5, top, where, select.room(n, T, row.dtype))
+    others = np.delete(row, 5)
+    np.testing.assert_array_equal(top, np.sort(others)[::-1][:T])
+    np.testing.assert_array_equal(row[where], top)
+    assert len(set(where)) == T
+    assert 5 not in where
 
 
 def test_an_empty_batch():

@@ -101,9 +101,9 @@ def _add_others(group: Any) -> None:
     )
     group.add_argument("--jsd-loss", action="store_true", help="timm's name for --loss jsd; needs --aug-splits")
     group.add_argument("--bce-loss", action="store_true", help="timm's name for --loss bce")
-    group.add_argument("--bce-sum", action="store_true", help="bce: sum over classes")
-    group.add_argument("--bce-target-thresh", type=float, help="bce: targets above this are 1, others 0")
-    group.add_argument("--bce-pos-weight", type=float, help="bce: weight of the positive term")
+    group.add_argument("--bce-sum", action="store_true", help="sum bce over classes")
+    group.add_argument("--bce-target-thresh", type=float, help="take targets of bce above this for 1, others for 0")
+    group.add_argument("--bce-pos-weight", type=float, help="weight of the positive term of bce")
 
 
 def _type_of(default: Any) -> type:

@@ -41,10 +41,10 @@ class LossFlags:
     """Loss."""
 
     loss: str = flag("ce", "a registered loss (`timm losses` lists them) or one of timm's own", metavar="NAME")
-    loss_opt: dict[str, Any] = flag({}, "the loss's options; repeats add")
+    loss_opt: dict[str, Any] = flag({}, "options of the loss; a repeated flag adds to those before")
     normalize_classifier: float | None = flag(
         None,
-        "swap the model's classifier for a cosine one, as LDAM and the imbalanced losses want",
+        "replace the classifier by a cosine one with scores times SCALE, as LDAM and the imbalanced losses want",
         metavar="SCALE",
         names=("--cosine-classifier",),
         const=1.0,
@@ -71,31 +71,38 @@ class DataFlags:
         metavar="NAME",
     )
     train_batches_per_epoch: int | None = flag(
-        None, "batches in a training epoch (else what the data gives)", metavar="N", names=("--train-steps-per-epoch",)
+        None,
+        "batches in a training epoch (default: as many as the data holds)",
+        metavar="N",
+        names=("--train-steps-per-epoch",),
     )
-    train_num_samples: int | None = flag(None, "length of a streamed training split", metavar="N")
-    val_num_samples: int | None = flag(None, "length of a streamed validation split", metavar="N")
+    train_num_samples: int | None = flag(None, "images in a streamed training split", metavar="N")
+    val_num_samples: int | None = flag(None, "images in a streamed validation split", metavar="N")
     dataset_download: bool = flag(False, "let torch/ and tfds/ data sets download themselves")
-    class_map: str = flag("", "class name to index map", metavar="FILE")
-    input_img_mode: str | None = flag(None, "PIL mode of the images")
+    class_map: str = flag("", "a file that maps class names to indices", metavar="FILE")
+    input_img_mode: str | None = flag(None, "PIL mode that images are converted to, such as RGB or L")
     input_key: str | None = flag(None, "the data set's key of the image")
     target_key: str | None = flag(None, "the data set's key of the label")
     dataset_trust_remote_code: bool = flag(False, "let a Hugging Face data set run its own code")
-    strict_data: bool = flag(False, "stop at an unreadable image (else its neighbour is used, and counted)")
+    strict_data: bool = flag(False, "stop at an unreadable image (default: take its neighbour, and count it)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HarderDataFlags:
     """Harder training data."""
 
-    label_noise: float = flag(0.0, "draw this share of the training labels anew, within their superclass", metavar="P")
+    label_noise: float = flag(
+        0.0, "replace this share of the training labels by random classes of the same superclass", metavar="P"
+    )
     superclasses: str = flag(
         "", "JSON: the superclass of each class (CIFAR-100's and the built-in data's are known)", metavar="FILE"
     )
     long_tail: str | None = flag(
-        None, "thin the classes out, from all of the first to few of the last", choices=("pareto", "exp")
+        None, "remove training images, ever more from class to class: few remain of the last", choices=("pareto", "exp")
     )
-    imbalance_factor: float = flag(100.0, "first over last class of --long-tail", metavar="F")
+    imbalance_factor: float = flag(
+        100.0, "images of the first class over those of the last, with --long-tail", metavar="F"
+    )
     subset: float = flag(1.0, "train on this fraction of each class", metavar="FRACTION")
 
 
@@ -104,61 +111,61 @@ class ModelFlags:
     """Model."""
 
     model: str = flag("resnet50", "a timm model", metavar="NAME")
-    pretrained: bool = flag(False, "start from its published weights")
+    pretrained: bool = flag(False, "start from the model's published weights")
     pretrained_path: str | None = flag(None, "start from this file as if it were the published weights")
     initial_checkpoint: str = flag("", "load this checkpoint into the model first", metavar="PATH")
     resume: str = flag("", "continue from a checkpoint; 'auto' finds the latest of this run", metavar="PATH")
     no_resume_opt: bool = flag(False, "resume the model alone, not the optimizer")
-    num_classes: int | None = flag(None, "number of classes (else the data set's, else the model's)", metavar="N")
+    num_classes: int | None = flag(None, "number of classes (default: the data set's, else the model's)", metavar="N")
     gp: str | None = flag(None, "global pooling type", metavar="POOL")
-    img_size: int | None = flag(None, "image size (else the model's)", metavar="N")
-    in_chans: int | None = flag(None, "input channels (else 3)", metavar="N")
+    img_size: int | None = flag(None, "image size (default: the model's)", metavar="N")
+    in_chans: int | None = flag(None, "input channels (default: 3)", metavar="N")
     input_size: list[int] | None = flag(None, "input channels, height and width", metavar="N", nargs=3)
     crop_pct: float | None = flag(None, "share of the image kept by evaluation's centre crop", metavar="PCT")
     mean: list[float] | None = flag(None, "channel means to normalise with", metavar="MEAN")
     std: list[float] | None = flag(None, "channel standard deviations to normalise with", metavar="STD")
     interpolation: str = flag("", "resizing interpolation", metavar="NAME")
-    batch_size: int = flag(128, "training batch of each process", metavar="N", names=("-b",))
+    batch_size: int = flag(128, "images in a training batch of each process", metavar="N", names=("-b",))
     validation_batch_size: int | None = flag(
-        None, "evaluation batch (else the training one)", metavar="N", names=("-vb",)
+        None, "images in an evaluation batch (default: as in training)", metavar="N", names=("-vb",)
     )
-    channels_last: bool = flag(False, "channels-last memory layout")
-    grad_accum_steps: int = flag(1, "batches to an update", metavar="N")
+    channels_last: bool = flag(False, "use the channels-last memory layout")
+    grad_accum_steps: int = flag(1, "batches to an update of the weights", metavar="N")
     grad_checkpointing: bool = flag(False, "recompute activations to save memory")
-    fast_norm: bool = flag(False, "timm's fast normalisation layers")
-    model_kwargs: dict[str, Any] = flag({}, "extra model options")
+    fast_norm: bool = flag(False, "use timm's fast normalisation layers")
+    model_kwargs: dict[str, Any] = flag({}, "further options of the model")
     head_init_scale: float | None = flag(None, "scale the classifier's initial values")
     head_init_bias: float | None = flag(None, "the classifier's initial bias")
     torchcompile: str | None = flag(None, "compile the model", metavar="BACKEND", const="inductor")
-    torchcompile_mode: str | None = flag(None, "torch.compile mode")
+    torchcompile_mode: str | None = flag(None, "mode of torch.compile")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFlags:
     """Device."""
 
-    device: str = flag("cuda", "where to train; without CUDA, cuda means cpu")
-    amp: bool = flag(False, "mixed precision")
+    device: str = flag("cuda", "device to train on; cuda is the CPU where there is no CUDA")
+    amp: bool = flag(False, "train in mixed precision")
     amp_dtype: str | None = flag(
         None,
-        "the lower precision of --amp (else float16, and bfloat16 on a CPU, where float16 is slow)",
+        "lower precision of --amp (default: float16; bfloat16 on a CPU, where float16 is slow)",
         choices=("float16", "bfloat16"),
     )
     model_dtype: str | None = flag(
-        None, "the model's own precision, without --amp", choices=("float32", "float16", "bfloat16")
+        None, "precision of the model's weights, without --amp", choices=("float32", "float16", "bfloat16")
     )
     no_ddp_bb: bool = flag(False, "do not broadcast buffers between processes")
     class_parallel: bool = flag(
-        False, "spread the classifier's rows over the processes of torchrun; scores of all classes are never made"
+        False, "divide the classifier's classes among the processes of torchrun; no process computes the scores of all"
     )
     class_sample: float | None = flag(
         None,
-        "with --class-parallel: the share of classes that takes part in a step, besides the labels",
+        "with --class-parallel: share of the classes in a step, besides those of the labels",
         metavar="RATE",
     )
     synchronize_step: bool = flag(False, "wait for the device after each step")
     local_rank: int = flag(0, "set by launchers", names=("--local_rank",))
-    device_modules: list[str] | None = flag(None, "modules to import for a device backend", metavar="MODULE")
+    device_modules: list[str] | None = flag(None, "modules to import that bring a device to torch", metavar="MODULE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,106 +173,134 @@ class OptimizerFlags:
     """Optimizer."""
 
     opt: str = flag("sgd", "a timm optimizer", metavar="NAME")
-    opt_eps: float | None = flag(None, "its epsilon", metavar="EPS")
-    opt_betas: list[float] | None = flag(None, "its betas", metavar="BETA")
-    momentum: float = flag(0.9, "its momentum", metavar="M")
+    opt_eps: float | None = flag(None, "epsilon of the optimizer", metavar="EPS")
+    opt_betas: list[float] | None = flag(None, "betas of the optimizer", metavar="BETA")
+    momentum: float = flag(0.9, "momentum of the optimizer", metavar="M")
     weight_decay: float = flag(2e-05, "weight decay")
-    clip_grad: float | None = flag(None, "clip gradients", metavar="NORM")
-    clip_mode: str = flag("norm", "how to clip", choices=("norm", "value", "agc"))
-    layer_decay: float | None = flag(None, "layer-wise learning-rate decay")
-    layer_decay_min_scale: float = flag(0, "its least scale")
-    layer_decay_no_opt_scale: float | None = flag(None, "layers below this scale are not trained")
-    opt_kwargs: dict[str, Any] = flag({}, "extra optimizer options")
+    clip_grad: float | None = flag(
+        None, "largest norm or value of gradients, see --clip-mode (default: no limit)", metavar="NORM"
+    )
+    clip_mode: str = flag(
+        "norm",
+        "what --clip-grad limits: the norm of all, each value, or norms relative to the weights'",
+        choices=("norm", "value", "agc"),
+    )
+    layer_decay: float | None = flag(None, "factor of the learning rate from layer to layer, the deepest first")
+    layer_decay_min_scale: float = flag(0, "least factor of --layer-decay")
+    layer_decay_no_opt_scale: float | None = flag(None, "do not train layers with a factor of --layer-decay below this")
+    opt_kwargs: dict[str, Any] = flag({}, "further options of the optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleFlags:
     """Schedule."""
 
-    epochs: int = flag(300, "epochs", metavar="N")
+    epochs: int = flag(300, "epochs to train", metavar="N")
     sched: str = flag("cosine", "learning-rate schedule", metavar="NAME")
-    sched_on_updates: bool = flag(False, "step the schedule on updates, not epochs")
-    lr: float | None = flag(None, "learning rate (else from --lr-base)", metavar="LR")
+    sched_on_updates: bool = flag(False, "move on in the schedule at every update, not every epoch")
+    lr: float | None = flag(None, "learning rate (default: from --lr-base)", metavar="LR")
     lr_base: float = flag(0.1, "lr = lr_base * global batch / lr_base_size", metavar="LR")
-    lr_base_size: int = flag(256, "the batch that --lr-base is for", metavar="DIV")
-    lr_base_scale: str = flag("", "how lr grows with the batch; by optimizer", choices=("", "linear", "sqrt"))
-    lr_noise: list[float] | None = flag(None, "epochs between which the rate is noisy", metavar="PCT")
-    lr_noise_pct: float = flag(0.67, "the noise's limit")
-    lr_noise_std: float = flag(1.0, "the noise's standard deviation")
-    lr_cycle_mul: float = flag(1.0, "cycle length multiplier")
-    lr_cycle_decay: float = flag(0.5, "decay from cycle to cycle")
-    lr_cycle_limit: int = flag(1, "number of cycles", metavar="N")
-    lr_k_decay: float = flag(1.0, "k-decay of cosine and poly")
-    warmup_lr: float = flag(1e-05, "the rate that warm-up starts from", metavar="LR")
-    min_lr: float = flag(0, "the least rate", metavar="LR")
+    lr_base_size: int = flag(256, "the batch size that --lr-base is for", metavar="DIV")
+    lr_base_scale: str = flag(
+        "", "how the learning rate grows with the batch (default: by optimizer)", choices=("", "linear", "sqrt")
+    )
+    lr_noise: list[float] | None = flag(
+        None, "parts of the training between which the learning rate is noisy", metavar="PCT"
+    )
+    lr_noise_pct: float = flag(0.67, "largest change of the learning rate by --lr-noise, as a share")
+    lr_noise_std: float = flag(1.0, "standard deviation of --lr-noise")
+    lr_cycle_mul: float = flag(1.0, "factor of the length from one cycle to the next")
+    lr_cycle_decay: float = flag(0.5, "factor of the learning rate from one cycle to the next")
+    lr_cycle_limit: int = flag(1, "number of cycles of the schedule", metavar="N")
+    lr_k_decay: float = flag(1.0, "exponent of k-decay, for the schedules cosine and poly")
+    warmup_lr: float = flag(1e-05, "learning rate that warm-up starts from", metavar="LR")
+    min_lr: float = flag(0, "least learning rate", metavar="LR")
     epoch_repeats: float = flag(0.0, "repeats of a streamed data set in an epoch", metavar="N")
-    start_epoch: int | None = flag(None, "start here, whatever a checkpoint says", metavar="N")
-    decay_milestones: list[int] = flag([90, 180, 270], "of multistep", metavar="N")
-    decay_epochs: float = flag(90, "epochs between decays of step", metavar="N")
+    start_epoch: int | None = flag(None, "first epoch, whatever a checkpoint says", metavar="N")
+    decay_milestones: list[int] = flag(
+        [90, 180, 270], "epochs at which the schedule multistep lowers the rate", metavar="N"
+    )
+    decay_epochs: float = flag(90, "epochs after which the schedule step lowers the rate", metavar="N")
     warmup_epochs: int = flag(5, "epochs of warm-up", metavar="N")
     warmup_prefix: bool = flag(False, "warm up before the schedule, not within it")
-    cooldown_epochs: int = flag(0, "epochs at the least rate, at the end", metavar="N")
-    patience_epochs: int = flag(10, "of plateau", metavar="N")
-    decay_rate: float = flag(0.1, "of step, multistep and plateau", metavar="RATE", names=("--dr",))
+    cooldown_epochs: int = flag(0, "epochs at the least learning rate, at the end", metavar="N")
+    patience_epochs: int = flag(
+        10, "epochs without progress after which the schedule plateau lowers the rate", metavar="N"
+    )
+    decay_rate: float = flag(
+        0.1, "factor of the rate in the schedules step, multistep and plateau", metavar="RATE", names=("--dr",)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentationFlags:
     """Augmentation and regularisation."""
 
-    no_aug: bool = flag(False, "resize only, whatever the flags below say")
-    train_crop_mode: str | None = flag(None, "timm's training crop mode")
-    scale: list[float] = flag([0.08, 1.0], "random crop's area", metavar="PCT")
-    ratio: list[float] = flag([0.75, 1.3333333333333333], "random crop's aspect", metavar="R")
+    no_aug: bool = flag(False, "only resize images, whatever the flags below say")
+    train_crop_mode: str | None = flag(None, "how timm crops training images, such as rrc, rkrc or rkrr")
+    scale: list[float] = flag(
+        [0.08, 1.0], "least and largest area of the random crop, as a share of the image", metavar="PCT"
+    )
+    ratio: list[float] = flag(
+        [0.75, 1.3333333333333333], "least and largest aspect ratio of the random crop", metavar="R"
+    )
     hflip: float = flag(0.5, "chance of a horizontal flip")
     vflip: float = flag(0.0, "chance of a vertical flip")
-    color_jitter: float = flag(0.4, "colour jitter", metavar="F")
-    color_jitter_prob: float | None = flag(None, "its chance", metavar="P")
+    color_jitter: float = flag(0.4, "strength of colour jitter", metavar="F")
+    color_jitter_prob: float | None = flag(None, "chance of colour jitter (default: always)", metavar="P")
     grayscale_prob: float | None = flag(None, "chance of greyscale", metavar="P")
     gaussian_blur_prob: float | None = flag(None, "chance of blur", metavar="P")
     aa: str | None = flag(
         None, "auto-augment policy, such as rand-m9-mstd0.5-inc1, v0, original, augmix", metavar="NAME"
     )
-    aug_repeats: float = flag(0, "repeated augmentation (distributed only)")
-    aug_splits: int = flag(0, "augmentation splits: 0, or at least 2")
+    aug_repeats: float = flag(0, "times that each image is in an epoch, augmented anew (several processes only)")
+    aug_splits: int = flag(0, "parts of a batch with augmentations of their own: 0, or at least 2")
     reprob: float = flag(0.0, "chance of random erasing", metavar="P")
-    remode: str = flag("pixel", "random erasing mode")
-    recount: int = flag(1, "random erasing count")
+    remode: str = flag("pixel", "what random erasing writes: const, rand or pixel")
+    recount: int = flag(1, "rectangles that random erasing takes")
     resplit: bool = flag(False, "do not erase in the first augmentation split")
-    mixup: float = flag(0.0, "mixup's alpha, on if above 0", metavar="ALPHA")
-    cutmix: float = flag(0.0, "cutmix's alpha, on if above 0", metavar="ALPHA")
-    cutmix_minmax: list[float] | None = flag(None, "cutmix's least and largest ratio")
+    mixup: float = flag(0.0, "alpha of mixup; 0 is off", metavar="ALPHA")
+    cutmix: float = flag(0.0, "alpha of cutmix; 0 is off", metavar="ALPHA")
+    cutmix_minmax: list[float] | None = flag(None, "least and largest side of the pasted part, in place of --cutmix")
     mixup_prob: float = flag(1.0, "chance that a batch is mixed")
-    mixup_switch_prob: float = flag(0.5, "chance of cutmix where both are on")
-    mixup_mode: str = flag("batch", "mix by batch, pair, element", choices=("batch", "pair", "elem", "half"))
-    mixup_off_epoch: int = flag(0, "no mixing from this epoch, if above 0", metavar="N")
+    mixup_switch_prob: float = flag(0.5, "chance of cutmix rather than mixup where both are on")
+    mixup_mode: str = flag(
+        "batch",
+        "images that share one mixing ratio: a batch, pairs, or each alone",
+        choices=("batch", "pair", "elem", "half"),
+    )
+    mixup_off_epoch: int = flag(0, "first epoch without mixup and cutmix; 0: none", metavar="N")
     smoothing: float = flag(0.1, "label smoothing")
-    train_interpolation: str = flag("random", "random, bilinear or bicubic")
+    train_interpolation: str = flag("random", "resizing interpolation in training: random, bilinear or bicubic")
     drop: float = flag(0.0, "dropout", metavar="P")
     drop_connect: float | None = flag(None, "old name of --drop-path", metavar="P")
     drop_path: float | None = flag(None, "stochastic depth", metavar="P")
-    drop_block: float | None = flag(None, "drop block", metavar="P")
+    drop_block: float | None = flag(None, "chance of DropBlock", metavar="P")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchNormFlags:
     """Batch norm."""
 
-    bn_momentum: float | None = flag(None, "batch-norm momentum")
-    bn_eps: float | None = flag(None, "batch-norm epsilon")
-    sync_bn: bool = flag(False, "synchronised batch norm")
-    dist_bn: str = flag("reduce", "share statistics after each epoch", choices=("broadcast", "reduce", ""))
-    split_bn: bool = flag(False, "a batch norm for each augmentation split")
+    bn_momentum: float | None = flag(None, "momentum of batch norm")
+    bn_eps: float | None = flag(None, "epsilon of batch norm")
+    sync_bn: bool = flag(False, "compute batch norm over all processes")
+    dist_bn: str = flag(
+        "reduce",
+        "how processes share batch-norm statistics after each epoch; '' for not",
+        choices=("broadcast", "reduce", ""),
+    )
+    split_bn: bool = flag(False, "use a batch norm of its own for each of --aug-splits")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AverageFlags:
     """Moving average."""
 
-    model_ema: bool = flag(False, "keep, and evaluate, a moving average of the weights")
-    model_ema_force_cpu: bool = flag(False, "keep it on the CPU, not evaluated")
-    model_ema_decay: float = flag(0.9998, "its decay")
-    model_ema_warmup: bool = flag(False, "let its decay warm up")
+    model_ema: bool = flag(False, "keep a moving average of the weights, and evaluate it")
+    model_ema_force_cpu: bool = flag(False, "keep the moving average on the CPU, and do not evaluate it")
+    model_ema_decay: float = flag(0.9998, "decay of the moving average")
+    model_ema_warmup: bool = flag(False, "let the decay of the moving average grow from 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,27 +309,33 @@ class RunFlags:
 
     dry_run: bool = flag(False, "build everything, run one batch forward and backward, print the plan")
     seed: int = flag(42, "random seed", metavar="S")
-    worker_seeding: str = flag("all", "accepted as timm's; every batch has a seed of its own here")
+    worker_seeding: str = flag("all", "accepted for timm's sake and not used: every batch has a seed of its own")
     log_interval: int = flag(50, "updates between lines of progress", metavar="N")
     val_interval: int = flag(1, "epochs between evaluations", metavar="N")
-    recovery_interval: int = flag(0, "updates between recovery checkpoints", metavar="N")
+    recovery_interval: int = flag(0, "updates between recovery checkpoints; 0 writes none", metavar="N")
     checkpoint_hist: int = flag(10, "checkpoints to keep", metavar="N")
-    workers: int = flag(4, "data-loading processes", metavar="N", names=("-j",))
+    workers: int = flag(4, "processes that load data", metavar="N", names=("-j",))
     save_images: bool = flag(False, "save the training batches of every log interval")
-    pin_mem: bool = flag(False, "pin host memory")
-    no_prefetcher: bool = flag(False, "normalise and mix on the CPU")
-    output: str = flag("", "where runs go (else ./output/train)", metavar="DIR")
-    experiment: str = flag("", "this run's folder in --output", metavar="NAME")
+    pin_mem: bool = flag(False, "pin the memory of batches, for faster copies to a GPU")
+    no_prefetcher: bool = flag(False, "normalise and mix images on the CPU")
+    output: str = flag("", "folder of all runs (default: ./output/train)", metavar="DIR")
+    experiment: str = flag("", "name of this run's folder in --output (default: time, model and loss)", metavar="NAME")
     eval_metric: str = flag(
         "top1",
-        "what picks the best checkpoint: loss, topK or macro-topK for any K, many-topK, medium-topK, few-topK",
+        "metric that picks the best checkpoint: loss, topK or macro-topK for any K, many-topK, medium-topK, few-topK",
         metavar="NAME",
     )
-    early_stop: int = flag(0, "stop after N evaluations without a better --eval-metric", metavar="N")
-    multi_crop: int = flag(0, "evaluate on that many crops, averaging top-k probabilities", choices=(0, 5, 10))
-    marginal_temperature: float | None = flag(None, "temperature of those probabilities (else the loss's)", metavar="T")
-    tta: int = flag(0, "average the scores of N consecutive samples", metavar="N")
-    use_multi_epochs_loader: bool = flag(False, "accepted as timm's; workers outlive the epoch anyway")
+    early_stop: int = flag(0, "stop after N evaluations without a better --eval-metric; 0: never", metavar="N")
+    multi_crop: int = flag(
+        0, "evaluate on this many crops of an image, and average their top-k probabilities", choices=(0, 5, 10)
+    )
+    marginal_temperature: float | None = flag(
+        None, "temperature of the top-k probabilities of --multi-crop (default: the loss's)", metavar="T"
+    )
+    tta: int = flag(0, "average the scores of N samples in a row, which a data set gives for each image", metavar="N")
+    use_multi_epochs_loader: bool = flag(
+        False, "accepted for timm's sake and not used: workers outlive the epoch anyway"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,8 +343,10 @@ class LoggerFlags:
     """Loggers."""
 
     logger: list[str] = flag([], "also log to these (`topk-registry loggers` lists them)", metavar="NAME")
-    logger_opt: dict[str, Any] = flag({}, "their options, as mlflow.experiment=cifar; repeats add")
+    logger_opt: dict[str, Any] = flag(
+        {}, "options of loggers, such as mlflow.experiment=cifar; a repeated flag adds to those before"
+    )
     log_wandb: bool = flag(False, "log to Weights & Biases, as --logger wandb")
-    wandb_project: str | None = flag(None, "its project", metavar="NAME")
-    wandb_tags: list[str] = flag([], "its tags", metavar="TAG")
-    wandb_resume_id: str = flag("", "go on with its run of this ID, with --resume", metavar="ID")
+    wandb_project: str | None = flag(None, "project at Weights & Biases", metavar="NAME")
+    wandb_tags: list[str] = flag([], "tags of the run at Weights & Biases", metavar="TAG")
+    wandb_resume_id: str = flag("", "with --resume: go on with the run of this ID at Weights & Biases", metavar="ID")

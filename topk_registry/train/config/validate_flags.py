@@ -31,60 +31,91 @@ def create_parser() -> argparse.ArgumentParser:
     add("--dataset", metavar="NAME", help="<type>/<name> as in timm, or topk/<name> for a registered data set")
     add("--dataset-opt", nargs="*", action=ParseOptions, metavar="K=V", help="options of a registered data set")
     add("--split", dest="val_split", metavar="NAME", help="the split to evaluate on (default: the training run's)")
-    add("--num-samples", dest="val_num_samples", type=int, metavar="N", help="length of a streamed split")
+    add("--num-samples", dest="val_num_samples", type=int, metavar="N", help="images in a streamed split")
     add("--dataset-download", action="store_true", help="let the data set download itself")
-    for flag in ("--class-map", "--input-key", "--input-img-mode", "--target-key", "--interpolation", "--gp"):
-        add(flag, metavar="X", help="as in timm")
+    add("--class-map", metavar="FILE", help="a file that maps class names to indices")
+    add("--input-key", metavar="NAME", help="the data set's key of the image")
+    add("--input-img-mode", metavar="MODE", help="PIL mode that images are converted to, such as RGB or L")
+    add("--target-key", metavar="NAME", help="the data set's key of the label")
+    add("--interpolation", metavar="NAME", help="resizing interpolation, such as bicubic")
+    add("--gp", metavar="POOL", help="global pooling type")
     add("--dataset-trust-remote-code", action="store_true", help="let a Hugging Face data set run its own code")
-    add("--strict-data", action="store_true", help="stop at an unreadable image, whose neighbour is used otherwise")
-    for flag in ("--img-size", "--in-chans", "--num-classes"):
-        add(flag, type=int, metavar="N", help="as in timm")
+    add("--strict-data", action="store_true", help="stop at an unreadable image (default: take its neighbour)")
+    add("--img-size", type=int, metavar="N", help="image size (default: the model's)")
+    add("--in-chans", type=int, metavar="N", help="input channels (default: the checkpoint's, else 3)")
+    add("--num-classes", type=int, metavar="N", help="number of classes (default: the checkpoint's, else the model's)")
     add("--input-size", nargs=3, type=int, metavar="N", help="channels, height and width")
-    add("--use-train-size", action="store_true", default=False, help="the training size, where the test size differs")
+    add(
+        "--use-train-size",
+        action="store_true",
+        default=False,
+        help="take images in the training size, where the test size differs",
+    )
     add("--crop-pct", type=float, metavar="PCT", help="share of the image kept by the centre crop")
     add("--crop-mode", default=None, metavar="NAME", help="squash, border or center (default: the model's)")
     add("--crop-border-pixels", type=int, default=None, metavar="N", help="pixels to crop from the border of an image")
     add("--mean", type=float, nargs="+", metavar="MEAN", help="channel means")
     add("--std", type=float, nargs="+", metavar="STD", help="channel standard deviations")
-    add("-j", "--workers", type=int, metavar="N", help="data-loading processes (default: 4)")
+    add("-j", "--workers", type=int, metavar="N", help="processes that load data (default: 4)")
     add("-b", "--batch-size", type=int, default=256, metavar="N", help="batch size (default: 256)")
-    add("--use-ema", action="store_true", default=False, help="the moving average of the weights, if there is one")
+    add("--use-ema", action="store_true", default=False, help="take the moving average of the weights, if there is one")
     add("--device", metavar="NAME", help="device (default: cuda, or cpu without it)")
-    add("--amp", action="store_true", help="mixed precision")
-    add("--amp-dtype", choices=("float16", "bfloat16"), help="its lower precision")
-    add("--model-dtype", choices=("float32", "float16", "bfloat16"), help="the model's own precision")
-    add("--channels-last", action="store_true", help="channels-last memory layout")
-    add("--fast-norm", action="store_true", help="timm's fast normalisation layers")
-    add("--pin-mem", action="store_true", help="pin host memory")
-    add("--no-prefetcher", action="store_true", help="normalise on the CPU")
-    add("--model-kwargs", nargs="*", action=ParseOptions, metavar="K=V", help="extra model options")
+    add("--amp", action="store_true", help="evaluate in mixed precision")
+    add("--amp-dtype", choices=("float16", "bfloat16"), help="lower precision of --amp")
+    add("--model-dtype", choices=("float32", "float16", "bfloat16"), help="precision of the model's weights")
+    add("--channels-last", action="store_true", help="use the channels-last memory layout")
+    add("--fast-norm", action="store_true", help="use timm's fast normalisation layers")
+    add("--pin-mem", action="store_true", help="pin the memory of batches, for faster copies to a GPU")
+    add("--no-prefetcher", action="store_true", help="normalise images on the CPU")
+    add("--model-kwargs", nargs="*", action=ParseOptions, metavar="K=V", help="further options of the model")
     add("--topk", type=int, nargs="+", default=[1, 5], metavar="K", help="set sizes to report (default: 1 5)")
-    add("--multi-crop", type=int, choices=(0, 5, 10), help="average top-k probabilities over that many crops")
-    add("--marginal-temperature", type=float, metavar="T", help="temperature of those probabilities (else the loss's)")
-    add("--sets", default="", metavar="SCORE", help="also prediction sets: lac, aps, raps, saps, topk or log-odds")
+    add(
+        "--multi-crop",
+        type=int,
+        choices=(0, 5, 10),
+        help="average the top-k probabilities of this many crops of an image",
+    )
+    add(
+        "--marginal-temperature",
+        type=float,
+        metavar="T",
+        help="temperature of the top-k probabilities (default: the loss's)",
+    )
+    add(
+        "--sets",
+        default="",
+        metavar="SCORE",
+        help="also report prediction sets: lac, aps, raps, saps, topk or log-odds",
+    )
     add("--alpha", type=float, default=0.1, metavar="A", help="the share of labels that sets may miss (default: 0.1)")
     add("--sets-opt", nargs="*", default={}, action=ParseOptions, metavar="K=V", help="options of the sets' score")
     add("--loss", metavar="NAME", help="the loss whose probabilities rank the classes (default: the checkpoint's)")
-    add("--loss-opt", nargs="*", action=ParseOptions, metavar="K=V", help="its options")
+    add("--loss-opt", nargs="*", action=ParseOptions, metavar="K=V", help="options of the loss")
     add("--seed", type=int, metavar="S", help="random seed")
     add("--results-file", default="", metavar="FILE", help="also write the metrics here")
-    add("--results-format", default="csv", choices=("csv", "json"), help="how (default: csv)")
+    add("--results-format", default="csv", choices=("csv", "json"), help="form of --results-file (default: csv)")
     add("--log-freq", type=int, default=10, metavar="N", help="batches between lines of progress (default: 10)")
     add("--num-gpu", type=int, default=1, metavar="N", help="GPUs to spread a batch over (default: 1)")
     add("--test-pool", action="store_true", default=False, help="pool over larger images than the model's own")
     add("--tf-preprocessing", action="store_true", default=False, help="preprocess by TensorFlow, which must be there")
     add("--reparam", action="store_true", default=False, help="fuse the model's branches for inference")
     add("--fuser", default="", choices=("", "te", "old", "nvfuser"), help="TorchScript's fuser")
-    add("--torchcompile-mode", metavar="MODE", help="torch.compile mode")
+    add("--torchcompile-mode", metavar="MODE", help="mode of torch.compile")
     compiled = parser.add_mutually_exclusive_group()
-    compiled.add_argument("--torchscript", action="store_true", default=False, help="torch.jit.script the model")
-    compiled.add_argument("--torchcompile", nargs="?", const="inductor", metavar="BACKEND", help="torch.compile it")
-    compiled.add_argument("--aot-autograd", action="store_true", default=False, help="fuse it by AOT Autograd")
-    add("--real-labels", default="", metavar="FILE", help="JSON of ImageNet's real labels: top-1 and top-5 on these")
+    compiled.add_argument(
+        "--torchscript", action="store_true", default=False, help="compile the model by torch.jit.script"
+    )
+    compiled.add_argument(
+        "--torchcompile", nargs="?", const="inductor", metavar="BACKEND", help="compile the model by torch.compile"
+    )
+    compiled.add_argument("--aot-autograd", action="store_true", default=False, help="fuse the model by AOT Autograd")
+    add(
+        "--real-labels", default="", metavar="FILE", help="JSON of ImageNet's real labels, to report top-1 and top-5 on"
+    )
     add("--valid-labels", default="", metavar="FILE", help="the classes to keep, one index a line; labels count these")
     add("--metrics-avg", choices=("micro", "macro", "weighted"), default=None,
-        help="also precision, recall and F1, averaged so (by scikit-learn)")  # fmt: skip
-    add("--retry", action="store_true", default=False, help="on running out of memory, try a smaller batch")
-    add("--naflex-loader", action="store_true", default=False, help="batches of patches, for NaFlex models")
+        help="also report precision, recall and F1, averaged like this (by scikit-learn)")  # fmt: skip
+    add("--retry", action="store_true", default=False, help="try a smaller batch where memory runs out")
+    add("--naflex-loader", action="store_true", default=False, help="load batches of patches, for NaFlex models")
     add("--naflex-max-seq-len", type=int, default=576, metavar="N", help="most patches of an image (default: 576)")
     return parser

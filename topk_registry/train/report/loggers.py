@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import yaml
 
 from topk_registry import registry
-from topk_registry.registry.errors import PluginError
+from topk_registry.registry.errors import MissingPackageError, PluginError
 from topk_registry.registry.options import check_options
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import Interrupted, TrainError
@@ -186,11 +186,11 @@ def require(package: str) -> None:
     """Refuse, at the cost of a look at the path, a logger whose package is missing: importing it may take seconds.
 
     Raises:
-        ImportError: says what to install.
+        MissingPackageError: says what to install.
     """
     spec = find_spec(package)
     if spec is None or spec.origin is None:  # a mere folder of this name, such as the one that wandb writes into
-        raise ImportError(f"{package} is not installed: pip install 'topk-registry[log]'")
+        raise MissingPackageError(f"{package} is not installed: pip install 'topk-registry[log]'")
 
 
 def _reason(error: Exception) -> str:

@@ -52,9 +52,7 @@ def largest(row, skip, top, where, space):
     if candidates <= 256:
         _place(scores, found, candidates, top, where)
     else:
-        order = np.argsort(-scores[:candidates])
-        for j in range(T):
-            top[j], where[j] = scores[order[j]], found[order[j]]
+        _sort_largest(scores, found, candidates, top, where)
     return True
 
 
@@ -71,6 +69,38 @@ def _place(scores, found, candidates, top, where):
             place += 1
         if place < T:
             top[place], where[place] = padded[j], found[j]
+
+
+@compiled
+def _sort_largest(scores, found, candidates, top, where):
+    """As :func:`_place`, of many candidates: by a heap of T of them, whose lowest gives way to larger ones."""
+    T = len(top)
+    for j in range(T):
+        top[j], where[j] = scores[j], found[j]
+    for j in range(T // 2 - 1, -1, -1):
+        _sink(top, where, j, T)
+    for j in range(T, candidates):
+        if scores[j] > top[0]:
+            top[0], where[0] = scores[j], found[j]
+            _sink(top, where, 0, T)
+    for last in range(T - 1, 0, -1):
+        top[0], top[last] = top[last], top[0]
+        where[0], where[last] = where[last], where[0]
+        _sink(top, where, 0, last)
+
+
+@compiled
+def _sink(top, where, j, size):
+    """Move an entry of a heap with its lowest score in front down to its place."""
+    v, i, child = top[j], where[j], 2 * j + 1
+    while child < size:
+        if child + 1 < size and top[child + 1] < top[child]:
+            child += 1
+        if top[child] >= v:
+            break
+        top[j], where[j] = top[child], where[child]
+        j, child = child, 2 * child + 1
+    top[j], where[j] = v, i
 
 
 @compiled
