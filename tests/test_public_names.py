@@ -44,6 +44,7 @@ PUBLIC = {
     "perturbed_topk",
     "quadratic_bound_loss",
     "quadratic_bound_of_sums",
+    "ranking_loss",
     "refresh_plugins",
     "register_loss",
     "row_losses",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from topk_registry.ops.label_mixture import LabelMixture
     from topk_registry.ops.lapsum.api import lapsum_loss
     from topk_registry.ops.perturbed import perturbed_topk
+    from topk_registry.ops.ranking.api import ranking_loss
     from topk_registry.ops.robust.api import aldr_loss
     from topk_registry.ops.rows.api import RowLoss, row_losses
     from topk_registry.ops.rows.curve import Curve
@@ -94,6 +95,7 @@ _HOMES = {
     "perturbed_topk": "ops.perturbed",
     "quadratic_bound_loss": "ops.squares.api",
     "quadratic_bound_of_sums": "ops.squares.definition",
+    "ranking_loss": "ops.ranking.api",
     "refresh_plugins": "registry.api",
     "register_loss": "registry.api",
     "row_losses": "ops.rows.api",
@@ -148,6 +150,7 @@ __all__ = [
     "perturbed_topk",
     "quadratic_bound_loss",
     "quadratic_bound_of_sums",
+    "ranking_loss",
     "refresh_plugins",
     "register_loss",
     "row_losses",

@@ -13,15 +13,13 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from topk_plugins._relaxations import RELAXATIONS, log_ranks
-from topk_plugins._sizes import mixture_nll, set_sizes
-from topk_registry import TopKLoss
+from topk_plugins._sizes import set_sizes
+from topk_registry import RowLoss, TopKLoss, ranking_loss
 
-ROWS = 1 << 14  # rows of candidates at a time, when every class of every row is taken as its label
+RELAXATIONS = ("neuralsort", "softsort", "odd_even", "bitonic")
+FEWEST = 16  # candidates, as in the paper
 
 
 class DifferentiableTopK(TopKLoss):
@@ -33,8 +31,8 @@ class DifferentiableTopK(TopKLoss):
         Several k count at once, or you compare ways to relax a ranking.
 
     Avoid when:
-        Classes are many and ``candidates`` is None, or targets are mixed (mixup, cutmix): both cost many times the
-        ordinary step. ``topk_nll`` takes several k as well and is exact.
+        Classes are many and ``candidates`` is None, or a sorting network is to meet mixed targets (mixup, cutmix, label
+        smoothing): both cost many times the ordinary step. ``topk_nll`` takes several k as well and is exact.
 
     Args:
         k: size of the set that should hold the label, 1 <= k <= n - 1, or several sizes.
@@ -45,11 +43,13 @@ class DifferentiableTopK(TopKLoss):
         swap: distribution function that gives the chance of a swap in a network from the difference of two scores:
             ``"cauchy"`` or ``"logistic"``.
         candidates: how many classes are ranked: the label and the highest scores beside it. The others take
-            no part. None: all, which costs networks O(n^3).
+            no part. A number above every k, ``"auto"`` for 2 k + 2 of the largest k and at least 16, or None for all,
+            which costs networks O(n^3).
         top1: the probabilities for k = 1: ``"softmax"``, or ``"sort"``, the first row of the ranking.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
-    With soft targets every class is ranked as a label once, at n times the cost.
+    With soft targets every class is a label once. NeuralSort and SoftSort rank the highest classes once for all of
+    them, as a class below is the lowest of its candidates. A network has to run for every class.
 
     Example:
         >>> DifferentiableTopK(k=[1, 3])(torch.zeros(1, 4), torch.tensor([0]))
@@ -67,6 +67,7 @@ class DifferentiableTopK(TopKLoss):
         "top1": ("softmax", "sort"),
     }
     tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}
+    takes_half = True
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class DifferentiableTopK(TopKLoss):
         relaxation: str = "neuralsort",
         tau: float = 1.0,
         swap: str = "cauchy",
-        candidates: int | None = 16,
+        candidates: int | str | None = "auto",
         top1: str = "softmax",
         weight: Tensor | Sequence[float] | None = None,
         reduction: str = "mean",
@@ -99,61 +100,32 @@ class DifferentiableTopK(TopKLoss):
             raise ValueError(f"top1 must be 'softmax' or 'sort', got {top1!r}")
         if not 0.0 < tau < math.inf:
             raise ValueError(f"tau must be positive and finite, got {tau!r}")
-        if candidates is not None and candidates <= self.k:
-            raise ValueError(f"candidates must be above k = {self.k}, or None for all classes, got {candidates!r}")
         self.relaxation, self.tau, self.swap, self.top1 = relaxation, float(tau), swap, top1
-        self.candidates = candidates
+        self.candidates = _number_of(candidates, self.k)
 
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        if self._takes_all(logits):
-            return self._of_ranks(logits, self._ranks(logits)).gather(1, label[:, None])[:, 0]
-        return self._at_classes(logits, label[:, None])[:, 0]
-
-    def per_class(self, logits: Tensor) -> Tensor:
-        if self._takes_all(logits):
-            return self._of_ranks(logits, self._ranks(logits))
-        blocks = logits.split(max(1, ROWS // logits.shape[1]))
-        every = torch.arange(logits.shape[1], device=logits.device)
-        if len(blocks) == 1:
-            return self._at_classes(logits, every.expand(logits.shape))
-        # computed again in the backward pass, as the ranks of every class as a label would not fit into memory
-        losses = [checkpoint(self._at_classes, x, every.expand(x.shape), use_reentrant=False) for x in blocks]
-        return torch.cat(losses)
-
-    def _at_classes(self, logits: Tensor, classes: Tensor) -> Tensor:
-        """Return the losses [B, c] of classes [B, c], each ranked among its rivals."""
-        candidates = _with_rivals(logits, classes, self._size).flatten(0, 1)
-        return self._of_ranks(candidates, self._ranks(candidates))[:, 0].view(classes.shape)
-
-    @property
-    def _size(self) -> int:
-        assert self.candidates is not None
-        return self.candidates
-
-    def _takes_all(self, logits: Tensor) -> bool:
-        return self.candidates is None or self.candidates >= logits.shape[1]
-
-    def _ranks(self, scores: Tensor) -> Tensor:
-        return log_ranks(scores / self.tau, self.k, self.relaxation, self.swap)
-
-    def _of_ranks(self, scores: Tensor, ranks: Tensor) -> Tensor:
-        """Return the losses [B, n] of scores [B, n] from the logarithms of their ranks' probabilities [B, k, n]."""
-        losses = []
-        for k in self.sizes:
-            softmax = k == 1 and self.top1 == "softmax"
-            losses.append(-(scores.log_softmax(-1) if softmax else ranks[:, :k].logsumexp(1)))
-        return mixture_nll(torch.stack(losses), self.shares)
+    def row_loss(self, logits: Tensor) -> RowLoss:
+        return ranking_loss(
+            self.sizes,
+            self.shares,
+            relaxation=self.relaxation,
+            tau=self.tau,
+            swap=self.swap,
+            candidates=self.candidates,
+            softmax=self.top1 == "softmax",
+        )
 
     def extra_repr(self) -> str:
         own = f"relaxation={self.relaxation!r}, tau={self.tau:g}, candidates={self.candidates}"
         return f"{own}, {super().extra_repr().replace(f'k={self.k}', f'k={self._shown}', 1)}"
 
 
-def _with_rivals(logits: Tensor, classes: Tensor, m: int) -> Tensor:
-    """Return the score of each class [B, c], then the m - 1 highest others in descending order: [B, c, m]."""
-    top = logits.topk(m, dim=1)
-    ranks = torch.arange(m, device=logits.device)
-    place = torch.full_like(logits, m, dtype=torch.int64).scatter(1, top.indices, ranks.expand(len(logits), m))
-    rival = ranks[:-1] + (ranks[:-1] >= place.gather(1, classes)[:, :, None])
-    rivals = top.values[:, None].expand(-1, classes.shape[1], -1).gather(2, rival)
-    return torch.cat((logits.gather(1, classes)[:, :, None], rivals), 2)
+def _number_of(candidates: int | str | None, k: int) -> int | None:
+    if candidates == "auto":
+        return max(FEWEST, 2 * k + 2)
+    if candidates is None:
+        return None
+    if isinstance(candidates, (str, bool)) or int(candidates) != candidates or candidates <= k:
+        raise ValueError(
+            f"candidates must be 'auto', a whole number above k = {k}, or None for all classes, got {candidates!r}"
+        )
+    return int(candidates)

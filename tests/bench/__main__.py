@@ -48,18 +48,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(operator: Operator, args: argparse.Namespace) -> int:
     """Measure case by case; every case is printed and saved before the next begins."""
-    cases, contestants = _cases(operator, args), operator.contestants(args.peer_path)
+    contestants = operator.contestants(args.peer_path)
+    cases = [(case, [one for one in contestants if one.takes_part(case)]) for case in _cases(operator, args)]
     report = _new_report(args)
     bandwidth = copy_bandwidth(args.device)
-    total = len(cases) * len(contestants) * (1 + args.repeats)
+    total = sum(len(taking) for _, taking in cases) * (1 + args.repeats)
     with tqdm(total=total, file=sys.stderr, disable=None, leave=False, bar_format="{l_bar}{bar}| {elapsed}") as bar:
-        for case in cases:
+        for case, taking in cases:
 
             def tick(name: str, count: int, title: str = case.title) -> None:
                 bar.set_description(f"{title} {name}", refresh=False)
                 bar.update(count)
 
-            rows, interrupted = measure(case, contestants, repeats=args.repeats, limit=args.limit, tick=tick)
+            rows, interrupted = measure(case, taking, repeats=args.repeats, limit=args.limit, tick=tick)
             bar.write(f"{table(rows, bandwidth)}\n", file=sys.stdout)
             report["results"] += [record(row, bandwidth) for row in rows]
             report["interrupted"] = interrupted
@@ -105,7 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, help="threads of PyTorch (default: its own choice)")
     parser.add_argument("--shapes", type=_shape, nargs="+", metavar="B,n,k", help="instead of the operator's own")
     parser.add_argument("--repeats", type=int, default=30, help="rounds over all contestants")
-    parser.add_argument("--limit", type=float, default=4.0, help="seconds a contestant may take at one case")
+    parser.add_argument(
+        "--limit", type=float, default=4.0, help="seconds of a contestant at one case, once it is compiled"
+    )
     parser.add_argument("--peer-path", type=Path, help="checkout of the authors' smooth-topk, to run it too")
     parser.add_argument("--json", type=Path, help="write environment, settings and results to this file")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that everything runs")

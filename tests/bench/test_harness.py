@@ -208,6 +208,24 @@ def test_a_slow_contestant_sits_out_the_rounds_beyond_its_limit() -> None:
     assert len(samples["quick"]) == 10
 
 
+def test_what_a_step_does_untimed_counts_towards_its_limit() -> None:
+    def untimed() -> tuple[float, float]:
+        time.sleep(0.05)
+        return 0.0, 0.0
+
+    samples = {"untimed": []}
+    interleave({"untimed": untimed}, samples, repeats=100, limit=0.08)
+    assert 1 <= len(samples["untimed"]) <= 2
+
+
+def test_a_loss_without_a_k_takes_part_once() -> None:
+    contestants = OPERATORS["losses"].contestants(None)
+    names = {k: [one.name for one in contestants if one.takes_part(Case(4, 100, k))] for k in (5, 50)}
+    assert {"F.cross_entropy", "focal", "differentiable_topk"} <= set(names[5])
+    assert "focal" not in names[50]
+    assert {"F.cross_entropy", "differentiable_topk", "lapsum"} <= set(names[50])
+
+
 def test_the_time_limit_ends_a_block_and_leaves_no_alarm_behind() -> None:
     with pytest.raises(OverLimitError, match=r"0\.05 s"), time_limit(0.05):
         time.sleep(10)

@@ -7,8 +7,16 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from topk_plugins._relaxations import RELAXATIONS, _bitonic, _odd_even, log_ranks
 from topk_registry import create_loss
+from topk_registry.ops.ranking.relaxations import (
+    NETWORKS,
+    RELAXATIONS,
+    _bitonic,
+    _odd_even,
+    log_chances,
+    network,
+    rank_logits,
+)
 
 N = 8
 
@@ -18,6 +26,12 @@ def scores(rows: int = 5, n: int = N, dtype: torch.dtype = torch.float64) -> tor
 
 
 LABELS = torch.tensor([0, 3, 7, 2, 5])
+
+
+def log_ranks(x: torch.Tensor, k: int, relaxation: str, swap: str = "cauchy") -> torch.Tensor:
+    if relaxation in NETWORKS:
+        return log_chances(network(x, torch.eye(x.shape[1]).to(x).expand(len(x), -1, -1), relaxation, swap)[:, :k])
+    return rank_logits(x, k, relaxation).log_softmax(-1)
 
 
 def peer(method: str, p_k: list[float], tau: float, **options) -> torch.nn.Module:
@@ -54,7 +68,7 @@ def test_neuralsort_is_its_formula():
     spread = (x[:, :, None] - x[:, None]).abs().sum(-1)
     for r in range(1, N + 1):
         row = torch.softmax((N + 1 - 2 * r) * x - spread, -1)
-        torch.testing.assert_close(log_ranks(x, N, "neuralsort", "")[:, r - 1].exp(), row)
+        torch.testing.assert_close(log_ranks(x, N, "neuralsort")[:, r - 1].exp(), row)
 
 
 @pytest.mark.parametrize("relaxation", RELAXATIONS)
@@ -104,9 +118,9 @@ def test_soft_targets_are_expectations(relaxation, candidates):
 
 def test_soft_targets_of_many_rows_are_computed_in_blocks(monkeypatch):
     s, q = scores().requires_grad_(), torch.softmax(scores().flip(0), -1)
-    loss = create_loss("differentiable_topk", k=2, candidates=4)
+    loss = create_loss("differentiable_topk", k=2, candidates=4, relaxation="bitonic")
     whole = torch.autograd.grad(loss(s, q), s)[0]
-    monkeypatch.setattr("topk_plugins.petersen.ROWS", 2 * N)
+    monkeypatch.setattr("topk_registry.ops.ranking.definition.ROWS", 2 * N)
     torch.testing.assert_close(torch.autograd.grad(loss(s, q), s)[0], whole)
 
 
@@ -118,6 +132,14 @@ def test_gradients(relaxation, candidates):
     assert torch.autograd.gradcheck(lambda s: loss(s, LABELS), s)
 
 
+def test_candidates_grow_with_k():
+    assert [create_loss("differentiable_topk", k=k).candidates for k in (1, 7, 20, [1, 50])] == [16, 16, 42, 102]
+    s = scores(n=120).requires_grad_()
+    for relaxation in RELAXATIONS:
+        create_loss("differentiable_topk", k=20, relaxation=relaxation)(s, LABELS).backward()
+    assert s.grad.isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -125,7 +147,10 @@ def test_gradients(relaxation, candidates):
         ({"swap": "gaussian"}, "swap must be 'cauchy' or 'logistic', got 'gaussian'"),
         ({"top1": "ce"}, "top1 must be 'softmax' or 'sort', got 'ce'"),
         ({"tau": 0}, "tau must be positive and finite, got 0"),
-        ({"candidates": 5}, "candidates must be above k = 5, or None for all classes, got 5"),
+        ({"candidates": 5}, "candidates must be 'auto', a whole number above k = 5, or None for all classes, got 5"),
+        ({"k": [1, 20], "candidates": 16}, "a whole number above k = 20, or None for all classes, got 16"),
+        ({"candidates": 9.5}, "a whole number above k = 5, or None for all classes, got 9.5"),
+        ({"candidates": "all"}, "a whole number above k = 5, or None for all classes, got 'all'"),
         ({"k": [1, 1]}, "k must name each set size once, got \\[1, 1\\]"),
     ],
 )

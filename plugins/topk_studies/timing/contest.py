@@ -50,10 +50,15 @@ class Case:
         return logits.requires_grad_(), target
 
 
+def _always(case: Case) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Contestant:
     name: str
     build: Callable[[Case], Loss]
+    takes_part: Callable[[Case], bool] = _always  # where it has something to show
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def _prepare(entry: Entry, case: Case, limit: float, memory: bool) -> None:
             caches = "as they are" if "cold" not in case.options else "cold" if case.options["cold"] else "hot"
             run = step(entry.contestant.build(case), *case.inputs(), caches=caches)
             run()
-        with time_limit(SET_UP + 4 * limit):  # the meter slows a contestant of many small steps down
+        with time_limit(4 * limit):  # the meter slows a contestant of many small steps down
             if memory:
                 entry.peak_bytes = peak_bytes(run, case.device)
             else:

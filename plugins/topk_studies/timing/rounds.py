@@ -77,9 +77,10 @@ def interleave(
 ) -> None:
     """Append up to ``repeats`` samples of every step to ``samples``, in rounds over all of them.
 
-    A step whose samples add up to ``limit`` seconds sits out the remaining rounds. The lists are the caller's, so that
-    an interrupt loses nothing.
+    A step that has taken ``limit`` seconds, what it does untimed included, sits out the remaining rounds. The lists are
+    the caller's, so that an interrupt loses nothing.
     """
+    spent = {name: sum(map(sum, samples[name])) for name in steps}
     gc.disable()
     try:
         order = list(steps.items())
@@ -87,8 +88,10 @@ def interleave(
             gc.collect()  # between rounds, lest cycles of one contestant fill the memory or stop another's clock
             order.append(order.pop(0))  # each goes first, with cold caches, in its turn
             for name, run in order:
-                if sum(map(sum, samples[name])) < limit:
+                if spent[name] < limit:
+                    start = time.perf_counter()
                     samples[name].append(run())
+                    spent[name] += max(time.perf_counter() - start, sum(samples[name][-1]))
                 tick(name)
     finally:
         gc.enable()

@@ -6,7 +6,8 @@ from pathlib import Path
 from torch.nn import functional as F
 
 import topk_registry as tr
-from topk_studies.timing.contest import CROSS_ENTROPY, Case, Contestant, Loss, Operator, UnavailableError
+from topk_registry.registry.options import accepts
+from topk_studies.timing.contest import CROSS_ENTROPY, Case, Contestant, Loss, Operator
 
 # The scores here are standard normal, not cosines; times 30 most of them would underflow in exp, which is slow.
 OPTIONS = {"ldam": {"scale": 1.0}}
@@ -19,13 +20,15 @@ def registered(name: str) -> Contestant:
         builder = tr.get_loss_builder(name)
         offered = {"num_classes": case.n, "class_counts": long_tail(case.n)}
         options = {**OPTIONS.get(name, {}), "label_smoothing": case.options["smoothing"]}
-        if isinstance(builder, type) and issubclass(builder, tr.TopKLoss):
+        if has_k(name):
             options["k"] = case.k
-        elif case.k != FIRST_K:
-            raise UnavailableError(f"has no k, see k = {FIRST_K}")
         return builder(**tr.accepted_context(builder, offered), **options).to(case.device)
 
-    return Contestant(name, build)
+    return Contestant(name, build, lambda case: case.k == FIRST_K or has_k(name))
+
+
+def has_k(name: str) -> bool:
+    return accepts(tr.get_loss_builder(name), "k")
 
 
 def cross_entropy(case: Case) -> Loss:

@@ -210,61 +210,88 @@ def gains(s, origin, scale, theta, delta, mass, g):
 
 @compiled
 def at_masses(s, m, x, origin, mass, k, scale, g):
-    """As :func:`at_label`, of every class: those that no mask holds share one threshold, the others have their own."""
+    """As :func:`at_label`, of every class: those outside the mask of k - 1 share one threshold, the others have their
+    own."""
     high, n = largest_of(x), len(s)
     if mask_at(x, -1.0)[0] < k:
         return nothing(g)
     theta = threshold(x, k, -1.0, high)
     held = threshold(x, k - 1, theta, high) if k > 1 else high
     shared, value, size = 0.0, 0.0, 0
-    place, inside = np.empty(n, np.int64), x[: len(x)]  # x is read no more, once the classes in the mask are in it
+    place, u, own = np.empty(n, np.int64), x[: len(x)], np.zeros(len(x))  # x is not read again, u takes its place
     for i in range(n):
-        own = (np.float64(s[i]) - np.float64(origin)) * scale
-        u = own - theta
-        if u > 0:
-            place[size] = i
-            size += 1
-        if u >= 1:  # decided once, for u may be rounded otherwise elsewhere
+        score = (np.float64(s[i]) - np.float64(origin)) * scale
+        depth, alone = score - theta, False
+        if depth >= 1:  # decided once, for it may be rounded otherwise elsewhere
             m[i] = 0
-        elif own <= held and m[i] != 0:
+        elif score <= held and m[i] != 0:
             shared += np.float64(m[i])
-            value += np.float64(m[i]) * (gain_of_label(u) - gain(u, held - theta))
+            value += np.float64(m[i]) * (gain_of_label(depth) - gain(depth, held - theta))
+        else:
+            alone = m[i] != 0
+        if depth > 0:
+            place[size], u[size], own[size] = i, depth, np.float64(m[i]) if alone else 0.0
+            size += 1
     common = 0.0
     for start in range(0, n, BLOCK):
         stop = start + BLOCK
         common += gains(s[start:stop], origin, scale, theta, held - theta, shared, g[start:stop])
     value += shared * common
-    slopes = np.zeros(size)
-    inside = inside[:size]
-    for j in range(size):
-        inside[j] = (np.float64(s[place[j]]) - np.float64(origin)) * scale
-    for j in range(size):
-        c = np.float64(m[place[j]])
-        own = inside[j]
-        if c == 0 or own <= held:
-            continue
-        inside[j] = -np.inf
-        bound = threshold(inside, k - 1, theta, held)
-        value += c * (gain_of_label(own - theta) + differences(inside, theta, bound - theta, c, slopes))
-        inside[j] = own
-        slopes[j] += c * (own - theta)
     for i in range(n):
         g[i] -= m[i]
-    for j in range(size):
-        g[place[j]] += slopes[j]
+    if k > 1:  # a mask of one class has no other inside
+        order = np.argsort(u[:size])
+        slopes = np.empty(size)
+        value += of_each(u[:size][order], own[:size][order], k, slopes)
+        for j in range(size):
+            g[place[order[j]]] += slopes[j]
     return value / scale
 
 
-@summing
-def differences(x, theta, delta, mass, slopes):
-    """As :func:`gains`, of x in place of the scores, added to the slopes."""
-    total = 0.0
-    for i in range(len(x)):
-        u = x[i] - theta
-        v, above = u - delta, u - 1.0
-        here, there = (u if u < 1.0 else 1.0), (v if v < 1.0 else 1.0)
-        here, there = (here if here > 0.0 else 0.0), (there if there > 0.0 else 0.0)
-        rest = (above if above > 0.0 else 0.0) - (above - delta if above > delta else 0.0)
-        total += rest + (0.5 * (here - there) * (here + there) - delta * there)
-        slopes[i] += mass * (here - there)
-    return total
+@compiled
+def of_each(u, mass, k, slopes):
+    """The cost of the classes with mass, of those in the mask of k, u ascending; ``slopes`` <- their part of the
+    gradient. Equations 3, 4 and 6 to 8."""
+    size = len(u)
+    sums, halves, above = np.zeros(size + 1), np.zeros(size + 1), np.zeros(size + 1)
+    for j in range(size):
+        over = max(u[j] - 1, 0.0)
+        sums[j + 1] = sums[j] + min(u[j], 2.0)  # none above 2 is ever less than whole
+        halves[j + 1] = halves[j] + 0.5 * min(u[j], 1.0) ** 2
+        above[j + 1] = above[j] + 0.5 * min(over, 1.0) ** 2
+    deltas, masses, moments = np.empty(size), np.zeros(size + 1), np.zeros(size + 1)
+    value, count, low, high, delta = 0.0, 0, 0, 0, 0.0
+    while high < size and u[high] < 1:
+        high += 1
+    for j in range(high - 1, -1, -1):
+        if mass[j] == 0:
+            continue
+        while True:  # the window low to high, of those that are neither out nor whole, only moves upwards
+            inside = j >= low
+            free = high - low - inside
+            first = u[low] if low < high else np.inf
+            last = u[high] - 1 if high < size else np.inf
+            if free == 0:  # the others are whole, k - 1 of them
+                break
+            found = (sums[high] - sums[low] - (u[j] if inside else 0.0) + (size - high) - (k - 1)) / free
+            if found <= first and found <= last:
+                delta = max(found, delta)
+                break
+            delta = max(min(first, last), delta)
+            low, high = low + (first <= last), high + (last < first)
+        total = halves[low] + (high - low) * 0.5 * delta * delta - (above[high] - above[low])
+        value += mass[j] * (gain_of_label(u[j]) + total - gain(u[j], delta))
+        slopes[j] = mass[j] * (u[j] - clipped(u[j]) + clipped(u[j] - delta))
+        deltas[count] = delta
+        masses[count + 1], moments[count + 1] = masses[count] + mass[j], moments[count] + mass[j] * delta
+        count += 1
+    out, whole = 0, 0
+    for i in range(size):
+        while out < count and deltas[out] < u[i]:
+            out += 1
+        while whole < count and deltas[whole] <= u[i] - 1:
+            whole += 1
+        held = masses[whole] + u[i] * (masses[out] - masses[whole]) - (moments[out] - moments[whole])
+        own = slopes[i] if u[i] < 1 and mass[i] != 0 else 0.0
+        slopes[i] = own + masses[count] * clipped(u[i]) - held
+    return value

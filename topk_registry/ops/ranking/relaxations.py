@@ -1,4 +1,7 @@
-"""Relaxed rankings: the chances of each class to have rank 1, 2, ... k, of scores that the temperature has divided."""
+"""Relaxed rankings: the chances of each class to have rank 1, 2, ... k, of scores that the temperature has divided.
+
+A score of -inf takes no part in a relaxed sort; networks take finite scores.
+"""
 
 import math
 from collections.abc import Iterator
@@ -6,28 +9,34 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-RELAXATIONS = ("neuralsort", "softsort", "odd_even", "bitonic")
+NETWORKS = ("odd_even", "bitonic")
+RELAXATIONS = ("neuralsort", "softsort", *NETWORKS)
 # below this the chance of a rank under a sorting network is not told apart from none, as in the authors' code: products
 # of soft swaps underflow, and their logarithm would be infinite
 LEAST = 1e-7
+OUT = -1e30  # the logit of a class that takes no part: finite, as the difference of two infinite ones is NaN
 
 
-def log_ranks(x: Tensor, k: int, relaxation: str, swap: str) -> Tensor:
-    """log P[r, i] [B, k, n] for the highest k ranks r of scores x [B, n]."""
-    if relaxation == "neuralsort":
-        return _neuralsort(x, k)
-    if relaxation == "softsort":
-        return _softsort(x, k)
-    chances = _network(x, k, relaxation, swap)
+def log_chances(chances: Tensor) -> Tensor:
+    """Return the logarithms of a network's chances."""
     return (chances * (1 - 2 * LEAST) + LEAST).log()
 
 
-def _neuralsort(x: Tensor, k: int) -> Tensor:
-    """Row r is the softmax of (n + 1 - 2r) x_i - sum_j |x_i - x_j|, which is largest at rank r."""
-    n = x.shape[1]
+def rank_logits(x: Tensor, k: int, relaxation: str) -> Tensor:
+    """Return the logits [B, k, n] whose softmax over the classes are the highest k ranks of a relaxed sort of x."""
+    kept = x > -torch.inf
+    low = torch.where(kept, x, torch.inf).amin(-1, keepdim=True)
+    finite = torch.where(kept, x, torch.where(low < torch.inf, low, 0.0))
+    logits = _neuralsort(finite, kept, k) if relaxation == "neuralsort" else _softsort(finite, k)
+    return torch.where(kept[:, None], logits, OUT)
+
+
+def _neuralsort(x: Tensor, kept: Tensor, k: int) -> Tensor:
+    """Row r is (n + 1 - 2r) x_i - sum_j |x_i - x_j|, which is largest at rank r."""
+    n = kept.sum(-1, keepdim=True)
+    spread = _absolute_differences(x) - (x.shape[1] - n) * (x - x.amin(-1, keepdim=True))  # others stand at the lowest
     factors = n + 1 - 2 * torch.arange(1, k + 1, dtype=x.dtype, device=x.device)
-    spread = _absolute_differences(x)
-    return (factors[:, None] * x[:, None] - spread[:, None]).log_softmax(-1)
+    return factors[:, :, None] * x[:, None] - spread[:, None]
 
 
 def _absolute_differences(x: Tensor) -> Tensor:
@@ -44,29 +53,29 @@ def _absolute_differences(x: Tensor) -> Tensor:
 
 
 def _softsort(x: Tensor, k: int) -> Tensor:
-    """Row r is the softmax of -|x_i - x_[r]|."""
+    """Row r is -|x_i - x_[r]|."""
     highest = x.topk(k, dim=1).values
-    return (-(highest[:, :, None] - x[:, None]).abs()).log_softmax(-1)
+    return -(highest[:, :, None] - x[:, None]).abs()
 
 
-def _network(x: Tensor, k: int, kind: str, swap: str) -> Tensor:
-    """P [B, k, n] of a sorting network of soft swaps.
+def network(x: Tensor, P: Tensor, kind: str, swap: str) -> Tensor:
+    """Return P [B, n, c] as a sorting network of soft swaps mixes its rows: of the identity, the chances of every place
+    and class; of one of its columns, those of one class.
 
     Every comparator makes of two numbers their soft maximum and minimum, and mixes the rows of P alike.
     """
     n = x.shape[1]
-    P = torch.eye(n, dtype=x.dtype, device=x.device).expand(len(x), n, n)
     if kind == "odd_even":  # soft swaps depend on where a score starts: the authors' network sorts the other way round
         x, P = x.flip(1), P.flip(1)
     for high, low in _odd_even(n) if kind == "odd_even" else _bitonic(n):
         a, b = x[:, high], x[:, low]
         keep = 0.5 + (a - b).atan() / math.pi if swap == "cauchy" else (a - b).sigmoid()
-        swapped = 0.5 + (b - a).atan() / math.pi if swap == "cauchy" else (b - a).sigmoid()
+        swapped = 1 - keep if swap == "cauchy" else (b - a).sigmoid()
         x = _replaced(x, high, low, keep * a + swapped * b, swapped * a + keep * b)
         keep, swapped = keep[:, :, None], swapped[:, :, None]
         first, second = P[:, high], P[:, low]
         P = _replaced(P, high, low, keep * first + swapped * second, swapped * first + keep * second)
-    return P[:, :k]
+    return P
 
 
 def _replaced(rows: Tensor, high: list[int], low: list[int], larger: Tensor, smaller: Tensor) -> Tensor:

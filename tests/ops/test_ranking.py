@@ -1,0 +1,120 @@
+"""The loss over relaxed rankings: each class by a ranking of its own, compiled rows against the definition."""
+
+import pytest
+import torch
+
+from tests.ops.test_row_kernels import both, scores, targets
+from topk_registry import backend, ranking_loss, row_losses
+
+SIZES, SHARES = (1, 3, 5), (0.2, 0.3, 0.5)
+LOSSES = {
+    "neuralsort": ranking_loss(SIZES, SHARES, candidates=9),
+    "neuralsort, first rank": ranking_loss(SIZES, SHARES, candidates=9, softmax=False, tau=3.0),
+    "softsort": ranking_loss(SIZES, SHARES, candidates=9, relaxation="softsort", tau=0.5),
+    "one size": ranking_loss((4,), (1.0,), candidates=5),
+    "cross-entropy": ranking_loss((1,), (1.0,), candidates=16),
+    "more candidates than classes": ranking_loss((5,), (1.0,), candidates=999, tau=30.0),
+}
+
+
+def of_one(s: torch.Tensor, y: int, sizes, shares, m: int, relaxation: str, tau: float, softmax: bool) -> torch.Tensor:
+    """The loss of one row by its definition: P of the label and the m - 1 highest others, by equations 1 to 3."""
+    others = torch.cat((s[:y], s[y + 1 :]))
+    s = torch.cat((s[y : y + 1], others.topk(m - 1).values))
+    x, rank = s / tau, torch.arange(1, m + 1)
+    if relaxation == "neuralsort":
+        logits = (m + 1 - 2 * rank[:, None]) * x - (x[:, None] - x).abs().sum(0)
+    else:
+        logits = -(x.sort(descending=True).values[:, None] - x).abs()
+    P = logits.softmax(-1)[:, 0]
+    chance = 0.0
+    for k, share in zip(sizes, shares, strict=True):
+        chance = chance + share * (s.softmax(-1)[0] if k == 1 and softmax else P[:k].sum())
+    return -chance.log()
+
+
+@pytest.mark.parametrize("tau", [0.3, 1.0, 20.0])
+@pytest.mark.parametrize("relaxation", ["neuralsort", "softsort"])
+@pytest.mark.parametrize(("m", "softmax"), [(6, True), (9, False), (30, True)])
+def test_is_the_ranking_of_every_class_among_its_candidates(relaxation, m, softmax, tau):
+    s = torch.randn(3, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    q = torch.softmax(s.detach().flip(0), -1)
+    loss = ranking_loss(SIZES, SHARES, candidates=m, relaxation=relaxation, tau=tau, softmax=softmax)
+    each = [[of_one(row, y, SIZES, SHARES, m, relaxation, tau, softmax) for y in range(30)] for row in s]
+    wanted = torch.stack([torch.stack(row) for row in each])
+    (gradient,) = torch.autograd.grad((q * wanted).sum(), s)
+    for name in ("torch", "numba"):
+        with backend(name):
+            found = row_losses(loss, s, q)
+            torch.testing.assert_close(found, (q * wanted).sum(-1))
+            torch.testing.assert_close(torch.autograd.grad(found.sum(), s)[0], gradient)
+            label = torch.tensor([3, 29, int(s[2].argmax())])
+            torch.testing.assert_close(row_losses(loss, s, label), wanted.gather(1, label[:, None])[:, 0])
+    torch.testing.assert_close(loss.definition(s, None), wanted)
+
+
+def over_equal(gradient: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    """The gradient summed over the classes of equal scores, which share it in no particular way."""
+    return torch.stack([g.new_zeros(len(g)).index_add(0, row.unique(return_inverse=True)[1], g)
+                        for g, row in zip(gradient, s, strict=True)])  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "flat", "tied", "leaders", "ruled out"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_compiled_rows_agree_with_the_definition(name, kind):
+    pytest.importorskip("numba")
+    loss = LOSSES[name]
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        s = scores(kind).to(dtype)
+        # offsets and slopes are in double precision; a class costs exponentials of t, which is rounded as it is large
+        eps = torch.finfo(torch.float32 if dtype == torch.bfloat16 else dtype).eps
+        spread = float(s[s.isfinite()].double().max() - s[s.isfinite()].double().min())
+        for target in targets(s):
+            target = target.to(dtype) if target.is_floating_point() else target
+            value, gradient = both(loss, s, target)
+            with backend("torch"):
+                wanted = both(loss, s.double(), target.double() if target.is_floating_point() else target)
+            allowed = 16 * eps * (1 + spread)
+            torch.testing.assert_close(value, wanted[0], rtol=allowed, atol=allowed)
+            stored = torch.finfo(dtype).eps if dtype == torch.bfloat16 else 0.0
+            found, right = over_equal(gradient, s), over_equal(wanted[1], s)
+            largest = max(1.0, float(wanted[1].abs().max()))
+            rounding = stored * float(wanted[1].abs().sum(-1).max())  # of each entry of a sum
+            torch.testing.assert_close(found, right, rtol=0, atol=allowed * largest + rounding)
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", ["neuralsort", "softsort"])
+def test_what_is_no_number_spoils_its_row_alone(name, wrong):
+    s = scores("gaussian").float()
+    s[1, 3] = wrong
+    for target in targets(s):
+        value, gradient = both(LOSSES[name], s, target.float() if target.is_floating_point() else target)
+        assert value[1].isnan()
+        assert gradient[1].isnan().all()
+        rest = torch.arange(len(s)) != 1
+        assert value[rest].isfinite().all()
+        assert gradient[rest].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["torch", "numba"])
+def test_classes_that_are_ruled_out_take_no_part(name):
+    """Of 30 classes 24 are left: the loss is that of these alone, and infinite for the others."""
+    s = torch.randn(2, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    s[:, ::5] = -torch.inf
+    kept = s[0].isfinite()
+    label, few = torch.tensor([1, 2]), s[:, kept]
+    q = torch.where(s.isfinite(), 1.0, 0.0).double() / kept.sum()
+    with backend(name):
+        for m in (9, 28):
+            for relaxation in ("neuralsort", "softsort"):
+                loss = ranking_loss((3,), (1.0,), candidates=m, relaxation=relaxation)
+                for target, alone in ((label, label - 1), (q, q[:, kept])):
+                    (value, gradient), wanted = both(loss, s, target), both(loss, few, alone)
+                    torch.testing.assert_close(value, wanted[0])
+                    torch.testing.assert_close(gradient[:, kept], wanted[1])
+                    assert not gradient[:, ~kept].any()
+                assert row_losses(loss, s, torch.tensor([0, 5])).isinf().all()
+        too_few = torch.full((1, 9), -torch.inf)
+        too_few[0, :3] = 0.0
+        assert row_losses(ranking_loss((3,), (1.0,), candidates=5), too_few, torch.tensor([0])).isnan().all()

@@ -1,0 +1,48 @@
+"""The likelihood of the label being among the first of a relaxed ranking."""
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+
+import torch
+
+from topk_registry.ops.ranking.definition import Ranking, ranked
+from topk_registry.ops.rows.api import RowKernel, RowLoss
+
+COMPILED = {"neuralsort": 0, "softsort": 1}  # relaxations that the row kernel knows, by its numbers for them
+
+
+def ranking_loss(
+    sizes: Sequence[int],
+    shares: Sequence[float],
+    *,
+    relaxation: str = "neuralsort",
+    tau: float = 1.0,
+    swap: str = "cauchy",
+    candidates: int | None = 16,
+    softmax: bool = True,
+) -> RowLoss:
+    """The loss -log sum_j P_j sum_{r <= k_j} P[r, y] over relaxed ranks, for :func:`topk_registry.row_losses`.
+
+    Args:
+        sizes: the k_j, each at least 1.
+        shares: the P_j, positive; they add up to 1.
+        relaxation: ``"neuralsort"``, ``"softsort"``, ``"odd_even"`` or ``"bitonic"``.
+        tau: temperature, positive.
+        swap: of a network: ``"cauchy"`` or ``"logistic"``.
+        candidates: how many classes are ranked, above every k_j: the label and the highest scores beside it; None for
+            all.
+        softmax: whether softmax over the candidates takes the place of the first rank for k_j = 1.
+    """
+    ranking = Ranking.of_sizes(sizes, shares, relaxation, tau, swap, candidates, softmax)
+    # a relaxed sort of all scores is not quick in any language, and a network runs through many layers
+    compiled = relaxation in COMPILED and candidates is not None
+    return RowLoss(partial(ranked, ranking), partial(_kernel, ranking) if compiled else None)
+
+
+@lru_cache(maxsize=64)
+def _kernel(ranking: Ranking) -> RowKernel:
+    def given(dtype: torch.dtype):
+        numbers = COMPILED[ranking.relaxation], ranking.candidates or 0, ranking.k, ranking.tau
+        return [*numbers, len(ranking.weights), *ranking.weights], []
+
+    return RowKernel("topk_registry.ops.ranking.numba.kernel", given)
