@@ -1,8 +1,9 @@
 """Times and peak memory of all contestants for one operator, side by side in one run, once its tests pass.
 
 Other measurements have commands of their own: ``python -m tests.bench instructions`` counts the machine instructions of
-the GPU kernels, ``scoring MODEL`` times ``topk-registry score``, ``serving MODEL`` loads the HTTP service by numbers of
-workers and clients, and ``trials`` puts it under the loads that once took it down.
+the GPU kernels, ``linear`` times classifiers with very many classes beside those of PyTorch, ``scoring MODEL`` times
+``topk-registry score``, ``serving MODEL`` loads the HTTP service by numbers of workers and clients, and ``trials`` puts
+it under the loads that once took it down.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from tests.bench.report import dumps, environment, record, table
 from topk_studies.timing.contest import Case, Operator
 from topk_studies.timing.measure import measure
 
-OTHERS = ("instructions", "scoring", "serving", "trials")
+OTHERS = ("instructions", "linear", "scoring", "serving", "trials")
 QUICK_SHAPES = ((8, 50, 3), (8, 200, 5))
 
 

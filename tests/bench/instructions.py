@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,14 @@ import torch
 
 from tests.ops.triton_runs import Launches, compile_for
 from topk_registry.ops.hinge import Hinge
+from topk_registry.ops.label_mixture import LabelMixture
 
 CASES = ((8192, 1000, 5), (1024, 21_841, 5), (8192, 1000, 10), (16_384, 100, 5))
 CAPABILITIES = (80, 90)
 TARGET = 35
-SEARCH = "search_row"  # what only rows with a top group execute
-EDGES = ("masked", "store_masked")  # what only tiles with the label or an end of the row execute
+SEARCH = {"search_row", "search_target"}  # what only rows with a top group execute
+EDGES = ("masked", "store_masked", "masked_masses")  # what only tiles with the label or an end of the row execute
+TARGETS = ("indices", "smoothing", "distribution")
 
 
 @dataclass(frozen=True)
@@ -47,36 +50,39 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench instructions", description=__doc__)
     parser.add_argument("--capability", type=int, nargs="+", default=CAPABILITIES, help="80, 90, ...")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--targets", nargs="+", default=TARGETS, choices=TARGETS, help="kinds of targets")
+    parser.add_argument("--largest-k", type=int, help="count the kernels in passes beyond this k (default: 10)")
     args = parser.parse_args(argv)
-    print("| B, n, k | for sm | kernel | instructions a score | registers | stack |\n|---|---|---|---|---|---|")
-    for case in CASES:
-        for capability in args.capability:
-            counts = count(*case, getattr(torch, args.dtype), capability)
-            name = ", ".join(map(str, case))
-            for one in counts:
-                print(
-                    f"| {name} | {capability} | {one.kernel} | {one.executed:.1f} | {one.registers} | {one.stack} |",
-                    flush=True,
-                )
-            if len(counts) > 1:
-                print(f"| {name} | {capability} | all | {sum(one.executed for one in counts):.1f} | | |")
+    print("| target | B, n, k | for sm | kernel | instructions a score | registers | stack |\n" + "|---" * 7 + "|")
+    for target, case, capability in product(args.targets, CASES, args.capability):
+        counts = count(*case, getattr(torch, args.dtype), capability, target, args.largest_k)
+        name = f"{target} | {', '.join(map(str, case))} | {capability}"
+        for one in counts:
+            print(f"| {name} | {one.kernel} | {one.executed:.1f} | {one.registers} | {one.stack} |", flush=True)
+        if len(counts) > 1:
+            print(f"| {name} | all | {sum(one.executed for one in counts):.1f} | | |")
     print(
         f"\nThe target at (8192, 1000, 5) and (1024, 21841, 5) in bfloat16 is {TARGET}, on flat rows.", file=sys.stderr
     )
     return 0
 
 
-def count(B: int, n: int, k: int, dtype: torch.dtype, capability: int) -> list[Count]:
-    """Count for the loss of flat rows at class indices, forward and gradient."""
+def count(
+    B: int, n: int, k: int, dtype: torch.dtype, capability: int, target: str = "indices", largest_k: int | None = None
+) -> list[Count]:
+    """Count for the loss of flat rows and its gradient; torch operations between kernels in passes are left out."""
     import triton
 
     from topk_registry.ops.ksubset.triton import backend
 
     s, label = torch.zeros(8, n, dtype=dtype), torch.zeros(8, dtype=torch.long)  # B decides nothing but the grid
+    q = {"indices": label, "smoothing": LabelMixture.smoothed(label, 0.1), "distribution": torch.zeros(8, n)}[target]
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
         launches = Launches(patch)
         patch.setattr(triton.knobs.compilation, "always_compile", True)  # with the lines of these very files
-        backend.expected_hinges(s, label, k, float(k), Hinge(torch.ones(()), 1 / k, 1.0), None, 1 / B)
+        if largest_k is not None:
+            patch.setattr(backend, "ONE_KERNEL_LARGEST_K", largest_k)
+        backend.expected_hinges(s, q, k, float(k), Hinge(torch.ones(()), 1 / k, 1.0), None, 1 / B)
         return [_count(launch, n, capability, Path(directory)) for launch in launches.recorded]
 
 
@@ -91,16 +97,16 @@ def _count(launch, n: int, capability: int, directory: Path) -> Count:
     at_edges = min(1.0, _edge_tiles(n, numbers) / tiles)
     executed = 0.0
     for place, one in enumerate(instructions):
-        if SEARCH in one.functions:
+        if SEARCH & one.functions:
             continue
         rare = one.functions & set(EDGES) or any(first < place < last for first, last in edges)
         weight = at_edges if rare else 1.0
         for first, last in loops:
-            if first <= place <= last and SEARCH not in instructions[last].functions:
+            if first <= place <= last and not SEARCH & instructions[last].functions:
                 weight *= _rounds(kernel.__name__, numbers)
         executed += weight
     scores = n if "TILES" in numbers else min(n, numbers.get("N", n))
-    if kernel.__name__ == "solve_label":
+    if kernel.__name__.startswith("solve_"):
         scores = n
     scores *= numbers.get("R", 1)
     return Count(kernel.__name__, executed * 32 * options["num_warps"] / scores, compiled.registers, compiled.stack)
@@ -117,7 +123,8 @@ def _edge_tiles(n: int, numbers: dict) -> float:
 def _rounds(kernel: str, numbers: dict) -> int:
     if "TILES" in numbers:
         return numbers["TILES"] // 2  # two tiles a round, and one behind the loop
-    return {"select": numbers.get("T", 1), "sum_tail": numbers.get("k", 1)}.get(kernel, 1)
+    of_group, of_powers = numbers.get("T", 1), numbers.get("k", 1)
+    return of_group if kernel == "select" or kernel.startswith("solve_") else of_powers
 
 
 def disassemble(file: Path) -> tuple[list[Instruction], list[tuple[int, int]]]:

@@ -19,6 +19,7 @@ from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset import definition, soft_targets
 from topk_registry.ops.ksubset.torch import all_classes as composite
 from topk_registry.ops.ksubset.torch.backend import kernels as torch_kernels
+from topk_registry.ops.label_mixture import LabelMixture
 
 cuda = pytest.importorskip("topk_registry.ops.ksubset.triton.backend", exc_type=ImportError)
 
@@ -153,6 +154,25 @@ def test_the_gradient_of_a_weighted_mean_is_written_by_the_kernel(form, dtype, w
     assert (value.dtype, gradient.dtype) == (torch.float32, torch.float32)
     torch.testing.assert_close(value.double(), wanted, rtol=2e-6, atol=0)
     assert ((gradient - wanted_gradient).abs() <= 20 * EPS * wanted_gradient.abs().amax(1, keepdim=True)).all()
+
+
+@runs_kernels
+@pytest.mark.parametrize("form", [None, "in_passes"])
+def test_rows_that_are_ignored_cost_nothing(form, request):
+    """As a loss that may not look at the labels hands them over: each with its share of the mean."""
+    if form:
+        request.getfixturevalue(form)
+    s, target = randn(4, 12), torch.tensor([3, -100, 11, -100], device=DEVICE)
+    s[3, 0] = -INF  # the loss of the label that stands in for one that is ignored
+    of, weight = Hinge(torch.ones((), device=DEVICE), 1 / 2, 0.5), torch.linspace(0.5, 2.0, 12, device=DEVICE)
+    mixture = LabelMixture.of_targets(target, weight=weight, mean=True)
+    value, gradient = cuda.expected_hinges(s, mixture, 2, 1.0, of, weight, 1.0)
+    rows = torch.tensor([0, 2])
+    share = 1 / weight[target[rows]].sum().item()
+    wanted = cuda.expected_hinges(s[rows], target[rows], 2, 1.0, of, weight, share)
+    torch.testing.assert_close((value[rows], gradient[rows]), wanted, rtol=1e-6, atol=1e-7)
+    assert value[[1, 3]].tolist() == [0, 0]
+    assert (gradient[[1, 3]] == 0).all()
 
 
 @runs_kernels
@@ -314,6 +334,102 @@ def test_margins_of_rows_with_nan_and_infinities():
     assert gradient[bad].isnan().all()
 
 
+def targets(form: str, label: torch.Tensor, n: int) -> torch.Tensor | LabelMixture:
+    if form == "dense":
+        return randn(len(label), n, seed=1).softmax(1)
+    if form == "smoothed":
+        return LabelMixture.smoothed(label, 0.1)
+    return LabelMixture.mixed(label, label.flip(0), 0.7)
+
+
+def check_distributions(s, target, k, tau, *, per_class=False, weighted=False, factor=0.5):
+    n = s.shape[1]
+    alpha = torch.linspace(0, 2, n, device=DEVICE) if per_class else torch.ones((), device=DEVICE)
+    weight = torch.linspace(0.0, 2.0, n, device=DEVICE) if weighted else None
+    value, gradient = cuda.expected_hinges(s, target, k, k * tau, Hinge(alpha, 1 / k, tau), weight, factor)
+    of, s = Hinge(alpha.double(), 1 / k, tau), s.double()
+    exact = s, target, k, k * tau, of, None if weight is None else weight.double(), factor
+    wanted, wanted_gradient = soft_targets.expected_hinges(torch_kernels, *exact)
+    q = target.dense(n, torch.float64) if isinstance(target, LabelMixture) else target.double()
+    q = q * factor if weight is None else q * weight * factor
+    assert value.dtype == torch.float32
+    # a hinge is a sum of a gap, a distance of scores and a logarithm, which cancel where it is small
+    terms = of.alpha + (s.amax(1, keepdim=True) - s) / k + tau * torch.tensor(2.0 * n).log()
+    assert ((value - wanted).abs() <= 10 * EPS * ((q * terms).sum(1) + wanted)).all()
+    # sums of slopes of up to q / k times chances, which cancel
+    assert ((gradient - wanted_gradient).abs() <= 20 * EPS / k * q.sum(1, keepdim=True)).all()
+
+
+@runs_kernels
+@pytest.mark.parametrize(
+    ("n", "k", "tau", "form", "options"),
+    [
+        (3, 1, 1.0, "mixed", {}),
+        (40, 5, 0.02, "dense", {}),
+        (40, 5, 0.1, "smoothed", {}),
+        (40, 4, 3.0, "mixed", {"per_class": True, "weighted": True}),
+        *((*x, 0.5, form, {}) for x in LARGE for form in ("dense", "smoothed")),
+    ],
+)
+def test_hinges_of_distributions(n, k, tau, form, options):
+    s, label = every_kind(n)
+    check_distributions(s, targets(form, label, n), k, tau, **options)
+
+
+@runs_kernels
+@pytest.mark.usefixtures("in_short_tiles")
+@pytest.mark.parametrize(
+    ("n", "k", "form", "options"),
+    [(30, 3, "smoothed", {"per_class": True}), (37, 2, "dense", {"weighted": True}), (40, 9, "mixed", {})],
+)
+def test_hinges_of_distributions_on_rows_in_tiles(n, k, form, options):
+    s, label = every_kind(n)
+    check_distributions(s, targets(form, label, n), k, 0.2, **options)
+
+
+@runs_kernels
+@pytest.mark.parametrize("side", [0.9, 1.1])
+@pytest.mark.parametrize("kind", NEARLY_FLAT)
+@pytest.mark.parametrize(("form", "k"), [(None, 2), ("in_short_tiles", 5)])
+def test_hinges_of_distributions_on_flat_rows_and_others(kind, side, form, k, request):
+    if form:
+        request.getfixturevalue(form)
+    s = nearly_flat(kind, 41, k, side).to(DEVICE)
+    check_distributions(s, targets("dense", torch.tensor([20]), 41), k, 1 / k)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_hinges_of_distributions_in_half_precision(dtype):
+    s, label = (3 * randn(3, 33)).to(dtype), torch.tensor([0, 12, 32], device=DEVICE)
+    of = Hinge(torch.ones((), device=DEVICE), 1 / 3, 0.5)
+    for target in (targets("dense", label, 33).to(dtype), targets("smoothed", label, 33)):
+        value, gradient = cuda.expected_hinges(s, target, 3, 1.5, of, None, 0.25)
+        wide = target.float() if isinstance(target, torch.Tensor) else target
+        wanted, wanted_gradient = cuda.expected_hinges(s.float(), wide, 3, 1.5, of, None, 0.25)
+        assert gradient.dtype == (torch.float32 if dtype == torch.float16 else dtype)
+        torch.testing.assert_close(value, wanted, rtol=1e-6, atol=0)
+        torch.testing.assert_close(gradient, wanted_gradient.to(gradient.dtype), rtol=torch.finfo(dtype).eps, atol=1e-7)
+
+
+@runs_kernels
+def test_hinges_of_distributions_where_scores_are_no_numbers():
+    s = torch.tensor(ROWS[:3] + ROWS[4:5] + ROWS[7:], device=DEVICE)
+    label = torch.zeros(6, dtype=torch.long, device=DEVICE)
+    label[5] = 6  # no class
+    of = Hinge(torch.ones((), device=DEVICE), 1 / 2, 1.0)
+    target = LabelMixture(torch.stack((torch.zeros_like(label), label), 1), torch.full((6, 2), 0.5, device=DEVICE))
+    value, gradient = cuda.expected_hinges(s, target, 2, 2.0, of, None, 1.0)
+    assert value.isnan().tolist() == [False, True, True, False, True, True]
+    assert gradient.isnan().all(1).tolist() == value.isnan().tolist()
+    good = torch.tensor([0, 3])
+    for found, wanted in zip((value, gradient), cuda.expected_hinges(s, label, 2, 2.0, of, None, 1.0), strict=True):
+        torch.testing.assert_close(found[good], wanted[good], rtol=1e-6, atol=1e-6)
+    smoothed = cuda.expected_hinges(s[3:4], LabelMixture.smoothed(label[:1], 0.1), 2, 2.0, of, None, 1.0)
+    assert smoothed[0].item() == INF  # classes that are left out have mass
+    assert smoothed[1].isfinite().all()
+
+
 @runs_kernels
 @pytest.mark.parametrize("form", [None, "in_short_passes"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -353,6 +469,8 @@ def test_every_entry_is_written(form, request, monkeypatch):
     monkeypatch.setattr(torch, "empty_like", lambda *a, **o: poisoned(empty_like(*a, **o)))
     s, label = randn(2, 40), torch.tensor([0, 39], device=DEVICE)
     results = *cuda.label_margins(s, label, 3, 1.0), cuda.margins(s, 3, 1.0), cuda.margins_backward(s, s, 3, 1.0)
+    target, of = LabelMixture.smoothed(label, 0.1), Hinge(torch.ones((), device=DEVICE), 1 / 3, 1.0)
+    results = *results, *cuda.expected_hinges(s, target, 3, 3.0, of, None, 1.0)
     assert all(x.isfinite().all() for x in results)
 
 
@@ -382,6 +500,8 @@ def test_an_empty_batch():
     margin, gradient = cuda.label_margins(s, torch.zeros(0, dtype=torch.long, device=DEVICE), 2, 1.0)
     assert (margin.shape, gradient.shape, cuda.margins(s, 2, 1.0).shape) == ((0,), (0, 9), (0, 9))
     assert cuda.margins_backward(s, s, 2, 1.0).shape == (0, 9)
+    value, gradient = cuda.expected_hinges(s, s, 2, 1.0, Hinge(torch.ones((), device=DEVICE), 0.5, 0.5), None, 1.0)
+    assert (value.shape, gradient.shape) == ((0,), (0, 9))
 
 
 @pytest.mark.slow
@@ -406,6 +526,9 @@ def test_compiles_for_gpus_and_stays_in_registers(n, k, dtype, capability, monke
     s, label = torch.zeros(2, n, dtype=dtype), torch.zeros(2, dtype=torch.long)
     cuda.label_margins(s, label, k, 1.0)
     cuda.label_hinges(s, label, k, 1.0, Hinge(torch.ones(n), 0.2, 0.1))
+    if k <= cuda.ONE_KERNEL_LARGEST_K:
+        of = Hinge(torch.ones(()), 1 / k, 0.1)
+        cuda.expected_hinges(s, LabelMixture.mixed(label, label, 0.7, 0.1), k, k * 0.1, of, None, 1.0)
     if k == 5:
         cuda.margins(s, k, 1.0)
         cuda.margins_backward(s.float(), s, k, 1.0)

@@ -1,9 +1,10 @@
 """The k-subset operator on GPUs, in Triton: the algorithm of torch_path in one kernel, or in a few passes.
 
-One label a row and k up to 10: one kernel, which writes the gradient as it is wanted in the end, with the slope of
-the hinge, the class weight and the factor of a mean. Flat rows need no selection there (one_label.py). For larger k,
-and for the margins of all classes, a few passes over the logits, and between them a small kernel that works on a few
-numbers a row. The split is by registers and compile time: coefficients and powers of the one kernel are unrolled.
+Losses with k up to 10, of one label a row (one_label.py) or of a distribution (expected.py): one kernel, which writes
+the gradient as it is wanted in the end, with the slopes of the hinges, class weights and the factor of a mean. Flat
+rows need no selection there. For larger k, and for the margins of all classes themselves, a few passes over the logits,
+and between them a small kernel that works on a few numbers a row. The split is by registers and compile time:
+coefficients and powers of the one kernel are unrolled.
 
 The kernels are held against the definition under Triton's interpreter, and compiled for GPUs where there is none; the
 sizes below follow from the registers that the compiler reports and from the instructions of the machine code
@@ -22,7 +23,7 @@ from torch import Tensor
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset import soft_targets
 from topk_registry.ops.ksubset.backends import Kernels
-from topk_registry.ops.ksubset.triton import all_classes, one_label, passes
+from topk_registry.ops.ksubset.triton import all_classes, expected, one_label, passes
 from topk_registry.ops.label_mixture import LabelMixture
 from topk_registry.ops.tensors import launch, operand
 
@@ -39,7 +40,7 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
     """
     s = _operand(s)
     margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
-    unused = {"alpha_ptr": margin, "weight_ptr": margin, "value_ptr": margin, "slope_ptr": margin}
+    unused = dict.fromkeys(("alpha_ptr", "weight_ptr", "share_ptr", "value_ptr", "slope_ptr"), margin)
     numbers = {"scale": 0.0, "scale_low": 0.0, "tau": 0.0, "inverse_tau": 0.0, "inverse_tau_low": 0.0}
     _at_labels(s, label, k, theta, margin, gradient, unused | numbers | {"factor": 1.0} | _uses())
     return margin, gradient
@@ -49,7 +50,7 @@ def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -
     """:func:`label_margins`, and what the hinge makes of the margins: its value [B] and its slope [B]."""
     s = _operand(s)
     gradient = torch.empty_like(s)
-    return _hinges(s, label, k, theta, hinge, None, 1.0, gradient, final=False)
+    return _hinges(s, label, None, k, theta, hinge, None, 1.0, gradient, final=False)
 
 
 def expected_hinges(
@@ -60,26 +61,64 @@ def expected_hinges(
     The gradient has the dtype of the scores, but for float16 it is in single precision: the factor of a mean would
     take it out of that type's range before a scaled loss brings it back.
     """
-    wide = s.dtype == torch.float16
+    wide, share = s.dtype == torch.float16, None
+    if isinstance(target, LabelMixture) and target.labels.shape[1] == 1 and target.uniform is None:
+        share = operand(target.shares[:, 0], s.shape[:1], target.shares.dtype, s.device)
+        target = target.labels[:, 0]
     if isinstance(target, LabelMixture) or target.is_floating_point():
+        if k <= ONE_KERNEL_LARGEST_K:
+            return _of_distributions(s, target, k, theta, hinge, weight, factor)
         return soft_targets.expected_hinges(kernels, s.float() if wide else s, target, k, theta, hinge, weight, factor)
     s = _operand(s)
     gradient = torch.empty_like(s, dtype=torch.float32 if wide else s.dtype)
-    _, gradient, value, _ = _hinges(s, target, k, theta, hinge, weight, factor, gradient, final=True)
+    _, gradient, value, _ = _hinges(s, target, share, k, theta, hinge, weight, factor, gradient, final=True)
+    return value, gradient
+
+
+def _of_distributions(
+    s: Tensor, target: Tensor | LabelMixture, k: int, theta: float, hinge: Hinge, weight: Tensor | None, factor: float
+) -> tuple[Tensor, Tensor]:
+    s, alpha = _operand(s), operand(hinge.alpha, hinge.alpha.shape, torch.float32, s.device)
+    B, n = s.shape
+    value = alpha.new_empty(B)
+    gradient = torch.empty_like(s, dtype=torch.float32 if s.dtype == torch.float16 else s.dtype)
+    # what a kernel does not read may be any tensor
+    q, labels, shares, even, few = s, value, value, value, 0
+    if isinstance(target, LabelMixture):
+        few = target.labels.shape[1]
+        labels = operand(target.labels, (B, few), torch.int64, s.device)
+        shares = operand(target.shares, (B, few), target.shares.dtype, s.device)
+        even = value if target.uniform is None else operand(target.uniform, (B,), target.uniform.dtype, s.device)
+    else:
+        q = operand(target, s.shape, target.dtype, s.device)
+    uses = {
+        "DENSE": not isinstance(target, LabelMixture), "M": few, "EVEN": even is not value,
+        "PER_CLASS": alpha.ndim > 0, "WEIGHTED": weight is not None,
+    }  # fmt: skip
+    weighted = alpha if weight is None else operand(weight, (n,), torch.float32, s.device)
+    theta, low = _two_singles(theta)
+    sizes = {"n": n, "k": k, "TP": _power_of_two(3 * k + 5), **_label_tiles(n, s.element_size())}
+    if s.numel():
+        launch(
+            expected.target_rows, (-(-B // sizes["R"]),), s, q, labels, shares, even, alpha, weighted, value, gradient,
+            B, k, theta, low, 1 / (theta + low), **_numbers(hinge), factor=float(factor), **uses, **sizes,
+        )  # fmt: skip
     return value, gradient
 
 
 def _hinges(
-    s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge, weight: Tensor | None, factor: float,
-    gradient: Tensor, final: bool,
+    s: Tensor, label: Tensor, share: Tensor | None, k: int, theta: float, hinge: Hinge, weight: Tensor | None,
+    factor: float, gradient: Tensor, final: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     alpha = operand(hinge.alpha, hinge.alpha.shape, torch.float32, s.device)
     margin, value = s.new_empty(s.shape[0], dtype=torch.float64), alpha.new_empty(s.shape[0])
     slope = torch.empty_like(value)
-    weighted = alpha if weight is None else operand(weight, s.shape[1:], torch.float32, s.device)
-    tensors = {"alpha_ptr": alpha, "weight_ptr": weighted, "value_ptr": value, "slope_ptr": slope}
+    of_classes = alpha if weight is None else operand(weight, s.shape[1:], torch.float32, s.device)
+    tensors = {"alpha_ptr": alpha, "weight_ptr": of_classes, "share_ptr": value if share is None else share}
+    tensors |= {"value_ptr": value, "slope_ptr": slope}
     numbers = _numbers(hinge) | {"factor": float(factor)}
-    uses = _uses(hinge=True, per_class=alpha.ndim > 0, weighted=weight is not None, final=final)
+    per_class, weighted, shared = alpha.ndim > 0, weight is not None, share is not None
+    uses = _uses(hinge=True, per_class=per_class, weighted=weighted, shared=shared, final=final)
     _at_labels(s, label, k, theta, margin, gradient, tensors | numbers | uses)
     return margin, gradient, value, slope
 
@@ -94,9 +133,9 @@ def _numbers(hinge: Hinge) -> dict[str, float]:
 
 
 def _uses(
-    *, hinge: bool = False, per_class: bool = False, weighted: bool = False, final: bool = False
+    *, hinge: bool = False, per_class: bool = False, weighted: bool = False, shared: bool = False, final: bool = False
 ) -> dict[str, bool]:
-    return {"HINGE": hinge, "PER_CLASS": per_class, "WEIGHTED": weighted, "FINAL": final}
+    return {"HINGE": hinge, "PER_CLASS": per_class, "WEIGHTED": weighted, "SHARED": shared, "FINAL": final}
 
 
 def _at_labels(

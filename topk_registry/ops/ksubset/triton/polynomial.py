@@ -121,3 +121,21 @@ def exp2(x):
         return tl.exp2(x)
     else:
         return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=r,r", [x], tl.float32, True, 1)
+
+
+@triton.jit
+def log2(x):
+    """log2 of positive normal numbers."""
+    if INTERPRETED:
+        return tl.log2(x)
+    else:
+        return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=r,r", [x], tl.float32, True, 1)
+
+
+@triton.jit
+def reciprocal(x):
+    """1 / x of normal numbers, within a bit."""
+    if INTERPRETED:
+        return 1.0 / x
+    else:
+        return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], tl.float32, True, 1)

@@ -1,0 +1,135 @@
+"""Linear classifiers with very many classes: `linear_smooth_topk` beside `F.linear_cross_entropy` of PyTorch.
+
+Time and peak memory of a training step from features to the gradients of features, weight and bias, contestants in
+turns. Memory is that of PyTorch's tensors, with the three gradients and without the layer. `F.linear_cross_entropy`
+runs on all logits at once, its default, and in the blocks of rows that its options choose or that are given.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import topk_registry as tr
+from tests.bench.gate import RefusedError, require_green
+from tests.bench.report import environment
+from topk_studies.timing.memory import peak_bytes
+from topk_studies.timing.rounds import CPU, Sample, Spread, Step, interleave
+
+OURS, TORCH = "linear_smooth_topk", "F.linear_cross_entropy"
+TESTS = ("tests/nn/test_linear.py", "tests/ops/ksubset/test_linear.py")
+HEADER = ("contestant", "forward", "backward", "both, s", "quartiles", f"x {TORCH}", "GiB", "runs")
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # features [B, d], weight [n, d], bias [n], labels [B]
+
+
+def contestants(k: int, tau: float, rows: int) -> dict[str, Loss]:
+    """All contestants by name; those that this version of PyTorch does not have are left out."""
+    on_logits = tr.create_loss("smooth_topk_svm", k=k, tau=tau)
+    found: dict[str, Loss] = {
+        OURS: lambda x, weight, bias, label: tr.linear_smooth_topk(x, weight, bias, label, k=k, tau=tau),
+        "smooth_topk_svm on logits": lambda x, weight, bias, label: on_logits(F.linear(x, weight, bias), label),
+    }
+    if hasattr(F, "linear_cross_entropy"):
+        found[TORCH] = cross_entropy(None)
+        found[f"{TORCH}, its blocks"] = cross_entropy(torch.nn.LinearCrossEntropyOptions())
+        options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=rows, chunking_method=None)
+        found[f"{TORCH}, blocks of {rows}"] = cross_entropy(options)
+    return found
+
+
+def cross_entropy(options: object) -> Loss:
+    def loss(features: Tensor, weight: Tensor, bias: Tensor, label: Tensor) -> Tensor:
+        return F.linear_cross_entropy(features, weight, label, linear_bias=bias, options=options)
+
+    return loss
+
+
+def layer(B: int, n: int, d: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Features, weight and bias as ``nn.Linear`` starts with them, and labels."""
+    generator = torch.Generator().manual_seed(0)
+    features, weight = (torch.randn(rows, d, generator=generator) for rows in (B, n))
+    tensors = features, weight.mul_(d**-0.5), torch.zeros(n)
+    return *(t.requires_grad_() for t in tensors), torch.randint(n, (B,), generator=generator)
+
+
+def step(loss: Loss, tensors: tuple[Tensor, ...]) -> Step:
+    """One forward and backward pass, timed each; gradients are allocated anew."""
+
+    def run() -> Sample:
+        start = CPU.mark()
+        value = loss(*tensors)
+        middle = CPU.mark()
+        value.backward()
+        end = CPU.mark()
+        for t in tensors:
+            t.grad = None
+        return CPU.seconds(start, middle), CPU.seconds(middle, end)
+
+    return run
+
+
+def measure(B: int, n: int, d: int, losses: dict[str, Loss], repeats: int, limit: float) -> list[dict[str, object]]:
+    """Medians of rounds in turns; a contestant whose steps add up to ``limit`` seconds sits out the others."""
+    tensors = layer(B, n, d)
+    steps = {name: step(loss, tensors) for name, loss in losses.items()}
+    peaks = {name: peak_bytes(run) for name, run in steps.items()}  # and warms up
+    samples: dict[str, list[Sample]] = {name: [] for name in steps}
+    interleave(steps, samples, repeats=repeats, limit=limit)
+    rows = []
+    for name, taken in samples.items():
+        forward, backward, both = (Spread.of(list(t)) for t in (*zip(*taken, strict=True), map(sum, taken)))
+        times = {"forward": forward.median, "backward": backward.median, "both": both.median}
+        case = {"B": B, "n": n, "d": d, "contestant": name}
+        rows.append(case | times | {"q1": both.q1, "q3": both.q3, "bytes": peaks[name], "repeats": len(taken)})
+    return rows
+
+
+def table(rows: list[dict[str, object]]) -> str:
+    peer = next((row["both"] for row in rows if row["contestant"] == TORCH), None)
+    lines = [HEADER]
+    for row in rows:
+        times = [f"{row[part]:.3g}" for part in ("forward", "backward", "both")]
+        ratio = f"{row['both'] / peer:.2f}" if peer else ""
+        spread = f"{row['q1']:.3g}-{row['q3']:.3g}"
+        lines.append((row["contestant"], *times, spread, ratio, f"{row['bytes'] / 2**30:.3f}", str(row["repeats"])))
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
+    return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench linear", description=__doc__)
+    parser.add_argument("--classes", type=int, nargs="+", default=[100_000])
+    parser.add_argument("--features", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("-k", type=int, default=5)
+    parser.add_argument("--tau", type=float, default=1.0)
+    parser.add_argument("--rows", type=int, default=32, help="rows of a block of one of the contestants")
+    parser.add_argument("--repeats", type=int, default=11, help="rounds over all contestants")
+    parser.add_argument("--limit", type=float, default=30.0, help="seconds a contestant may take at one case")
+    parser.add_argument("--threads", type=int, help="threads of PyTorch (default: its own choice)")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="contestants whose names begin with one of these")
+    parser.add_argument("--json", type=Path, help="write environment and results to this file")
+    args = parser.parse_args(argv)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    try:
+        require_green(TESTS)
+    except RefusedError as refused:
+        print(refused, file=sys.stderr)
+        return 1
+    losses = contestants(args.k, args.tau, args.rows)
+    if args.only:
+        losses = {name: loss for name, loss in losses.items() if name.startswith(tuple(args.only))}
+    report: dict[str, object] = {"environment": environment("cpu"), "results": (results := [])}
+    for n in args.classes:
+        rows = measure(args.batch, n, args.features, losses, args.repeats, args.limit)
+        results += rows
+        print(f"B = {args.batch}, n = {n}, d = {args.features}\n{table(rows)}\n", flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0

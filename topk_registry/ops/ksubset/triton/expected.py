@@ -1,0 +1,471 @@
+# type: ignore
+"""The hinges of a target that is a distribution, and their gradient, in one Triton kernel.
+
+The rows are split as for one label (one_label.py), with no class left out: a flat row is all tail, and in any other row
+the top group is that of k + 1 classes. Cotangents are carried as in all_classes.py, for a flat row too: with c of all
+classes, d = c / (1 + v X) and e = d / (1 + v X), class i of the tail puts its chain_i into
+
+    W_0 = -sum_i chain_i d_{k-1},   W_r = sum_i chain_i (-v_i)^(r-1),
+
+and its gradient is chain (d_{k-1} - v e_{k-2}) + v h, h the last of coefficients 0..k-1 of c W / (1 + v X). So a row is
+read for its maximum, for power sums, for the hinges with W, and for the gradient.
+
+A target is a distribution in memory (``DENSE``), or M labels with their shares beside a mass that all classes share.
+"""
+
+import triton
+import triton.language as tl
+
+from topk_registry.ops.ksubset.triton.all_classes import with_cotangents
+from topk_registry.ops.ksubset.triton.hinge import hinge, log64
+from topk_registry.ops.ksubset.triton.polynomial import (
+    chances,
+    exp2,
+    lane_of,
+    log2,
+    reciprocal,
+    tail_polynomial,
+    times,
+)
+from topk_registry.ops.ksubset.triton.rows import (
+    LIMIT,
+    LOG2E,
+    add,
+    aligned,
+    balance,
+    balanced,
+    columns,
+    number,
+    others,
+    powers,
+    store,
+    tail_powers,
+    top_group,
+)
+
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def target_rows(
+    s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr,
+    B, depth, theta, theta_low, inverse, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
+    DENSE: tl.constexpr, M: tl.constexpr, EVEN: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr,
+    n: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
+    R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    live = row < B
+    y = tl.full((R,), -1, tl.int32)  # no class is left out
+    start, shift = aligned(row, n, VECTOR)
+    scores_ptr = s_ptr + start
+    masses_ptr = q_ptr + start
+    steep = inverse * LOG2E
+    known, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, live, factor, M, EVEN, n)
+
+    if HELD:
+        held = ()
+        for tile in tl.static_range(TILES):
+            held = held + (others(scores_ptr, live, y, shift, tile, n, R, N, VECTOR),)
+        best = held[0]
+        for tile in tl.static_range(1, TILES):
+            best = tl.maximum(best, held[tile])
+    else:
+        best = tl.full((R, N), float("-inf"), tl.float32)
+        for tile in tl.range(TILES, loop_unroll_factor=2):
+            best = tl.maximum(best, others(scores_ptr, live, y, shift, tile, n, R, N, VECTOR))
+    a = tl.max(best, 1)
+
+    sums = powers(tl.zeros((R, N), tl.float32), k)
+    if HELD:
+        for tile in tl.static_range(TILES):
+            sums = add(sums, powers(exp2((held[tile] - a[:, None]) * steep), k), k)
+    else:
+        for tile in tl.range(TILES, loop_unroll_factor=2):
+            s = others(scores_ptr, live, y, shift, tile, n, R, N, VECTOR)
+            sums = add(sums, powers(exp2((s - a[:, None]) * steep), k), k)
+    mass = tl.sum(sums[0], 1)  # NaN where a score is, or where all are -inf
+    flat = live & known & (mass * LIMIT >= k)
+    base = tl.where(flat, k / mass, 1.0)
+    P = (mass * base,)
+    power = base
+    for j in tl.static_range(1, k):
+        power = power * base
+        P = P + (tl.sum(sums[j], 1) * power,)
+    c = tail_polynomial(P, k)
+    ratio = c[k - 1] / c[k]
+    c = balanced(c, 1.0 / ratio, 1.0, k)
+    tilt = base * ratio
+
+    if tl.max(flat.to(tl.int32), 0) > 0:
+        of_row = columns(c, k - 1)
+        reference = a[:, None]
+        log_tilt = tl.log2(tilt)[:, None]
+        totals = powers(tl.zeros((R, N), tl.float32), k + 1)
+        if HELD:
+            direct = ()
+            for tile in tl.static_range(TILES):
+                q = masses(masses_ptr, weight_ptr, labels, shares, factor, live, shift, tile,
+                           DENSE, M, WEIGHTED, n, R, N, VECTOR)  # fmt: skip
+                alpha, gain = gaps(alpha_ptr, inverse_tau, shift, tile, PER_CLASS, n, N, VECTOR)
+                u = held[tile] - reference
+                v = exp2(u * steep + log_tilt)
+                cost, chain, d, e = tail_hinges(u, v, q, alpha, gain, of_row, scale, tau, log_tilt, k)
+                totals = add(totals, moments(cost, chain, d, v, k), k + 1)
+                direct = direct + (chain * (d - v * e),)
+        else:
+            for tile in tl.range(TILES, loop_unroll_factor=2):
+                q = masses(masses_ptr, weight_ptr, labels, shares, factor, live, shift, tile,
+                           DENSE, M, WEIGHTED, n, R, N, VECTOR)  # fmt: skip
+                alpha, gain = gaps(alpha_ptr, inverse_tau, shift, tile, PER_CLASS, n, N, VECTOR)
+                u = others(scores_ptr, live, y, shift, tile, n, R, N, VECTOR) - reference
+                v = exp2(u * steep + log_tilt)
+                cost, chain, d, e = tail_hinges(u, v, q, alpha, gain, of_row, scale, tau, log_tilt, k)
+                totals = add(totals, moments(cost, chain, d, v, k), k + 1)
+        tl.store(value_ptr + row, tl.sum(totals[0], 1), mask=flat)
+        W = ()
+        for j in tl.static_range(k):
+            W = W + (tl.sum(totals[j + 1], 1),)
+        H = columns(product(with_last(c, tilt, k), W, k), k)
+        if HELD:
+            for tile in tl.static_range(TILES):
+                v = exp2((held[tile] - reference) * steep + log_tilt)
+                out = direct[tile] + v * quotient(v, H, k)
+                store(gradient_ptr + start, out, flat, shift, tile, n, R, N, VECTOR)
+        else:
+            for tile in tl.range(TILES, loop_unroll_factor=2):
+                q = masses(masses_ptr, weight_ptr, labels, shares, factor, live, shift, tile,
+                           DENSE, M, WEIGHTED, n, R, N, VECTOR)  # fmt: skip
+                alpha, gain = gaps(alpha_ptr, inverse_tau, shift, tile, PER_CLASS, n, N, VECTOR)
+                u = others(scores_ptr, live, y, shift, tile, n, R, N, VECTOR) - reference
+                v = exp2(u * steep + log_tilt)
+                _, chain, d, e = tail_hinges(u, v, q, alpha, gain, of_row, scale, tau, log_tilt, k)
+                out = chain * (d - v * e) + v * quotient(v, H, k)
+                store(gradient_ptr + start, out, flat, shift, tile, n, R, N, VECTOR)
+
+    for r in range(R):
+        here = tl.program_id(0).to(tl.int64) * R + r
+        if tl.sum(tl.where((row == here) & live & (flat == 0), 1, 0), 0) > 0:
+            search_target(
+                s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr,
+                here, depth, theta, theta_low, inverse, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
+                DENSE, M, EVEN, PER_CLASS, WEIGHTED, n, k, TP, N, TILES, VECTOR,
+            )  # fmt: skip
+
+
+@triton.jit
+def search_target(
+    s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr,
+    here, depth, theta, theta_low, inverse, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
+    DENSE: tl.constexpr, M: tl.constexpr, EVEN: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr,
+    n: tl.constexpr, k: tl.constexpr, TP: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """The same for a row that is not flat, or that has a NaN, too few scores, or a label that is no class.
+
+    There are two families, see all_classes.py: the k largest classes, with a tilt that draws k + 1/2 classes, and all
+    others, with one that draws k - 1/2. Lanes i and TP + i leave out class i of the group: lane i from the polynomial
+    with the tilt of the others, lane TP + i from that of the k largest. The last lane of each leaves out nothing.
+    ``depth`` is k, see ``top_group``.
+    """
+    row = here + tl.arange(0, 1)
+    live = row >= 0
+    y = tl.full((1,), -1, tl.int32)
+    start, shift = aligned(row, n, VECTOR)
+    scores_ptr = s_ptr + start
+    masses_ptr = q_ptr + start
+    tiles = TILES + depth - k
+    known, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, live, factor, M, EVEN, n)
+    known = tl.sum(known.to(tl.int32), 0) > 0
+    top, where, size, after, u_after, v, i, broken = top_group(
+        scores_ptr, live, y, shift, known, depth + 1, inverse, k + 1, TP, 2 * TP, n, N, TILES, VECTOR
+    )
+    lane = tl.arange(0, 2 * TP)
+    member = lane % TP
+    in_group = member < size
+    kth = lane_of(top, lane, depth - 1)
+    gap = tl.exp((after - kth) * inverse)
+    P_after = tail_powers(scores_ptr, live, y, shift, after, u_after, v, i, inverse, tiles, k, n, N, VECTOR)
+    x = tl.where(in_group & (lane < TP), (top - kth) * inverse, float("-inf"))
+    u_kth = balance(x, P_after[0] / u_after * gap, lane, depth, k)
+    to_kth = gap * (u_kth / u_after)
+    P = ()
+    factor_j = to_kth
+    for j in tl.static_range(k):
+        P = P + (P_after[j] * factor_j,)
+        factor_j = factor_j * to_kth
+    b = tail_polynomial(P, k)
+    b_after = tail_polynomial(P_after, k)
+
+    first = lane >= TP  # the family of the k largest
+    own = in_group & (first == (member < depth))
+    reference = tl.where(first, after, kth)
+    tilt = tl.where(first, u_after, u_kth)
+    e = per_lane(first, b_after, b, k + 1)
+    for f in range(size):
+        q, p = chances((lane_of(top, lane, f) - reference) * inverse, 1.0 / tilt)
+        e = times(e, tl.where(member == f, 1.0, q), tl.where(member == f, 0.0, p), k)
+    c = ()
+    for j in tl.static_range(k + 1):
+        c = c + (lane_of(e[j], lane, TP - 1),)
+    ratio = c[k - 1] / c[k]
+
+    # the hinges of the top group, in double precision as those of labels
+    log = log64((e[k - 1] / e[k]).to(tl.float64) * tilt.to(tl.float64))
+    margin = (top.to(tl.float64) - reference.to(tl.float64)) + (log * theta + log * theta_low)
+    q = masses_at(q_ptr + here * n, weight_ptr, labels, shares, factor, where, own, DENSE, M, WEIGHTED)
+    alpha = tl.load(alpha_ptr + where, mask=own, other=0.0) if PER_CLASS else tl.load(alpha_ptr)
+    cost, slope = hinge(margin, alpha, scale, scale_low, tau, inverse_tau, inverse_tau_low)
+    counted = own & (q != 0.0)
+    value = tl.sum(tl.where(counted, q * cost, 0.0), 0)
+    g = tl.where(counted, q * slope.to(tl.float32), 0.0)
+    to_below = tl.where(own, g / e[k - 1], 0.0)
+    to_last = tl.where(own, -g / e[k], 0.0)
+
+    of_row = balanced(c, 1.0 / ratio, 1.0, k)
+    to_first = gap * u_kth  # from odds relative to the class after the k-th
+    log_tilt = tl.log2(u_kth * ratio)
+    sums = powers(tl.zeros((1, N), tl.float32), k + 1)
+    for tile in range(tiles):
+        distance, w, mass, required, gain = tail_tile(
+            scores_ptr, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, y, shift, tile,
+            kth, after, v, i, inverse, inverse_tau, DENSE, M, PER_CLASS, WEIGHTED, n, N, VECTOR,
+        )  # fmt: skip
+        balanced_w = w * (to_first * ratio)
+        costs, chain, d, _ = tail_hinges(distance, balanced_w, mass, required, gain, of_row, scale, tau, log_tilt, k)
+        sums = add(sums, moments(costs, chain, d, balanced_w, k), k + 1)
+    value += number(sums[0])
+    W = ()
+    back = 1.0 / c[k]
+    for j in tl.static_range(k):
+        W = W + (number(sums[j + 1]) * back,)
+        back = back / ratio
+    tl.store(value_ptr + here, tl.where(broken, float("nan"), value))
+
+    H = product(b, W, k)
+    F = ()
+    for j in tl.static_range(k):
+        F = F + (tl.where(first, 0.0, H[j]),)
+    e = per_lane(first, b_after, b, k)
+    for f in range(size):
+        q, p = chances((lane_of(top, lane, f) - reference) * inverse, 1.0 / tilt)
+        here_too = (first == (f < depth)) & (member != f)
+        below = tl.where(here_too, tl.sum(tl.where(member == f, to_below, 0.0), 0), 0.0)
+        last = tl.where(here_too, tl.sum(tl.where(member == f, to_last, 0.0), 0), 0.0)
+        q = tl.where(member == f, 1.0, q)
+        p = tl.where(member == f, 0.0, p)
+        F = with_cotangents(F, e, q, p, below, last, k - 1)
+        e = times(e, q, p, k - 1)
+    H = ()
+    H_after = ()
+    for j in tl.static_range(k):
+        H = H + (lane_of(F[j], lane, TP - 1),)
+        H_after = H_after + (lane_of(F[j], lane, 2 * TP - 1),)
+
+    spoilt = tl.where(broken, float("nan"), 0.0)
+    for tile in range(tiles):
+        distance, w, mass, required, gain = tail_tile(
+            scores_ptr, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, y, shift, tile,
+            kth, after, v, i, inverse, inverse_tau, DENSE, M, PER_CLASS, WEIGHTED, n, N, VECTOR,
+        )  # fmt: skip
+        balanced_w = w * (to_first * ratio)
+        _, chain, d, e_below = tail_hinges(distance, balanced_w, mass, required, gain, of_row, scale, tau, log_tilt, k)
+        out = chain * (d - balanced_w * e_below)
+        w_after = w * u_after
+        w = w * to_first
+        out += w * quotient(w, H, k) + w_after * quotient(w_after, H_after, k)
+        store(gradient_ptr + start, out + spoilt, live, shift, tile, n, 1, N, VECTOR)
+    _, p = chances((top - reference) * inverse, 1.0 / tilt)
+    entry = tl.where(in_group, p * F[k - 1] + g, 0.0)
+    entry = tl.sum(tl.reshape(entry, (2, TP)), 0)
+    where = tl.max(tl.reshape(where, (2, TP)), 0)
+    lane = tl.arange(0, TP)
+    tl.debug_barrier()  # these entries have been written with odds of zero, by other threads
+    tl.store(gradient_ptr + here * n + where, entry + spoilt, mask=(lane < size) & (where < n))
+
+
+@triton.jit
+def few_labels(label_ptr, share_ptr, even_ptr, row, live, factor, M: tl.constexpr, EVEN: tl.constexpr, n: tl.constexpr):
+    """Whether all labels are classes; -1, and the labels; their shares and that of every class, times factor."""
+    known = live
+    labels = (row.to(tl.int32) * 0 - 1,)  # no class
+    shares = ()
+    for m in tl.static_range(M):
+        label = tl.load(label_ptr + row * M + m, mask=live, other=0)
+        known = known & (label >= 0) & (label < n)
+        labels = labels + (label.to(tl.int32),)
+        shares = shares + (tl.load(share_ptr + row * M + m, mask=live, other=0.0).to(tl.float32) * factor,)
+    even = tl.zeros_like(labels[0].to(tl.float32))
+    if EVEN:
+        even = tl.load(even_ptr + row, mask=live, other=0.0).to(tl.float32) * (factor / n)
+    return known, labels, shares + (even,)
+
+
+@triton.jit
+def masses(
+    q_ptr, weight_ptr, labels, shares, factor, live, shift, tile,
+    DENSE: tl.constexpr, M: tl.constexpr, WEIGHTED: tl.constexpr,
+    n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """The masses of a tile's classes [R, N], with weight and factor; 0 for what is not in the row."""
+    col, there = classes(shift, tile, n, N, VECTOR)
+    inside = live[:, None] & there
+    if DENSE:
+        q = tl.load(q_ptr[:, None] + (tile * N + tl.arange(0, N)[None, :]), mask=inside, other=0.0)
+        q = q.to(tl.float32) * factor
+    elif R > 1:
+        q = masked_masses(col, inside, labels, shares, M)
+    else:  # most tiles are within the row and without a label: they need no comparisons
+        first = tile * N - tl.sum(shift, 0)
+        plain = (first >= 0) & (first + N <= n)
+        for m in tl.static_range(M):
+            label = tl.sum(labels[m + 1], 0)
+            plain = plain & ((label < first) | (label >= first + N))
+        if plain:
+            q = tl.zeros((R, N), tl.float32) + shares[M][:, None]
+        else:
+            q = masked_masses(col, inside, labels, shares, M)
+    if WEIGHTED:
+        q = q * tl.load(weight_ptr + col, mask=there, other=0.0)
+    return q
+
+
+@triton.jit
+def masked_masses(col, inside, labels, shares, M: tl.constexpr):
+    q = tl.where(inside, shares[M][:, None], 0.0)
+    for m in tl.static_range(M):
+        q += tl.where(col == labels[m + 1][:, None], shares[m][:, None], 0.0)
+    return q
+
+
+@triton.jit
+def masses_at(
+    q_ptr, weight_ptr, labels, shares, factor, where, wanted,
+    DENSE: tl.constexpr, M: tl.constexpr, WEIGHTED: tl.constexpr,
+):  # fmt: skip
+    """The masses of the classes ``where``, of a row that is alone."""
+    if DENSE:
+        q = tl.load(q_ptr + where, mask=wanted, other=0.0).to(tl.float32) * factor
+    else:
+        q = tl.where(wanted, tl.sum(shares[M], 0), 0.0)
+        for m in tl.static_range(M):
+            q += tl.where(where == tl.sum(labels[m + 1], 0), tl.sum(shares[m], 0), 0.0)
+    if WEIGHTED:
+        q = q * tl.load(weight_ptr + where, mask=wanted, other=0.0)
+    return q
+
+
+@triton.jit
+def gaps(
+    alpha_ptr, inverse_tau, shift, tile,
+    PER_CLASS: tl.constexpr, n: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """The required gaps of a tile's classes, or of all, and exp(-alpha / tau)."""
+    if PER_CLASS:
+        col, there = classes(shift, tile, n, N, VECTOR)
+        alpha = tl.load(alpha_ptr + col, mask=there, other=0.0)
+    else:
+        alpha = tl.load(alpha_ptr)
+    return alpha, tl.exp(-alpha * inverse_tau)
+
+
+@triton.jit
+def classes(shift, tile, n: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr):
+    """The classes of a tile, and which of them there are."""
+    col = tile * N + tl.arange(0, N)[None, :]
+    if n % VECTOR == 0:
+        there = col < n
+    else:
+        col = col - shift[:, None]
+        there = (col >= 0) & (col < n)
+    return col, there
+
+
+@triton.jit
+def tail_tile(
+    s_ptr, q_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, y, shift, tile,
+    kth, after, v, i, inverse, inverse_tau,
+    DENSE: tl.constexpr, M: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr,
+    n: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Of the classes after score v at i: scores less the k-th, odds relative to ``after``, masses, gaps; else zeros."""
+    s = others(s_ptr, live, y, shift, tile, n, 1, N, VECTOR)
+    col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
+    in_group = (s > v) | ((s == v) & (col <= i))
+    w = tl.where(in_group, 0.0, tl.exp((s - after) * inverse))
+    q = masses(q_ptr, weight_ptr, labels, shares, factor, live, shift, tile,
+               DENSE, M, WEIGHTED, n, 1, N, VECTOR)  # fmt: skip
+    alpha, gain = gaps(alpha_ptr, inverse_tau, shift, tile, PER_CLASS, n, N, VECTOR)
+    return tl.where(in_group, 0.0, s - kth), w, tl.where(in_group, 0.0, q), alpha, gain
+
+
+@triton.jit
+def tail_hinges(u, v, q, alpha, gain, c, scale, tau, log_tilt, k: tl.constexpr):
+    """The hinge of each class times its mass q, its chain, d_{k-1} and e_{k-2}; the hinge is tau log(1 + exp(alpha /
+    tau) / odds), the odds v d_{k-1} / d_k.
+
+    u: the score less the tilt's reference; v: balanced odds; c: coefficients 0..k-2, the next two are 1; gain:
+    exp(-alpha / tau).
+    """
+    d = tl.zeros_like(v) + 1.0
+    e = tl.zeros_like(v)
+    if k > 1:
+        d = tl.zeros_like(v) + c[0]
+        for j in tl.static_range(1, k - 1):
+            e = d - v * e
+            d = c[j] - v * d
+        e = d - v * e
+        d = 1.0 - v * d
+    x = 1.0 - v * d * (1.0 - gain)
+    r = reciprocal(x * d)
+    cost = (alpha - scale * u) + (tau * LN2) * (log2(x * x * r) - log_tilt)
+    return tl.where(q != 0.0, q * cost, 0.0), -(q * scale) * r, d, e
+
+
+@triton.jit
+def moments(cost, chain, d, v, k: tl.constexpr):
+    """The cost, and a class's terms of W_0..W_{k-1}."""
+    out = (cost, -chain * d)
+    term = chain
+    for _ in tl.static_range(1, k):
+        out = out + (term,)
+        term = -v * term
+    return out
+
+
+@triton.jit
+def product(a, b, k: tl.constexpr):
+    """Coefficients 0..k-1 of a b, numbers of rows."""
+    out = ()
+    for m in tl.static_range(k):
+        total = a[0] * b[m]
+        for j in tl.static_range(1, m + 1):
+            total += a[j] * b[m - j]
+        out = out + (total,)
+    return out
+
+
+@triton.jit
+def quotient(v, H, k: tl.constexpr):
+    """The last of coefficients 0..k-1 of H / (1 + v X)."""
+    h = tl.zeros_like(v) + H[0]
+    for j in tl.static_range(1, k):
+        h = H[j] - v * h
+    return h
+
+
+@triton.jit
+def with_last(c, like, k: tl.constexpr):
+    """Balanced coefficients 0..k-2, and the next one, which is 1; ``like`` is a number of each row."""
+    out = ()
+    for j in tl.static_range(k - 1):
+        out = out + (c[j],)
+    return out + (tl.zeros_like(like) + 1.0,)
+
+
+@triton.jit
+def per_lane(chosen, one, other, count: tl.constexpr):
+    """Numbers as vectors of lanes: of ``one`` where chosen, else of the other."""
+    out = ()
+    for j in tl.static_range(count):
+        out = out + (tl.where(chosen, one[j], other[j]),)
+    return out

@@ -1,0 +1,230 @@
+# type: ignore
+"""Functions on rows of scores for the kernels that do all of a row's work: tiles, power sums, and the top group.
+
+A program works on R rows. A row of few tiles stays in registers; a longer one is read again from the cache for each
+pass. Tiles begin at multiples of VECTOR numbers, so that all but the first and the last move whole vectors.
+"""
+
+import triton
+import triton.language as tl
+
+from topk_registry.ops.ksubset.triton.polynomial import CAP, is_finite, lane_of, least_rest
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LIMIT = tl.constexpr(0.5)  # of the tail's odds
+BALANCING = tl.constexpr(6)  # steps of Newton's method for the tilt, which needs no precision
+
+
+@triton.jit
+def aligned(row, n: tl.constexpr, VECTOR: tl.constexpr):
+    """Where the first tile of a row begins, and how many numbers before the row that is."""
+    if n % VECTOR == 0:
+        return row * n, (row * 0).to(tl.int32)
+    else:
+        start = row * n // VECTOR * VECTOR
+        return start, (row * n - start).to(tl.int32)
+
+
+@triton.jit
+def others(s_ptr, live, y, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr):
+    """The scores of a tile [R, N], with -inf for the label and for what is not in the row."""
+    place = tile * N + tl.arange(0, N)[None, :]
+    pointers = s_ptr[:, None] + place
+    if R > 1:
+        s = masked(pointers, place, live, y, shift, n, VECTOR)
+    else:  # most tiles are within the row and without the label: they need no comparisons
+        first = tile * N - tl.sum(shift, 0)
+        label = tl.sum(y, 0)
+        if (first >= 0) & (first + N <= n) & ((label < first) | (label >= first + N)):
+            s = tl.load(pointers).to(tl.float32)
+        else:
+            s = masked(pointers, place, live, y, shift, n, VECTOR)
+    return s
+
+
+@triton.jit
+def masked(pointers, place, live, y, shift, n: tl.constexpr, VECTOR: tl.constexpr):
+    col = place - shift[:, None]
+    if n % VECTOR == 0:
+        col = place
+        s = tl.load(pointers, mask=live[:, None] & (col < n), other=float("-inf"))
+    else:
+        s = tl.load(pointers, mask=live[:, None] & (col >= 0) & (col < n), other=float("-inf"))
+    return tl.where(col == y[:, None], float("-inf"), s.to(tl.float32))
+
+
+@triton.jit
+def store(
+    out_ptr, values, wanted, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr
+):
+    """Write a tile of the wanted rows; a row that is alone in its program is wanted."""
+    place = tile * N + tl.arange(0, N)[None, :]
+    pointers = out_ptr[:, None] + place
+    values = values.to(out_ptr.dtype.element_ty)
+    if R == 1 and n % VECTOR == 0:
+        if (tile + 1) * N <= n:
+            tl.store(pointers, values)
+        else:
+            tl.store(pointers, values, mask=place < n)
+    elif R == 1:
+        if (tile > 0) & ((tile + 1) * N <= n):
+            tl.store(pointers, values)
+        else:
+            store_masked(pointers, values, place - shift[:, None], n)
+    else:
+        tl.store(pointers, values, mask=wanted[:, None] & (place < n))
+
+
+@triton.jit
+def store_masked(pointers, values, col, n: tl.constexpr):
+    tl.store(pointers, values, mask=(col >= 0) & (col < n))
+
+
+@triton.jit
+def powers(w, k: tl.constexpr):
+    """w, w^2, ..., w^k."""
+    out = (w,)
+    for j in tl.static_range(2, k + 1):
+        out = out + (out[j // 2 - 1] * out[j // 2 - 1] if j % 2 == 0 else out[j - 2] * w,)
+    return out
+
+
+@triton.jit
+def add(a, b, k: tl.constexpr):
+    out = ()
+    for j in tl.static_range(k):
+        out = out + (a[j] + b[j],)
+    return out
+
+
+@triton.jit
+def balanced(c, back, of_margin, k: tl.constexpr):
+    """Coefficients 0..k-2, times of_margin, of c tilted so that the next two are 1; back = c_k / c_{k-1}."""
+    out = ()
+    rho = of_margin * (back * back / c[k])
+    for j in tl.static_range(2, k + 1):
+        out = (c[k - j] * rho,) + out
+        rho = rho * back
+    return out
+
+
+@triton.jit
+def columns(numbers, count: tl.constexpr):
+    """Numbers of rows [R] as [R, 1]."""
+    out = ()
+    for j in tl.static_range(count):
+        out = out + (numbers[j][:, None],)
+    return out
+
+
+@triton.jit
+def number(tile):
+    """The sum of a tile of one row."""
+    return tl.sum(tl.sum(tile, 1), 0)
+
+
+@triton.jit
+def top_group(
+    scores_ptr, live, y, shift, known, depth, inverse,
+    k: tl.constexpr, TP: tl.constexpr, LANES: tl.constexpr,
+    n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Split a row: the k largest classes are found one maximum at a time, then those with odds above LIMIT.
+
+    Returns the group's scores and classes as lanes, lane i and i + TP for the i-th largest, and its size; the reference
+    a of odds, and the factor u that tilts them; the score and class after which the tail begins; and whether the row is
+    broken: not ``known``, or it holds a NaN or too few scores. ``depth`` is k, which the compiler is not to know: it
+    would unroll loops and run out of registers.
+    """
+    lane = tl.arange(0, LANES)
+    member = lane % TP
+    top = tl.full((LANES,), float("-inf"), tl.float32)
+    where = tl.full((LANES,), n, tl.int32)
+    v = depth * float("inf")
+    i = depth - k - 1
+    tiles = TILES + depth - k
+    for f in range(depth):
+        v, i = next_largest(scores_ptr, live, y, shift, v, i, n, N, tiles, VECTOR)
+        top = tl.where(member == f, v, top)
+        where = tl.where(member == f, i, where)
+    a = v
+    odds = tl.zeros((1, N), tl.float32)
+    for tile in range(tiles):
+        odds += tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, VECTOR)
+    mass = number(odds)
+    broken = (is_finite(a) == 0) | (known == 0) | (mass != mass)
+
+    size = depth
+    first = lane < TP
+    u = balance(tl.where(first, (top - a) * inverse, float("-inf")), mass, lane, depth, k)
+    v, i = next_largest(scores_ptr, live, y, shift, v, i, n, N, tiles, VECTOR)
+    w = tl.exp((v - a) * inverse)
+    while (broken == 0) & (w * u > LIMIT) & (size < TP - 1):
+        # a class that joins the group makes u grow, for the tail's odds counted for too much
+        top = tl.where(member == size, v, top)
+        where = tl.where(member == size, i, where)
+        size += 1
+        mass = tl.maximum(mass - w, 0.0)
+        u = balance(tl.where(first, (top - a) * inverse, float("-inf")), mass, lane, depth, k)
+        v, i = next_largest(scores_ptr, live, y, shift, v, i, n, N, tiles, VECTOR)
+        w = tl.exp((v - a) * inverse)
+    # the last of the k largest may need no products either
+    chosen = (lane < size) & (tl.exp(tl.minimum((top - a) * inverse, CAP)) * u > LIMIT)
+    size = tl.sum(chosen.to(tl.int32), 0)
+    v = tl.where(size > 0, lane_of(top, lane, size - 1), float("inf"))
+    i = tl.where(size > 0, tl.sum(tl.where(lane == size - 1, where, 0), 0), -1)
+    return top, where, size, a, u, v, i, broken
+
+
+@triton.jit
+def tail_powers(
+    scores_ptr, live, y, shift, a, u, v, i, inverse, tiles,
+    k: tl.constexpr, n: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """P_1..P_k of the tail's odds times u, as numbers."""
+    sums = powers(tl.zeros((1, N), tl.float32), k)
+    for tile in range(tiles):
+        odds = tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, VECTOR)
+        sums = add(sums, powers(odds * u, k), k)
+    P = ()
+    for j in tl.static_range(k):
+        P = P + (number(sums[j]),)
+    return P
+
+
+@triton.jit
+def next_largest(s_ptr, live, y, shift, v, i, n: tl.constexpr, N: tl.constexpr, tiles, VECTOR: tl.constexpr):
+    """The largest score after v at i, ties in the order of classes, and its class; -inf and n where there is none."""
+    best = tl.full((1, N), float("-inf"), tl.float32)
+    at = tl.full((1, N), n, tl.int32)
+    for tile in range(tiles):
+        s = others(s_ptr, live, y, shift, tile, n, 1, N, VECTOR)
+        col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
+        better = ((s < v) | ((s == v) & (col > i))) & (s > best)
+        best = tl.where(better, s, best)
+        at = tl.where(better, col, at)
+    v = tl.max(tl.max(best, 1), 0)
+    return v, tl.min(tl.min(tl.where(best == v, at, n), 1), 0)
+
+
+@triton.jit
+def tail_odds(s_ptr, live, y, shift, tile, a, v, i, inverse, n: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr):
+    """exp((s - a) / theta) of the classes after score v at i, 0 for all others; NaN stays NaN."""
+    s = others(s_ptr, live, y, shift, tile, n, 1, N, VECTOR)
+    col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
+    in_group = (s > v) | ((s == v) & (col <= i))
+    return tl.where(in_group, 0.0, tl.exp((s - a) * inverse))
+
+
+@triton.jit
+def balance(x, mass, lane, depth, k: tl.constexpr):
+    """The factor u of odds where k - 1/2 classes are drawn, about: from a top group as lanes and the tail's mass."""
+    E = tl.exp(tl.minimum(x, CAP))
+    # draws from k/2 to k classes: Newton's method goes on from there
+    u = 1.0 / least_rest(x, mass, lane, k)
+    for _ in range(depth - k + BALANCING):
+        q = 1.0 / (1.0 + E * u)
+        drawn = mass * u + tl.sum(E * u * q, 0)
+        slope = mass + tl.sum(E * q * q, 0)
+        u += (k - 0.5 - drawn) / slope
+    return u
