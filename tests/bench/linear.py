@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ def contestants(k: int, tau: float, rows: int) -> dict[str, Loss]:
     return found
 
 
-def cross_entropy(options: object) -> Loss:
+def cross_entropy(options: Any) -> Loss:
     def loss(features: Tensor, weight: Tensor, bias: Tensor, label: Tensor) -> Tensor:
         return F.linear_cross_entropy(features, weight, label, linear_bias=bias, options=options)
 
@@ -53,11 +54,11 @@ def layer(B: int, n: int, d: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Features, weight and bias as ``nn.Linear`` starts with them, and labels."""
     generator = torch.Generator().manual_seed(0)
     features, weight = (torch.randn(rows, d, generator=generator) for rows in (B, n))
-    tensors = features, weight.mul_(d**-0.5), torch.zeros(n)
-    return *(t.requires_grad_() for t in tensors), torch.randint(n, (B,), generator=generator)
+    weight, bias, label = weight.mul_(d**-0.5), torch.zeros(n), torch.randint(n, (B,), generator=generator)
+    return features.requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), label
 
 
-def step(loss: Loss, tensors: tuple[Tensor, ...]) -> Step:
+def step(loss: Loss, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> Step:
     """One forward and backward pass, timed each; gradients are allocated anew."""
 
     def run() -> Sample:
@@ -73,7 +74,7 @@ def step(loss: Loss, tensors: tuple[Tensor, ...]) -> Step:
     return run
 
 
-def measure(B: int, n: int, d: int, losses: dict[str, Loss], repeats: int, limit: float) -> list[dict[str, object]]:
+def measure(B: int, n: int, d: int, losses: dict[str, Loss], repeats: int, limit: float) -> list[dict[str, Any]]:
     """Medians of rounds in turns; a contestant whose steps add up to ``limit`` seconds sits out the others."""
     tensors = layer(B, n, d)
     steps = {name: step(loss, tensors) for name, loss in losses.items()}
@@ -89,9 +90,9 @@ def measure(B: int, n: int, d: int, losses: dict[str, Loss], repeats: int, limit
     return rows
 
 
-def table(rows: list[dict[str, object]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     peer = next((row["both"] for row in rows if row["contestant"] == TORCH), None)
-    lines = [HEADER]
+    lines: list[tuple[str, ...]] = [HEADER]
     for row in rows:
         times = [f"{row[part]:.3g}" for part in ("forward", "backward", "both")]
         ratio = f"{row['both'] / peer:.2f}" if peer else ""
@@ -125,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     losses = contestants(args.k, args.tau, args.rows)
     if args.only:
         losses = {name: loss for name, loss in losses.items() if name.startswith(tuple(args.only))}
-    report: dict[str, object] = {"environment": environment("cpu"), "results": (results := [])}
+    report: dict[str, Any] = {"environment": environment("cpu"), "results": (results := [])}
     for n in args.classes:
         rows = measure(args.batch, n, args.features, losses, args.repeats, args.limit)
         results += rows

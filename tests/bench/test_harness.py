@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.bench import bandwidth, instructions
+from tests.bench import bandwidth, instructions, linear
 from tests.bench.__main__ import main
 from tests.bench.operators import OPERATORS
 from tests.bench.report import table
@@ -254,6 +254,24 @@ def test_instructions_of_gpu_kernels_are_counted_without_a_gpu(capsys: pytest.Ca
     # 500 for a row and 20 for a score, by the algorithm: the count must hold both, and nothing of the search
     assert 20 < one.executed < 45
     assert one.stack == 0
+
+
+@pytest.mark.slow
+def test_linear_classifiers_are_measured_beside_those_of_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(linear, "require_green", lambda tests: None)
+    report = tmp_path / "report.json"
+    sizes = ["--classes", "300", "--features", "8", "--batch", "4", "--rows", "2", "--repeats", "2"]
+    assert main(["linear", *sizes, "--json", str(report)]) == 0
+    printed = capsys.readouterr().out
+    rows = json.loads(report.read_text())["results"]
+    assert [row["contestant"] for row in rows] == list(linear.contestants(5, 1.0, 2))
+    for row in rows:
+        assert row["repeats"] == 2
+        assert 0 < row["q1"] <= row["both"] <= row["q3"]
+        assert row["bytes"] >= 4 * 300 * 8  # the gradient of the weight
+        assert row["contestant"] in printed
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ INF, NAN = float("inf"), float("nan")
 EPS = torch.finfo(torch.float32).eps
 # the interpreter computes with infinities that kernels leave out afterwards
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+IN_TILES = ("gaussian", "tied", "outlier")  # rows that are searched in every tile, for the longest
 LARGE = [(1000, 5), (1000, 10), (20_000, 5)] if ON_GPU else []
 LARGE_K = [(1000, 50), (200, 64), (70_000, 20)] if ON_GPU else []
 
@@ -40,10 +41,10 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-def every_kind(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+def every_kind(n: int, kinds: tuple[str, ...] = KINDS) -> tuple[torch.Tensor, torch.Tensor]:
     """A row of each kind, and labels from the first class to the last."""
-    s = torch.cat([scores(kind, n, rows=1) for kind in KINDS])
-    return s.to(DEVICE), torch.linspace(0, n - 1, len(KINDS)).long().to(DEVICE)
+    s = torch.cat([scores(kind, n, rows=1) for kind in kinds])
+    return s.to(DEVICE), torch.linspace(0, n - 1, len(kinds)).long().to(DEVICE)
 
 
 @pytest.fixture
@@ -69,8 +70,8 @@ def assert_margins_agree(found, wanted, theta):
     assert ((found.double() - wanted).abs() <= 40 * EPS * scale).all(), ((found - wanted).abs() / scale).amax(-1)
 
 
-def check_label_margins(n, k, theta):
-    s, label = every_kind(n)
+def check_label_margins(n, k, theta, kinds=KINDS):
+    s, label = every_kind(n, kinds)
     margin, gradient = composite.label_margins(s.double(), label, k, theta)
     found, found_gradient = cuda.label_margins(s, label, k, theta)
     assert (found.dtype, found_gradient.dtype) == (torch.float64, torch.float32)
@@ -104,9 +105,9 @@ def test_label_margins_in_one_kernel(n, k, theta):
 
 @runs_kernels
 @pytest.mark.usefixtures("in_short_tiles")
-@pytest.mark.parametrize(("n", "k"), [(30, 5), (37, 2), (40, 9)])  # in registers; beyond, of odd and even length
+@pytest.mark.parametrize(("n", "k"), [(30, 5), (37, 2), (40, 7)])  # in registers; beyond, of odd and even length
 def test_label_margins_of_rows_in_tiles(n, k):
-    check_label_margins(n, k, 0.5)
+    check_label_margins(n, k, 0.5, IN_TILES)
 
 
 @runs_kernels
@@ -193,7 +194,7 @@ def test_label_margins_of_rows_in_segments(k, theta):
 
 @runs_kernels
 @pytest.mark.parametrize(
-    ("n", "k", "theta"), [(2, 1, 0.5), (3, 1, 1e-3), (7, 3, 50.0), (30, 9, 0.5), *((*x, 0.5) for x in LARGE + LARGE_K)]
+    ("n", "k", "theta"), [(2, 1, 0.5), (3, 1, 1e-3), (7, 3, 50.0), (30, 6, 0.5), *((*x, 0.5) for x in LARGE + LARGE_K)]
 )
 def test_margins_and_their_gradient(n, k, theta):
     check_margins(n, k, theta)
@@ -380,10 +381,10 @@ def test_hinges_of_distributions(n, k, tau, form, options):
 @pytest.mark.usefixtures("in_short_tiles")
 @pytest.mark.parametrize(
     ("n", "k", "form", "options"),
-    [(30, 3, "smoothed", {"per_class": True}), (37, 2, "dense", {"weighted": True}), (40, 9, "mixed", {})],
+    [(30, 3, "smoothed", {"per_class": True}), (37, 2, "dense", {"weighted": True}), (36, 4, "mixed", {})],
 )
 def test_hinges_of_distributions_on_rows_in_tiles(n, k, form, options):
-    s, label = every_kind(n)
+    s, label = every_kind(n, IN_TILES)
     check_distributions(s, targets(form, label, n), k, 0.2, **options)
 
 
@@ -399,17 +400,18 @@ def test_hinges_of_distributions_on_flat_rows_and_others(kind, side, form, k, re
 
 
 @runs_kernels
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_hinges_of_distributions_in_half_precision(dtype):
-    s, label = (3 * randn(3, 33)).to(dtype), torch.tensor([0, 12, 32], device=DEVICE)
-    of = Hinge(torch.ones((), device=DEVICE), 1 / 3, 0.5)
-    for target in (targets("dense", label, 33).to(dtype), targets("smoothed", label, 33)):
-        value, gradient = cuda.expected_hinges(s, target, 3, 1.5, of, None, 0.25)
-        wide = target.float() if isinstance(target, torch.Tensor) else target
-        wanted, wanted_gradient = cuda.expected_hinges(s.float(), wide, 3, 1.5, of, None, 0.25)
-        assert gradient.dtype == (torch.float32 if dtype == torch.float16 else dtype)
-        torch.testing.assert_close(value, wanted, rtol=1e-6, atol=0)
-        torch.testing.assert_close(gradient, wanted_gradient.to(gradient.dtype), rtol=torch.finfo(dtype).eps, atol=1e-7)
+@pytest.mark.parametrize(("dtype", "form"), [(torch.bfloat16, "dense"), (torch.float16, "smoothed")])
+def test_hinges_of_distributions_in_half_precision(dtype, form):
+    s, label = (3 * randn(2, 33)).to(dtype), torch.tensor([0, 32], device=DEVICE)
+    s[1] /= 30  # a flat row
+    of, target = Hinge(torch.ones((), device=DEVICE), 1 / 3, 0.5), targets(form, label, 33)
+    target = target.to(dtype) if isinstance(target, torch.Tensor) else target
+    value, gradient = cuda.expected_hinges(s, target, 3, 1.5, of, None, 0.25)
+    wide = target.float() if isinstance(target, torch.Tensor) else target
+    wanted, wanted_gradient = cuda.expected_hinges(s.float(), wide, 3, 1.5, of, None, 0.25)
+    assert gradient.dtype == (torch.float32 if dtype == torch.float16 else dtype)
+    torch.testing.assert_close(value, wanted, rtol=1e-6, atol=0)
+    torch.testing.assert_close(gradient, wanted_gradient.to(gradient.dtype), rtol=torch.finfo(dtype).eps, atol=1e-7)
 
 
 @runs_kernels
@@ -526,7 +528,7 @@ def test_compiles_for_gpus_and_stays_in_registers(n, k, dtype, capability, monke
     s, label = torch.zeros(2, n, dtype=dtype), torch.zeros(2, dtype=torch.long)
     cuda.label_margins(s, label, k, 1.0)
     cuda.label_hinges(s, label, k, 1.0, Hinge(torch.ones(n), 0.2, 0.1))
-    if k <= cuda.ONE_KERNEL_LARGEST_K:
+    if capability == 90 and n > 1000:
         of = Hinge(torch.ones(()), 1 / k, 0.1)
         cuda.expected_hinges(s, LabelMixture.mixed(label, label, 0.7, 0.1), k, k * 0.1, of, None, 1.0)
     if k == 5:
