@@ -50,6 +50,7 @@ PUBLIC = {
     "row_losses",
     "sigmoid_loss",
     "smooth_topk_hinge",
+    "smooth_topk_loss",
     "soft_hinge",
     "softmax_loss",
     "sparse_topk_loss",

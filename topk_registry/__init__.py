@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         topk_marginals,
         topk_margins,
     )
+    from topk_registry.ops.ksubset.row_loss import smooth_topk_loss
     from topk_registry.ops.label_mixture import LabelMixture
     from topk_registry.ops.lapsum.api import lapsum_loss
     from topk_registry.ops.perturbed import perturbed_topk
@@ -101,6 +102,7 @@ _HOMES = {
     "row_losses": "ops.rows.api",
     "sigmoid_loss": "ops.sigmoid.api",
     "smooth_topk_hinge": "ops.ksubset",
+    "smooth_topk_loss": "ops.ksubset.row_loss",
     "soft_hinge": "ops.hinge",
     "softmax_loss": "ops.softmax.api",
     "sparse_topk_loss": "ops.sparse.api",
@@ -156,6 +158,7 @@ __all__ = [
     "row_losses",
     "sigmoid_loss",
     "smooth_topk_hinge",
+    "smooth_topk_loss",
     "soft_hinge",
     "softmax_loss",
     "sparse_topk_loss",

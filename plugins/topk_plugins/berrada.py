@@ -18,7 +18,16 @@ import torch
 from torch import Tensor
 
 from topk_plugins._sizes import mixture_nll, set_sizes
-from topk_registry import LabelMixture, TopKLoss, linear_smooth_topk, smooth_topk_hinge, soft_hinge, topk_margins
+from topk_registry import (
+    LabelMixture,
+    RowLoss,
+    TopKLoss,
+    linear_smooth_topk,
+    smooth_topk_hinge,
+    smooth_topk_loss,
+    soft_hinge,
+    topk_margins,
+)
 
 
 class SmoothTopKSVM(TopKLoss):
@@ -127,6 +136,12 @@ class SmoothTopKSVM(TopKLoss):
         """Whether the loss is a sum of hinges, so that the operator reduces it over targets and rows."""
         return len(self.sizes) == 1 or self.combine == "mean"
 
+    def row_loss(self, logits: Tensor) -> RowLoss | None:
+        if len(self.sizes) > 1 or 2 * self.k > logits.shape[1]:
+            return None
+        self._check_alpha(logits)
+        return smooth_topk_loss(self.k, tau=self.tau, alpha=self.alpha)
+
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
         return self._over_sizes(logits, lambda k, tau, alpha: smooth_topk_hinge(logits, label, k, tau=tau, alpha=alpha))
 
@@ -184,9 +199,12 @@ class SmoothTopKSVM(TopKLoss):
         )
         return loss(mixture, self.weight, "none" if self.reduction == "none" else "sum")
 
-    def _alpha(self, logits: Tensor) -> Tensor:
+    def _check_alpha(self, logits: Tensor) -> None:
         if self.alpha.ndim and self.alpha.numel() != logits.shape[1]:
             raise ValueError(f"alpha has {self.alpha.numel()} entries, logits have {logits.shape[1]} classes")
+
+    def _alpha(self, logits: Tensor) -> Tensor:
+        self._check_alpha(logits)
         return self.alpha.to(logits.device, torch.promote_types(logits.dtype, torch.float32))
 
     def extra_repr(self) -> str:

@@ -25,8 +25,8 @@ def _focal(log_p, log_not, p, not_p, own, numbers):
 def _with_margin(log_p, log_not, p, not_p, own, numbers):
     z = numbers[0] * own - (log_p - log_not)
     e = math.exp(-abs(z))
-    sigmoid = 1.0 / (1.0 + e) if z > 0.0 else e / (1.0 + e)
-    return max(z, 0.0) + math.log1p(e), -sigmoid
+    most = 1.0 / (1.0 + e)
+    return max(z, 0.0) + math.log1p(e), -most if z > 0.0 else -e * most
 
 
 class Focal(ClassificationLoss):

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from topk_registry import ClassificationLoss, KSubset
+from topk_registry import ClassificationLoss, KSubset, RowLoss, softmax_loss
 
 
 class KSubsetNLL(ClassificationLoss):
@@ -71,8 +71,16 @@ class KSubsetNLL(ClassificationLoss):
             _check_chances(target)
         return super().forward(logits, target)
 
-    def per_class(self, logits: Tensor) -> Tensor:
-        return -(logits / self.temperature).log_softmax(-1)
+    def row_loss(self, logits: Tensor) -> RowLoss:
+        """One label a row: cross-entropy."""
+        return softmax_loss(scale=1 / self.temperature)
+
+    def _suits_row_loss(self, target: Tensor) -> bool:
+        dense = target.is_floating_point()
+        # class weights count the rows of a distribution, not its classes, as the kernel would
+        if self.weight is not None and (dense or self.label_smoothing):
+            return False
+        return not dense or _is_one_label(target)
 
     def per_target(self, logits: Tensor, target: Tensor) -> Tensor:
         # in double precision: near-certain sets are a small difference of large numbers
@@ -106,9 +114,15 @@ def _log_sigma(x: Tensor, k: Tensor) -> Tensor:
     return torch.where(k == 0, 0.0, torch.where(k == n, x.sum(-1), found))
 
 
+def _is_one_label(target: Tensor) -> bool:
+    """Whether all rows add up to 1; rounding changes no entry by more than a share of its own."""
+    size = target.sum(-1, dtype=torch.promote_types(target.dtype, torch.float32))
+    return bool(((size - 1).abs() <= 16 * torch.finfo(torch.float32).eps).all())
+
+
 def _check_chances(target: Tensor) -> None:
     if target.device.type != "cpu" or torch.compiler.is_compiling() or not target.numel():
         return
-    if not bool(((target >= 0) & (target <= 1)).all()):
-        low, high = target.aminmax()
+    low, high = target.aminmax()
+    if not (low >= 0 and high <= 1):  # neither holds for NaN
         raise ValueError(f"a k-hot or soft target must be in [0, 1], got numbers from {low:g} to {high:g}")

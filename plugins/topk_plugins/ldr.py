@@ -22,8 +22,8 @@ def _robust(log_p, log_not, p, not_p, own, numbers):
     # numbers: gap / lambda, lambda, log n
     z = numbers[0] - (log_p - log_not)
     e = math.exp(-abs(z))
-    sigmoid = 1.0 / (1.0 + e) if z > 0.0 else e / (1.0 + e)
-    return numbers[1] * (max(z, 0.0) + math.log1p(e) - numbers[2]), -numbers[1] * sigmoid
+    most = numbers[1] / (1.0 + e)
+    return numbers[1] * (max(z, 0.0) + math.log1p(e) - numbers[2]), -most if z > 0.0 else -e * most
 
 
 class LDRKL(ClassificationLoss):

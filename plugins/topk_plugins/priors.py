@@ -6,10 +6,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from topk_plugins._margins import checked_counts
-from topk_registry import ClassificationLoss
+from topk_registry import ClassificationLoss, RowLoss, softmax_loss
 
 
 class LogitAdjustment(ClassificationLoss):
@@ -65,16 +64,12 @@ class LogitAdjustment(ClassificationLoss):
         # an option, not a state: a checkpoint must load whatever the counts are
         self.register_buffer("shift", shift.to(torch.get_default_dtype()), persistent=False)
 
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        return F.cross_entropy(self._shifted(logits), label, reduction="none")
+    takes_half = True
 
-    def per_class(self, logits: Tensor) -> Tensor:
-        return -self._shifted(logits).log_softmax(-1)
-
-    def _shifted(self, logits: Tensor) -> Tensor:
+    def row_loss(self, logits: Tensor) -> RowLoss:
         if self.shift.numel() != logits.shape[1]:
             raise ValueError(f"class_counts has {self.shift.numel()} entries, logits have {logits.shape[1]} classes")
-        return logits + self.shift.to(logits)
+        return softmax_loss(shift=self.shift)
 
     def extra_repr(self) -> str:
         return f"tau={self.tau:g}, {super().extra_repr()}"

@@ -17,7 +17,7 @@ def _generalised(log_p, log_not, p, not_p, own, numbers):
         rest *= x / math.log(power)  # Kahan's expm1: the rounding of the power cancels
     elif power == 1.0:
         rest = -x
-    return rest / numbers[0], -power * not_p
+    return rest * numbers[1], -power * not_p
 
 
 class GeneralisedCrossEntropy(ClassificationLoss):
@@ -63,7 +63,7 @@ class GeneralisedCrossEntropy(ClassificationLoss):
         self.q = float(q)
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        return softmax_loss(Curve(self._loss, _generalised, (self.q,)))
+        return softmax_loss(Curve(self._loss, _generalised, (self.q, 1 / self.q)))
 
     def _loss(self, log_p: Tensor, log_not: Tensor, own: None) -> Tensor:
         return -(self.q * log_p).expm1() / self.q

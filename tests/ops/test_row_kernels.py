@@ -1,9 +1,13 @@
-"""Compiled rows of LapSum, ALDR-KL and the sparse masks against their definitions in double precision."""
+"""Compiled rows of LapSum, ALDR-KL, sparse masks and cross-entropy against their definitions in double precision."""
 
+import math
+import re
+
+import numpy as np
 import pytest
 import torch
 
-from topk_registry import RowLoss, aldr_loss, backend, lapsum_loss, row_losses, sparse_topk_loss
+from topk_registry import Curve, RowLoss, aldr_loss, backend, lapsum_loss, row_losses, softmax_loss, sparse_topk_loss
 
 pytest.importorskip("numba")
 
@@ -18,6 +22,10 @@ LOSSES = {
     "sparse one": (sparse_topk_loss(1, tau=0.5), 0.5),
     "sparse": (sparse_topk_loss(5, tau=0.3), 0.3),
     "sparse warm": (sparse_topk_loss(5, tau=20.0), 20.0),
+}
+CROSS_ENTROPIES = {
+    "cross-entropy": (softmax_loss(), 1.0),
+    "cross-entropy, scaled and shifted": (softmax_loss(scale=2.0, shift=torch.linspace(-1, 1, N)), 0.5),
 }
 
 
@@ -47,9 +55,9 @@ def both(loss: RowLoss, s: torch.Tensor, target: torch.Tensor) -> tuple[torch.Te
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "flat", "tied", "leaders", "ruled out"])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", LOSSES | CROSS_ENTROPIES)
 def test_agree_with_the_definition(name, kind):
-    loss, temperature = LOSSES[name]
+    loss, temperature = (LOSSES | CROSS_ENTROPIES)[name]
     if kind == "ruled out" and name == "lapsum nearly all":
         pytest.skip("the weights of N - 1 classes cannot add up to more")
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
@@ -116,3 +124,66 @@ def test_sparse_masks_that_hold_many_classes(k, scale):
     tolerance = 8 * k * torch.finfo(torch.float64).eps
     torch.testing.assert_close(found[0], wanted[0], rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(found[1], wanted[1], rtol=0, atol=tolerance)
+
+
+def test_cross_entropy_of_masses_keeps_its_digits():
+    """Where the label is all but certain, 1 - p is far below the rounding of p."""
+    n = 600  # more than a block
+    for dtype in (torch.float32, torch.float64):
+        s, q = torch.zeros(2, n, dtype=dtype), torch.zeros(2, n, dtype=dtype)
+        s[:, 7], q[:, 7], q[1, 550] = 40.0, 1.0, 0.25
+        value, gradient = both(softmax_loss(), s, q)
+        rest = (n - 1) * torch.tensor(-40.0, dtype=torch.float64).exp()
+        wanted = torch.stack([rest.log1p(), 0.25 * 40 + 1.25 * rest.log1p()])
+        close = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 0.0}
+        torch.testing.assert_close(value, wanted, **close)
+        torch.testing.assert_close(gradient[:, 7], torch.stack([-rest, 0.25 - rest]) / (1 + rest), **close)
+        torch.testing.assert_close(gradient[0, 8], rest / (n - 1) / (1 + rest), **close)
+
+
+def test_a_probability_of_one_half_keeps_its_digits():
+    """log(1 - p) of two equal classes, by its series."""
+    s, q = torch.zeros(1, 2, dtype=torch.float64), torch.full((1, 2), 0.5, dtype=torch.float64)
+    curve = Curve(lambda log_p, log_not, own: -log_not, _log_not)
+    value, gradient = both(softmax_loss(curve), s, q)
+    torch.testing.assert_close(value, torch.tensor([2.0]).double().log(), rtol=4e-16, atol=0.0)
+    torch.testing.assert_close(gradient, torch.zeros_like(s), rtol=0.0, atol=1e-16)
+
+
+@pytest.mark.slow
+def test_elementary_functions_of_a_curve_become_vector_instructions():
+    """One call that is not inlined would leave the loop over classes without any."""
+    from numba import cfunc
+
+    from topk_registry.ops.rows.numba import curves
+    from topk_registry.ops.rows.numba.compiled import vectorised
+
+    body = curves._softmax_body(vectorised(_of_every_function, np.float32), False, np.float32, 0)
+    compiled = cfunc(curves.SOFTMAX.signature, error_model="numpy", fastmath={"contract", "reassoc"})(body)
+    code = compiled.inspect_llvm()
+    assert re.search(r"fdiv \S*\s*<\d+ x float>", code)
+    assert not re.search(r"call .*@(expf?|logf?|log1pf?)\(", code)
+
+
+def _of_every_function(log_p, log_not, p, not_p, own, numbers):
+    e = math.exp(-abs(log_p - log_not))
+    return math.log1p(e) - math.log(p + 1.0), 1.0 / (1.0 + e)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_log1p_keeps_its_digits(dtype):
+    """Of numbers of every size, through the loss of a class whose log-odds are -log of them."""
+    s = torch.tensor([[x, 0.0] for x in (-30.0, -9.0, -1.0, -1e-3, 0.0, 1e-3, 0.5, 3.0, 12.0)], dtype=dtype)
+    q = torch.zeros_like(s)
+    q[:, 1] = 1.0
+    value, _ = both(softmax_loss(Curve(lambda log_p, log_not, own: -log_p, _softplus)), s, q)
+    wanted = s[:, 0].double().exp().log1p()
+    torch.testing.assert_close(value, wanted, rtol=6 * torch.finfo(dtype).eps, atol=0.0)
+
+
+def _softplus(log_p, log_not, p, not_p, own, numbers):
+    return math.log1p(not_p / p), -not_p
+
+
+def _log_not(log_p, log_not, p, not_p, own, numbers):
+    return -log_not, p

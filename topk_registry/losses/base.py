@@ -150,7 +150,7 @@ class ClassificationLoss(nn.Module):
         """From logits to the reduced loss in one kernel, where there is one that serves."""
         if target.shape != (logits.shape if target.is_floating_point() else logits.shape[:1]):
             return None
-        if target.dtype == torch.bool or not serves(logits, target, self.weight):
+        if target.dtype == torch.bool or not serves(logits, target, self.weight) or not self._suits_row_loss(target):
             return None
         rows = self.row_loss(logits)
         if rows is None or rows.kernel is None:
@@ -165,6 +165,10 @@ class ClassificationLoss(nn.Module):
             ignore_index=self.ignore_index,
             reduction=self.reduction,
         )
+
+    def _suits_row_loss(self, target: Tensor) -> bool:
+        """Whether :meth:`row_loss` is the loss of a target like this one, whose numbers can be looked at."""
+        return True
 
     def _definition(self, logits: Tensor, target: Tensor, labels: tuple[int, int] | None) -> Tensor:
         """The loss by :meth:`per_label` and :meth:`per_target`, in at least single precision."""

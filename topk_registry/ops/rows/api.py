@@ -7,6 +7,7 @@ serves them all, and writes the gradient while the row is in the cache.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,24 @@ from topk_registry.ops.tensors import Route, address, operand, route
 
 REDUCTIONS = ("none", "mean", "sum")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class Options(NamedTuple):
+    """The target of :func:`reduced`, and what is made of the losses of its rows."""
+
+    target: Tensor
+    weight: Tensor | None
+    label_smoothing: float
+    ignore_index: int
+    reduction: int  # a place in REDUCTIONS
+
+
+class Kernel(Protocol):
+    """What computes a loss and its gradient in one call."""
+
+    def run(self, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
+        """The losses or their sum or mean, and, if wanted, the gradient in a precision that holds it."""
+        ...
 
 
 class RowKernel:
@@ -45,6 +64,24 @@ class RowKernel:
             found = self._prepared[dtype] = kernel, *given, operands
         return found
 
+    def run(self, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
+        """See :class:`Kernel`."""
+        target, weight, smoothing, ignore_index, reduction = options
+        real = torch.float64 if scores.dtype == torch.float64 else torch.float32
+        scores = operand(scores, tuple(scores.shape), scores.dtype, scores.device)
+        kernel, numbers, tensors, _ = self.prepared(real)
+        dense = target.is_floating_point()
+        target = target.detach().to(real if dense else torch.int64).resolve_neg().contiguous()
+        weight = None if weight is None else weight.detach().to(real).contiguous()
+        value, gradient, right = (
+            OPERATOR["numba"]
+            .kernels()
+            .run(kernel, scores, target, weight, smoothing, ignore_index, reduction, numbers, tensors, wanted)
+        )
+        if not right:
+            check_range(target, scores.shape[1], ignore_index)
+        return value, gradient
+
 
 @dataclass(frozen=True, eq=False)
 class RowLoss:
@@ -54,11 +91,11 @@ class RowLoss:
         definition: ``(scores [B, n], target) -> losses`` in torch operations. Of labels [B] the losses [B]; of masses
             [B, n] on the classes their sum_c m_c L(s, c) [B]; of None the table L(s, c) [B, n]. It serves where no
             kernel does: under transforms and compilation, on other devices, and for second derivatives.
-        kernel: gives the row kernel, or None.
+        kernel: gives the kernel, or None.
     """
 
     definition: Callable[[Tensor, Tensor | None], Tensor]
-    kernel: Callable[[], RowKernel] | None = None
+    kernel: Callable[[], Kernel] | None = None
 
 
 def row_losses(loss: RowLoss, scores: Tensor, target: Tensor) -> Tensor:
@@ -97,7 +134,7 @@ def serves(scores: Tensor, target: Tensor, weight: Tensor | None = None) -> bool
 
 
 def reduced(
-    kernel: RowKernel,
+    kernel: Kernel,
     definition: Callable[[Tensor], Tensor],
     scores: Tensor,
     target: Tensor,
@@ -122,30 +159,15 @@ def reduced(
     Returns:
         Losses [B], or one number, in at least single precision.
     """
-    options = (target, weight, label_smoothing, ignore_index, REDUCTIONS.index(reduction))
-    return Reduced.apply(scores, partial(_run, kernel, options), definition)  # pyright: ignore[reportReturnType]
+    options = Options(target, weight, label_smoothing, ignore_index, REDUCTIONS.index(reduction))
+    return Reduced.apply(scores, partial(kernel.run, options), definition)  # pyright: ignore[reportReturnType]
 
 
-def _run(
-    kernel: RowKernel, options: tuple[Tensor, Tensor | None, float, int, int], scores: Tensor, wanted: bool
-) -> tuple[Tensor, Tensor | None]:
-    target, weight, smoothing, ignore_index, reduction = options
-    real = torch.float64 if scores.dtype == torch.float64 else torch.float32
-    scores = operand(scores, tuple(scores.shape), scores.dtype, scores.device)
-    kernel_address, numbers, tensors, _ = kernel.prepared(real)
-    dense = target.is_floating_point()
-    target = target.detach().to(real if dense else torch.int64).resolve_neg().contiguous()
-    weight = None if weight is None else weight.detach().to(real).contiguous()
-    value, gradient, right = (
-        OPERATOR["numba"]
-        .kernels()
-        .run(kernel_address, scores, target, weight, smoothing, ignore_index, reduction, numbers, tensors, wanted)
-    )
-    if not right:
-        n = scores.shape[1]
-        wrong = target[((target < 0) | (target >= n)) & (target != ignore_index)]
+def check_range(target: Tensor, n: int, ignore_index: int) -> None:
+    """Raise unless every index [B] is one of n classes, or the one that is ignored."""
+    wrong = target[((target < 0) | (target >= n)) & (target != ignore_index)]
+    if len(wrong):
         raise ValueError(f"target must be in [0, {n - 1}] (or ignore_index = {ignore_index}), got {int(wrong[0])}")
-    return value, gradient
 
 
 def check(scores: Tensor, target: Tensor) -> None:

@@ -29,7 +29,7 @@ def trial(kernels: Kernels, device: torch.device) -> bool:
 
     loss = sigmoid_loss(Curve(trial, _absolute, others=True, logarithms=False))
     assert loss.kernel is not None
-    address, numbers, tensors, _ = loss.kernel().prepared(torch.float32)
+    address, numbers, tensors, _ = loss.kernel().prepared(torch.float32)  # pyright: ignore[reportAttributeAccessIssue]
     scores, label = torch.zeros(3, 8), torch.tensor([0, 3, 7])
     value, gradient, right = kernels.run(address, scores, label, None, 0.0, -100, 1, numbers, tensors, True)
     signs = torch.full((3, 8), 1.0).scatter_(1, label[:, None], -1.0)

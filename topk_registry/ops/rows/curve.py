@@ -10,6 +10,8 @@ from torch import Tensor
 from topk_registry.ops.backend import load
 from topk_registry.ops.rows.api import of_table
 
+NO_PARAMETERS = (0.0,) * 7  # whether there is a number for each class, and six numbers
+
 
 @dataclass(frozen=True, eq=False)
 class Curve:
@@ -61,7 +63,7 @@ def parameters(key: tuple) -> list[float]:
     return [float(own is not None), *numbers, *[0.0] * (6 - len(numbers))]
 
 
-def address(key: tuple, dtype: torch.dtype) -> int:
-    """The address of the compiled curve for one precision."""
+def address(key: tuple, dtype: torch.dtype, *, softmax: bool = False) -> int:
+    """The address of the compiled curve for one precision: of given probabilities, or of those of softmax."""
     curve, _, _, _, others, _ = key
-    return load("topk_registry.ops.rows.numba.curves").address_of(curve, others, dtype)
+    return load("topk_registry.ops.rows.numba.curves").address_of(curve, others, softmax, dtype)

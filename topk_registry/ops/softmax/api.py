@@ -4,41 +4,55 @@ from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from topk_registry.ops.rows.api import RowKernel, RowLoss, wide
-from topk_registry.ops.rows.curve import Curve, address, losses_of, parameters
+from topk_registry.ops.rows.api import RowKernel, RowLoss, of_table, wide
+from topk_registry.ops.rows.curve import NO_PARAMETERS, Curve, address, losses_of, parameters
 from topk_registry.ops.softmax.definition import label_log_probabilities, log_probabilities
 
 
-def softmax_loss(curve: Curve, *, scale: float = 1.0) -> RowLoss:
-    """The loss phi(p_y) of a label y, p = softmax(scale * scores), for :func:`topk_registry.row_losses`.
+def softmax_loss(curve: Curve | None = None, *, scale: float = 1.0, shift: Tensor | None = None) -> RowLoss:
+    """The loss phi(p_y) of a label y, p = softmax(scale * (scores + shift)), for :func:`topk_registry.row_losses`.
 
     With the curve's ``off``, psi, it is phi(p_y) + sum_{c != y} psi(p_c).
 
     Args:
-        curve: phi, see :class:`topk_registry.Curve`.
+        curve: phi, see :class:`topk_registry.Curve`. None: cross-entropy, -log p_y.
         scale: factor of the scores.
+        shift: a number for each class [n] that is added to its score; it gets no gradient. None: 0.
     """
-    kernel = None if curve.compiled is None else partial(_kernel, curve.key, float(scale))
-    return RowLoss(partial(definition, curve, scale), kernel)
+    compiled = curve is None or curve.compiled is not None
+    of_shift = None if shift is None else (shift, shift._version)
+    kernel = partial(_kernel, None if curve is None else curve.key, float(scale), of_shift) if compiled else None
+    return RowLoss(partial(definition, curve, scale, shift), kernel)
 
 
-def definition(curve: Curve, scale: float, scores: Tensor, target: Tensor | None) -> Tensor:
+def definition(
+    curve: Curve | None, scale: float, shift: Tensor | None, scores: Tensor, target: Tensor | None
+) -> Tensor:
     """The losses in torch operations."""
-    x = wide(scores) * scale if scale != 1 else wide(scores)
-    if target is None or target.is_floating_point() or curve.others:
+    x = wide(scores) if shift is None else wide(scores) + shift.to(wide(scores))
+    x = x * scale if scale != 1 else x
+    labels = target is not None and not target.is_floating_point()
+    if curve is None:
+        return F.cross_entropy(x, target, reduction="none") if labels else of_table(-x.log_softmax(-1), target)
+    if not labels or curve.others:
         return losses_of(curve, *log_probabilities(x), target)
     own = None if curve.own is None else curve.own.to(x)[target]
     return curve.definition(*label_log_probabilities(x, target), own)
 
 
 @lru_cache(maxsize=128)
-def _kernel(key: tuple, scale: float) -> RowKernel:
+def _kernel(key: tuple | None, scale: float, shift: tuple[Tensor, int] | None) -> RowKernel:
     def given(dtype: torch.dtype):
-        own, others = key[2], key[4]
-        tensors = [
-            None if own is None else own.detach().to("cpu", kind).contiguous() for kind in (dtype, torch.float64)
-        ]
-        return [scale, others, *parameters(key)], [*tensors, address(key, dtype), address(key, torch.float64)]
+        def in_memory(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+            return None if t is None else t.detach().to("cpu", dtype).contiguous()
+
+        added = in_memory(shift[0] if shift else None, dtype)
+        if key is None:
+            return [scale, 0.0, *NO_PARAMETERS], [None, None, None, None, added]
+        each = [in_memory(key[2], kind) for kind in (dtype, torch.float64)]
+        curves = [address(key, dtype, softmax=True), address(key, torch.float64)]
+        return [scale, key[4], *parameters(key)], [*each, *curves, added]
 
     return RowKernel("topk_registry.ops.softmax.numba.kernel", given)

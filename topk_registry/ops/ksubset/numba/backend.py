@@ -73,9 +73,9 @@ def expected_hinges(
     weight = None if weight is None else operand(weight, (n,), real, device)
     gain = torch.exp(-alpha / max(hinge.tau, 4 * torch.finfo(real).tiny))
     few = -1 if labels is None else labels.shape[1]
-    sizes = torch.tensor([few, int(uniform is not None), 0 if weight is None else n, alpha.numel()])
-    tensors = q, labels, shares, uniform, weight, alpha, gain, value, gradient, sizes
-    share(_expected_hinges(real), s, k, theta, *tensors, numbers=(hinge.scale, hinge.tau, factor))
+    sizes = few, uniform is not None, 0 if weight is None else n, alpha.numel()
+    tensors = q, labels, shares, uniform, weight, alpha, gain, value, gradient
+    share(_expected_hinges(real), s, k, theta, *tensors, numbers=(hinge.scale, hinge.tau, factor, *sizes))
     return value, gradient
 
 
@@ -147,10 +147,15 @@ def _expected_hinges(dtype: torch.dtype) -> team.Body:
     @team.compiled
     def body(job):
         assert edition  # as above
-        B, n, k, step, theta, address = operands(job, 11)
-        scale, tau, factor = carray(job, 20, np.float64)[17:]
-        numbers = array(address[10], 4, np.int64)
-        m, even, weights, classes = numbers[0], numbers[1], numbers[2], numbers[3]
+        B, n, k, step, theta, address = operands(job, 10)
+        numbers = carray(job, 23, np.float64)[16:]
+        scale, tau, factor = numbers[0], numbers[1], numbers[2]
+        m, even, weights, classes = (
+            np.int64(numbers[3]),
+            np.int64(numbers[4]),
+            np.int64(numbers[5]),
+            np.int64(numbers[6]),
+        )
         s, gradient = array(address[0], (B, n), real), array(address[9], (B, n), real)
         q = array(address[1], (B if m < 0 else 0, n), real)
         labels, shares = array(address[2], (B, max(m, 0)), np.int64), array(address[3], (B, max(m, 0)), real)

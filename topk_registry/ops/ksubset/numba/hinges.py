@@ -3,10 +3,8 @@
 
 import math
 
-import numpy as np
-
 from topk_registry.ops.ksubset.numba.compiled import compiled, log32, log64, summing
-from topk_registry.ops.ksubset.numba.rows import PIECE, in_fours, total
+from topk_registry.ops.ksubset.numba.rows import PIECE, in_fours, largest_size, total
 
 
 @compiled
@@ -54,7 +52,7 @@ def tail_hinges(row, w, mass, alpha, gain, a, c, odds_scale, shift, scale, tau, 
         )  # fmt: skip
         value += total(cost)
         dc[k] -= _dot(e, d)
-        least = real(1e-20 * np.abs(e).max())
+        least = real(1e-20) * largest_size(e)
         for j in range(k - 1, -1, -3):
             first, second, third = _moments(e, v, least)
             dc[j] += first

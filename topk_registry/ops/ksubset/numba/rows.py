@@ -20,6 +20,15 @@ def maximum(row, skip):
     return number_at(best)
 
 
+@compiled
+def largest_size(x):
+    """The largest absolute value; NaN where there is one."""
+    best = place_of(x.dtype.type(0))
+    for i in range(len(x)):
+        best = max(best, place_of(abs(x[i])))
+    return number_at(best)
+
+
 @summing
 def total(w):
     """The sum of odds."""
@@ -181,7 +190,7 @@ def tail_cotangents(w, c, scale, g, dc, piece):
     Terms too small to matter are zero: powers of v would run into denormal numbers.
     """
     k, zero = len(c) - 1, w.dtype.type(0)
-    least = w.dtype.type(1e-20) * np.abs(g).max()
+    least = w.dtype.type(1e-20) * largest_size(g)
     dc[:] = 0
     for start in range(0, len(w), PIECE):
         odds, out = w[start : start + PIECE], g[start : start + PIECE]
@@ -218,10 +227,14 @@ def add_slopes(w, slopes, out, piece):
     for start in range(0, len(w), PIECE):
         odds, result = w[start : start + PIECE], out[start : start + PIECE]
         total = piece[: len(odds)]
-        for i in range(len(odds)):
-            total[i] = slopes[k - 1]
+        total[:] = slopes[k - 1]
         for j in range(k - 2, -1, -1):
-            for i in range(len(odds)):
-                total[i] = total[i] * odds[i] + slopes[j]
+            _step(total, odds, slopes[j])
         for i in range(len(odds)):
             result[i] += total[i] * odds[i]
+
+
+@compiled
+def _step(total, odds, slope):
+    for i in range(len(odds)):
+        total[i] = total[i] * odds[i] + slope

@@ -8,12 +8,12 @@ in their place, which turn into vector instructions.
 
 import math
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import cfunc, types
+from numba import cfunc, njit, types
 from numba.extending import intrinsic, overload
 
 from topk_registry.ops.ksubset.numba.compiled import compiled, exp32, exp64, log32, log64, number_32, number_64
@@ -22,7 +22,9 @@ from topk_registry.ops.ksubset.numba.rows import total
 BLOCK = 512  # numbers that are added up in their own precision; sums of blocks are added in double precision
 
 _TYPES = {"int64": types.int64, "double": types.float64, "pointer": types.voidptr}
-_OPTIONS = {"jit_options": {"error_model": "numpy", "fastmath": {"contract"}}}
+# a call inside a loop keeps it from becoming vector instructions, and LLVM inlines small functions only
+_INLINE = {"error_model": "numpy", "fastmath": {"contract"}, "forceinline": True}
+_OPTIONS = {"jit_options": _INLINE}
 
 
 class CFunction(NamedTuple):
@@ -57,14 +59,18 @@ def function_type(result: str, *arguments: str) -> CFunction:
     return CFunction(_TYPES[result](*found), call)
 
 
-def c_function(kind: CFunction, function: Callable) -> int:
-    """The address of ``function`` compiled as a C function of this type; it is kept on disk, and never freed."""
+def c_function(kind: CFunction, function: Callable, *, sums: bool = False) -> int:
+    """The address of ``function`` compiled as a C function of this type; it is kept on disk, and never freed.
+
+    With ``sums`` a loop that adds up may do so in any order; without it such a loop has no vector instructions.
+    """
+    options = {"error_model": "numpy", "fastmath": {"contract", "reassoc"} if sums else {"contract"}}
     try:
-        found = cfunc(kind.signature, cache=True, error_model="numpy", fastmath={"contract"})(function)
+        found = cfunc(kind.signature, cache=True, **options)(function)
     except RuntimeError as error:
         if "cannot cache" not in str(error):
             raise
-        found = cfunc(kind.signature, error_model="numpy", fastmath={"contract"})(function)
+        found = cfunc(kind.signature, **options)(function)
     _alive.append(found)
     return int(found.address)  # pyright: ignore[reportArgumentType]
 
@@ -91,6 +97,10 @@ def log(x) -> Any:
 
 def log1p(x) -> Any:
     """log(1 + x), for x above -1."""
+
+
+def log_not_of(p) -> Any:
+    """log(1 - p) of p from 0 to 1/2, to full relative precision: -2 artanh(p / (2 - p))."""
 
 
 @overload(exp, **_OPTIONS)
@@ -134,19 +144,42 @@ def _log(x):
 @overload(log1p, **_OPTIONS)
 def _log1p(x):
     real = np.float32 if x == types.float32 else np.float64
-    one = real(1)
+    zero, one, two = real(0), real(1), real(2)
 
-    def log1p(x) -> Any:
-        # (1 + x) rounded is u; log(u) x / (u - 1) corrects for the rounding
+    def rounded(x) -> Any:
+        # log(u + r) = log(u) + r / u, r being what rounding 1 + x to u has lost; up to u = 2, r will do for r / u, and
+        # from there on r / u is below the rounding of log(u)
         u = one + x
-        d = u - one
-        found = log(u) * (x / d)
-        return x if d == 0 else found
+        lost = x - (u - one)
+        return log(u) + (lost if u < two else zero)
 
-    return log1p
+    return rounded
+
+
+@overload(log_not_of, **_OPTIONS)
+def _log_not_of(p):
+    # the first term that is left out is y^8 / 17 of a sum of 1 and more, or y^18 / 37, y up to 1/9
+    real, last = (np.float32, 15) if p == types.float32 else (np.float64, 35)
+    terms, two = tuple(real(1 / j) for j in range(last, 0, -2)), real(2)
+
+    def log_not_of(p) -> Any:
+        z = p / (two - p)
+        y = z * z
+        series = terms[0]
+        for j in range(1, len(terms)):
+            series = series * y + terms[j]
+        return -(z + z) * series
+
+    return log_not_of
+
+
+def _is_slow(value: object) -> bool:
+    return any(value is slow for slow in FAST)
 
 
 FAST = {math.exp: exp, math.log: log, math.log1p: log1p}
+_MATH = ModuleType("math", "The module math with the functions of this file in place of its own.")
+_MATH.__dict__.update({name: FAST[one] if _is_slow(one) else one for name, one in vars(math).items()})
 
 
 def vectorised(function: Callable, real: type) -> Callable:
@@ -154,13 +187,10 @@ def vectorised(function: Callable, real: type) -> Callable:
     functions of this file in place of those of ``math``."""
     assert isinstance(function, FunctionType)
     code, seen = function.__code__, function.__globals__
-    faster = {name: FAST[seen[name]] for name in code.co_names if _is_slow(seen.get(name))}
+    used = {name: seen[name] for name in code.co_names if name in seen}
+    faster = {name: _MATH if one is math else FAST[one] for name, one in used.items() if one is math or _is_slow(one)}
     constants = tuple(real(one) if isinstance(one, float) else one for one in code.co_consts)
-    return compiled(FunctionType(code.replace(co_consts=constants), {**seen, **faster}, function.__name__))
-
-
-def _is_slow(value: object) -> bool:
-    return any(value is slow for slow in FAST)
+    return njit(**_INLINE)(FunctionType(code.replace(co_consts=constants), {**seen, **faster}, function.__name__))
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""Curves as C functions: the losses of the classes of a row, from the log-odds of each, and their slopes."""
+"""Curves as C functions: the losses of the classes of a row and their slopes, in loops of vector instructions."""
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
@@ -14,7 +14,7 @@ import torch
 from numba import carray
 
 from topk_registry.ops import openmp
-from topk_registry.ops.rows.numba.compiled import c_function, function_type, vectorised
+from topk_registry.ops.rows.numba.compiled import c_function, function_type, log_not_of, vectorised
 
 # double curve(count, log p, log(1 - p), p, 1 - p, m, M, first, numbers, own, slope): of ``count`` classes from the
 # class ``first`` on, of masses m in a row of mass M, the sum of m on + (M - m) off, and their slopes in log-odds.
@@ -25,15 +25,28 @@ CURVE = function_type(
 )
 # fmt: on
 call_curve = CURVE.call
+
+# softmax(count, s, e, m, M, first, numbers, own, sizes, slope, sums): the same of softmax probabilities, with scores s,
+# p = sizes[SHARE] e, and log p = sizes[FACTOR] (s - sizes[MOST]) - sizes[LOG_Z]. The class sizes[SKIPPED] of these is
+# left out. slope is divided by 1 - p; the sums of losses and of slopes are added to sums.
+# fmt: off
+SOFTMAX = function_type(
+    "double", "int64", "pointer", "pointer", "pointer", "double", "int64", "pointer", "pointer", "pointer", "pointer",
+    "pointer",
+)
+# fmt: on
+call_softmax = SOFTMAX.call
+SHARE, FACTOR, MOST, LOG_Z, SKIPPED = range(5)
 NUMBERS = 6  # that a curve has at most
 
 
 @lru_cache
-def address_of(curve: Callable, others: bool, dtype: torch.dtype) -> int:
+def address_of(curve: Callable, others: bool, softmax: bool, dtype: torch.dtype) -> int:
     """The address of a curve compiled for one precision, see :class:`topk_registry.ops.rows.curve.Curve`."""
     source = f"{inspect.getsource(curve)}{openmp.edition()}"
     edition, real = zlib.crc32(source.encode()), np.float64 if dtype == torch.float64 else np.float32
-    return c_function(CURVE, _body(vectorised(curve, real), others, real, edition))
+    make, kind = (_softmax_body, SOFTMAX) if softmax else (_body, CURVE)
+    return c_function(kind, make(vectorised(curve, real), others, real, edition), sums=True)
 
 
 def _body(curve: Callable, others: bool, real: type, edition: int) -> Callable:
@@ -59,8 +72,48 @@ def _body(curve: Callable, others: bool, real: type, edition: int) -> Callable:
                 slope[i] = m[i] * up if m[i] != zero else zero
         return total
 
+    return _with_curve(body, curve)
+
+
+def _softmax_body(curve: Callable, others: bool, real: type, edition: int) -> Callable:
+    def softmax(count, s, e, m, mass, first, numbers, own, sizes, slope, sums):
+        assert edition  # as above
+        s, e, m = carray(s, count, real), carray(e, count, real), carray(m, count, real)
+        number, slope = carray(numbers, NUMBERS + 1, np.float64), carray(slope, count, real)
+        size, sums = carray(sizes, SKIPPED + 1, np.float64), carray(sums, 2, np.float64)
+        each, skipped = np.int64(number[0]), np.int64(size[SKIPPED])
+        own = carray(own, (first + count) * each, real)[first * each :]
+        x = (real(number[1]), real(number[2]), real(number[3]), real(number[4]), real(number[5]), real(number[6]))
+        share, factor, most, log_z = real(size[SHARE]), real(size[FACTOR]), real(size[MOST]), real(size[LOG_Z])
+        total, slopes, whole, zero, one = real(0), real(0), real(mass), real(0), real(1)
+        for i in range(count):
+            z = own[i] if each else zero
+            p = share * e[i]
+            not_p = one - p
+            log_p, log_not = (s[i] - most) * factor - log_z, log_not_of(p)
+            if others:
+                on, up, off, down = scalar(log_p, log_not, p, not_p, z, x)
+                rest = whole - m[i]
+                value = (m[i] * on if m[i] != zero else zero) + rest * off
+                h = m[i] * up + rest * down
+            else:
+                on, up = scalar(log_p, log_not, p, not_p, z, x)
+                value = m[i] * on if m[i] != zero else zero
+                h = m[i] * up if m[i] != zero else zero
+            h = h / not_p if i != skipped else zero
+            total += value if i != skipped else zero
+            slopes += h
+            slope[i] = h
+        sums[0] += total
+        sums[1] += slopes
+        return 0.0
+
+    return _with_curve(softmax, curve)
+
+
+def _with_curve(body: Any, curve: Callable) -> Callable:
     # a global name of the body: in its closure, the compiled curve would change the cache's key in every process
-    return FunctionType(body.__code__, {**globals(), "scalar": curve}, "body", None, body.__closure__)
+    return FunctionType(body.__code__, {**globals(), "scalar": curve}, body.__name__, None, body.__closure__)
 
 
 def scalar(*_) -> Any:

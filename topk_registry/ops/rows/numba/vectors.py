@@ -9,7 +9,6 @@ from topk_registry.ops.rows.numba.compiled import BLOCK, compiled, exp, log, num
 __all__ = [
     "exponentials",
     "largest_of",
-    "log_not_of",
     "nothing",
     "place_of_largest",
     "probabilities_of",
@@ -75,18 +74,6 @@ def nothing(g):
     """NaN as the loss, and as every entry of the gradient."""
     g[:] = np.nan
     return np.nan
-
-
-@compiled
-def log_not_of(p):
-    """log(1 - p) of p from 0 to 1/2, to full relative precision: -2 artanh(p / (2 - p))."""
-    one = p * 0 + 1
-    z = p / (one + one - p)
-    y = z * z
-    series = one / 17
-    for j in (15, 13, 11, 9, 7, 5, 3):
-        series = series * y + one / j
-    return -(z + z) * (one + y * series)
 
 
 @compiled

@@ -9,13 +9,13 @@ import torch
 from numba import carray
 
 from topk_registry.ops import openmp
+from topk_registry.ops.ksubset.numba.compiled import summing
 from topk_registry.ops.rows.numba.compiled import BLOCK, c_function, compiled, log
-from topk_registry.ops.rows.numba.curves import NUMBERS, call_curve
+from topk_registry.ops.rows.numba.curves import FACTOR, LOG_Z, MOST, NUMBERS, SHARE, SKIPPED, call_curve, call_softmax
 from topk_registry.ops.rows.numba.driver import ROOMS, ROW
 from topk_registry.ops.rows.numba.vectors import (
     exponentials,
     largest_of,
-    log_not_of,
     place_of_largest,
     probabilities_of,
     scale_by,
@@ -23,7 +23,7 @@ from topk_registry.ops.rows.numba.vectors import (
 )
 
 SCALE, OTHERS, PARAMETERS = range(3)  # the kernel's numbers; the curve's follow
-OWN, OWN_64, CURVE_AT, CURVE_64 = range(4)  # addresses, in the precision of the kernel and in double
+OWN, OWN_64, CURVE_AT, CURVE_64, SHIFT = range(5)  # addresses, in the precision of the kernel and in double
 
 
 @lru_cache
@@ -34,73 +34,108 @@ def row_kernel(dtype: torch.dtype) -> int:
     def body(n, s, m, y, mass, b, numbers, tensors, room, g):
         assert edition  # part of the cache's key: numba does not see that other files have changed
         s, m, g, room = carray(s, n, real), carray(m, n, real), carray(g, n, real), carray(room, ROOMS * n, real)
-        number, at = carray(numbers, PARAMETERS + NUMBERS + 1, np.float64), carray(tensors, 4, np.int64)
+        number, at = carray(numbers, PARAMETERS + NUMBERS + 1, np.float64), carray(tensors, 5, np.int64)
         scale, parameters = real(number[SCALE]), number[PARAMETERS:].ctypes.data
+        if at[SHIFT] != 0:
+            s = shifted(s, carray(openmp.pointer(at[SHIFT]), n, real), room[(ROOMS - 1) * n :])
         if y >= 0:
             if number[OTHERS] == 0:
                 return at_label(s, y, mass, scale, at[CURVE_64], parameters, at[OWN_64], g)
             m[:] = 0
             m[y] = mass
-        return at_masses(s, m, mass, scale, at[CURVE_AT], parameters, at[OWN], g, room)
+        if at[CURVE_AT] == 0:
+            return cross_entropy(s, m, mass, scale, g)
+        return at_masses(
+            s, m, mass, scale, (at[CURVE_AT], at[CURVE_64]), parameters, (at[OWN], at[OWN_64]), g, room[:n]
+        )
 
     return c_function(ROW, body)
+
+
+@compiled
+def shifted(s, shift, out):
+    for i in range(len(s)):
+        out[i] = s[i] + shift[i]
+    return out
 
 
 @compiled
 def at_label(s, y, mass, scale, curve, parameters, own, g):
     """Equations 1 and 2: with the label's log-odds, which are taken against the others alone."""
     real = s.dtype.type
-    a = max(largest_of(s[:y]), largest_of(s[y + 1 :]))
-    a = a if a > -np.inf or a != a else real(0)
-    rest = exponentials(s[:y], a, scale, g[:y]) + exponentials(s[y + 1 :], a, scale, g[y + 1 :])
+    a, rest = others(s, y, scale, g)
     log_odds = (np.float64(s[y]) - np.float64(a)) * scale - (log(rest) if rest > 0 or rest != rest else -np.inf)
     value, slope = on_curve(log_odds, mass, mass, y, curve, parameters, own)
     share = real(slope * scale / rest) if rest != 0 else real(0)
-    g[y] = 0
     scale_by(g, -share)
     g[y] = slope * scale
     return value
 
 
 @compiled
-def at_masses(s, m, mass, scale, curve, parameters, own, g, room):
-    """Equations 3 to 5: every class on the curve; the top class, which alone can have p above 1/2, by itself."""
-    real, n = s.dtype.type, len(s)
+def others(s, c, scale, e):
+    """The largest score a without class c, e <- exp(scale (s - a)), 0 for c itself, and the sum of e."""
+    a = max(largest_of(s[:c]), largest_of(s[c + 1 :]))
+    a = a if a > -np.inf or a != a else s.dtype.type(0)
+    rest = exponentials(s[:c], a, scale, e[:c]) + exponentials(s[c + 1 :], a, scale, e[c + 1 :])
+    e[c] = 0
+    return a, rest
+
+
+@compiled
+def around_top(s, scale, e):
+    """Equation 3: the top class, which alone can have p above 1/2, how far it is ahead of the others, r, Z, and e."""
     top = place_of_largest(s)
-    most = s[top]
-    a = max(largest_of(s[:top]), largest_of(s[top + 1 :]))
-    a = a if a > -np.inf or a != a else real(0)
-    rest = exponentials(s[:top], a, scale, g[:top]) + exponentials(s[top + 1 :], a, scale, g[top + 1 :])
-    g[top] = 0
-    gap = (np.float64(most) - np.float64(a)) * scale
-    t = np.exp(-gap) if rest > 0 or rest != rest else 0.0
-    z = 1 + t * rest
-    log_z, share = real(np.log1p(t * rest)), real(t / z)
-    h, size, value, total = room[:n], min(BLOCK, n), 0.0, 0.0
-    log_p, log_not, p, not_p = room[n : n + size], room[n + size :], room[n + 2 * size :], room[n + 3 * size :]
+    a, rest = others(s, top, scale, e)
+    gap = (np.float64(s[top]) - np.float64(a)) * scale
+    r = np.exp(-gap) if rest > 0 or rest != rest else 0.0
+    return top, gap, r, rest, 1 + r * rest
+
+
+@compiled
+def cross_entropy(s, m, mass, scale, g):
+    """Equations 6 and 7."""
+    real = s.dtype.type
+    top, _, r, rest, z = around_top(s, scale, g)
+    own, log_z = np.float64(m[top]), np.log1p(r * rest)
+    m[top] = 0
+    value, share = own * log_z, real(mass * r / z)
+    for start in range(0, len(s), BLOCK):
+        stop = start + BLOCK
+        value += np.float64(entropies(s[start:stop], s[top], m[start:stop], scale, real(log_z), share, g[start:stop]))
+    g[top] = real((total_of(m) - own * (r * rest)) / z * scale)
+    return value
+
+
+@summing
+def entropies(s, most, m, scale, log_z, share, g):
+    """The sum of m (log Z - x), and e <- scale (share e - m)."""
+    zero, total = s.dtype.type(0), s.dtype.type(0)
+    for i in range(len(s)):
+        total += m[i] * ((most - s[i]) * scale + log_z) if m[i] != zero else zero
+        g[i] = (share * g[i] - m[i]) * scale
+    return total
+
+
+@compiled
+def at_masses(s, m, mass, scale, curves, parameters, owns, g, h):
+    """Equations 3 to 5: every class on the curve; the top class by itself, in double precision."""
+    real, n, sums, size = s.dtype.type, len(s), np.zeros(2), np.empty(5)
+    top, gap, r, rest, z = around_top(s, scale, g)
+    share, log_z = r / z, np.log1p(r * rest)
+    size[SHARE], size[FACTOR], size[MOST], size[LOG_Z] = share, scale, s[top], log_z
     for start in range(0, n, BLOCK):
-        row, e, slope = s[start : start + BLOCK], g[start : start + BLOCK], h[start : start + BLOCK]
-        for i in range(len(row)):
-            log_p[i] = (row[i] - most) * scale - log_z
-            p[i] = e[i] * share
-            not_p[i] = real(1) - p[i]
-            log_not[i] = log_not_of(p[i])
-        if start <= top < start + BLOCK:
-            i = top - start
-            log_p[i], p[i], not_p[i] = -log_z, real(1 / z), real(t * rest / z)
-            log_not[i] = real((np.log(rest) if rest > 0 else -np.inf) - gap - np.log(z))
-        at = (log_p.ctypes.data, log_not.ctypes.data, p.ctypes.data, not_p.ctypes.data, m[start:].ctypes.data)
-        value += call_curve(curve, (len(row), *at, mass, start, parameters, own, slope.ctypes.data))
-        at_top = slope[top - start] if start <= top < start + BLOCK else real(0)
-        total += np.float64(at_top)
-        for i in range(len(row)):
-            slope[i] /= not_p[i]
-    h[top] = 0
-    rest_slope, own_slope = total_of(h), total
-    shared = real(rest_slope * t / z + (own_slope / rest if rest != 0 else 0.0))
+        count, size[SKIPPED] = min(BLOCK, n - start), top - start
+        at = (s[start:].ctypes.data, g[start:].ctypes.data, m[start:].ctypes.data, mass, start, parameters, owns[0])
+        call_softmax(curves[0], (count, *at, size.ctypes.data, h[start:].ctypes.data, sums.ctypes.data))
+    log_not = (np.log(rest) if rest > 0 or rest != rest else -np.inf) - gap - np.log(z)
+    at_top = np.empty(6)
+    at_top[0], at_top[1], at_top[2], at_top[3], at_top[4] = -log_z, log_not, 1 / z, r * rest / z, np.float64(m[top])
+    value, own_slope = sums[0] + call_one(curves[1], at_top, mass, top, parameters, owns[1]), at_top[5]
+    shared = real(sums[1] * share + (own_slope / rest if rest != 0 else 0.0))
     for i in range(n):
         g[i] = (h[i] - g[i] * shared) * scale
-    g[top] = real((own_slope - rest_slope / z) * scale)
+    g[top] = real((own_slope - sums[1] / z) * scale)
     return value
 
 
@@ -110,5 +145,13 @@ def on_curve(log_odds, m, mass, c, curve, parameters, own):
     x = np.empty(6)
     x[0], x[1], x[2], x[3] = probabilities_of(log_odds)
     x[4] = m
+    if curve == 0:  # cross-entropy
+        return -m * x[0], -m * x[3]
+    return call_one(curve, x, mass, c, parameters, own), x[5]
+
+
+@compiled
+def call_one(curve, x, mass, c, parameters, own):
+    """The loss of class c; x holds log p, log(1 - p), p, 1 - p and its mass, and gets its slope."""
     at = (x.ctypes.data, x[1:].ctypes.data, x[2:].ctypes.data, x[3:].ctypes.data, x[4:].ctypes.data)
-    return call_curve(curve, (1, *at, mass, c, parameters, own, x[5:].ctypes.data)), x[5]
+    return call_curve(curve, (1, *at, mass, c, parameters, own, x[5:].ctypes.data))

@@ -1,0 +1,93 @@
+"""The smooth top-k SVM as a row loss: from the logits to the reduced loss in one node of the graph."""
+
+from functools import lru_cache, partial
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from topk_registry.ops.hinge import Hinge, soft_hinge
+from topk_registry.ops.ksubset import api, soft_targets
+from topk_registry.ops.ksubset.backends import OPERATOR
+from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.rows.api import REDUCTIONS, Options, RowLoss, check_range
+
+
+def smooth_topk_loss(k: int, *, tau: float = 1.0, alpha: float | Tensor = 1.0) -> RowLoss:
+    """The smooth top-k SVM as a loss for :func:`topk_registry.row_losses`; see :func:`smooth_topk_hinge`.
+
+    Args:
+        k: size of the set, 1 <= k <= n - 1; up to n / 2 it has a kernel.
+        tau: smoothing temperature, positive.
+        alpha: required gap, one for all classes or one a class [n]; it gets no gradient.
+
+    Example:
+        >>> row_losses(smooth_topk_loss(2, tau=1e-6), torch.tensor([[3.0, 2.0, 1.0, 0.0]]), torch.tensor([1]))
+        tensor([0.5000])
+    """
+    version = alpha._version if isinstance(alpha, Tensor) else 0
+    return RowLoss(partial(definition, k, tau, alpha), partial(_kernel, k, tau, alpha, version))
+
+
+def definition(k: int, tau: float, alpha: float | Tensor, scores: Tensor, target: Tensor | None) -> Tensor:
+    """The losses by the operators that torch can transform."""
+    if target is not None:
+        return api.smooth_topk_hinge(scores, target, k, tau=tau, alpha=alpha)
+    margins = api.topk_margins(scores, k, temperature=k * tau)
+    return soft_hinge((alpha.to(margins) if isinstance(alpha, Tensor) else alpha) - margins / k, tau)
+
+
+@lru_cache(maxsize=64)
+def _kernel(k: int, tau: float, alpha: float | Tensor, version: int) -> "HingeKernel":
+    return HingeKernel(k, tau, alpha)
+
+
+class HingeKernel:
+    """The kernels of the operator, called as :func:`topk_registry.ops.rows.api.reduced` calls one."""
+
+    def __init__(self, k: int, tau: float, alpha: float | Tensor) -> None:
+        self.k, self.tau, self.alpha = k, tau, torch.as_tensor(alpha).detach()
+        self._hinges: dict[torch.dtype, Hinge] = {}
+
+    def run(self, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
+        """The losses or their sum or mean, and the gradient in the precision that it is computed in."""
+        target, weight, smoothing, ignore_index, reduction = options
+        s, size, theta, sign, backend = api.prepare(scores, self.k, self.k * self.tau, "auto")
+        assert sign > 0, "the complement has no kernel for hinges"
+        kernels, hinge, real = OPERATOR[backend].kernels(), self._hinge(s.dtype), s.dtype
+        weight = None if weight is None else weight.detach().to(real).contiguous()
+        target = target.detach().to(real if target.is_floating_point() else torch.int64)
+        mean = REDUCTIONS[reduction] == "mean"
+        q, factor = masses(target, s.shape, weight, smoothing, ignore_index, mean)
+        of_rows = kernels.expected_hinges or partial(soft_targets.expected_hinges, kernels)
+        value, gradient = of_rows(s, q, size, theta, hinge, weight, factor)
+        total = value.sum()
+        if not isfinite(total.item()):
+            api._check_finite(s, self.k)
+        if REDUCTIONS[reduction] != "none":
+            value = total if len(s) or not mean else total * torch.nan
+        return value.to(api.output_dtype(scores)), gradient
+
+    def _hinge(self, real: torch.dtype) -> Hinge:
+        if real not in self._hinges:
+            self._hinges[real] = Hinge(self.alpha.to("cpu", real).contiguous(), 1 / self.k, self.tau)
+        return self._hinges[real]
+
+
+def masses(
+    target: Tensor, shape: torch.Size, weight: Tensor | None, smoothing: float, ignore_index: int, mean: bool
+) -> tuple[Tensor | LabelMixture, float]:
+    """The target with smoothing and ignored rows, and the factor of the mean."""
+    B, n = shape
+    if target.is_floating_point():
+        if smoothing:
+            target = torch.lerp(target, torch.full_like(target, 1 / n), smoothing)
+        return target, 1 / B if mean and B else 1.0
+    low, high = map(int, target.aminmax()) if B else (0, 0)
+    if low < 0 or high >= n:
+        check_range(target, n, ignore_index)
+    if low <= ignore_index <= high:
+        options = {"smoothing": smoothing, "ignore_index": ignore_index, "weight": weight, "mean": mean}
+        return LabelMixture.of_targets(target, **options), 1.0
+    factor = 1.0 if not mean or not B else 1 / B if weight is None else 1 / float(weight[target].sum())
+    return LabelMixture.smoothed(target, smoothing) if smoothing else target, factor
