@@ -158,10 +158,10 @@ def test_elementary_functions_of_a_curve_become_vector_instructions():
     from topk_registry.ops.rows.numba import curves
     from topk_registry.ops.rows.numba.compiled import vectorised
 
-    body = curves._softmax_body(vectorised(_of_every_function, np.float32), False, np.float32, 0)
+    body = curves._softmax_body(vectorised(_of_every_function, np.float32), False, np.float32, 1)
     compiled = cfunc(curves.SOFTMAX.signature, error_model="numpy", fastmath={"contract", "reassoc"})(body)
     code = compiled.inspect_llvm()
-    assert re.search(r"fdiv \S*\s*<\d+ x float>", code)
+    assert re.search(r"fdiv [a-z ]*<\d+ x float>", code)
     assert not re.search(r"call .*@(expf?|logf?|log1pf?)\(", code)
 
 
