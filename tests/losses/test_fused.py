@@ -17,7 +17,6 @@ OPTIONS = {
     "ldam": [{"scale": 3.0}],
     "ldr_kl": [{}, {"temperature": 0.3, "gap": 2.0}],
     "logit_adjustment": [{"tau": 1.3}],
-    "ksubset_nll": [{"temperature": 0.7}],
     "generalised_cross_entropy": [{}, {"q": 0.05}, {"q": 1.0}],
     "smooth_topk_svm": [{"k": 3, "tau": 0.3}, {"k": 5, "alpha": torch.linspace(0, 2, N)}],
     "topk_nll": [{"k": 2}],
