@@ -33,10 +33,13 @@ def definition(
     """The losses in torch operations."""
     x = wide(scores) if shift is None else wide(scores) + shift.to(wide(scores))
     x = x * scale if scale != 1 else x
-    labels = target is not None and not target.is_floating_point()
+    if target is None or target.is_floating_point():
+        if curve is None:
+            return of_table(-x.log_softmax(-1), target)
+        return losses_of(curve, *log_probabilities(x), target)
     if curve is None:
-        return F.cross_entropy(x, target, reduction="none") if labels else of_table(-x.log_softmax(-1), target)
-    if not labels or curve.others:
+        return F.cross_entropy(x, target, reduction="none")
+    if curve.others:
         return losses_of(curve, *log_probabilities(x), target)
     own = None if curve.own is None else curve.own.to(x)[target]
     return curve.definition(*label_log_probabilities(x, target), own)
