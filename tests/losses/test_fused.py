@@ -34,7 +34,7 @@ CASES = [(name, options) for name, all_options in OPTIONS.items() for options in
 SETTINGS = list(product(("none", "mean", "sum"), (0.0, 0.1), (False, True), ("index", "dense")))
 
 
-def build(name: str, **options) -> torch.nn.Module:
+def build(name: str, **options) -> tr.ClassificationLoss:
     builder = tr.get_loss_builder(name)
     context = {"num_classes": N, "class_counts": [max(1, 500 // (c + 1)) for c in range(N)]}
     return builder(**tr.accepted_context(builder, context), **options)
@@ -165,6 +165,7 @@ def test_the_gradient_can_be_asked_for_twice():
     leaf = logits.requires_grad_()
     value = build("focal")(leaf, target)
     value.backward(retain_graph=True)
+    assert leaf.grad is not None
     first = leaf.grad.clone()
     value.backward()
     torch.testing.assert_close(leaf.grad, 2 * first, rtol=0, atol=0)

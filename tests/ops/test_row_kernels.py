@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,10 +136,10 @@ def test_cross_entropy_of_masses_keeps_its_digits():
         value, gradient = both(softmax_loss(), s, q)
         rest = (n - 1) * torch.tensor(-40.0, dtype=torch.float64).exp()
         wanted = torch.stack([rest.log1p(), 0.25 * 40 + 1.25 * rest.log1p()])
-        close = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 0.0}
-        torch.testing.assert_close(value, wanted, **close)
-        torch.testing.assert_close(gradient[:, 7], torch.stack([-rest, 0.25 - rest]) / (1 + rest), **close)
-        torch.testing.assert_close(gradient[0, 8], rest / (n - 1) / (1 + rest), **close)
+        rtol = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(value, wanted, rtol=rtol, atol=0.0)
+        torch.testing.assert_close(gradient[:, 7], torch.stack([-rest, 0.25 - rest]) / (1 + rest), rtol=rtol, atol=0.0)
+        torch.testing.assert_close(gradient[0, 8], rest / (n - 1) / (1 + rest), rtol=rtol, atol=0.0)
 
 
 def test_a_probability_of_one_half_keeps_its_digits():
@@ -159,7 +160,8 @@ def test_elementary_functions_of_a_curve_become_vector_instructions():
     from topk_registry.ops.rows.numba.compiled import vectorised
 
     body = curves._softmax_body(vectorised(_of_every_function, np.float32), False, np.float32, 1)
-    compiled = cfunc(curves.SOFTMAX.signature, error_model="numpy", fastmath={"contract", "reassoc"})(body)
+    signature: Any = curves.SOFTMAX.signature
+    compiled = cfunc(signature, error_model="numpy", fastmath={"contract", "reassoc"})(body)
     code = compiled.inspect_llvm()
     assert re.search(r"fdiv [a-z ]*<\d+ x float>", code)
     assert not re.search(r"call .*@(expf?|logf?|log1pf?)\(", code)

@@ -46,6 +46,7 @@ def test_the_gradient_is_the_marginals_less_the_labels():
     s, y = scores(8), k_hot([0, 1, 2, 3, 4, 5, 6, 7])
     leaf = s.clone().requires_grad_()
     create_loss("ksubset_nll", temperature=2.0, reduction="sum")(leaf, y).backward()
+    assert leaf.grad is not None
     for i, k in enumerate(range(8)):
         odds = oracles.subset_log_odds((s[i] / 2).tolist(), k) if 0 < k < N else None
         pi = y[i] if odds is None else torch.tensor(odds, dtype=torch.float64).sigmoid()
@@ -63,6 +64,7 @@ def test_near_certain_sets_keep_their_digits():
     # twelve sets differ in one class from the label's; double precision holds 120 to 1.4e-14
     wanted = 12 * torch.tensor(-40.0, dtype=torch.float64).exp()
     assert abs(found.item() - wanted.item()) <= 4 * 1.4e-14
+    assert leaf.grad is not None
     torch.testing.assert_close(leaf.grad[0, 3:], torch.full((4,), (wanted / 4).item()), rtol=1e-5, atol=0)
 
 
@@ -76,10 +78,9 @@ def test_one_label_is_cross_entropy():
     s, y = scores(), torch.arange(5)
     for target in (y, F.one_hot(y, N), torch.softmax(scores(seed=2), -1)):
         soft = target if target.is_floating_point() else y
-        for options in ({}, {"label_smoothing": 0.1}):
-            torch.testing.assert_close(
-                create_loss("ksubset_nll", **options)(s, target), F.cross_entropy(s, soft, **options)
-            )
+        for smoothing in (0.0, 0.1):
+            found = create_loss("ksubset_nll", label_smoothing=smoothing)(s, target)
+            torch.testing.assert_close(found, F.cross_entropy(s, soft, label_smoothing=smoothing))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -149,6 +150,7 @@ def test_scores_of_minus_infinity_rule_classes_out():
     kept = s.isfinite()[0]
     pi = topk_marginals(s[:, kept], 2)
     torch.testing.assert_close(found, create_loss("ksubset_nll")(s[:, kept], y[:, kept]))
+    assert leaf.grad is not None
     torch.testing.assert_close(leaf.grad[:, kept], pi - y[:, kept])
     assert leaf.grad[0, out] == 0
 
