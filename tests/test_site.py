@@ -64,6 +64,7 @@ def test_every_loss_has_a_page_with_its_picture_and_its_options(site):
         assert "Use when" not in page
         assert "tried when tuned" in page or "None of its own" in page
         assert (site / "_images" / f"{name}.svg").stat().st_size > 1000
+        assert (site / "_images" / f"{name}-levels.png").stat().st_size > 1000
 
 
 @pytest.fixture

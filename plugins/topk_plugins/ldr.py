@@ -99,6 +99,11 @@ class ALDRKL(ClassificationLoss):
     samples; here it is carried through at once, by steps of Newton's, and needs no table. A clear sample gets a small
     lambda, down to lambda_0 (1 - 1 / alpha).
 
+    The smaller alpha, the more often two solutions meet and vanish as the scores change. Lambda then jumps, and the
+    loss with it: at such scores it is not continuous, and single and double precision may take different solutions.
+    Below alpha = 1.2 it is not always the largest that is found: the compiled and the plain form differed in 21 of
+    20000 random rows at 1.05, in none from 1.2 on.
+
     Of a distribution q over labels it is the loss with z = s - q s + gap (1 - q), as in the authors' code: one lambda
     for the row, not the expectation of the losses of its classes. With class weights w the row costs sum_c w_c q_c
     times the loss of the distribution that is proportional to w q.

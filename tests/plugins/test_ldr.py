@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from topk_registry import create_loss
+from topk_registry import backend, create_loss
 
 N = 7
 
@@ -22,7 +22,7 @@ def differences(s: torch.Tensor, y: torch.Tensor, gap: float) -> torch.Tensor:
 def robust(z: torch.Tensor, lam: torch.Tensor | float) -> torch.Tensor:
     """lambda log mean exp(z / lambda) over the last dimension."""
     lam = torch.as_tensor(lam, dtype=z.dtype)
-    return lam * ((z / lam[..., None]).logsumexp(-1) - math.log(N))
+    return lam * ((z / lam[..., None]).logsumexp(-1) - math.log(z.shape[-1]))
 
 
 LABELS = torch.arange(8) % N
@@ -69,10 +69,10 @@ def test_far_from_the_label_and_at_it():
 
 def adapted(z: torch.Tensor, lam_0: float, alpha: float, steps: int = 400) -> torch.Tensor:
     """The authors' update, as often as it takes: lambda_0 - lambda_0 KL(softmax(z / lambda) || u) / (alpha log n)."""
-    lam = torch.full_like(z[:, 0], lam_0)
+    lam, n = torch.full_like(z[:, 0], lam_0), z.shape[1]
     for _ in range(steps):
         p = torch.softmax(z / lam[:, None], -1)
-        lam = lam_0 - lam_0 * (p * (N * p).log()).sum(-1) / (alpha * math.log(N))
+        lam = lam_0 - lam_0 * (p * (n * p).log()).sum(-1) / (alpha * math.log(n))
     return lam
 
 
@@ -137,3 +137,37 @@ def test_derivatives(name):
 def test_bad_options(name, options, message):
     with pytest.raises(ValueError, match=message):
         create_loss(name, **options)
+
+
+FOLD = 0.6983545476579197  # times the scores of one row: there the temperature jumps, as found by bisection
+
+
+def test_where_the_temperature_jumps():
+    """Two solutions meet and vanish: the largest is then another one far below, and the loss all but jumps, too.
+
+    The authors' update never passes the largest solution, however slowly it comes near it.
+    """
+    s = torch.randn(300, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))[276]
+    away = torch.tensor([-0.1, -1e-3, -1e-6, 1e-6, 1e-3, 0.1], dtype=torch.float64)
+    s, label = (FOLD + away[:, None]) * s, torch.zeros(6, dtype=torch.int64)
+    z = s - s[:, :1] + (torch.arange(20) > 0)
+    lam = adapted(z, 1.0, 1.2, steps=20000)
+    assert lam[2] - lam[3] > 0.2
+    wanted = robust(z, lam) - 0.6 * math.log(20) * (lam - 1.0) ** 2
+    loss = create_loss("aldr_kl", alpha=1.2, reduction="none")
+    for name in ("torch", "numba"):
+        with backend(name):
+            torch.testing.assert_close(loss(s, label), wanted, rtol=1e-9, atol=1e-9)
+            far = away.abs() > 1e-4  # single precision moves the scores by 1e-7 of themselves, and the jump with them
+            torch.testing.assert_close(loss(s.float(), label)[far], wanted[far].float(), rtol=1e-5, atol=1e-5)
+
+
+def test_kernel_and_definition_take_the_same_solution():
+    g = torch.Generator().manual_seed(0)
+    s = torch.randn(3000, 20, dtype=torch.float64, generator=g)
+    s *= 8 * torch.rand(3000, 1, dtype=torch.float64, generator=g)
+    label = torch.randint(20, (3000,), generator=g)
+    loss = create_loss("aldr_kl", alpha=1.2, reduction="none")
+    with backend("torch"):
+        wanted = loss(s, label)
+    torch.testing.assert_close(loss(s, label), wanted, rtol=1e-9, atol=1e-9)

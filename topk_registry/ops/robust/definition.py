@@ -7,7 +7,7 @@ from torch import Tensor
 
 from topk_registry.ops.rows.api import wide
 
-STEPS = 10  # evaluations of the divergence; three to six suffice unless two solutions nearly meet
+STEPS = 14  # evaluations of the divergence; three to six suffice unless two solutions nearly meet
 ROUNDING = 32.0  # times eps and the size of a term: by so much a step may seem to go too far
 SETTLED = 1000.0  # how much shorter than lambda_0 the last step is where the search has ended
 LEAST = -1e30  # in place of -inf, whose product with a probability of 0 is NaN
@@ -54,15 +54,17 @@ def _temperature(z: Tensor, temperature: float, stiffness: float, alpha: float) 
         return lam, temperature - lam - divergence / stiffness, 1 + slope / stiffness, concave
 
     lam, step, steepness, concave = tried(torch.full_like(z[..., 0], temperature))
-    careful = torch.zeros_like(concave)  # Newton's step from here would go too far
+    low = torch.full_like(lam, -torch.inf)  # the last step that went beyond the solution
     certain = torch.zeros_like(concave)  # no step of Newton's can
     for _ in range(STEPS - 1):
         certain = certain | (concave & (step <= 0))
-        newton = ~careful & (steepness > 0)
-        there = tried((lam + step / torch.where(newton, steepness, 1.0)).clamp(min=least))
-        careful = newton & ~certain & (there[1] > rounding)
+        newton = lam + step / torch.where(steepness > 0, steepness, 1.0)
+        half_way = (lam + low.clamp(min=least)) / 2
+        there = tried(torch.where((steepness > 0) & (newton > low), newton.clamp(min=least), half_way))
+        beyond = ~certain & (there[1] > rounding)
+        low = torch.where(certain, -torch.inf, torch.where(beyond, there[0], low))
         here = lam, step, steepness, concave
-        lam, step, steepness, concave = (torch.where(careful, a, b) for a, b in zip(here, there, strict=True))
+        lam, step, steepness, concave = (torch.where(beyond, a, b) for a, b in zip(here, there, strict=True))
     return lam
 
 

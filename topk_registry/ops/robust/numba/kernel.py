@@ -100,20 +100,24 @@ def solve(x, rest, own, a, log_n, temperature, alpha, e, e_rest):
     """The temperature, and the logarithm of the sum of e^((x - a) / temperature), which e is left with. ``own`` is one
     more of x - a."""
     stiffness, least = alpha * log_n / temperature, temperature * (1 - 1 / alpha)
-    eps, careful, certain = np.finfo(x.dtype).eps, False, False
-    lam, safe, step, steepness, log_z = temperature, temperature, 0.0, 1.0, 0.0
+    eps, low, certain = np.finfo(x.dtype).eps, -np.inf, False
+    lam, trial, safe, step, steepness, log_z = temperature, temperature, temperature, 0.0, 1.0, 0.0
     for _ in range(TRIALS):
+        lam = trial
         divergence, slope, concave, log_z = divergence_of(x, rest, own, a, lam, log_n, e, e_rest)
         excess = temperature - lam - divergence / stiffness
-        if careful or certain or lam == temperature or not excess > ROUNDING * eps * temperature:
-            safe, step, steepness, careful = lam, excess, 1 + slope / stiffness, False
+        if certain or lam == temperature or not excess > ROUNDING * eps * temperature:
+            safe, step, steepness = lam, excess, 1 + slope / stiffness
             certain = certain or (concave and step <= 0)
+            low = -np.inf if certain else low
             if not abs(step) > 4 * eps * temperature:
                 break
         else:
-            careful = True  # Newton's step went beyond a solution; a plain step never does
-        newton = steepness > 0 and not careful
-        lam = max(safe + step / (steepness if newton else 1.0), least)
+            low = lam  # beyond a solution: the largest is between this and the last safe one
+        newton = safe + step / (steepness if steepness > 0 else 1.0)
+        trial = max(newton, least) if steepness > 0 and newton > low else (safe + max(low, least)) / 2
+        if trial in (safe, low):
+            break
     return lam, log_z
 
 
