@@ -55,7 +55,9 @@ def _run(operator: Operator, args: argparse.Namespace) -> int:
     bandwidth = copy_bandwidth(args.device)
     total = sum(len(taking) for _, taking in cases) * (1 + args.repeats)
     with tqdm(total=total, file=sys.stderr, disable=None, leave=False, bar_format="{l_bar}{bar}| {elapsed}") as bar:
-        for case, taking in cases:
+        for number, (case, taking) in enumerate(cases, 1):
+            if bar.disable:  # nobody looks at a bar: a line a case for the log
+                print(f"{number}/{len(cases)} {case.title}", file=sys.stderr, flush=True)
 
             def tick(name: str, count: int, title: str = case.title) -> None:
                 bar.set_description(f"{title} {name}", refresh=False)
