@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -81,6 +82,26 @@ def test_what_cannot_be_told_apart_is_not_ranked():
     advice = study.report(records).notes[0]
     assert advice.verdict == "open"
     assert "Not told apart from" in advice.evidence
+
+
+def test_a_few_seeds_that_differ_by_the_same_are_no_proof():
+    study, records = finished(Options(losses=("ce", "focal"), seeds=(0, 1)), {"ce": 80.0, "focal": 70.0}, spread=0.0)
+    advice, note = study.report(records).notes
+    assert advice.verdict == note.verdict == "open"
+
+
+def test_a_loss_that_does_not_take_the_data_is_tried_once():
+    options = Options(losses=("ce", "bce"))
+    study = load_study("compare")
+    first = study.configurations(options, [])
+    assert [one["flags"]["loss"] for one in first] == ["ce", "bce"]
+    known = [
+        replace(trained(one, [{"top5": 80.0, "test_top5": 75.0}]), error="refused" * (one["flags"]["loss"] == "bce"))
+        for one in first
+    ]
+    then = study.configurations(options, known)
+    counts = {loss: sum(one["flags"]["loss"] == loss for one in then) for loss in options.losses}
+    assert counts == {"ce": TRIALS, "bce": 1}
 
 
 def test_more_seeds_go_to_the_losses_that_are_not_decided():
