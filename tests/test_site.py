@@ -29,12 +29,13 @@ class Addresses(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         found = dict(attrs)
-        if tag in ("script", "img") and found.get("src"):
-            self.loaded.append(found["src"])
+        source, address = found.get("src"), found.get("href")
+        if tag in ("script", "img") and source:
+            self.loaded.append(source)
         if tag == "link" and found.get("rel") in ("stylesheet", "preload", "icon"):
-            self.loaded.append(found["href"])
-        if tag == "a" and found.get("href"):
-            self.linked.append(found["href"])
+            self.loaded.append(address or "")
+        if tag == "a" and address:
+            self.linked.append(address)
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +88,7 @@ def told(scale: float = 2.0, num_classes: int = 3):
     return bare(scale)
 
 
-told.option_ranges = {"scale": "(0, inf)"}
-told.tuning_grid = {"scale": (1.0, 4.0)}
+vars(told).update(option_ranges={"scale": "(0, inf)"}, tuning_grid={"scale": (1.0, 4.0)})
 
 
 @pytest.mark.parametrize(

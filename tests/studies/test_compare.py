@@ -91,8 +91,9 @@ def test_a_few_seeds_that_differ_by_the_same_are_no_proof():
 
 
 def test_a_loss_that_does_not_take_the_data_is_tried_once():
-    options = Options(losses=("ce", "bce"))
-    study = load_study("compare")
+    losses = "ce", "bce"
+    options = Options(losses=losses)
+    study = compare.STUDY
     first = study.configurations(options, [])
     assert [one["flags"]["loss"] for one in first] == ["ce", "bce"]
     known = [
@@ -100,14 +101,14 @@ def test_a_loss_that_does_not_take_the_data_is_tried_once():
         for one in first
     ]
     then = study.configurations(options, known)
-    counts = {loss: sum(one["flags"]["loss"] == loss for one in then) for loss in options.losses}
+    counts = {loss: sum(one["flags"]["loss"] == loss for one in then) for loss in losses}
     assert counts == {"ce": TRIALS, "bce": 1}
 
 
 def test_more_seeds_go_to_the_losses_that_are_not_decided():
     quality = {"ce": 80.0, "focal": 80.0, "topk_hinge": 5.0}
-    study, records = finished(Options(losses=tuple(quality), max_seeds=21), quality, spread=2.0)
-    runs = {choice.loss: len(choice.runs) for choice in study.choices(records)}
+    _, records = finished(Options(losses=tuple(quality), max_seeds=21), quality, spread=2.0)
+    runs = {choice.loss: len(choice.runs) for choice in compare.STUDY.choices(records)}
     assert runs["topk_hinge"] == 5
     assert runs["ce"] == runs["focal"] > 5
 
