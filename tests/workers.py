@@ -1,7 +1,11 @@
 """What workers of ``pytest -n`` share: the processors, the fixtures of a file, the compilation of kernels."""
 
 import multiprocessing
+import sys
+from collections import Counter
+from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ MANY = 1000  # tests, of which some need every kernel
 LOADED = ["torch", "topk_registry.nn.linear"]
 if torch.distributed.is_available():
     LOADED += ["torch.distributed.tensor", "torch.distributed.checkpoint"]
+OPERATORS = Path(__file__).parents[1] / "topk_registry" / "ops"
 
 
 def processes() -> multiprocessing.context.BaseContext:
@@ -31,16 +36,47 @@ class Plugin:
         """Give a file to one worker, or each of them makes its fixtures."""
         from xdist.scheduler import LoadFileScheduling
 
+        config.option.loadscopereorder = False  # the order of the workers, below
         return LoadFileScheduling(config, log) if config.getoption("dist") == "load" else None
 
+    def pytest_collection_modifyitems(self, config, items):
+        """Begin with the files of most slow tests, or one worker has such a file to itself at the end."""
+        if hasattr(config, "workerinput"):
+            slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+            items.sort(key=lambda item: -slow[item.path])
+
     def pytest_collection_finish(self, session):
-        """Compile a part of the slowest kernels in each worker of a long run, or each of them compiles all."""
+        """Compile the kernels of one precision in each worker of a long run, or each of them compiles all."""
         workerinput = getattr(session.config, "workerinput", None)
         if workerinput is None or len(session.items) < MANY or find_spec("numba") is None:
             return
-        from topk_registry.ops.ksubset.numba import backend
+        precisions = (torch.float32, torch.float64)[int(workerinput["workerid"].removeprefix("gw")) :: WORKERS]
+        tracer = sys.gettrace()
+        sys.settrace(None)  # coverage's slows the compiler by a third, and the compiler runs no file that is counted
+        try:
+            for dtype in precisions:
+                compile_kernels(dtype)
+        finally:
+            sys.settrace(tracer)
+            untraced_no_more()
 
-        bodies = (backend._label_margins, backend._margins_backward, backend._expected_hinges, backend._margins)
-        kernels = [(body, dtype) for body in bodies for dtype in (torch.float32, torch.float64)]
-        for body, dtype in kernels[int(workerinput["workerid"].removeprefix("gw")) :: WORKERS]:
-            body(dtype)
+
+def untraced_no_more() -> None:
+    """A call at which coverage's tracer takes up its count of calls."""
+
+
+def compile_kernels(dtype: torch.dtype) -> None:
+    """Compile what runs on scores of one precision. In one process, the functions that kernels share compile once."""
+    from topk_registry.ops.ksubset.numba import backend, chunks
+    from topk_registry.ops.perturbed.numba import backend as perturbed
+    from topk_registry.ops.rows.numba import driver
+
+    bodies = [backend._label_margins, backend._margins_backward, backend._expected_hinges, backend._margins]
+    bodies += [chunks._summarise, chunks._gradient, driver.bodies, perturbed._body]
+    for path in sorted(OPERATORS.glob("*/numba/kernel.py")):
+        bodies.append(import_module(f"topk_registry.ops.{path.parts[-3]}.numba.kernel").row_kernel)
+    for body in bodies:
+        body(dtype)
+    if dtype == torch.float32:
+        for half in (torch.float16, torch.bfloat16):
+            driver.bodies(half)

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 
 # the profiler otherwise reports on stderr, for every run, that it finds no GPU
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -22,10 +22,11 @@ def peak_bytes(run: Callable[[], object], device: str = "cpu") -> int:
 
 
 def _cpu_peak(run: Callable[[], object]) -> int:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with profile(profile_memory=True) as profiler:
         run()
-    results: Any = profiler.profiler
-    events = (event for event in results.kineto_results.events() if event.name() == "[memory]")
+    # the profiler's own list of events would be made from these, object by object
+    results: Any = profiler.kineto_results
+    events = (event for event in results.events() if event.name() == "[memory]")
     changes = sorted((event.start_ns(), order, event.nbytes()) for order, event in enumerate(events))
     return max(accumulate((nbytes for _, _, nbytes in changes), initial=0))
 

@@ -82,6 +82,7 @@ def interleave(
     """
     spent = {name: sum(map(sum, samples[name])) for name in steps}
     gc.disable()
+    gc.freeze()  # what was there before is not looked through between the rounds
     try:
         order = list(steps.items())
         for _ in range(repeats):
@@ -94,6 +95,7 @@ def interleave(
                     spent[name] += max(time.perf_counter() - start, sum(samples[name][-1]))
                 tick(name)
     finally:
+        gc.unfreeze()
         gc.enable()
 
 
