@@ -1,13 +1,15 @@
 """Fixtures of many rooms: how many threads torch uses, and throwaway distributions with plug-ins."""
 
+import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
-from tests import workers
+from tests import WORKERS, workers
 from topk_registry import refresh_plugins
 from topk_registry.cli.commands import commands
 from topk_registry.registry import timm_losses
@@ -16,6 +18,24 @@ from topk_registry.registry.registry import Registry
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(workers.Plugin())
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """``made_once(name, make)``: a copy of the folder that ``make(folder)`` filled, once for all workers."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if WORKERS > 1 else shared
+
+    def copy(name: str, make: Callable[[Path], object]) -> Path:
+        original = shared / f"shared-{name}"
+        with FileLock(f"{original}.lock"):
+            if not original.exists():
+                building = tmp_path_factory.mktemp("building")
+                make(building)
+                building.rename(original)
+        return Path(shutil.copytree(original, tmp_path_factory.mktemp(name), dirs_exist_ok=True))
+
+    return copy
 
 
 @pytest.fixture

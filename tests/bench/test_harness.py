@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tests.bench import bandwidth, instructions, linear
 from tests.bench.__main__ import main
 from tests.bench.operators import OPERATORS
 from tests.bench.report import table
-from tests.export.colours import exported
+from tests.export.colours import colours_by
 from topk_studies.timing.contest import OURS, Case, Contestant, Operator, UnavailableError
 from topk_studies.timing.measure import measure
 from topk_studies.timing.memory import peak_bytes
@@ -275,8 +276,10 @@ def test_linear_classifiers_are_measured_beside_those_of_torch(
 
 
 @pytest.mark.slow
-def test_scoring_and_serving_are_measured_by_commands(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
-    model = str(exported(tmp_path / "colours.onnx"))
+def test_scoring_and_serving_are_measured_by_commands(
+    made_once: Callable[..., Path], capfd: pytest.CaptureFixture
+) -> None:
+    model = str(colours_by(made_once))
     capfd.readouterr()
     assert main(["scoring", model, "--images", "8", "--workers", "1"]) == 0
     rows = [line.split("\t") for line in capfd.readouterr().out.splitlines() if line.startswith("8\t1\t")]

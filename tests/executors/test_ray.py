@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from tests.executors.cluster import two_nodes
-from tests.export.colours import exported, png
+from tests.export.colours import colours_by, png
 from tests.export.scoring.conftest import Held, parts
 
 pytestmark = [
@@ -63,9 +63,11 @@ def test_calls_on_two_nodes(cluster):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for the actor in /proc")
-def test_two_nodes_score_as_one_process_does_and_an_actor_that_is_killed_costs_its_shard_alone(cluster, tmp_path):
+def test_two_nodes_score_as_one_process_does_and_an_actor_that_is_killed_costs_its_shard_alone(
+    cluster, made_once, tmp_path
+):
     """An actor waits at a named pipe in the place of an image, so that the middle is certain, and is killed there."""
-    model_file = exported(tmp_path / "colours.onnx")
+    model_file = colours_by(made_once)
     images = tmp_path / "images"
     images.mkdir()
     for i, colour in enumerate(["red", "green", "blue", "pink", "grey", "orange", "brown"]):

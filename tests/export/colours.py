@@ -3,6 +3,7 @@
 import io
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,12 @@ class ColourClassifier(nn.Module):
 def exported(folder: Path, **options: Any) -> Path:
     config = {"input_size": SIZE, "mean": MEAN, "std": STD, "interpolation": "bicubic", "crop_pct": 0.9}
     return export_onnx(ColourClassifier(), folder, k=K, class_names=list(COLOURS), data_config=config, **options)
+
+
+def colours_by(made_once: Callable[..., Path], **options: Any) -> Path:
+    """A file of :func:`exported` in a folder of the caller's own, exported once for all workers."""
+    name = "-".join(["colours", *map(str, options.values())])
+    return made_once(name, lambda folder: exported(folder / "colours.onnx", **options)) / "colours.onnx"
 
 
 def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> np.ndarray:

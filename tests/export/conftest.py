@@ -1,6 +1,7 @@
 """Small models to export, each export once, and what serves them."""
 
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from tests.export.colours import COLOURS, exported
+from tests.export.colours import COLOURS, colours_by
 from tests.export.serve.service import Service
 from topk_export import Predictor, export_onnx
 from topk_export.verification import graph
@@ -28,14 +29,18 @@ def tiny(n: int) -> nn.Module:
 
 
 @pytest.fixture(scope="session")
-def export(tmp_path_factory):
+def export(made_once):
     """``export(n, **options)``: the path of an exported tiny classifier, converted once for the same arguments."""
     made = {}
 
     def once(n, **options):
-        key = (n, repr(options))
+        key = repr((n, options))
         if key not in made:
-            made[key] = export_onnx(tiny(n), tmp_path_factory.mktemp("export"), **{"data_config": DATA, **options})
+
+            def make(folder):
+                export_onnx(tiny(n), folder, **{"data_config": DATA, **options})
+
+            made[key] = made_once(f"export-{zlib.crc32(key.encode()):08x}", make) / "model.onnx"
         return made[key]
 
     return once
@@ -53,13 +58,13 @@ def head_session():
 
 
 @pytest.fixture(scope="session")
-def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return exported(tmp_path_factory.mktemp("metadata") / "colours.onnx")
+def model_file(made_once: Callable[..., Path]) -> Path:
+    return colours_by(made_once)
 
 
 @pytest.fixture(scope="session")
-def in_graph_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return exported(tmp_path_factory.mktemp("in-graph") / "colours.onnx", preprocess="in-graph")
+def in_graph_file(made_once: Callable[..., Path]) -> Path:
+    return colours_by(made_once, preprocess="in-graph")
 
 
 @pytest.fixture(scope="session")

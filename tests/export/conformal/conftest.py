@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.export.colours import COLOURS, exported
+from tests.export.colours import COLOURS, colours_by
 
 
 @pytest.fixture(scope="session")
-def colours_file(tmp_path_factory):
-    return exported(tmp_path_factory.mktemp("sets") / "colours.onnx")
+def colours_file(made_once):
+    return colours_by(made_once)
 
 
 @pytest.fixture(scope="session")
