@@ -13,7 +13,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.export.colours import colours_by, png
+from tests.export.colours import exported, png
 from tests.export.serve.service import predict, request, served, wait_until
 from topk_export import Predictor
 from topk_export.commands import serve
@@ -29,9 +29,9 @@ PORT = 8000
 
 
 @pytest.fixture(scope="module")
-def port(made_once):
+def port(tmp_path_factory):
     """The port of a service in this process that has answered a request."""
-    with served(Predictor(colours_by(made_once), device="cpu", threads=1)) as port:
+    with served(Predictor(exported(tmp_path_factory.mktemp("model") / "m.onnx"), device="cpu", threads=1)) as port:
         wait_until(lambda: request(port, "GET", "/readyz")[0] == 200)
         assert predict(port, png("red"))[0] == 200
         yield port

@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from importlib import import_module
 from importlib.util import find_spec
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ if torch.distributed.is_available():
 OPERATORS = Path(__file__).parents[1] / "topk_registry" / "ops"
 
 
-def processes() -> multiprocessing.context.BaseContext:
+def processes() -> BaseContext:
     """How tests start processes: by copies of one that has loaded torch, where the system has that, else afresh."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")

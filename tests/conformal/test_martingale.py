@@ -15,6 +15,7 @@ def run(stream, reference=(), **options):
     return test
 
 
+@pytest.mark.slow
 def test_its_level_holds_over_whole_streams():
     level, streams = 0.1, 300
     rng = np.random.default_rng(0)
@@ -47,6 +48,7 @@ def test_it_finds_a_change(change, after):
     assert after < test.rejected_at < after + 400
 
 
+@pytest.mark.slow
 def test_the_jumper_is_the_published_one(monkeypatch):
     """With the bet on p alone, the capital is MAPIE's simple jumper's on the same p-values."""
     martingales = pytest.importorskip("mapie.exchangeability_testing")

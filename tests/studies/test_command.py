@@ -115,6 +115,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(tmp_path, capsys)
     argv = [sys.executable, "-m", "topk_registry", "study", "encouraging", "--losses", "ce", *TINY]
     argv += ["--output", str(tmp_path)]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
+    assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("[1/4]"):
             process.send_signal(signal.SIGINT)

@@ -22,11 +22,11 @@ def peak_bytes(run: Callable[[], object], device: str = "cpu") -> int:
 
 
 def _cpu_peak(run: Callable[[], object]) -> int:
-    with profile(profile_memory=True) as profiler:
+    profiler: Any = profile(profile_memory=True)
+    with profiler:
         run()
     # the profiler's own list of events would be made from these, object by object
-    results: Any = profiler.kineto_results
-    events = (event for event in results.events() if event.name() == "[memory]")
+    events = (event for event in profiler.kineto_results.events() if event.name() == "[memory]")
     changes = sorted((event.start_ns(), order, event.nbytes()) for order, event in enumerate(events))
     return max(accumulate((nbytes for _, _, nbytes in changes), initial=0))
 
