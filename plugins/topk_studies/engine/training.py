@@ -6,6 +6,7 @@ cache. The validation split chooses (the epoch, the trial of a grid); the test s
 
 import math
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,20 @@ from topk_registry.metrics import GradientSparsity, MarginalCalibration, TopKAcc
 from topk_registry.ops.ksubset import topk_marginals
 from topk_registry.train import Run, TrainConfig, Trainer
 from topk_registry.train.engine.sets import SetEvaluation, logits_of
-from topk_registry.train.engine.state import Row
+from topk_registry.train.engine.state import Checkpoints, Row
 from topk_registry.train.errors import Interrupted, TrainError
 from topk_registry.train.setup.build import create_evaluator
 from topk_registry.train.setup.datasets import Data, open_split
 from topk_registry.train.setup.loaders import end_workers
+from topk_studies.engine.memory import keep_samples, kept_batches
 from topk_studies.engine.study import Configuration, ConfigurationError, Options, Progress
 
 RUNS = "train"
 VERSION = 1
 RUN = "run"
 MISSED = 0.1  # the share of labels that prediction sets may miss
+KEPT = 16  # batches whose scores are counted together
+BETWEEN_CHECKPOINTS = 20.0  # seconds, what a run that is killed may lose
 NEUTRAL = {"label_noise": 0.0, "subset": 1.0}  # left out: studies of noise and of little data share what is neither
 
 
@@ -64,11 +68,18 @@ def command(configuration: Configuration) -> str:
 
 def run(configuration: Configuration, work: Path, progress: Progress) -> dict[str, Any]:
     """Train, and measure each epoch on both splits; goes on from ``work`` where an interrupt left something there."""
-    return {"history": [_measured(row) for row in train(configuration, work, progress).progress.history]}
+    trained = train(configuration, work, progress, weights=False)
+    return {"history": [_measured(row) for row in trained.progress.history]}
 
 
-def train(configuration: Configuration, work: Path, progress: Progress) -> Run:
+def train(configuration: Configuration, work: Path, progress: Progress, *, weights: bool = True) -> Run:
     """The trained run.
+
+    Args:
+        configuration: what to run.
+        work: where it writes, and what it goes on from.
+        progress: told how far it is.
+        weights: whether the weights of the best epoch are wanted; else they are saved only to go on from.
 
     Raises:
         ConfigurationError: it cannot begin, or broke off.
@@ -81,6 +92,9 @@ def train(configuration: Configuration, work: Path, progress: Progress) -> Run:
         trainer = Trainer(config, on_step=watch.step, on_evaluate=watch.evaluate, quiet=True)
         watch.follow(trainer.run)
         try:
+            started = trainer.start()
+            if not weights and started.checkpoints is not None:
+                started.checkpoints = _Seldom(started, started.checkpoints)
             trainer.fit()
         finally:
             watch.end()
@@ -94,6 +108,24 @@ def train(configuration: Configuration, work: Path, progress: Progress) -> Run:
 def data_config(trained: Run) -> dict[str, Any]:
     """timm's data configuration of a run."""
     return resolve_data_config(trained.config.to_dict(), model=trained.model, verbose=False)
+
+
+class _Seldom(Checkpoints):
+    """Checkpoints to go on from alone: writing one takes longer than an epoch of a small network.
+
+    Args:
+        run: whose they are.
+        checkpoints: the run's own.
+    """
+
+    def __init__(self, run: Run, checkpoints: Checkpoints) -> None:
+        super().__init__(checkpoints.saver)
+        self._run, self._saved = run, time.monotonic()
+
+    def epoch(self, epoch: int, metric: float | None) -> None:
+        if self._run.stopped() or time.monotonic() - self._saved > BETWEEN_CHECKPOINTS:
+            super().epoch(epoch, metric)
+            self._saved = time.monotonic()
 
 
 class _Watch:
@@ -114,7 +146,11 @@ class _Watch:
         self.device, self.num_classes = run.compute.device, run.config.num_classes
         if run.evaluator is not None:
             data = Data(None, open_split(run.config, self.split, training=False), counts=run.data.counts)
-            self.test = create_evaluator(run.config, data, data_config(run), run.task.criterion, run.compute)
+            timms = data_config(run)
+            self.test = create_evaluator(run.config, data, timms, run.task.criterion, run.compute)
+            for evaluator in (self.test, run.evaluator):
+                evaluator.loader = kept_batches(run, evaluator.loader, timms["input_size"])
+            keep_samples(run, timms["input_size"])
             self.test.stop = lambda: run.stopped()
             self.sizes, self.seed = run.evaluator.sizes, run.config.seed
             known = self.test.loader.dataset
@@ -138,6 +174,7 @@ class _Watch:
             return {}
         for observer in self.test.observers:
             test |= observer.results()
+        self._count()
         training = {f"train_{k}": 100 * value for k, value in self._seen.compute().items() if "macro" not in k}
         training |= self._sparsity.compute()
         self._begin()
@@ -154,13 +191,23 @@ class _Watch:
     def _begin(self) -> None:
         self._sparsity = GradientSparsity()
         self._seen = TopKAccuracy(self.sizes, num_classes=self.num_classes, device=self.device)
+        self._uncounted: list[tuple[Tensor, Tensor]] = []
 
     def _see(self, criterion: nn.Module, inputs: tuple[Any, ...]) -> None:
         logits, target = inputs
         if logits.requires_grad:  # not those of an evaluation
             self._sparsity.watch(logits)
             if target.ndim == 1:
-                self._seen.update(logits.float(), target)
+                self._uncounted.append((logits.detach().float(), target))
+            if len(self._uncounted) == KEPT:
+                self._count()
+
+    def _count(self) -> None:
+        """Count the accuracy of the batches since the last time."""
+        if self._uncounted:
+            logits, target = map(torch.cat, zip(*self._uncounted, strict=True))
+            self._uncounted.clear()
+            self._seen.update(logits, target)
 
 
 class Calibration:
