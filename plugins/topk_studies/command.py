@@ -11,16 +11,17 @@ from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions
 from topk_registry.executors.interrupts import interruptible
 from topk_registry.executors.pool import PoolExecutor
-from topk_studies.engine.catalogue import PAPERS, STUDIES, UnknownStudyError, load_study
+from topk_studies.engine.catalogue import ON_IMAGENET, PAPERS, STUDIES, UnknownStudyError, load_study
 from topk_studies.engine.runner import run_study
 from topk_studies.engine.statistics import LOOKS
 from topk_studies.engine.store import Store
-from topk_studies.engine.study import BUDGETS, Options
+from topk_studies.engine.study import BUDGETS, ConfigurationError, Options
 from topk_studies.report import plots
 from topk_studies.report.html import write_html
 from topk_studies.report.output import print_section, write_data
 
 ALL = "all"
+NIGHT = 8  # seeds that the standard budget goes up to
 PLACES = ("executor", "ray", "slurm", "cpus_per_job", "gpus_per_job")  # where runs are done changes no result
 
 
@@ -49,6 +50,8 @@ def main(argv: Sequence[str]) -> int:
     except plots.MissingExtraError as error:
         print(f"topk-registry study: {error}", file=sys.stderr)
         return 1
+    if args.plan:
+        return _plan(names, args)
     store = Store(args.output)
     try:
         with interruptible():
@@ -65,16 +68,33 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(names: Sequence[str], args: argparse.Namespace, store: Store) -> int:
-    options = _options(args)
     failed = 0
     with _executor(args, store) as executor:
         for name in names:
             print(f"== {name}", flush=True)
-            study = load_study(name)
+            study, options = load_study(name), _options(args, name)
             records = run_study(study, options, store, jobs=args.jobs, rerun=args.rerun, executor=executor)
             store.write_study(name, records, {"command": _command([name, *_given(args)]), "budget": options.budget})
             failed += sum(bool(record.error) for record in records)
     return 1 if failed else 0
+
+
+def _plan(names: Sequence[str], args: argparse.Namespace) -> int:
+    """Print how many runs there are to do, and the hours that they would take on this machine."""
+    from topk_studies.engine.plan import hours_of, kinds, words  # with torch, which the list of studies does without
+
+    planned: set[str] = set()
+    hours = 0.0
+    for name in names:
+        try:
+            found = kinds(load_study(name), _options(args, name), planned)
+        except ConfigurationError as error:
+            print(f"topk-registry study {name}: {error}", file=sys.stderr)
+            return 1
+        print(words(name, found, args.jobs), flush=True)
+        hours += hours_of(found)
+    print(f"in all {len(planned)} runs, {hours:.1f} h; with {args.jobs} side by side {hours / args.jobs:.1f} h")
+    return 0
 
 
 @contextmanager
@@ -131,8 +151,9 @@ def _expanded(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(losses))
 
 
-def _options(args: argparse.Namespace) -> Options:
-    flags = {**args.flags}
+def _options(args: argparse.Namespace, study: str) -> Options:
+    """The options of a study."""
+    flags = {**args.flags, **({"data_dir": args.imagenet} if args.imagenet and study in ON_IMAGENET else {})}
     for name in ("dataset", "data_dir", "dataset_opt", "num_classes", "val_split", "superclasses"):
         if getattr(args, name):
             flags[name] = getattr(args, name)
@@ -142,7 +163,7 @@ def _options(args: argparse.Namespace) -> Options:
         losses=tuple(args.losses) if args.losses else None,
         budget=args.budget,
         seeds=tuple(dict.fromkeys(args.seeds)) if args.seeds else None,
-        max_seeds=args.max_seeds,
+        max_seeds=args.max_seeds or (NIGHT if args.budget == "standard" and not args.seeds else None),
         flags=flags,
         test_split=args.test_split,
         device=args.device,
@@ -160,7 +181,14 @@ def _parser() -> ArgumentParser:
     add("names", nargs="*", metavar="NAME", help="studies, or 'all' of the papers; see --list")
     add("--list", action="store_true", help="list the studies")
     add("--losses", nargs="+", metavar="LOSS", help="registered losses, or patterns such as '*'")
-    add("--budget", choices=BUDGETS, default="small", help="small: minutes on a laptop; paper: the paper's own setting")
+    add(
+        "--budget",
+        choices=BUDGETS,
+        default="small",
+        help="small: minutes on a laptop; standard: the same data with crops, long training, seeds as they are needed, "
+        "a night; paper: the papers' own data, networks and schedules, days on GPUs",
+    )
+    add("--plan", action="store_true", help="run nothing: count the runs, time a few steps of each kind, say the hours")
     add("--seeds", nargs="+", type=int, metavar="S", help="random seeds (default: the study's)")
     add(
         "--max-seeds",
@@ -201,6 +229,13 @@ def _parser() -> ArgumentParser:
     data = parser.add_argument_group("data and training, as in timm train").add_argument
     data("--dataset", default="", metavar="NAME", help="<type>/<name> as in timm, or topk/<name>")
     data("--data-dir", default="", metavar="DIR", help="the data's root directory")
+    data(
+        "--imagenet",
+        default="",
+        metavar="DIR",
+        help="ImageNet's folder, of train/ and validation/, for the studies that had it in their paper "
+        f"({', '.join(ON_IMAGENET)}); the others keep their data",
+    )
     data(
         "--dataset-opt",
         nargs="*",

@@ -24,7 +24,10 @@ BEST_RATE = rates("adamw", TRIALS)[3]
 
 
 def finished(options, quality, spread=0.3):
-    """All records that the comparison comes to want; a run's score is its loss's, less its distance from a rate."""
+    """All records that the comparison comes to want.
+
+    A run's score is its loss's, less its distance from a rate, which outweighs chance.
+    """
     study, known = load_study("compare"), {}
     while True:
         wanted = unique(study.configurations(options, list(known.values())))
@@ -34,7 +37,7 @@ def finished(options, quality, spread=0.3):
         for one in new:
             flags = one["flags"]
             draw = random.Random(canonical(one))
-            value = quality[flags["loss"]] - 1000 * abs(flags["lr"] - BEST_RATE) + draw.uniform(-spread, spread)
+            value = quality[flags["loss"]] - 4000 * abs(flags["lr"] - BEST_RATE) + draw.uniform(-spread, spread)
             row = {"top5": value, "test_top5": value - 5.0}
             known[canonical(one)] = trained(one, [row])
 

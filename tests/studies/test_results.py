@@ -1,45 +1,98 @@
-"""The committed account of the small budget: whole, and quoted as it is."""
+"""The committed accounts: whole, quoted as they are, and as decided as they say."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from topk_studies.engine.catalogue import PAPERS
-from topk_studies.report.account import claims, main, update
+from topk_studies.engine.catalogue import PAPERS, load_study
+from topk_studies.engine.experiment import TrainingStudy
+from topk_studies.engine.statistics import LOOKS
+from topk_studies.report.account import VERDICTS, claims, main, update
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
+PAGES = ("features", "studies")
+
+
+def read(page):
+    return json.loads((RESULTS / f"{page}.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def summaries():
-    return json.loads((RESULTS / "studies.json").read_text())
+    return [summary for page in PAGES for summary in read(page)]
 
 
-def test_every_study_is_there_and_none_failed(summaries):
-    assert [summary["study"] for summary in summaries] == list(PAPERS)
+@pytest.fixture(scope="module")
+def notes(summaries):
+    return [(summary, note) for summary in summaries for note in summary["notes"]]
+
+
+def test_every_study_is_there_once_or_named_as_left_out_and_none_failed(summaries):
+    left_out = (RESULTS / "features.md").read_text().partition("\n## What was left out\n")[2]
+    there = [summary["study"] for summary in summaries]
+    assert sorted(there) == sorted(set(there) & set(PAPERS))
+    assert all(f"`{name}`" in left_out for name in PAPERS if name not in there)
     assert not any(summary["failed"] for summary in summaries)
     assert all(summary["runs"] for summary in summaries)
+    assert all(summary["data"] for summary in summaries if isinstance(load_study(summary["study"]), TrainingStudy))
 
 
-def test_the_account_quotes_the_report(summaries):
-    text = (RESULTS / "studies.md").read_text()
-    assert update(text, summaries) == text
-    assert claims(summaries) in text
+@pytest.mark.parametrize("page", PAGES)
+def test_an_account_quotes_its_report(page):
+    text, found = (RESULTS / f"{page}.md").read_text(), read(page)
+    assert update(text, found) == text
+    assert claims(found) in text
 
 
-def test_a_papers_figure_has_a_column_of_its_own(summaries):
-    note = {"claim": "A beats B.", "verdict": "same", "evidence": "+0.10", "paper": "+4.35"}
-    text = claims([{**summaries[0], "notes": [note, {**note, "paper": ""}]}])
-    assert "| claim | the paper |  | what was measured |\n|---|---|---|---|\n" in text
-    assert "| A beats B. | +4.35 | no difference | +0.10 |\n| A beats B. |  | no difference | +0.10 |" in text
+def test_no_verdict_of_a_training_run_rests_on_fewer_than_five_seeds(notes):
+    seeds = [(note, int(match[1])) for _, note in notes if (match := re.search(r"\((\d+) seeds?\)", note["evidence"]))]
+    assert len(seeds) > 10
+    assert all(count >= LOOKS[0] for note, count in seeds if note["verdict"] != "open")
 
 
-def test_the_account_and_what_it_quotes_are_written_by_one_command(summaries, tmp_path):
+def test_at_most_one_claim_in_five_is_open(notes):
+    assert {note["verdict"] for _, note in notes} <= set(VERDICTS)
+    assert 5 * sum(note["verdict"] == "open" for _, note in notes) <= len(notes)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_differs_has_its_reason_on_the_page(page):
+    reasons = (RESULTS / f"{page}.md").read_text().partition("\n## What differs, and why\n")[2].partition("\n## ")[0]
+    for summary in read(page):
+        if any(note["verdict"] == "differs" for note in summary["notes"]):
+            assert f"**{summary['title']}" in reasons
+
+
+def note(claim, verdict, evidence, paper=""):
+    return {"claim": claim, "verdict": verdict, "evidence": evidence, "paper": paper}
+
+
+def test_an_account_leads_with_one_table_of_all_claims(summaries):
+    differ = note("A beats B.", "differs", "noise 0.4, top-5 of a less b: -1.10 ± 0.20 points (8 seeds)", "+4.35")
+    other = note("It is exact.", "open", "Largest error: 1e-7 in single, 1e-3 in half.")
+    first = {**summaries[0], "data": "topk/ambiguous", "notes": [differ], "command": "topk-registry study noise"}
+    second = {**summaries[0], "study": "stability", "data": "", "notes": [other]}
+    lines = claims([first, second]).splitlines()
+    assert lines[:6] == [
+        "Of 2 claims 0 agree with the runs, 1 differ, 0 show no difference that matters, and 1 stay open.",
+        "",
+        "| claim | the paper | ours | verdict | study |",
+        "| --- | --- | --- | --- | --- |",
+        "| A beats B. *noise 0.4, top-5 of a less b* | +4.35 | -1.10 ± 0.20 points (8 seeds) | **differs** | "
+        f"{first['study']}, `topk/ambiguous` |",
+        "| It is exact. |  | Largest error: 1e-7 in single, 1e-3 in half. | open | stability |",
+    ]
+    assert lines[7].startswith(f"- {first['title']}: `topk-registry study noise`, {first['runs']} runs, ")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_an_account_and_what_it_quotes_are_written_by_one_command(page, tmp_path):
     whole = tmp_path / "summary.json"
-    whole.write_text(json.dumps([{**summary, "tables": [], "protocol": "as above"} for summary in summaries]))
-    text = tmp_path / "studies.md"
+    whole.write_text(json.dumps([{**summary, "tables": [], "protocol": "as above"} for summary in read(page)]))
+    text = tmp_path / f"{page}.md"
     text.write_text("<!-- claims -->\nold\n<!-- /claims -->\n")
     assert main([str(whole), str(text)]) == 0
-    assert text.read_text() == f"<!-- claims -->\n{claims(summaries)}<!-- /claims -->\n"
-    assert (tmp_path / "studies.json").read_text() == (RESULTS / "studies.json").read_text()
+    assert text.read_text() == f"<!-- claims -->\n{claims(read(page))}<!-- /claims -->\n"
+    assert (tmp_path / f"{page}.json").read_text() == (RESULTS / f"{page}.json").read_text()

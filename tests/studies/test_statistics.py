@@ -39,9 +39,15 @@ def test_differences_are_paired_by_seed():
 
 @pytest.mark.parametrize(
     ("values", "verdict"),
-    [([1.0, 1.1, 0.9], "agrees"), ([-1.0, -1.1, -0.9], "differs"), ([1.0, -1.0, 0.1], "open"), ([1.0], "open")],
+    [
+        ([1.0, 1.1, 0.9, 1.0, 1.0], "agrees"),
+        ([-1.0, -1.1, -0.9, -1.0, -1.0], "differs"),
+        ([1.0, -1.0, 0.1, -0.1, 1.0], "open"),
+        ([1.0, 1.1, 0.9, 1.0], "open"),  # four seeds decide nothing, however alike
+        ([1.0], "open"),
+    ],
 )
-def test_a_verdict_needs_an_interval_that_excludes_zero(values, verdict):
+def test_a_verdict_needs_five_seeds_and_an_interval_that_excludes_zero(values, verdict):
     note = judge("claim", estimate(values), "a less b")
     assert note.verdict == verdict
     assert note.evidence.startswith(f"a less b: {sum(values) / len(values):+.2f}")
@@ -52,10 +58,21 @@ def test_what_was_not_measured_is_open():
 
 
 def test_no_difference_is_a_verdict_too():
-    note = judge("claim", estimate([0.1, -0.1, 0.05, -0.05]), "a less b")
+    note = judge("claim", estimate([0.1, -0.1, 0.05, -0.05, 0.0]), "a less b")
     assert note.verdict == "same"
     assert note.evidence.endswith("no difference larger than 1")
-    assert judge("claim", estimate([0.1, -0.1, 0.05, -0.05]), "a less b", effect=0.1).verdict == "open"
+    assert judge("claim", estimate([0.1, -0.1, 0.05, -0.05, 0.0]), "a less b", effect=0.05).verdict == "open"
+
+
+@pytest.mark.parametrize(
+    ("shift", "spread", "verdict"),
+    [(0.0, 0.1, "agrees"), (0.5, 0.1, "agrees"), (3.0, 0.1, "differs"), (-3.0, 0.1, "differs"), (1.0, 0.1, "open")],
+)
+def test_a_claim_of_no_difference_holds_where_the_interval_is_small(shift, spread, verdict):
+    differences = dict(enumerate(shift + spread * place for place in (-1.0, -0.5, 0.0, 0.5, 1.0)))
+    (note,) = settle([Claim("c", differences, "a less b", none=True)])
+    assert note.verdict == verdict
+    assert note.evidence.endswith("no difference larger than 1") == (verdict == "agrees")
 
 
 def test_the_levels_of_all_looks_and_claims_add_up():

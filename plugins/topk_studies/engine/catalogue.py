@@ -23,6 +23,7 @@ PAPERS = {
     "theory": "minimisers on known posteriors, limits, bounds and ceilings, without training",
 }
 STUDIES = {**PAPERS, "compare": "which registered loss to take on your data, and how sure that is"}
+ON_IMAGENET = ("small-data", "imbalance", "multi-crop")  # in their papers
 
 
 class UnknownStudyError(ValueError):

@@ -17,7 +17,7 @@ from scipy.special import stdtrit
 from topk_studies.engine.study import Estimate, Note
 
 ALPHA = 0.05  # the chance that any verdict of a study is wrong
-LOOKS = (5, 8, 13, 21, 40)  # numbers of seeds at which claims are judged when seeds are added
+LOOKS = (5, 8, 13, 21, 40)  # numbers of seeds at which claims are judged; fewer than the first decide nothing
 EFFECT = 1.0  # points of accuracy: the smallest difference that matters, unless a claim names another
 
 
@@ -56,6 +56,7 @@ class Claim:
         of: what was subtracted from what.
         choices: the settings that were compared; more seeds of them decide an open claim.
         effect: the smallest difference that matters.
+        none: whether the claim is, instead, that there is no difference that matters.
         paper: the paper's own difference, in points, where it could be checked.
     """
 
@@ -64,6 +65,7 @@ class Claim:
     of: str
     choices: tuple[Any, ...] = ()
     effect: float = EFFECT
+    none: bool = False
     paper: float | None = None
 
 
@@ -81,7 +83,7 @@ def settle(claims: Sequence[Claim | Note], *, count: int | None = None) -> tuple
 def _settled(claim: Claim, count: int) -> Note:
     values = list(claim.differences.values())
     gap = estimate(values, 1 - share_of_alpha(len(values), count))
-    note = judge(claim.text, gap, claim.of, claim.effect)
+    note = judge(claim.text, gap, claim.of, claim.effect, none=claim.none)
     return note if claim.paper is None else replace(note, paper=f"{claim.paper:+.2f}")
 
 
@@ -91,17 +93,23 @@ def share_of_alpha(seeds: int, claims: int) -> float:
     return ALPHA / claims * look / sum(LOOKS)
 
 
-def judge(claim: str, gap: Estimate | None, of: str, effect: float = EFFECT) -> Note:
-    """Compare a paper's claim that a difference is above 0 with its interval.
+def judge(claim: str, gap: Estimate | None, of: str, effect: float = EFFECT, *, none: bool = False) -> Note:
+    """Compare a paper's claim that a difference is above 0, or ``none`` that matters, with its interval.
 
     The runs agree, or differ, where the interval excludes 0; they show no difference that matters where it lies within
-    plus and minus ``effect``; elsewhere they leave the claim open.
+    plus and minus ``effect``; elsewhere, and with fewer seeds than the first of ``LOOKS``, they leave the claim open.
     """
     if gap is None:
         return Note(claim, "open", f"{of}: not measured")
     small = -effect < gap.low and gap.high < effect
-    verdict = "agrees" if gap.low > 0 else "differs" if gap.high < 0 else "same" if small else "open"
+    verdict = "open" if gap.count < LOOKS[0] else _verdict(gap, effect, small, none)
     interval = "" if math.isnan(gap.half_width) else f" ± {gap.half_width:.2f}"
     seeds = f"{gap.count} seed{'s' if gap.count > 1 else ''}"
-    words = f"; no difference larger than {effect:g}" if verdict == "same" else ""
+    words = f"; no difference larger than {effect:g}" if small and (none or verdict == "same") else ""
     return Note(claim, verdict, f"{of}: {gap.mean:+.2f}{interval} points ({seeds}){words}")
+
+
+def _verdict(gap: Estimate, effect: float, small: bool, none: bool) -> str:
+    if none:
+        return "agrees" if small else "differs" if gap.low > effect or gap.high < -effect else "open"
+    return "agrees" if gap.low > 0 else "differs" if gap.high < 0 else "same" if small else "open"

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 Configuration = dict[str, Any]
 Progress = Callable[[float, str], None]  # (share done in [0, 1], a few words)
 
-BUDGETS = ("small", "paper")
+BUDGETS = ("small", "standard", "paper")
 
 
 class ConfigurationError(Exception):
@@ -26,7 +26,8 @@ class Options:
 
     Args:
         losses: names of registered losses; None for the paper's.
-        budget: ``"small"``: the built-in data on a laptop; ``"paper"``: the papers' data, networks and epochs.
+        budget: ``"small"``: the built-in data on a laptop; ``"standard"``: the same with crops, more epochs and more
+            settings, a night; ``"paper"``: the papers' data, networks and epochs.
         seeds: None for the study's own number of them.
         max_seeds: the most seeds to add while claims are open; None for a fixed number.
         flags: flags of ``timm train``, by their Python names, that hold in every training run of the study.

@@ -38,7 +38,12 @@ NEUTRAL = {"label_noise": 0.0, "subset": 1.0}  # left out: studies of noise and 
 
 
 def configure(options: Options, base: Mapping[str, Any], test_split: str = "test", **flags: Any) -> Configuration:
-    """The configuration of one run: the study's flags, over those of its budget, under those of the command line."""
+    """The configuration of one run: the study's flags, over those of its budget, under those of the command line.
+
+    Another network than the budget's is built without the options of the budget's.
+    """
+    if options.flags.get("model", base.get("model")) != base.get("model"):
+        base = {name: value for name, value in base.items() if name != "model_kwargs"}
     merged = {**base, **flags, **options.flags}
     merged["loss_opt"] = {**flags.get("loss_opt", {}), **options.flags.get("loss_opt", {})}
     said = {name: value for name, value in merged.items() if value not in (None, {}, "", NEUTRAL.get(name))}

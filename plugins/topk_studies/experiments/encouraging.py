@@ -30,7 +30,7 @@ class Encouraging(TunedStudy):
     REFERENCE = "Zhao et al. 2022"
     METRIC = "top1"
     METRICS = ("top1", "top5")
-    SEEDS = (0, 1)
+    SEEDS = (0, 1, 2, 3, 4)
     KEY = "data"
     TUNED = ("lr",)
 

@@ -22,7 +22,7 @@ class Imbalance(TunedStudy):
     LOSSES = ("ce", "focal", "ldam", "smooth_topk_svm", "noised_topk", OURS)
     METRIC = "macro_top5"
     METRICS = ("macro_top5", "many_top5", "medium_top5", "few_top5", "macro_top1")
-    SEEDS = (0, 1)
+    SEEDS = (0, 1, 2, 3, 4)
     KEY = "tail"
 
     def settings(self, options: Options) -> list[dict[str, object]]:

@@ -12,9 +12,9 @@ from topk_studies.engine.variants import option_of
 from topk_studies.report.display import lines_figure
 
 WITHOUT = "topk_nll"  # the same loss at alpha = 0
-VALUES = {"small": (1.0, 10.0), "paper": (0.1, 1.0, 10.0, 100.0)}
-TAU = {"small": 0.1, "paper": 1.0}
-LEVELS = {"small": (0.0, 0.8), "paper": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)}
+VALUES = {"small": (1.0, 10.0), "standard": (0.1, 1.0, 10.0, 100.0), "paper": (0.1, 1.0, 10.0, 100.0)}
+TAU = {"small": 0.1, "standard": 0.1, "paper": 1.0}
+LEVELS = {"small": (0.0, 0.8), "standard": (0.0, 0.4, 0.8), "paper": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)}
 
 
 class Margin(VariantStudy):
@@ -23,7 +23,7 @@ class Margin(VariantStudy):
     QUESTION = "Does the smooth top-5 SVM need its required gap alpha, and how large a one?"
     REFERENCE = "Berrada et al. 2018, Tables 7 and 8"
     LOSSES = ("smooth_topk_svm",)
-    SEEDS = (0, 1, 2)
+    SEEDS = (0, 1, 2, 3, 4)
     KEY = "noise"
     PROTOCOL = "alpha = 0 is topk_nll."
 

@@ -50,7 +50,7 @@ class MultiCrop(TrainingStudy):
     REFERENCE = "Berrada et al. 2018, section 5.2 and appendix C"
     RUNS = "multi-crop"
     LOSSES = ("ce", "smooth_topk_svm")
-    SEEDS = (0, 1, 2)
+    SEEDS = (0, 1, 2, 3, 4)
 
     def wanted(self, options: Options, known: Sequence[Record], seeds: Sequence[int]) -> list[Configuration]:
         return [

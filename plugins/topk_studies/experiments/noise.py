@@ -20,7 +20,8 @@ MEMORY_PANELS = (
     ("test_top5", "test top-5 (%)"),
 )
 SOURCE = "The paper's columns are Berrada et al., Table 1: CIFAR-100, a DenseNet, 300 epochs."
-LEVELS = {"small": (0.0, 0.4, 0.8, 1.0), "paper": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)}
+PAPERS_LEVELS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+LEVELS = {"small": (0.0, 0.4, 0.8, 1.0), "standard": PAPERS_LEVELS, "paper": PAPERS_LEVELS}
 
 
 class LabelNoise(TunedStudy):

@@ -11,7 +11,7 @@ from topk_studies.engine.statistics import Claim
 from topk_studies.engine.study import Figure, Options
 from topk_studies.engine.tuning import Choice
 
-SHARES = {"small": (0.25, 1.0), "paper": (0.05, 0.1, 0.25, 0.5, 1.0)}
+SHARES = {"small": (0.25, 1.0), "standard": (0.1, 0.25, 0.5, 1.0), "paper": (0.05, 0.1, 0.25, 0.5, 1.0)}
 
 
 class LittleData(TunedStudy):
@@ -20,7 +20,7 @@ class LittleData(TunedStudy):
     QUESTION = "Does a top-k loss gain on cross-entropy where there are fewer training images?"
     REFERENCE = "Berrada et al. 2018, Table 2 (ImageNet subsets)"
     LOSSES = ("ce", "smooth_topk_svm")
-    SEEDS = (0, 1, 2)
+    SEEDS = (0, 1, 2, 3, 4)
     KEY = "share"
     PROTOCOL = "A subset is trained on for as many updates as the whole."
 

@@ -13,7 +13,11 @@ from topk_studies.report.display import TRAINING_PANELS, curves_figure, first_ru
 
 SMOOTH = "smooth_topk_svm"
 LIMIT = "topk_svm"  # the smooth loss at tau = 0
-VALUES = {"small": (0.01, 0.1, 0.3, 1.0, 10.0), "paper": (0.01, 0.1, 1.0, 10.0, 100.0)}
+VALUES = {
+    "small": (0.01, 0.1, 0.3, 1.0, 10.0),
+    "standard": (0.01, 0.1, 0.3, 1.0, 10.0, 100.0),
+    "paper": (0.01, 0.1, 1.0, 10.0, 100.0),
+}
 
 
 class Temperature(VariantStudy):
@@ -24,7 +28,7 @@ class Temperature(VariantStudy):
     )
     REFERENCE = "Berrada et al. 2018, Table 6 and Figure 2"
     LOSSES = (SMOOTH,)
-    SEEDS = (0, 1, 2)
+    SEEDS = (0, 1, 2, 3, 4)
     KEY = "tau"
 
     def points(self, options: Options) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:

@@ -1,7 +1,8 @@
 """Write the verdicts on the papers' claims as Markdown, from ``summary.json``.
 
-``python -m topk_studies.report.account DIR/summary.json docs/results/studies.md``, with the ``--output`` of the studies
-as ``DIR``, also writes the parts of the summary that it quotes beside the text, as ``docs/results/studies.json``.
+``python -m topk_studies.report.account DIR/summary.json docs/results/features.md``, with the ``--output`` of the
+studies as ``DIR``, also writes the parts of the summary that it quotes beside the text, as
+``docs/results/features.json``.
 
 A text that quotes numbers of a report holds them between ``<!-- claims -->`` and ``<!-- /claims -->``; this writes them
 there, so that they are the report's.
@@ -10,18 +11,23 @@ there, so that they are the report's.
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 BLOCK = re.compile(r"(?<=<!-- claims -->\n).*?(?=<!-- /claims -->)", re.DOTALL)
-QUOTED = ("study", "title", "command", "runs", "failed", "seconds", "notes")
+QUOTED = ("study", "title", "data", "command", "runs", "failed", "seconds", "notes")
 VERDICTS = {"agrees": "agrees", "differs": "**differs**", "same": "no difference", "open": "open"}
+COLUMNS = ("claim", "the paper", "ours", "verdict", "study")
+DIFFERENCE = re.compile(r": [+-][0-9.]+( ± [0-9.]+)? points \(\d+ seeds?\)")
 
 
 def claims(summaries: Sequence[Mapping[str, Any]]) -> str:
-    """Every study's claims and what its runs say of them, one table a study."""
-    return "\n".join(map(_study, summaries))
+    """Every claim in one table, after a sentence that counts the verdicts; then the studies with their commands."""
+    notes = [(summary, note) for summary in summaries for note in summary["notes"]]
+    rows = [COLUMNS, ("---",) * len(COLUMNS), *(_row(summary, note) for summary, note in notes)]
+    table = [f"| {' | '.join(cells)} |" for cells in rows]
+    return "\n".join([_counted(note for _, note in notes), "", *table, "", *map(_study, summaries), ""])
 
 
 def update(text: str, summaries: Sequence[Mapping[str, Any]]) -> str:
@@ -33,24 +39,35 @@ def update(text: str, summaries: Sequence[Mapping[str, Any]]) -> str:
 
 def quoted(summaries: Sequence[Mapping[str, Any]]) -> str:
     """The parts of a summary that a text quotes, as JSON with one line a study."""
-    lines = (json.dumps({name: summary[name] for name in QUOTED}) for summary in summaries)
+    lines = (json.dumps({name: summary.get(name, "") for name in QUOTED}) for summary in summaries)
     return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+def _counted(notes: Iterable[Mapping[str, Any]]) -> str:
+    found = [note["verdict"] for note in notes]
+    agree, differ, same, left = (found.count(verdict) for verdict in VERDICTS)
+    return (
+        f"Of {len(found)} claims {agree} agree with the runs, {differ} differ, {same} show no difference that matters, "
+        f"and {left} stay open."
+    )
+
+
+def _row(summary: Mapping[str, Any], note: Mapping[str, Any]) -> tuple[str, ...]:
+    """A claim; the evidence of a difference is what was compared, then its number with the interval."""
+    compared, _, number = note["evidence"].partition(": ") if DIFFERENCE.search(note["evidence"]) else ("", "", "")
+    claim = f"{note['claim']} *{compared}*" if compared else note["claim"]
+    ours = number or note["evidence"]
+    return claim, note.get("paper", ""), ours, VERDICTS[note["verdict"]], f"{summary['study']}{_data(summary)}"
+
+
+def _data(summary: Mapping[str, Any]) -> str:
+    return f", `{summary['data']}`" if summary.get("data") else ""
 
 
 def _study(summary: Mapping[str, Any]) -> str:
     failed = f", {summary['failed']} failed" if summary["failed"] else ""
     size = f"{summary['runs']} runs{failed}, {_minutes(summary['seconds'])}"
-    head = f"### {summary['title']}\n\n`{summary['study']}`: {size}."
-    if not summary["notes"]:
-        return f"{head}\n"
-    theirs = any(note.get("paper") for note in summary["notes"])  # their differences, in points
-    columns = ["claim", *["the paper"] * theirs, "", "what was measured"]
-    rows = [
-        [note["claim"], *[note.get("paper", "")] * theirs, VERDICTS[note["verdict"]], note["evidence"]]
-        for note in summary["notes"]
-    ]
-    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
-    return "\n".join([head, "", lines[0], "|---" * len(columns) + "|", *lines[1:], ""])
+    return f"- {summary['title']}: `{summary['command']}`, {size}."
 
 
 def _minutes(seconds: float) -> str:

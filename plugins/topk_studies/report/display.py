@@ -244,6 +244,7 @@ def commands(study: str, records: Sequence[Record]) -> tuple[tuple[str, str], ..
         *alone,
         ("The papers' setting on CIFAR-100, which is downloaded into data/", paper),
         ("The papers' setting on ImageNet, a folder of train/ and validation/", f"{paper} --data-dir imagenet"),
+        ("How many hours that would be here", f"{paper} --plan"),
     )
 
 

@@ -52,6 +52,7 @@ def summary_of(section: Section) -> dict[str, Any]:
         "study": section.name,
         "title": section.title,
         "reference": section.reference,
+        "data": ", ".join(dict.fromkeys(filter(None, map(_data, section.records)))),
         "command": section.command,
         "runs": len(section.records),
         "failed": len(section.failed),
@@ -60,6 +61,12 @@ def summary_of(section: Section) -> dict[str, Any]:
         "tables": [_plain_table(table) for table in findings.tables],
         "notes": [asdict(note) for note in findings.notes],
     }
+
+
+def _data(record: Record) -> str:
+    """The data of a training run."""
+    flags = record.configuration.get("flags", {})
+    return flags.get("dataset") or flags.get("data_dir", "")
 
 
 def print_section(section: Section) -> None:
