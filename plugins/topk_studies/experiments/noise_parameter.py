@@ -25,7 +25,14 @@ class NoiseParameter(VariantStudy):
     REFERENCE = "Garcin et al. 2022, Tables 2 and 3, Figure 2"
     LOSSES = ("noised_topk",)
     SEEDS = (0, 1, 2, 3, 4)
+    KEY = "epsilon"
     PROTOCOL = "epsilon = 0 is the calibrated hinge."
+
+    def key(self, choice: Choice) -> float:
+        return epsilon_of(choice)
+
+    def name(self, choice: Choice) -> str:
+        return f"B = {draws_of(choice)}"
 
     def points(self, options: Options) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
         values = [(epsilon, DRAW) for epsilon in EPSILONS] + [(EPSILON, draws) for draws in DRAWS]
