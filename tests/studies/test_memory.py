@@ -1,5 +1,8 @@
 """A study's run keeps small data in memory, and is the trainer's bit for bit."""
 
+# values of tables and attributes of studies are told apart by what they hold, not by type
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportOptionalMemberAccess=false
+
 import pytest
 
 from topk_studies.engine import memory, training

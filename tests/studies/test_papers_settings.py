@@ -1,5 +1,8 @@
 """The papers' settings on data of CIFAR-100's and ImageNet's format, and what they would take."""
 
+# values of tables and attributes of studies are told apart by what they hold, not by type
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportOptionalMemberAccess=false
+
 import json
 import pickle
 from concurrent.futures import Executor, Future

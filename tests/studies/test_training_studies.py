@@ -1,5 +1,8 @@
 """The studies that train: what they would run in either budget, and what they make of records."""
 
+# values of tables and attributes of studies are told apart by what they hold, not by type
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportOptionalMemberAccess=false
+
 import random
 from itertools import pairwise
 
