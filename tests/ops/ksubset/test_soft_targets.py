@@ -95,6 +95,18 @@ def test_gaps_weights_and_reductions(form, reduction, k, impl):
     torch.testing.assert_close(doubled, g * (1 if of_labels and reduction == "mean" else 2), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("impl", ON_CPU)
+@pytest.mark.parametrize("form", ["labels", "smoothed"])
+def test_large_k_is_computed_in_double_precision(form, impl):
+    s, weight = scores("gaussian", 150, rows=2), torch.linspace(0.5, 3, 150)
+    target, options = target_of(form, 2, 150), {"weight": weight, "reduction": "mean"}
+    expected, gradient = by_table(s, target, 70, 0.3, 1.0, **options)
+    loss, g = found(s, target, 70, tau=0.3, impl=impl, **options)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), expected, rtol=4e-6, atol=0.0)
+    torch.testing.assert_close(g.double(), gradient, rtol=4e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_gradcheck(form):
     s, target = scores("gaussian", 9, rows=3).double().requires_grad_(), target_of(form, 3, 9)

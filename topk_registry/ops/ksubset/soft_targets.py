@@ -58,6 +58,8 @@ def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Optio
     if route(logits, alpha, weight, *parts) is not Route.KERNELS or by_autograd or sign < 0:
         # in a graph margins are one node; a target's own gradient is the table of all losses
         return _by_table(logits, target, options, factor, total)
+    precise = torch.promote_types(s.dtype, torch.float32)  # double for a large k, whatever the logits
+    alpha, weight = alpha.to(precise), None if weight is None else weight.to(precise)
     kernels = OPERATOR[backend].kernels()
     of_rows = kernels.expected_hinges
     labels = _labels(target)
