@@ -178,6 +178,7 @@ def test_the_gradient_is_kept_for_a_second_backward_pass():
     x = scores("gaussian", 12, rows=2).requires_grad_()
     loss = smooth_topk_hinge(x, torch.tensor([0, 5]), 3, reduction="mean")
     loss.backward(retain_graph=True)
+    assert x.grad is not None
     once = x.grad.clone()
     (2 * loss).backward()
     torch.testing.assert_close(x.grad, 3 * once)
