@@ -22,14 +22,15 @@ import torch
 
 from tests.ops.triton_runs import Launches, compile_for
 from topk_registry.ops.hinge import Hinge
+from topk_registry.ops.ksubset.torch.rows import finish
 from topk_registry.ops.label_mixture import LabelMixture
 
 CASES = ((8192, 1000, 5), (1024, 21_841, 5), (8192, 1000, 10), (16_384, 100, 5))
 CAPABILITIES = (80, 90)
 TARGET = 35
-SEARCH = {"search_row", "search_target"}  # what only rows with a top group execute
+SEARCH = {"search_row", "search_target", "take_place"}  # what only rows with a top group, or with a new best, execute
 EDGES = ("masked", "store_masked", "masked_masses")  # what only tiles with the label or an end of the row execute
-TARGETS = ("indices", "smoothing", "distribution")
+TARGETS = ("indices", "smoothing", "distribution", "chunk")
 
 
 @dataclass(frozen=True)
@@ -73,16 +74,20 @@ def count(
     """Count for the loss of flat rows and its gradient; torch operations between kernels in passes are left out."""
     import triton
 
-    from topk_registry.ops.ksubset.triton import backend
+    from topk_registry.ops.ksubset.triton import backend, chunks
 
     s, label = torch.zeros(8, n, dtype=dtype), torch.zeros(8, dtype=torch.long)  # B decides nothing but the grid
-    q = {"indices": label, "smoothing": LabelMixture.smoothed(label, 0.1), "distribution": torch.zeros(8, n)}[target]
+    q = {"smoothing": LabelMixture.smoothed(label, 0.1), "distribution": torch.zeros(8, n)}.get(target, label)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
         launches = Launches(patch)
         patch.setattr(triton.knobs.compilation, "always_compile", True)  # with the lines of these very files
         if largest_k is not None:
             patch.setattr(backend, "ONE_KERNEL_LARGEST_K", largest_k)
-        backend.expected_hinges(s, q, k, float(k), Hinge(torch.ones(()), 1 / k, 1.0), None, 1 / B)
+        if target == "chunk":  # of classes, as linear_smooth_topk has them
+            state, _ = chunks.extend(None, None, s.float(), label, k, float(k))
+            chunks.gradient(s.float(), label, finish(state, float(k)), float(k), torch.ones(8))
+        else:
+            backend.expected_hinges(s, q, k, float(k), Hinge(torch.ones(()), 1 / k, 1.0), None, 1 / B)
         return [_count(launch, n, capability, Path(directory)) for launch in launches.recorded]
 
 
@@ -105,7 +110,7 @@ def _count(launch, n: int, capability: int, directory: Path) -> Count:
             if first <= place <= last and not SEARCH & instructions[last].functions:
                 weight *= _rounds(kernel.__name__, numbers)
         executed += weight
-    scores = n if "TILES" in numbers else min(n, numbers.get("N", n))
+    scores = n if "TILES" in numbers or kernel.__name__ == "extend_state" else min(n, numbers.get("N", n))
     if kernel.__name__.startswith("solve_"):
         scores = n
     scores *= numbers.get("R", 1)
@@ -123,6 +128,8 @@ def _edge_tiles(n: int, numbers: dict) -> float:
 def _rounds(kernel: str, numbers: dict) -> int:
     if "TILES" in numbers:
         return numbers["TILES"] // 2  # two tiles a round, and one behind the loop
+    if kernel == "extend_state":
+        return -(-numbers["n"] // numbers["N"])
     of_group, of_powers = numbers.get("T", 1), numbers.get("k", 1)
     return of_group if kernel == "select" or kernel.startswith("solve_") else of_powers
 
@@ -149,12 +156,14 @@ def disassemble(file: Path) -> tuple[list[Instruction], list[tuple[int, int]]]:
 
 
 def _branches(instructions: list[Instruction], labels: dict[str, int]) -> Iterator[tuple[int, int]]:
-    """Branches from place to place. Those behind the kernel's last exit return from slow paths."""
+    """Branches from place to place, but those behind an exit of the kernel: they return from what was moved there."""
     end = max((i for i, one in enumerate(instructions) if one.text.endswith("EXIT")), default=len(instructions))
     for place, one in enumerate(instructions[:end]):
         branch = re.search(r"BRA.*\((\.L_x_\d+)\)", one.text)
-        if branch and labels[branch[1]] != place:
-            yield place, labels[branch[1]]
+        to = labels[branch[1]] if branch else place
+        returns = to < place and any(skipped.text == "EXIT" for skipped in instructions[to:place])
+        if to != place and not returns:
+            yield place, to
 
 
 def _is_of_edges(skipped: list[Instruction]) -> bool:

@@ -15,10 +15,14 @@ from tests.ops.triton_runs import (
     runs_kernels,
 )
 from tests.oracles import mp_smooth_svm
+from topk_registry import topk_label_margins
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset import definition, soft_targets
+from topk_registry.ops.ksubset.chunked import custom_ops as linear_ops
+from topk_registry.ops.ksubset.chunked.api import linear_label_margins, linear_topk
 from topk_registry.ops.ksubset.torch import all_classes as composite
 from topk_registry.ops.ksubset.torch.backend import kernels as torch_kernels
+from topk_registry.ops.ksubset.torch.rows import State, finish
 from topk_registry.ops.label_mixture import LabelMixture
 
 cuda = pytest.importorskip("topk_registry.ops.ksubset.triton.backend", exc_type=ImportError)
@@ -26,6 +30,7 @@ cuda = pytest.importorskip("topk_registry.ops.ksubset.triton.backend", exc_type=
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
+from topk_registry.ops.ksubset.triton import chunks  # noqa: E402
 from topk_registry.ops.ksubset.triton.hinge import hinge  # noqa: E402
 
 INF, NAN = float("inf"), float("nan")
@@ -174,6 +179,56 @@ def test_rows_that_are_ignored_cost_nothing(form, request):
     torch.testing.assert_close((value[rows], gradient[rows]), wanted, rtol=1e-6, atol=1e-7)
     assert value[[1, 3]].tolist() == [0, 0]
     assert (gradient[[1, 3]] == 0).all()
+
+
+@runs_kernels
+@pytest.mark.parametrize(
+    ("n", "k", "theta", "size", "tile"), [(3, 1, 0.5, 2, 4096), (40, 5, 0.5, 15, 4096), (41, 3, 1e-3, 41, 16)]
+)
+def test_chunks_of_classes_are_the_row(n, k, theta, size, tile, monkeypatch):
+    monkeypatch.setattr(chunks, "TILE", tile)
+    s, label = every_kind(n)
+    wanted, wanted_gradient = composite.label_margins(s.double(), label, k, theta)
+    parts = [(start, s[:, start : start + size].contiguous()) for start in range(0, n, size)]
+    state = score = None
+    for start, part in parts:
+        state, score = chunks.extend(state, score, part, label, k, theta, start)
+    found = finish(State(state.top[:, :n], state.classes[:, :n], state.P), theta)
+    assert torch.equal(score, s.gather(1, label[:, None])[:, 0])
+    assert_margins_agree(score.double() - found.a.double() + found.shift, wanted, theta)
+    g = torch.linspace(-1, 2, len(s), device=DEVICE)
+    gradient = torch.cat([chunks.gradient(part, label, found, theta, g, start) for start, part in parts], 1)
+    assert ((gradient - g[:, None] * wanted_gradient).abs() <= 40 * EPS).all()
+
+
+@runs_kernels
+def test_a_linear_classifier_in_chunks(monkeypatch):
+    monkeypatch.setattr(linear_ops, "kernels", lambda like, k: chunks)
+    features, weight = randn(4, 5).requires_grad_(), randn(50, 5, seed=1).requires_grad_()
+    label = torch.tensor([0, 20, 49, 3], device=DEVICE)
+    margin = linear_label_margins(features, weight, None, label, 3, temperature=0.6, chunk=20)
+    exact = [t.detach().double().requires_grad_() for t in (features, weight)]
+    wanted = topk_label_margins(exact[0] @ exact[1].T, label, 3, temperature=0.6, impl="torch")
+    torch.testing.assert_close(margin, wanted, rtol=1e-6, atol=3e-6)  # the logits are sums of five products
+    gradients = torch.autograd.grad(margin.sum(), (features, weight)), torch.autograd.grad(wanted.sum(), exact)
+    for found, of_logits in zip(*gradients, strict=True):
+        assert (found - of_logits).abs().max() <= 3e-6 * of_logits.abs().max()
+    with torch.no_grad():
+        best = linear_topk(features, weight, None, 2, temperature=0.6, chunk=20)
+    assert torch.equal(best.indices, (features @ weight.T).topk(2).indices)
+
+
+@runs_kernels
+def test_a_chunk_with_a_nan_makes_its_row_nan_alone():
+    s = randn(3, 20)
+    s[1, 7] = NAN
+    clean = chunks.summarise(s[::2].contiguous(), 2, 1.0)
+    state = chunks.summarise(s, 2, 1.0)
+    assert state.P[:, 1].isnan().all()
+    for part, of_others in zip(
+        (state.top, state.classes, state.P.T), (clean.top, clean.classes, clean.P.T), strict=True
+    ):
+        assert torch.equal(part[::2], of_others)
 
 
 @runs_kernels
@@ -528,7 +583,9 @@ def test_compiles_for_gpus_and_stays_in_registers(n, k, dtype, capability, monke
     s, label = torch.zeros(2, n, dtype=dtype), torch.zeros(2, dtype=torch.long)
     cuda.label_margins(s, label, k, 1.0)
     cuda.label_hinges(s, label, k, 1.0, Hinge(torch.ones(n), 0.2, 0.1))
-    if capability == 90 and n > 1000:
+    if capability == 90 and n == 21_841:
+        state = chunks.summarise(s, k, 1.0)
+        chunks.gradient(s, label, finish(state, 1.0), 1.0, torch.ones(2))
         of = Hinge(torch.ones(()), 1 / k, 0.1)
         cuda.expected_hinges(s, LabelMixture.mixed(label, label, 0.7, 0.1), k, k * 0.1, of, None, 1.0)
     if k == 5:

@@ -56,7 +56,8 @@ def streamed(kernels, s, label, k, theta, size, order=in_a_row):
     states = [kernels.summarise(others[:, c].contiguous(), k, theta, c.start) for c in spans]
     f = finish(order(states, theta), theta)
     margin = s.gather(1, label[:, None])[:, 0].double() - f.a.double() + f.shift
-    gradients = [kernels.gradient(s[:, c].contiguous(), label, f, theta, c.start) for c in spans]
+    one = torch.ones_like(f.a)
+    gradients = [kernels.gradient(s[:, c].contiguous(), label, f, theta, one, c.start) for c in spans]
     return margin, torch.cat(gradients, 1)
 
 
@@ -181,7 +182,10 @@ def shard(rank, store, results):
         dist.all_gather(everyones, part)
     states = [type(local)(*parts) for parts in zip(*gathered, strict=True)]
     f = finish(in_a_row(states, theta), theta)
-    results[rank] = (label_score.double() - f.a.double() + f.shift, gradient(mine, label, f, theta, first))
+    results[rank] = (
+        label_score.double() - f.a.double() + f.shift,
+        gradient(mine, label, f, theta, torch.ones(6), first),
+    )
     dist.destroy_process_group()
 
 

@@ -47,7 +47,21 @@ def trial(kernels: Kernels, device: torch.device, double: bool) -> bool:
         found = *found, *kernels.expected_hinges(*given, None, 0.5)
         given = exact, s, LabelMixture.smoothed(label, 0.1), k, theta, hinge
         wanted = *wanted, *soft_targets.expected_hinges(*given, None, 0.5)
+        found, wanted = (*found, *_of_chunk(s.to(device, dtype), k, theta)), (*wanted, *_of_chunk(s, k, theta))
     return all(torch.allclose(x.cpu().double(), y, rtol=1e-4, atol=1e-5) for x, y in zip(found, wanted, strict=True))
+
+
+def _of_chunk(s: Tensor, k: int, theta: float) -> tuple[Tensor, ...]:
+    """A state and a gradient by the kernels of linear classifiers for the device of s."""
+    from topk_registry.ops.ksubset.chunked.custom_ops import module_of
+    from topk_registry.ops.ksubset.torch.rows import finish
+
+    kernels = module_of("triton" if s.is_cuda else "torch", k)
+    label = torch.tensor([0, 6, 12], device=s.device)
+    flat = torch.cat((s.flatten(), s.new_zeros(1)))
+    state, score = kernels.extend(None, None, flat[:-1].view(s.shape), label, k, theta, 0, flat)
+    f = finish(state, theta)
+    return score, f.shift, kernels.gradient(s, label, f, theta, torch.ones_like(score), 0)
 
 
 # a request is (k after the complement, double precision or not)

@@ -17,8 +17,10 @@ from torch.nn import functional as F
 from topk_registry.ops.ksubset import api as dispatch
 from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.ksubset.chunked import state as streaming
-from topk_registry.ops.ksubset.chunked.state import State, finish, merge, put
+from topk_registry.ops.ksubset.chunked.state import State, finish
 from topk_registry.ops.ksubset.torch.rows import top_group_size
+
+LARGEST_K_ON_GPU = 11  # its kernels unroll powers of odds; the k best classes ask for k + 1
 
 
 def as_rows(like: Tensor, n: int, k: int, temperature: float) -> tuple[Tensor, int, float, int]:
@@ -27,10 +29,15 @@ def as_rows(like: Tensor, n: int, k: int, temperature: float) -> tuple[Tensor, i
 
 
 def kernels(like: Tensor, k: int) -> ModuleType:
-    """Return the module whose ``summarise`` and ``gradient`` serve here."""
-    if OPERATOR.choose("auto", like.device, k, like.dtype == torch.float64) == "numba":
-        return import_module("topk_registry.ops.ksubset.numba.chunks")
-    return streaming
+    """Return the module whose ``summarise``, ``extend`` and ``gradient`` serve here."""
+    return module_of(OPERATOR.choose("auto", like.device, k, like.dtype == torch.float64), k)
+
+
+def module_of(backend: str, k: int) -> ModuleType:
+    """Return the module of a backend for chunks of classes, or that of torch operations where it has none."""
+    if backend == "torch" or (backend == "triton" and k > LARGEST_K_ON_GPU):
+        return streaming
+    return import_module(f"topk_registry.ops.ksubset.{backend}.chunks")
 
 
 def score_chunks(
@@ -66,16 +73,14 @@ def label_state(
 
     The state is None where there is no chunk. The score is NaN where the label is none of the classes.
     """
-    state, nothing = None, like.new_full((len(label), 1), -torch.inf)
-    score = torch.full_like(nothing[:, 0], torch.nan)
+    state = score = None
+    n = 0
     for first, _, flat, s in chunks:
-        local = label - first
-        mine = (local >= 0) & (local < s.shape[1])
-        score = torch.where(mine, s.gather(1, local.clamp(0, s.shape[1] - 1)[:, None])[:, 0], score)
-        put(flat, label[:, None], nothing, first)
-        part = kernels(like, k).summarise(s, k, theta, first, out=s)
-        state = part if state is None else merge(state, part, theta)
-    return state, score
+        state, score = kernels(like, k).extend(state, score, s, label, k, theta, first, flat)
+        n += s.shape[1]
+    if state is None or score is None:
+        return None, like.new_full((len(label),), torch.nan)
+    return State(state.top[:, :n], state.classes[:, :n], state.P), score
 
 
 class Gradients:
@@ -136,12 +141,12 @@ def _(features, weight, bias, label, k, temperature, chunk, dtype):
 def label_margins_backward(g, top, classes, P, features, weight, bias, label, k, temperature, chunk, dtype, wanted):
     """Return the wanted gradients of features, weight and bias."""
     like, k, theta, sign = as_rows(features, len(weight), k, temperature)
-    f, g = finish(State(top, classes, P), theta), g.to(like)[:, None]
+    f, g = finish(State(top, classes, P), theta), g.to(like)
     x, found = features.to(dtype), Gradients(features, weight, bias, like, wanted)
     with torch.autocast(features.device.type, enabled=False):
         for first, W, flat, s in score_chunks(x, weight, bias, chunk, like, sign):
             # the margin of -s is minus that of s: its gradient to the scores is the same
-            ds = kernels(like, k).gradient(s, label, f, theta, first, flat).mul_(g).to(dtype)
+            ds = kernels(like, k).gradient(s, label, f, theta, g, first, flat).to(dtype)
             found.add(first, ds, x, W)
     return [d for d in found.all() if d is not None]
 

@@ -158,13 +158,13 @@ class LabelMargins(torch.autograd.Function):
         p, wanted = ctx.problem, list(ctx.needs_input_grad[:3])
         if not any(wanted):
             return (None,) * 5
-        f, g, found = finish(State(top, classes, P), p.theta), g.to(p.like)[:, None], None
+        f, g, found = finish(State(top, classes, P), p.theta), g.to(p.like), None
         if weight is not None:
             found = Gradients(x, weight, bias, p.like, wanted)
         with torch.autocast(x.device.type, enabled=False):
             for first, W, flat, s in chunks_of(x, weight, bias, p):
                 # the margin of -s is minus that of s: its gradient to the scores is the same
-                ds = kernels(p.like, p.k).gradient(s, label, f, p.theta, first, flat).mul_(g)
+                ds = kernels(p.like, p.k).gradient(s, label, f, p.theta, g, first, flat)
                 if found is None:
                     return ds.to(x.dtype), None, None, None, None
                 found.add(first, ds.to(p.dtype), x.to(p.dtype), W)

@@ -10,7 +10,7 @@ down: nothing overflows, and what summarise adds to small odds, to keep denormal
 power sums are in double precision, so that hundreds of chunks lose no digits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -31,7 +31,18 @@ from topk_registry.ops.ksubset.torch.rows import (
     top_group_size,
 )
 
-__all__ = ["Coefficients", "State", "finish", "gradient", "merge", "merge_all", "put", "summarise", "top_margins"]
+__all__ = [
+    "Coefficients",
+    "State",
+    "extend",
+    "finish",
+    "gradient",
+    "merge",
+    "merge_all",
+    "put",
+    "summarise",
+    "top_margins",
+]
 
 
 def merge(one: State, other: State, theta: float) -> State:
@@ -53,10 +64,29 @@ def merge_all(states: Sequence[State], theta: float) -> State:
     return State(top[:, :T], classes, P)
 
 
+def extend(
+    state: State | None, score: Tensor | None, s: Tensor, label: Tensor, k: int, theta: float, first_class: int,
+    flat: Tensor, *, summarise: Callable[..., State] = summarise,
+) -> tuple[State, Tensor]:  # fmt: skip
+    """The state of the classes of ``state`` and of a chunk but the label [B], and the label's score [B].
+
+    None stands for no classes before. The score is NaN where the label is none of the classes. ``flat`` is the memory
+    of s, see :func:`put`; its numbers are used up.
+    """
+    local = label - first_class
+    mine = (local >= 0) & (local < s.shape[1])
+    nothing = s.new_full((len(label), 1), -torch.inf)
+    score = torch.full_like(nothing[:, 0], torch.nan) if score is None else score
+    score = torch.where(mine, s.gather(1, local.clamp(0, s.shape[1] - 1)[:, None])[:, 0], score)
+    put(flat, label[:, None], nothing, first_class)
+    part = summarise(s, k, theta, first_class, out=s)
+    return part if state is None else merge(state, part, theta), score
+
+
 def gradient(
-    s: Tensor, label: Tensor, f: Coefficients, theta: float, first_class: int = 0, flat: Tensor | None = None
+    s: Tensor, label: Tensor, f: Coefficients, theta: float, g: Tensor, first_class: int = 0, flat: Tensor | None = None
 ) -> Tensor:
-    """Gradient of the label's margin to the scores of a chunk: [B, m], labels [B] among all classes -> [B, m].
+    """g [B] times the gradient of the label's margin to the scores of a chunk [B, m], labels [B] among all classes.
 
     It is written into ``flat`` [B m + 1], which may hold s in its first B m numbers; see :func:`put`.
     """
@@ -67,7 +97,7 @@ def gradient(
     tail_gradient(w, f)
     put(flat, f.classes, f.in_top, first_class)
     put(flat, label[:, None], torch.ones_like(f.in_top[:, :1]), first_class)
-    return w
+    return w.mul_(g[:, None])
 
 
 def put(flat: Tensor, classes: Tensor, values: Tensor, first_class: int) -> None:

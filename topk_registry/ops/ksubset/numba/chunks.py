@@ -6,13 +6,14 @@ torch operations.
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from topk_registry.ops import openmp as team
+from topk_registry.ops.ksubset.chunked import state as streaming
 from topk_registry.ops.ksubset.numba import backend as cpu
 from topk_registry.ops.ksubset.numba import rows, select
 from topk_registry.ops.ksubset.numba.compiled import compiled
@@ -28,19 +29,21 @@ def summarise(s: Tensor, k: int, theta: float, first_class: int = 0, out: Tensor
     return State(top, classes.add_(first_class), P.T)
 
 
+extend = partial(streaming.extend, summarise=summarise)
+
+
 def gradient(
-    s: Tensor, label: Tensor, f: Coefficients, theta: float, first_class: int = 0, flat: Tensor | None = None
+    s: Tensor, label: Tensor, f: Coefficients, theta: float, g: Tensor, first_class: int = 0, flat: Tensor | None = None
 ) -> Tensor:
-    """Gradient of the label's margin to the scores of a chunk: [B, m], labels [B] among all classes -> [B, m].
+    """g [B] times the gradient of the label's margin to the scores of a chunk [B, m], labels [B] among all classes.
 
     It is written into the first numbers of ``flat``, which may be those of s.
     """
     out = torch.empty_like(s) if flat is None else flat[:-1].view(s.shape)
     classes = torch.cat((f.classes, label[:, None]), 1) - first_class
-    values = torch.cat((f.in_top, torch.ones_like(f.a[:, None])), 1)
-    width = torch.tensor([classes.shape[1]])
-    kernel, k = _gradient(s.dtype), len(f.c) - 1
-    cpu.share(kernel, s, k, theta, width, classes, values, f.a.contiguous(), f.scale, f.c.T.contiguous(), out)
+    values = torch.cat((f.in_top, torch.ones_like(f.a[:, None])), 1).mul_(g[:, None])
+    width, a, c = torch.tensor([classes.shape[1]]), f.a.contiguous(), f.c.T.contiguous()
+    cpu.share(_gradient(s.dtype), s, len(f.c) - 1, theta, width, classes, values, a, f.scale, g.contiguous(), c, out)
     return out
 
 
@@ -61,13 +64,13 @@ def _state_rows(s, k, theta, top, where, P):
 
 
 @compiled
-def _gradient_rows(s, theta, classes, values, a, scale, c, out):
+def _gradient_rows(s, theta, classes, values, a, scale, g, c, out):
     B, n = s.shape
     inverse, floor = rows.limits(s, theta)
     piece, w = np.empty(rows.PIECE, s.dtype), np.empty(n, s.dtype)
     for r in range(B):
         rows.odds(s[r], a[r], inverse, floor, w)
-        rows.label_gradient(w, c[r], scale[r], s.dtype.type(1), piece)
+        rows.label_gradient(w, c[r], scale[r], g[r], piece)
         out[r] = w
         for j in range(classes.shape[1]):
             if 0 <= classes[r, j] < n:
@@ -98,16 +101,13 @@ def _gradient(dtype: torch.dtype) -> team.Body:
     @team.compiled
     def body(job):
         assert edition  # part of the cache's key, see backend.py
-        B, n, k, step, theta, address = cpu.operands(job, 8)
-        s, out = cpu.array(address[0], (B, n), real), cpu.array(address[7], (B, n), real)
+        B, n, k, step, theta, address = cpu.operands(job, 9)
+        s, out = cpu.array(address[0], (B, n), real), cpu.array(address[8], (B, n), real)
         width = cpu.array(address[1], 1, np.int64)[0]
         classes, values = cpu.array(address[2], (B, width), np.int64), cpu.array(address[3], (B, width), real)
-        a, scale, c = (
-            cpu.array(address[4], B, real),
-            cpu.array(address[5], B, real),
-            cpu.array(address[6], (B, k + 1), real),
-        )
+        a, scale, g = cpu.array(address[4], B, real), cpu.array(address[5], B, real), cpu.array(address[6], B, real)
+        c = cpu.array(address[7], (B, k + 1), real)
         for i, j in team.spans(job, step, B):
-            _gradient_rows(s[i:j], theta, classes[i:j], values[i:j], a[i:j], scale[i:j], c[i:j], out[i:j])
+            _gradient_rows(s[i:j], theta, classes[i:j], values[i:j], a[i:j], scale[i:j], g[i:j], c[i:j], out[i:j])
 
     return body
