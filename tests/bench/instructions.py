@@ -96,18 +96,20 @@ def _count(launch, n: int, capability: int, directory: Path) -> Count:
     compiled = compile_for(kernel, args, options, capability, directory)
     numbers = dict(zip(kernel.arg_names, args, strict=False)) | options
     instructions, branches = disassemble(compiled.file)
-    loops = [(to, place) for place, to in branches if to < place]
+    searches = [bool(SEARCH & one.functions) for one in instructions]
+    # a way back over the search is no loop: it returns from what the compiler has moved behind it
+    loops = [(to, place) for place, to in branches if to < place and not any(searches[to : place + 1])]
     edges = [(place, to) for place, to in branches if _is_of_edges(instructions[place + 1 : to])]
     tiles = numbers.get("TILES", 1)
     at_edges = min(1.0, _edge_tiles(n, numbers) / tiles)
     executed = 0.0
     for place, one in enumerate(instructions):
-        if SEARCH & one.functions:
+        if searches[place]:
             continue
         rare = one.functions & set(EDGES) or any(first < place < last for first, last in edges)
         weight = at_edges if rare else 1.0
         for first, last in loops:
-            if first <= place <= last and not SEARCH & instructions[last].functions:
+            if first <= place <= last:
                 weight *= _rounds(kernel.__name__, numbers)
         executed += weight
     scores = n if "TILES" in numbers or kernel.__name__ == "extend_state" else min(n, numbers.get("N", n))
@@ -156,14 +158,12 @@ def disassemble(file: Path) -> tuple[list[Instruction], list[tuple[int, int]]]:
 
 
 def _branches(instructions: list[Instruction], labels: dict[str, int]) -> Iterator[tuple[int, int]]:
-    """Branches from place to place, but those behind an exit of the kernel: they return from what was moved there."""
+    """Branches from place to place. Those behind the kernel's last exit return from slow paths."""
     end = max((i for i, one in enumerate(instructions) if one.text.endswith("EXIT")), default=len(instructions))
     for place, one in enumerate(instructions[:end]):
         branch = re.search(r"BRA.*\((\.L_x_\d+)\)", one.text)
-        to = labels[branch[1]] if branch else place
-        returns = to < place and any(skipped.text == "EXIT" for skipped in instructions[to:place])
-        if to != place and not returns:
-            yield place, to
+        if branch and labels[branch[1]] != place:
+            yield place, labels[branch[1]]
 
 
 def _is_of_edges(skipped: list[Instruction]) -> bool:
