@@ -205,7 +205,7 @@ def test_chunks_of_classes_are_the_row(n, k, theta, size, tile, monkeypatch):
 def test_a_linear_classifier_in_chunks(monkeypatch):
     monkeypatch.setattr(linear_ops, "kernels", lambda like, k: chunks)
     features, weight = randn(4, 5).requires_grad_(), randn(50, 5, seed=1).requires_grad_()
-    label = torch.tensor([0, 20, 49, 3], device=DEVICE)
+    label = torch.tensor([[0, 20, 49, 3]] * 2, device=DEVICE).T[:, 0]  # strided
     margin = linear_label_margins(features, weight, None, label, 3, temperature=0.6, chunk=20)
     exact = [t.detach().double().requires_grad_() for t in (features, weight)]
     wanted = topk_label_margins(exact[0] @ exact[1].T, label, 3, temperature=0.6, impl="torch")

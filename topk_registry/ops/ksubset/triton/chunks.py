@@ -53,6 +53,7 @@ def gradient(
     (B, n), k, T = s.shape, len(f.c) - 1, f.classes.shape[1]
     out = torch.empty_like(s) if flat is None else flat[:-1].view(s.shape)
     numbers = (t.contiguous() for t in (g, f.a, f.scale, f.c, f.classes, f.in_top))
+    label = operand(label, (B,), torch.int64, s.device)
     if s.numel():
         N, TP = _tile(n), _power_of_two(T)
         launch(
