@@ -193,6 +193,8 @@ def test_chunks_of_classes_are_the_row(n, k, theta, size, tile, monkeypatch):
     state = score = None
     for start, part in parts:
         state, score = chunks.extend(state, score, part, label, k, theta, start)
+    assert state is not None
+    assert score is not None
     found = finish(State(state.top[:, :n], state.classes[:, :n], state.P), theta)
     assert torch.equal(score, s.gather(1, label[:, None])[:, 0])
     assert_margins_agree(score.double() - found.a.double() + found.shift, wanted, theta)
