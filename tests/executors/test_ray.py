@@ -88,6 +88,7 @@ def test_two_nodes_score_as_one_process_does_and_an_actor_that_is_killed_costs_i
     finally:
         held.close()
         both.kill()
+        both.communicate()
     assert both.returncode == 0, err
     assert "2 workers on the Ray cluster" in err
     assert "7 images in 4 files" in out

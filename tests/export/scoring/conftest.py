@@ -100,10 +100,18 @@ class Held:
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
 
-    def readers(self) -> list[int]:
-        """The processes that have the pipe open, this one left out; Linux tells."""
-        links = (link for link in Path("/proc").glob("[0-9]*/fd/*") if int(link.parts[2]) != os.getpid())
-        return sorted({int(link.parts[2]) for link in links if _target(link) == str(self.path)})
+    def readers(self, seconds: float = 120) -> list[int]:
+        """The processes that have the pipe open, at least one, this one left out; Linux tells.
+
+        A pipe can be opened for writing a moment before the reader that waits for it has its file descriptor.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            links = (link for link in Path("/proc").glob("[0-9]*/fd/*") if int(link.parts[2]) != os.getpid())
+            if found := sorted({int(link.parts[2]) for link in links if _target(link) == str(self.path)}):
+                return found
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
     def release(self) -> None:
         """Put the image back; whoever waits for the pipe goes on waiting."""
