@@ -136,6 +136,7 @@ def test_the_core_names_no_loss(folder):
     assert not found
 
 
+@pytest.mark.slow
 def test_operators_import_no_kernel_compiler_until_one_is_used():
     packages = [path.parent for path in files_of("topk_registry/ops") if path.name == "__init__.py"]
     operators = [".".join(p.relative_to(ROOT).parts) for p in packages if p.name not in ("numba", "triton")]

@@ -117,6 +117,7 @@ def test_the_ksubset_contestants_run_or_say_why_not(monkeypatch: pytest.MonkeyPa
     }
 
 
+@pytest.mark.slow
 def test_a_failing_contestant_is_reported_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("topk_studies.timing.measure.SET_UP", 0.0)
     contestants = [

@@ -107,6 +107,7 @@ def test_samples_have_the_law(threads):
         assert ((counts - other).square() / other).sum() > scipy_bound[len(support) - 1]  # the test can fail
 
 
+@pytest.mark.slow
 def test_samples_of_long_rows_with_a_k_of_their_own():
     torch.manual_seed(0)
     k = torch.tensor([1, 7, 30])

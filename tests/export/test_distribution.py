@@ -76,12 +76,14 @@ def test_it_predicts_and_verifies_alone(alone, model_file, picture):
     assert "FAIL" not in result.stdout
 
 
+@pytest.mark.slow
 def test_it_scores_alone(alone, model_file, picture, tmp_path):
     result = alone("score", model_file, picture("turquoise").parent, "-o", tmp_path / "scores", "--device", "cpu")
     assert result.returncode == 0, result.stderr
     assert "1 images in 1 files" in result.stdout
 
 
+@pytest.mark.slow
 def test_its_commands_are_listed_and_others_refused(alone):
     listed = alone("--help").stdout
     for command in ("predict", "score", "serve", "bench", "verify"):

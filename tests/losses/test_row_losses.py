@@ -11,6 +11,7 @@ import topk_registry as tr
 PAGE = Path(tr.__file__).parent / "ops" / "rows" / "README.md"
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page(tmp_path, monkeypatch):
     """The curve is compiled from its source, so it stands in a file."""
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

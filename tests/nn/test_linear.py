@@ -124,6 +124,7 @@ def test_sampling_needs_labels_and_a_rate():
             linear_smooth_topk(features, weight, bias, target, **options)
 
 
+@pytest.mark.slow
 def test_gradcheck_of_a_distribution():
     *tensors, _ = layer(23, B=4, dtype=torch.float64)
     q = torch.randn(4, 23, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).softmax(1)
@@ -211,6 +212,7 @@ def test_the_functional_gradient_is_the_same():
     torch.testing.assert_close(found, expected, rtol=0, atol=8 * 2**-24 * float(expected.abs().max()))
 
 
+@pytest.mark.slow
 def test_compiles_into_one_graph():
     *tensors, target = layer()
     target[0] = -100

@@ -173,6 +173,7 @@ def _of_every_function(log_p, log_not, p, not_p, own, numbers):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.slow
 def test_log1p_keeps_its_digits(dtype):
     """Of numbers of every size, through the loss of a class whose log-odds are -log of them."""
     s = torch.tensor([[x, 0.0] for x in (-30.0, -9.0, -1.0, -1e-3, 0.0, 1e-3, 0.5, 3.0, 12.0)], dtype=dtype)

@@ -14,5 +14,6 @@ def test_the_losses_are_there():
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_conformance(name):
     check_loss(f"{DISTRIBUTION}:{name}")

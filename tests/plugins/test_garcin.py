@@ -145,6 +145,7 @@ def test_pickle_and_state(build):
 
 
 @pytest.mark.parametrize("build", [balanced, imbalanced])
+@pytest.mark.slow
 def test_compiles_to_one_graph(build):
     loss = build()
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")

@@ -76,6 +76,7 @@ def test_commands_that_race_over_a_folder_share_its_runs(stub, command):
     assert len(stub.processes()) > 2  # more than one command worked
 
 
+@pytest.mark.slow
 def test_a_run_that_another_command_does_comes_last(stub, store, command):
     other = command(count=1, plans={"0": "nap-long"})
     until(lambda: stub.runs())

@@ -132,6 +132,7 @@ def test_a_report_of_few_records_or_none_is_a_report_still(ranked):
         study.report(some)
 
 
+@pytest.mark.slow
 def test_a_third_partys_loss_is_compared_over_its_own_grid(site, tmp_path, monkeypatch, capsys):
     source = "import torch.nn.functional as F\ndef build(*, sharpness=1.0):\n"
     source += "    return lambda logits, target: F.cross_entropy(sharpness * logits, target)\n"

@@ -18,6 +18,7 @@ def two_runs(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_runs_side_by_side(two_runs, capsys):
     picture = two_runs / "new" / "curves.svg"
     assert main(["plot", str(two_runs / "first"), str(two_runs / "second/summary.csv"), "--output", str(picture)]) == 0

@@ -84,6 +84,7 @@ def test_the_levels_of_all_looks_and_claims_add_up():
 
 
 @pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.slow
 def test_looking_again_and_again_decides_wrongly_in_one_study_of_twenty_at_most(count):
     """Where there is no difference, added seeds find one in at most 5 % of the studies."""
     draw, studies = random.Random(0), 1000

@@ -464,6 +464,7 @@ def test_every_check_is_seen_to_fail():
     assert names - {name for name, _, _ in SINGLE} == {"runs_on_cuda"}
 
 
+@pytest.mark.slow
 def test_an_expected_failure_is_not_held_against_the_loss():
     reasons = dict.fromkeys(WRONG[RefusingDenseTargets], "the label must be one class")
     check_loss(RefusingDenseTargets, expected_failed_checks=reasons)

@@ -191,6 +191,7 @@ def test_a_corrupt_image_is_passed_over_with_a_warning(train, image_folder, tmp_
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_a_split_that_is_not_there_is_refused(train, image_folder, flags, message):
     root = image_folder / "train" if flags == ["train"] else image_folder
     run = train("--data-dir", root, *FOLDER, *(flag for flag in flags if flag != "train"), tiny=())

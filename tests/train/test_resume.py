@@ -106,6 +106,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(interrupted, at, workers):
 
 
 @pytest.mark.filterwarnings("ignore:PlateauLRScheduler is deprecated:FutureWarning")
+@pytest.mark.slow
 def test_a_plateau_goes_on_counting(train, register):
     """With the rate this low nothing improves: it is cut again and again, over an interrupt too."""
     register("eventful", Eventful)

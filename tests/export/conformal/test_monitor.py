@@ -46,6 +46,7 @@ def write(path, rows):
     return path
 
 
+@pytest.mark.slow
 def test_the_service_logs_what_the_monitor_reads(calibrated, held_out, tmp_path):
     log = tmp_path / "answers.jsonl"
     images = sorted(held_out.rglob("*.png"))[:5]

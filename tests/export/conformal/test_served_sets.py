@@ -44,6 +44,7 @@ def test_predict(calibrated, held_out, capsys, form):
             assert [row["class"] for row in rows if row["file"] == str(image) and row["in_set"] == "1"] == inside
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_set_and_its_promise(calibrated, held_out, tmp_path):
     image = next(held_out.rglob("*.png"))
     (prediction,) = Predictor(calibrated, device="cpu")([image])

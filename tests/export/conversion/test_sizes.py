@@ -27,6 +27,7 @@ def test_a_model_that_takes_any_size_is_left_alone():
     assert source.preprocess.input_size == (3, 96, 64)
 
 
+@pytest.mark.slow
 def test_torchvisions_transformer_is_built_for_the_wanted_size():
     source = load_source("torchvision:vit_b_16", num_classes=5, data_config={"input_size": (3, 64, 64)})
     assert built_for(source.model) == (64, 64)

@@ -92,6 +92,7 @@ def test_the_metadata_is_complete(export):
     assert "not a softmax" in said["outputs"]["marginals"]
 
 
+@pytest.mark.slow
 def test_the_files_beside_it(export):
     path = export(N, k=3, temperature=0.5, class_names=tuple("abcdefghijkl"))
     assert path.with_name("model.labels.txt").read_text().split() == list("abcdefghijkl")
@@ -100,6 +101,7 @@ def test_the_files_beside_it(export):
     np.testing.assert_allclose(run(path, sample["input"])["logits"], sample["torch_logits"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_classes_without_names_are_numbered(export):
     assert props(export(N, k=3, temperature=0.5))["class_names"] == [str(i) for i in range(N)]
 

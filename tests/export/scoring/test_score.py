@@ -44,6 +44,7 @@ def run(model_file, tmp_path, capsys, monkeypatch):
     return call
 
 
+@pytest.mark.slow
 def test_rows_are_the_predictions_of_the_file(run, folder, model_file):
     status, output, printed = run(folder, "--shard-size", "7")
     assert status == score.HAS_ERRORS

@@ -150,6 +150,7 @@ def test_several_images_are_one_request(service):
     assert post(service.port, "/predictions", {"images": [encoded("red")] * 33})[0] == 400
 
 
+@pytest.mark.slow
 def test_workers_share_the_port_and_their_counters(model_file, tmp_path):
     with Service(model_file, tmp_path / "log", "--workers", "2", "--access-log", str(tmp_path / "access")) as running:
         colours = list(COLOURS)
@@ -190,6 +191,7 @@ def test_a_worker_whose_model_does_not_run_ends(predictor):
         asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_parent(model_file, tmp_path):
     with Service(model_file, tmp_path / "log", "--workers", "2") as running:
         os.kill(running.process.pid, signal.SIGKILL)

@@ -190,6 +190,7 @@ def test_the_interface_is_described(service):
     assert "http" not in re.sub(r"'http://HOST[^']*'", "", page)  # it needs no other server
 
 
+@pytest.mark.slow
 def test_sigterm_lets_a_request_finish(model_file, tmp_path):
     with Service(model_file, tmp_path / "log", "--max-delay", "1000") as running, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(predict, running.port, png("purple"))

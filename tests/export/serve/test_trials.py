@@ -10,6 +10,7 @@ from tests.export.colours import png
 SECONDS = 0.2
 
 
+@pytest.mark.slow
 def test_what_clients_see(service):
     image = png("red")
     health, predictions = trials.idle_sockets(service.port, image, SECONDS, 8)

@@ -26,6 +26,7 @@ def test_marginals_in_onnxruntime_are_those_of_the_definition(export, head_sessi
         assert_near(got, wanted, name)
 
 
+@pytest.mark.slow
 def test_marginals_of_impossible_classes(export, head_session):
     session = head_session(export(300, k=5, temperature=1.0, verify=False))
     s = np.random.default_rng(0).standard_normal((2, 300)).astype(np.float32)
@@ -54,6 +55,7 @@ def test_the_head_is_small_and_of_plain_operators(export):
     assert not [node for node in model.graph.node if node.op_type == "Einsum"]
 
 
+@pytest.mark.slow
 def test_the_batch_axis_has_a_name(export):
     model = onnx.load(str(export(1000, k=5)))
     shapes = {value.name: graph.value_shape(model.graph, value.name) for value in model.graph.output}

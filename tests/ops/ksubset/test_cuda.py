@@ -580,6 +580,7 @@ def test_under_the_interpreter():
         (21_841, 40, torch.float32, 80),
     ],
 )
+@pytest.mark.slow
 def test_compiles_for_gpus_and_stays_in_registers(n, k, dtype, capability, monkeypatch, tmp_path):
     launches = Launches(monkeypatch)
     s, label = torch.zeros(2, n, dtype=dtype), torch.zeros(2, dtype=torch.long)

@@ -233,6 +233,7 @@ def test_the_gradient_with_the_seed_fixed_is_the_slope():
     assert torch.autograd.gradcheck(f, (scores,))
 
 
+@pytest.mark.slow
 def test_exported_and_compiled_it_is_one_node_with_the_same_draws():
     module, scores = PerturbedTopK(4), randn(6, 30, dtype=torch.float32)
 
