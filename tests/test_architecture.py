@@ -76,6 +76,7 @@ def copy(tmp_path_factory):
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.slow
 def test_each_contract_can_fail(copy, contract):
     file, statement = VIOLATIONS[contract]
     before = (copy / file).read_text()

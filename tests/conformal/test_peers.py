@@ -61,6 +61,7 @@ def held_out(count=700, n=12):
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("name", SHARED)
+@pytest.mark.slow
 def test_torchcp_split(torchcp, name, alpha):
     scores, predictors = torchcp
     options, theirs, their_options = SHARED[name]

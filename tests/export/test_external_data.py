@@ -72,6 +72,7 @@ def test_the_weights_lie_beside_the_file_and_nothing_else_changes(model, tmp_pat
     assert json.loads(model.with_name("model.report.json").read_text())["passed"]
 
 
+@pytest.mark.slow
 def test_the_sizes_are_those_that_onnx_reads(model):
     ends: dict[str, int] = {}
     for tensor in onnx.load(str(model), load_external_data=False).graph.initializer:

@@ -67,6 +67,7 @@ def small():
 
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.slow
 def test_every_run_is_a_command_line_that_parses(name, budget):
     for record in finished(load_study(name), Options(budget=budget)):
         args = parse_args(training.arguments(record.configuration))

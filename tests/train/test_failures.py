@@ -200,6 +200,7 @@ def test_a_split_that_is_not_there_is_refused(train, image_folder, flags, messag
 
 
 @unclosed_files
+@pytest.mark.slow
 def test_data_that_cannot_be_read_at_all_stops_the_run(train, image_folder, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(image_folder, data)

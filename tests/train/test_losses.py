@@ -16,6 +16,7 @@ NAMES = [name for name in tr.list_losses() if name not in MULTI_LABEL and tr.los
 
 @pytest.mark.parametrize("mixing", [[], ["--mixup", "0.3", "--cutmix", "0.5"]], ids=["indices", "mixed"])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_loss_trains(train, name, mixing):
     if mixing and name in INDICES_ALONE:
         pytest.skip("takes class indices alone")

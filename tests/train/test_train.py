@@ -122,6 +122,7 @@ def test_dry_run_writes_nothing(train):
     ],
     ids=" ".join,
 )
+@pytest.mark.slow
 def test_flags_run(train, flags):
     run = train(*flags)
     assert run.status == 0, run.err

@@ -112,6 +112,7 @@ def test_its_report_is_what_the_file_does(calibrated, held_out):
         ("aps", "average_size", {"rule_options": {"size": 2.0}}),
     ],
 )
+@pytest.mark.slow
 def test_every_score_and_rule_reaches_its_graph(colours_file, held_out, tmp_path, score, rule, options):
     plan = Plan(score, 0.2, rule, **options)
     found = calibrate_file(colours_file, tmp_path / "out.onnx", open_folder(held_out, NAMES), plan, device="cpu")

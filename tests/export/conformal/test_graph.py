@@ -62,6 +62,7 @@ def assert_same_sets(model, sets, *, max_size=N):
 
 @pytest.mark.parametrize("allow_empty", [False, True])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
 def test_one_threshold(model, name, allow_empty):
     options, threshold = CASES[name]
     assert_same_sets(model, PredictionSets(create_score(name, **options), Thresholds(threshold), 1.0, allow_empty))

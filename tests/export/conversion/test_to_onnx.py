@@ -160,6 +160,7 @@ def test_an_operator_set_that_leaves_the_gpu_is_a_warning(tmp_path):
         export_onnx(tiny(N), tmp_path, k=N, opset=22, data_config=DATA)
 
 
+@pytest.mark.slow
 def test_the_report_says_what_was_not_looked_at(export):
     path = export(N, k=3, temperature=0.5)
     report = json.loads(path.with_name("model.report.json").read_text())

@@ -63,6 +63,7 @@ def test_the_batch_axis_has_a_name(export):
     assert graph.value_shape(model.graph, "input") == ["batch", 3, 8, 8]
 
 
+@pytest.mark.slow
 def test_one_file_and_no_trace_of_the_machine(export, tmp_path_factory):
     path = export(1000, k=5)
     assert sorted(p.name for p in path.parent.iterdir()) == [
@@ -79,6 +80,7 @@ def test_one_file_and_no_trace_of_the_machine(export, tmp_path_factory):
         assert trace not in content
 
 
+@pytest.mark.slow
 def test_dead_branches_go_with_the_outputs_that_needed_them(export):
     whole, lean = (onnx.load(str(export(300, k=5, temperature=1.0, verify=False))) for _ in range(2))
     graph.keep_outputs(lean, ("indices",))

@@ -59,6 +59,7 @@ def close(ours, dense, tolerance=1e-9):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.slow
 def test_two_hundred_steps_are_those_of_sgd_on_the_dense_layer(name, bias):
     linear, layer = pair(name, bias=bias)
     rate, decay, most = RATES.get(name, 0.3), 0.01, 1.0

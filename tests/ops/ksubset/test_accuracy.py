@@ -31,6 +31,7 @@ LARGE = [(1000, 20), (1000, 50)]
 @pytest.mark.parametrize("impl", ON_CPU)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "k"), SIZES + LARGE)
+@pytest.mark.slow
 def test_log_odds_and_marginals(kind, n, k, impl):
     for tau in TAUS if (n, k) in SIZES else (0.1,):
         theta = k * tau
@@ -47,6 +48,7 @@ def test_log_odds_and_marginals(kind, n, k, impl):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "k"), SIZES + LARGE)
+@pytest.mark.slow
 def test_loss_at_a_label_and_its_gradient(kind, n, k):
     for tau in TAUS if (n, k) in SIZES else (0.1,):
         s = scores(kind, n, rows=1)

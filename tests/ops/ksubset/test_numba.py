@@ -123,6 +123,7 @@ def test_large_scores_wherever_they_are(order):
 
 @pytest.mark.parametrize("order", ["rising", "falling", "random", "equal", "few values", "holes"])
 @pytest.mark.parametrize(("n", "T"), [(257, 1), (300, 257), (300, 290), (3000, 400)])
+@pytest.mark.slow
 def test_the_largest_of_more_candidates_than_are_ranked_one_by_one(n, T, order):
     generator = np.random.default_rng(0)
     row = {
