@@ -70,6 +70,7 @@ def eleven_classes(old: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", TIMM)
+@pytest.mark.slow
 def test_timm_classifiers_are_found(name):
     with torch.device("meta"):
         model = timm.create_model(name, pretrained=False, num_classes=7)

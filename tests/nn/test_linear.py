@@ -61,6 +61,7 @@ def test_loss_and_gradients_are_those_of_the_loss_on_logits(options, reduction, 
 @pytest.mark.parametrize("k", [1, 5, 40])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.slow
 def test_distributions(reduction, k, weighted, dtype):
     *tensors, target = layer(dtype=dtype)
     q = torch.randn(12, 60, dtype=dtype, generator=torch.Generator().manual_seed(1)).softmax(1)

@@ -32,6 +32,7 @@ def by_bisection(row: list[float], k: float, tau: float) -> list[mpmath.mpf]:
 
 @pytest.mark.parametrize("tau", [0.02, 0.5, 4.0])
 @pytest.mark.parametrize("k", [0.3, 1, 3, 3.7, 8, 8.9])
+@pytest.mark.slow
 def test_is_the_definition(k, tau):
     s = scores()
     table = LapSum(k, tau=tau).per_class(s)

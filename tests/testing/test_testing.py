@@ -253,6 +253,7 @@ class Forgetful(WithTemperature):
     ],
     ids=lambda loss: getattr(loss, "__name__", type(loss).__name__),
 )
+@pytest.mark.slow
 def test_right_losses_pass(loss):
     check_loss(loss)
 

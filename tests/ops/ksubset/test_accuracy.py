@@ -160,6 +160,7 @@ def test_gradcheck(n, k, temperature):
 
 @pytest.mark.parametrize(("n", "k"), [(1001, 64), (1001, 65), (1001, 200), (1001, 500), (600, 100), (2500, 1200)])
 @pytest.mark.parametrize("kind", ["flat", "gaussian", "block"])
+@pytest.mark.slow
 def test_large_k(kind, n, k):
     _check_beyond_the_grid(scores(kind, n, rows=1), k)
 

@@ -19,6 +19,7 @@ SIZES = [(2, 1), (3, 1), (7, 3), (40, 20), (100, 5), (513, 5), (1300, 50)]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "k"), SIZES)
+@pytest.mark.slow
 def test_is_the_torch_path(kind, n, k, dtype):
     s = scores(kind, n, rows=3).to(dtype)
     label = torch.tensor([0, n // 2, n - 1])

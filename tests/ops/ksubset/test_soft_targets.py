@@ -159,6 +159,7 @@ def test_a_target_that_asks_for_its_gradient_gets_the_table():
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow
 def test_compiled_and_functional_gradients_are_the_same(form):
     s, target = scores("gaussian", 12, rows=4), target_of(form, 4, 12)
 

@@ -67,6 +67,7 @@ def test_the_bound_on_the_tail_is_one():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("epsilon", [1e-4, 1.0, 100.0])
 @pytest.mark.parametrize("shift", [0.0, 5000.0])
+@pytest.mark.slow
 def test_a_class_of_too_high_a_byte_does_not_reach_the_height(shift, epsilon, dtype):
     row = (np.random.default_rng(0).standard_normal(320) * 3 + shift).astype(dtype)
     limit, active, bits = np.zeros(320, np.uint8), np.zeros(20, np.int64), np.zeros(320, np.int32)
