@@ -57,6 +57,7 @@ def test_keys_are_read_from_a_file(tmp_path):
     ("host", "status"),
     [("localhost", 200), ("localhost:80", 200), ("[::1]:80", 200), ("evil.example", 400), ("localhost.evil", 400)],
 )
+@pytest.mark.slow
 def test_other_host_names_are_refused(ask, host, status):
     access = Access(hosts=("localhost", "::1"))
     assert ask(access, "GET", "/model", Host=host)[0] == status
@@ -77,6 +78,7 @@ def test_other_host_names_are_refused(ask, host, status):
         ({"Origin": "https://evil.example"}, ("*",), 200),
     ],
 )
+@pytest.mark.slow
 def test_pages_of_other_sites_post_only_where_allowed(ask, headers, origins, status):
     access = Access(origins=origins)
     got, _, sent = ask(access, "POST", "/predict", png("red"), Host="localhost", Content_Type="image/png", **headers)

@@ -72,6 +72,7 @@ def test_the_repository_of_a_model(triton, model_file, tmp_path):
     assert config.HasField("dynamic_batching")
 
 
+@pytest.mark.slow
 def test_every_tensor_of_the_model_is_named(triton, in_graph_file, tmp_path):
     entry = write_repository(in_graph_file, tmp_path, name="a b/c")
     assert entry.name == "a_b_c"
