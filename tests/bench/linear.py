@@ -6,8 +6,6 @@ runs on all logits at once, its default, and in the blocks of rows that its opti
 """
 
 import argparse
-import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import topk_registry as tr
-from tests.bench.gate import RefusedError, require_green
-from tests.bench.report import environment
+from tests.bench.gate import green
+from tests.bench.report import aligned, dumps, environment
 from topk_studies.timing.memory import peak_bytes
 from topk_studies.timing.rounds import CPU, Sample, Spread, Step, interleave
 
@@ -98,8 +96,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         ratio = f"{row['both'] / peer:.2f}" if peer else ""
         spread = f"{row['q1']:.3g}-{row['q3']:.3g}"
         lines.append((row["contestant"], *times, spread, ratio, f"{row['bytes'] / 2**30:.3f}", str(row["repeats"])))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-    return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
+    return "\n".join(aligned(lines))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -118,10 +115,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.threads:
         torch.set_num_threads(args.threads)
-    try:
-        require_green(TESTS)
-    except RefusedError as refused:
-        print(refused, file=sys.stderr)
+    if not green(TESTS):
         return 1
     losses = contestants(args.k, args.tau, args.rows)
     if args.only:
@@ -132,5 +126,5 @@ def main(argv: list[str] | None = None) -> int:
         results += rows
         print(f"B = {args.batch}, n = {n}, d = {args.features}\n{table(rows)}\n", flush=True)
         if args.json:
-            args.json.write_text(json.dumps(report, indent=1) + "\n")
+            args.json.write_text(dumps(report))
     return 0

@@ -28,11 +28,16 @@ def table(rows: Sequence[Row], bandwidth: float) -> str:
     logit_bytes = case.B * case.n * case.dtype.itemsize
     floor = floor_seconds(case, bandwidth)
     lines = [HEADER, *(_cells(row, medians, floor, logit_bytes) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-    body = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
+    body = aligned(lines)
     problems = [f"{row.contestant}: {row.problem}" for row in rows if row.problem]
     moved = f"floor: logits and gradient moved once at {bandwidth / 1e9:.3g} GB/s in {_ms(floor)} ms"
     return "\n".join([case.title, *body, moved, *problems])
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of cells under one another: the first to the left, all others to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
 
 
 def environment(device: str) -> dict[str, object]:
