@@ -15,7 +15,7 @@ from topk_registry import registry
 from topk_studies.engine.experiment import TrainingStudy
 from topk_studies.engine.registered import grid_of
 from topk_studies.engine.settings import Trial, base_flags, rates
-from topk_studies.engine.statistics import LOOKS, Claim, estimate, paired, settle
+from topk_studies.engine.statistics import Claim, estimate, paired, settle
 from topk_studies.engine.store import canonical
 from topk_studies.engine.study import Configuration, Findings, Note, Options, Record, Table
 from topk_studies.engine.tuning import TUNING_SEED, Choice, best_of, merge, run_of, score, seed_of
@@ -65,8 +65,7 @@ class Compare(TrainingStudy):
     def settle(self, claims: Sequence[Claim | Note]) -> tuple[Note, ...]:
         """Any two losses might have been compared, as the best is found by looking: all pairs share the error."""
         notes = settle(claims, count=comb(len(claims) + 1, 2))
-        verdicts = ("open" if _is_by_chance_even(c) else note.verdict for c, note in zip(claims, notes, strict=True))
-        return tuple(replace(note, beyond=True, verdict=v) for note, v in zip(notes, verdicts, strict=True))
+        return tuple(replace(note, beyond=True) for note in notes)
 
     def report(self, records: Sequence[Record]) -> Findings:
         found, metric = self.choices(records), metric_of(records)
@@ -100,13 +99,6 @@ def _halving(
         scored.sort(key=lambda one: -score(one[0], metric, "validation"))
         left = [trial for _, trial in scored]
     return wanted, {"loss": loss, **left[0]} if left else None
-
-
-def _is_by_chance_even(claim: Claim | Note) -> bool:
-    """Whether a few seeds differ by exactly the same: accuracies are counts, and such a spread says nothing."""
-    if not isinstance(claim, Claim):
-        return False
-    return len(claim.differences) < LOOKS[0] and len(set(claim.differences.values())) == 1
 
 
 def _short(options: Options, part: int, **flags: Any) -> Configuration:
