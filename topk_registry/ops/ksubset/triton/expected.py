@@ -28,13 +28,14 @@ from topk_registry.ops.ksubset.triton.polynomial import (
     times,
 )
 from topk_registry.ops.ksubset.triton.rows import (
-    LIMIT,
     LOG2E,
     add,
     aligned,
     balance,
     balanced,
     columns,
+    flat_rows,
+    held_and_largest,
     number,
     others,
     powers,
@@ -63,18 +64,7 @@ def target_rows(
     steep = inverse * LOG2E
     known, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, live, factor, M, EVEN, n)
 
-    if HELD:
-        held = ()
-        for tile in tl.static_range(TILES):
-            held = held + (others(scores_ptr, live, y, shift, tile, n, R, N, VECTOR),)
-        best = held[0]
-        for tile in tl.static_range(1, TILES):
-            best = tl.maximum(best, held[tile])
-    else:
-        best = tl.full((R, N), float("-inf"), tl.float32)
-        for tile in tl.range(TILES, loop_unroll_factor=2):
-            best = tl.maximum(best, others(scores_ptr, live, y, shift, tile, n, R, N, VECTOR))
-    a = tl.max(best, 1)
+    held, a = held_and_largest(scores_ptr, live, y, shift, n, R, N, TILES, HELD, VECTOR)
 
     sums = powers(tl.zeros((R, N), tl.float32), k)
     if HELD:
@@ -84,15 +74,7 @@ def target_rows(
         for tile in tl.range(TILES, loop_unroll_factor=2):
             s = others(scores_ptr, live, y, shift, tile, n, R, N, VECTOR)
             sums = add(sums, powers(exp2((s - a[:, None]) * steep), k), k)
-    mass = tl.sum(sums[0], 1)  # NaN where a score is, or where all are -inf
-    flat = live & known & (mass * LIMIT >= k)
-    base = tl.where(flat, k / mass, 1.0)
-    P = (mass * base,)
-    power = base
-    for j in tl.static_range(1, k):
-        power = power * base
-        P = P + (tl.sum(sums[j], 1) * power,)
-    c = tail_polynomial(P, k)
+    flat, base, c = flat_rows(sums, live & known, k)
     ratio = c[k - 1] / c[k]
     c = balanced(c, 1.0 / ratio, 1.0, k)
     tilt = base * ratio
@@ -105,22 +87,20 @@ def target_rows(
         if HELD:
             direct = ()
             for tile in tl.static_range(TILES):
-                q = masses(masses_ptr, weight_ptr, labels, shares, factor, live, shift, tile,
-                           DENSE, M, WEIGHTED, n, R, N, VECTOR)  # fmt: skip
-                alpha, gain = gaps(alpha_ptr, inverse_tau, shift, tile, PER_CLASS, n, N, VECTOR)
                 u = held[tile] - reference
-                v = exp2(u * steep + log_tilt)
-                cost, chain, d, e = tail_hinges(u, v, q, alpha, gain, of_row, scale, tau, log_tilt, k)
+                v, cost, chain, d, e = flat_hinges(
+                    u, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, shift, tile, steep, log_tilt,
+                    inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED, n, k, R, N, VECTOR,
+                )  # fmt: skip
                 totals = add(totals, moments(cost, chain, d, v, k), k + 1)
                 direct = direct + (chain * (d - v * e),)
         else:
             for tile in tl.range(TILES, loop_unroll_factor=2):
-                q = masses(masses_ptr, weight_ptr, labels, shares, factor, live, shift, tile,
-                           DENSE, M, WEIGHTED, n, R, N, VECTOR)  # fmt: skip
-                alpha, gain = gaps(alpha_ptr, inverse_tau, shift, tile, PER_CLASS, n, N, VECTOR)
                 u = others(scores_ptr, live, y, shift, tile, n, R, N, VECTOR) - reference
-                v = exp2(u * steep + log_tilt)
-                cost, chain, d, e = tail_hinges(u, v, q, alpha, gain, of_row, scale, tau, log_tilt, k)
+                v, cost, chain, d, e = flat_hinges(
+                    u, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, shift, tile, steep, log_tilt,
+                    inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED, n, k, R, N, VECTOR,
+                )  # fmt: skip
                 totals = add(totals, moments(cost, chain, d, v, k), k + 1)
         tl.store(value_ptr + row, tl.sum(totals[0], 1), mask=flat)
         W = ()
@@ -134,12 +114,11 @@ def target_rows(
                 store(gradient_ptr + start, out, flat, shift, tile, n, R, N, VECTOR)
         else:
             for tile in tl.range(TILES, loop_unroll_factor=2):
-                q = masses(masses_ptr, weight_ptr, labels, shares, factor, live, shift, tile,
-                           DENSE, M, WEIGHTED, n, R, N, VECTOR)  # fmt: skip
-                alpha, gain = gaps(alpha_ptr, inverse_tau, shift, tile, PER_CLASS, n, N, VECTOR)
                 u = others(scores_ptr, live, y, shift, tile, n, R, N, VECTOR) - reference
-                v = exp2(u * steep + log_tilt)
-                _, chain, d, e = tail_hinges(u, v, q, alpha, gain, of_row, scale, tau, log_tilt, k)
+                v, _, chain, d, e = flat_hinges(
+                    u, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, shift, tile, steep, log_tilt,
+                    inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED, n, k, R, N, VECTOR,
+                )  # fmt: skip
                 out = chain * (d - v * e) + v * quotient(v, H, k)
                 store(gradient_ptr + start, out, flat, shift, tile, n, R, N, VECTOR)
 
@@ -378,6 +357,22 @@ def classes(shift, tile, n: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr)
         col = col - shift[:, None]
         there = (col >= 0) & (col < n)
     return col, there
+
+
+@triton.jit
+def flat_hinges(
+    u, q_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, shift, tile, steep, log_tilt,
+    inverse_tau, c, scale, tau,
+    DENSE: tl.constexpr, M: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr,
+    n: tl.constexpr, k: tl.constexpr, R: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """The balanced odds of a tile of flat rows, whose scores are u above their tilts' references; and its hinges."""
+    q = masses(q_ptr, weight_ptr, labels, shares, factor, live, shift, tile,
+               DENSE, M, WEIGHTED, n, R, N, VECTOR)  # fmt: skip
+    alpha, gain = gaps(alpha_ptr, inverse_tau, shift, tile, PER_CLASS, n, N, VECTOR)
+    v = exp2(u * steep + log_tilt)
+    cost, chain, d, e = tail_hinges(u, v, q, alpha, gain, c, scale, tau, log_tilt, k)
+    return v, cost, chain, d, e
 
 
 @triton.jit

@@ -18,12 +18,13 @@ from topk_registry.ops.ksubset.triton.polynomial import (
     times,
 )
 from topk_registry.ops.ksubset.triton.rows import (
-    LIMIT,
     LOG2E,
     add,
     aligned,
     balanced,
     columns,
+    flat_rows,
+    held_and_largest,
     others,
     powers,
     store,
@@ -49,18 +50,7 @@ def label_rows(
     scores_ptr = s_ptr + start
     steep = inverse * LOG2E
 
-    if HELD:
-        held = ()
-        for tile in tl.static_range(TILES):
-            held = held + (others(scores_ptr, live, y, shift, tile, n, R, N, VECTOR),)
-        best = held[0]
-        for tile in tl.static_range(1, TILES):
-            best = tl.maximum(best, held[tile])
-    else:
-        best = tl.full((R, N), float("-inf"), tl.float32)
-        for tile in tl.range(TILES, loop_unroll_factor=2):
-            best = tl.maximum(best, others(scores_ptr, live, y, shift, tile, n, R, N, VECTOR))
-    a = tl.max(best, 1)
+    held, a = held_and_largest(scores_ptr, live, y, shift, n, R, N, TILES, HELD, VECTOR)
 
     if HELD:
         odds = ()
@@ -74,15 +64,7 @@ def label_rows(
         for tile in tl.range(TILES, loop_unroll_factor=2):
             w = exp2((others(scores_ptr, live, y, shift, tile, n, R, N, VECTOR) - a[:, None]) * steep)
             sums = add(sums, powers(w, k), k)
-    mass = tl.sum(sums[0], 1)  # NaN where a score is, or where all are -inf
-    flat = live & (s_y == s_y) & (mass * LIMIT >= k)
-    base = tl.where(flat, k / mass, 1.0)
-    P = (mass * base,)
-    power = base
-    for j in tl.static_range(1, k):
-        power = power * base
-        P = P + (tl.sum(sums[j], 1) * power,)
-    c = tail_polynomial(P, k)
+    flat, base, c = flat_rows(sums, live & (s_y == s_y), k)
     ratio = c[k - 1] / c[k]
     of_margin = store_margin(
         row, flat, y, s_y, a, ratio, base, theta, theta_low, flat == 0, margin_ptr,

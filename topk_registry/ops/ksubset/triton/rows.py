@@ -8,7 +8,7 @@ pass. Tiles begin at multiples of VECTOR numbers, so that all but the first and 
 import triton
 import triton.language as tl
 
-from topk_registry.ops.ksubset.triton.polynomial import CAP, is_finite, lane_of, least_rest
+from topk_registry.ops.ksubset.triton.polynomial import CAP, is_finite, lane_of, least_rest, tail_polynomial
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LIMIT = tl.constexpr(0.5)  # of the tail's odds
@@ -78,6 +78,43 @@ def store(
 @triton.jit
 def store_masked(pointers, values, col, n: tl.constexpr):
     tl.store(pointers, values, mask=(col >= 0) & (col < n))
+
+
+@triton.jit
+def held_and_largest(
+    s_ptr, live, y, shift,
+    n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """The tiles of the rows, none unless ``HELD``, and the largest score of each row."""
+    held = ()
+    if HELD:
+        for tile in tl.static_range(TILES):
+            held = held + (others(s_ptr, live, y, shift, tile, n, R, N, VECTOR),)
+        best = held[0]
+        for tile in tl.static_range(1, TILES):
+            best = tl.maximum(best, held[tile])
+    else:
+        best = tl.full((R, N), float("-inf"), tl.float32)
+        for tile in tl.range(TILES, loop_unroll_factor=2):
+            best = tl.maximum(best, others(s_ptr, live, y, shift, tile, n, R, N, VECTOR))
+    return held, tl.max(best, 1)
+
+
+@triton.jit
+def flat_rows(sums, usable, k: tl.constexpr):
+    """Which of the usable rows are flat, their tilt ``base``, and the coefficients 0..k of their polynomials there.
+
+    sums: the powers of odds relative to the largest score, of tiles.
+    """
+    mass = tl.sum(sums[0], 1)  # NaN where a score is, or where all are -inf
+    flat = usable & (mass * LIMIT >= k)
+    base = tl.where(flat, k / mass, 1.0)
+    P = (mass * base,)
+    power = base
+    for j in tl.static_range(1, k):
+        power = power * base
+        P = P + (tl.sum(sums[j], 1) * power,)
+    return flat, base, tail_polynomial(P, k)
 
 
 @triton.jit
