@@ -80,7 +80,7 @@ class KSubsetNLL(ClassificationLoss):
         # class weights count the rows of a distribution, not its classes, as the kernel would
         if self.weight is not None and (dense or self.label_smoothing):
             return False
-        return not dense or _is_one_label(target)
+        return not dense or (target.device.type == "cpu" and _is_one_label(target))
 
     def per_target(self, logits: Tensor, target: Tensor) -> Tensor:
         # in double precision: near-certain sets are a small difference of large numbers

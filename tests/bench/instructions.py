@@ -7,6 +7,7 @@ top group come, and for a share of the tiles where only those come that hold the
 
 import argparse
 import ast
+import linecache
 import re
 import subprocess
 import sys
@@ -177,5 +178,5 @@ def _function(file: str, line: int) -> str:
 
 @cache
 def _functions(file: str) -> list[tuple[str, int, int]]:
-    found = ast.walk(ast.parse(Path(file).read_text()))
+    found = ast.walk(ast.parse("".join(linecache.getlines(file))))
     return [(node.name, node.lineno, node.end_lineno or 0) for node in found if isinstance(node, ast.FunctionDef)]

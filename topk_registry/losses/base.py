@@ -153,10 +153,11 @@ class ClassificationLoss(nn.Module):
         if target.dtype == torch.bool or not serves(logits, target, self.weight) or not self._suits_row_loss(target):
             return None
         rows = self.row_loss(logits)
-        if rows is None or rows.kernel is None:
+        kernel = None if rows is None else rows.kernel_for(logits)
+        if kernel is None:
             return None
         return reduced(
-            rows.kernel(),
+            kernel,
             lambda scores: self._definition(scores, target, None),
             logits,
             target,
@@ -167,7 +168,7 @@ class ClassificationLoss(nn.Module):
         )
 
     def _suits_row_loss(self, target: Tensor) -> bool:
-        """Whether :meth:`row_loss` is the loss of a target like this one, whose numbers can be looked at."""
+        """Whether :meth:`row_loss` is the loss of a target like this one. A look at a GPU's numbers would stall it."""
         return True
 
     def _definition(self, logits: Tensor, target: Tensor, labels: tuple[int, int] | None) -> Tensor:

@@ -32,6 +32,7 @@ import triton.language as tl  # noqa: E402
 
 from topk_registry.ops.ksubset.triton import chunks  # noqa: E402
 from topk_registry.ops.ksubset.triton.hinge import hinge  # noqa: E402
+from topk_registry.ops.rows.triton import layout  # noqa: E402
 
 INF, NAN = float("inf"), float("nan")
 EPS = torch.finfo(torch.float32).eps
@@ -66,7 +67,7 @@ def in_short_passes(monkeypatch, in_passes):
 @pytest.fixture
 def in_short_tiles(monkeypatch):
     """Tiles of 8 scores, which end within rows and begin where memory is aligned."""
-    monkeypatch.setattr(cuda, "TILE_OF_A_WARP", 8)
+    monkeypatch.setattr(layout, "TILE_OF_A_WARP", 8)
 
 
 def assert_margins_agree(found, wanted, theta):

@@ -34,8 +34,11 @@ class Options(NamedTuple):
 class Kernel(Protocol):
     """What computes a loss and its gradient in one call."""
 
-    def run(self, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
-        """The losses or their sum or mean, and, if wanted, the gradient in a precision that holds it."""
+    def run(self, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor | None, ...]:
+        """The losses or their sum or mean, and, if wanted, the gradient in a precision that holds it.
+
+        A third tensor is a factor that the gradient has yet to be multiplied by.
+        """
         ...
 
 
@@ -91,11 +94,18 @@ class RowLoss:
         definition: ``(scores [B, n], target) -> losses`` in torch operations. Of labels [B] the losses [B]; of masses
             [B, n] on the classes their sum_c m_c L(s, c) [B]; of None the table L(s, c) [B, n]. It serves where no
             kernel does: under transforms and compilation, on other devices, and for second derivatives.
-        kernel: gives the kernel, or None.
+        kernel: gives the kernel for the CPU, or None.
+        on_gpu: gives the kernel for GPUs, or None.
     """
 
     definition: Callable[[Tensor, Tensor | None], Tensor]
     kernel: Callable[[], Kernel] | None = None
+    on_gpu: Callable[[], Kernel | None] | None = None
+
+    def kernel_for(self, scores: Tensor) -> Kernel | None:
+        """The kernel for the device of these scores, None where there is none."""
+        found = self.on_gpu if scores.is_cuda else self.kernel
+        return None if found is None else found()
 
 
 def row_losses(loss: RowLoss, scores: Tensor, target: Tensor) -> Tensor:
@@ -115,21 +125,22 @@ def row_losses(loss: RowLoss, scores: Tensor, target: Tensor) -> Tensor:
         tensor([1.3863])
     """
     check(scores, target)
-    if loss.kernel is not None and serves(scores, target):
-        return reduced(loss.kernel(), lambda rows: loss.definition(rows, target), scores, target)
+    if serves(scores, target) and (kernel := loss.kernel_for(scores)) is not None:
+        return reduced(kernel, lambda rows: loss.definition(rows, target), scores, target)
     return loss.definition(scores, target)
 
 
 def serves(scores: Tensor, target: Tensor, weight: Tensor | None = None) -> bool:
-    """Whether row kernels can compute losses of these: plain memory of the CPU, and no gradient to the target."""
+    """Whether row kernels can compute losses of these: plain memory of one device, and no gradient to the target."""
+    device = scores.device
     return (
         route(scores, target, weight) is Route.KERNELS
-        and scores.device.type == target.device.type == "cpu"
+        and device == target.device
         and scores.dtype in DTYPES
         and scores.ndim == 2
         and not target.requires_grad
-        and (weight is None or weight.device.type == "cpu")
-        and OPERATOR.choose("auto", scores.device) == "numba"
+        and (weight is None or weight.device == device)
+        and OPERATOR.choose("auto", device, scores.dtype == torch.float64) != "torch"
     )
 
 

@@ -5,9 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from topk_registry.ops.tensors import Route, route
+
 
 class Reduced(torch.autograd.Function):
-    """A loss whose gradient the forward pass has written: ``kernel(logits, wanted) -> (value, gradient)``.
+    """A loss whose gradient the forward pass has written: ``kernel(logits, wanted) -> (value, gradient)``, or with a
+    factor that the gradient has yet to be multiplied by.
 
     The backward pass is one multiplication, and none where the incoming gradient is 1. Where it is differentiated
     itself, the gradient is taken anew from ``definition(logits)``, in differentiable operations.
@@ -15,19 +18,20 @@ class Reduced(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits: Tensor, kernel: Callable, definition: Callable[[Tensor], Tensor]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        value, gradient = kernel(logits, ctx.needs_input_grad[0])
-        ctx.save_for_backward(logits, gradient)
+        value, gradient, *factor = kernel(logits, ctx.needs_input_grad[0])
+        ctx.save_for_backward(logits, gradient, *factor)
         ctx.definition = definition
         return value
 
     @staticmethod
     def backward(ctx, *g: Tensor):
-        logits, gradient = ctx.saved_tensors
+        logits, gradient, *factor = ctx.saved_tensors
         if torch.is_grad_enabled():
             value = ctx.definition(logits)
             (found,) = torch.autograd.grad(value, logits, g[0], create_graph=True)
             return found, None, None
-        return scaled(gradient, g[0], logits.dtype), None, None
+        of_value = g[0] if not factor or factor[0] is None else g[0] * factor[0]
+        return scaled(gradient, of_value, logits.dtype), None, None
 
 
 def scaled(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
@@ -36,5 +40,9 @@ def scaled(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
         g = g[:, None]
     elif g.device.type == "cpu" and float(g) == 1.0:
         return gradient if gradient.dtype == dtype else gradient.to(dtype)
+    if gradient.is_cuda and route(gradient, g) is Route.KERNELS:
+        return torch.mul(
+            gradient, g, out=torch.empty_like(gradient, dtype=dtype)
+        )  # one pass there, whatever the dtypes
     found = gradient * g.to(torch.float32 if dtype == torch.bfloat16 else gradient.dtype)
     return found if found.dtype == dtype else found.to(dtype)

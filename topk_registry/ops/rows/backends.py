@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from topk_registry.ops.backend import Backend, Operator
 
@@ -13,8 +13,8 @@ from topk_registry.ops.backend import Backend, Operator
 class Kernels:
     """The functions of a backend."""
 
-    run: Callable[..., tuple[Tensor, Tensor | None, bool]]
-    """See :func:`topk_registry.ops.rows.numba.driver.run`."""
+    run: Callable[..., tuple[Any, ...]]
+    """See :func:`topk_registry.ops.rows.numba.driver.run` and :func:`topk_registry.ops.rows.triton.driver.run`."""
 
 
 def _absolute(log_p, log_not, p, not_p, own, numbers):
@@ -22,19 +22,21 @@ def _absolute(log_p, log_not, p, not_p, own, numbers):
     return not_p, -slope, p, slope
 
 
-def trial(kernels: Kernels, device: torch.device) -> bool:
+def trial(kernels: Kernels, device: torch.device, double: bool) -> bool:
     """Whether kernels find the absolute error of sigmoids of 0, and its gradient."""
+    from topk_registry.ops.rows.api import Options
     from topk_registry.ops.rows.curve import Curve
     from topk_registry.ops.sigmoid.api import sigmoid_loss
 
-    loss = sigmoid_loss(Curve(trial, _absolute, others=True, logarithms=False))
-    assert loss.kernel is not None
-    address, numbers, tensors, _ = loss.kernel().prepared(torch.float32)  # pyright: ignore[reportAttributeAccessIssue]
-    scores, label = torch.zeros(3, 8), torch.tensor([0, 3, 7])
-    value, gradient, right = kernels.run(address, scores, label, None, 0.0, -100, 1, numbers, tensors, True)
-    signs = torch.full((3, 8), 1.0).scatter_(1, label[:, None], -1.0)
-    close = torch.allclose(value, torch.tensor(4.0)) and gradient is not None and torch.allclose(gradient, signs / 12)
-    return right and close
+    scores = torch.zeros(3, 8, dtype=torch.float64 if double else torch.float32, device=device)
+    label = torch.tensor([0, 3, 7], device=device)
+    kernel = sigmoid_loss(Curve(trial, _absolute, others=True, logarithms=False)).kernel_for(scores)
+    if kernel is None:
+        return False
+    value, gradient, *_ = kernel.run(Options(label, None, 0.0, -100, 2), scores, True)
+    signs = torch.ones_like(scores).scatter_(1, label[:, None], -1.0)
+    assert value is not None
+    return bool(torch.isclose(value, 12 * signs[0, 1])) and gradient is not None and torch.allclose(gradient, signs / 4)
 
 
 OPERATOR: Operator[Kernels] = Operator(
@@ -44,10 +46,20 @@ OPERATOR: Operator[Kernels] = Operator(
             "numba",
             "topk_registry.ops.rows.numba.driver",
             "numba",
-            lambda device: device.type == "cpu",
+            lambda device, double: device.type == "cpu",
             "scores on the CPU",
         ),
-        "torch": Backend("torch", __name__, None, lambda device: True, "everything"),
+        "triton": Backend(
+            "triton",
+            "topk_registry.ops.rows.triton.driver",
+            "triton",
+            lambda device, double: device.type == "cuda" and not double,
+            "GPUs of compute capability 8.0 and up, half or single precision",
+            takes_half=True,
+            checks_labels=True,
+        ),
+        "torch": Backend("torch", __name__, None, lambda device, double: True, "everything"),
     },
     trial,
+    example=(False,),
 )

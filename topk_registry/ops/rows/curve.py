@@ -63,6 +63,18 @@ def parameters(key: tuple) -> list[float]:
     return [float(own is not None), *numbers, *[0.0] * (6 - len(numbers))]
 
 
+def on_gpu(key: tuple) -> tuple[Any, dict[str, float], dict[str, Tensor | None], dict[str, Any]] | None:
+    """A curve as a Triton function, and its numbers, tensors and constants there; None where it has no such form."""
+    curves = load("topk_registry.ops.rows.triton.curves")
+    curve, _, own, _, others, _ = key
+    try:
+        found = curves.compiled(curve)
+    except curves.UnsupportedCurveError:
+        return None
+    numbers = {f"x{i}": number for i, number in enumerate(parameters(key)[1:])}
+    return found, numbers, {"own_ptr": own}, {"OTHERS": others, "EACH": own is not None}
+
+
 def address(key: tuple, dtype: torch.dtype, *, softmax: bool = False) -> int:
     """The address of the compiled curve for one precision: of given probabilities, or of those of softmax."""
     curve, _, _, _, others, _ = key

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topk_registry.ops.rows.api import RowKernel, RowLoss, wide
-from topk_registry.ops.rows.curve import Curve, address, losses_of, parameters
+from topk_registry.ops.backend import load
+from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss, wide
+from topk_registry.ops.rows.curve import Curve, address, losses_of, on_gpu, parameters
 
 
 def sigmoid_loss(curve: Curve) -> RowLoss:
@@ -17,7 +18,9 @@ def sigmoid_loss(curve: Curve) -> RowLoss:
     Args:
         curve: phi is its ``on`` and psi its ``off``, see :class:`topk_registry.Curve`.
     """
-    return RowLoss(partial(definition, curve), None if curve.compiled is None else partial(_kernel, curve.key))
+    if curve.compiled is None:
+        return RowLoss(partial(definition, curve))
+    return RowLoss(partial(definition, curve), partial(_kernel, curve.key), partial(_on_gpu, curve.key))
 
 
 def definition(curve: Curve, scores: Tensor, target: Tensor | None) -> Tensor:
@@ -34,3 +37,13 @@ def _kernel(key: tuple) -> RowKernel:
         return [logarithms, *parameters(key)], [tensor, address(key, dtype)]
 
     return RowKernel("topk_registry.ops.sigmoid.numba.kernel", given)
+
+
+@lru_cache(maxsize=128)
+def _on_gpu(key: tuple) -> Kernel | None:
+    rows, found = load("topk_registry.ops.sigmoid.triton.rows"), on_gpu(key)
+    if found is None:
+        return None
+    curve, numbers, tensors, choices = found
+    driver = load("topk_registry.ops.rows.triton.driver")
+    return driver.TritonRows(rows.sigmoid_rows, numbers, tensors, {"CURVE": curve, **choices})

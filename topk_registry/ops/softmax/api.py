@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topk_registry.ops.rows.api import RowKernel, RowLoss, of_table, wide
-from topk_registry.ops.rows.curve import NO_PARAMETERS, Curve, address, losses_of, parameters
+from topk_registry.ops.backend import load
+from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss, of_table, wide
+from topk_registry.ops.rows.curve import NO_PARAMETERS, Curve, address, losses_of, on_gpu, parameters
 from topk_registry.ops.softmax.definition import label_log_probabilities, log_probabilities
 
 
@@ -24,7 +25,8 @@ def softmax_loss(curve: Curve | None = None, *, scale: float = 1.0, shift: Tenso
     compiled = curve is None or curve.compiled is not None
     of_shift = None if shift is None else (shift, shift._version)
     kernel = partial(_kernel, None if curve is None else curve.key, float(scale), of_shift) if compiled else None
-    return RowLoss(partial(definition, curve, scale, shift), kernel)
+    of_gpu = partial(_on_gpu, *kernel.args) if kernel else None
+    return RowLoss(partial(definition, curve, scale, shift), kernel, of_gpu)
 
 
 def definition(
@@ -59,3 +61,21 @@ def _kernel(key: tuple | None, scale: float, shift: tuple[Tensor, int] | None) -
         return [scale, key[4], *parameters(key)], [*each, *curves, added]
 
     return RowKernel("topk_registry.ops.softmax.numba.kernel", given)
+
+
+@lru_cache(maxsize=128)
+def _on_gpu(key: tuple | None, scale: float, shift: tuple[Tensor, int] | None) -> Kernel | None:
+    rows = load("topk_registry.ops.softmax.triton.rows")
+    found = (None, *_NO_CURVE) if key is None else on_gpu(key)
+    if found is None:
+        return None
+    curve, numbers, tensors, choices = found
+    return load("topk_registry.ops.rows.triton.driver").TritonRows(
+        rows.softmax_rows,
+        {"scale": scale, **numbers},
+        {"added_ptr": shift[0] if shift else None, **tensors},
+        {"CURVE": curve, "ADDED": shift is not None, **choices},
+    )
+
+
+_NO_CURVE = dict.fromkeys((f"x{i}" for i in range(6)), 0.0), {"own_ptr": None}, {"OTHERS": False, "EACH": False}

@@ -1,8 +1,10 @@
 """Losses that depend on the label's score, the sum and the sum of squares of all scores."""
 
+import math
 from functools import lru_cache, partial
 
-from topk_registry.ops.rows.api import RowKernel, RowLoss
+from topk_registry.ops.backend import load
+from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss
 from topk_registry.ops.squares import definition
 
 
@@ -15,15 +17,25 @@ def squares_loss(*, epsilon: float = 1.0, shift: float = 0.0) -> RowLoss:
         shift: added to all scores.
     """
     loss = partial(definition.log_likelihood, float(epsilon), float(shift))
-    return RowLoss(loss, partial(_kernel, 0.0, float(shift), float(epsilon)))
+    numbers = 0.0, float(shift), float(epsilon)
+    return RowLoss(loss, partial(_kernel, *numbers), partial(_on_gpu, *numbers))
 
 
 def quadratic_bound_loss() -> RowLoss:
     """Bouchard's upper bound on cross-entropy, quadratic in the scores and at its tightest, for
     :func:`topk_registry.row_losses`."""
-    return RowLoss(definition.quadratic_bound, partial(_kernel, 1.0, 0.0, 0.0))
+    numbers = 1.0, 0.0, 0.0
+    return RowLoss(definition.quadratic_bound, partial(_kernel, *numbers), partial(_on_gpu, *numbers))
 
 
 @lru_cache(maxsize=32)
 def _kernel(bound: float, shift: float, epsilon: float) -> RowKernel:
     return RowKernel("topk_registry.ops.squares.numba.kernel", lambda dtype: ([bound, shift, epsilon], [0]))
+
+
+@lru_cache(maxsize=32)
+def _on_gpu(bound: float, shift: float, epsilon: float) -> Kernel:
+    rows = load("topk_registry.ops.squares.triton.rows")
+    driver = load("topk_registry.ops.rows.triton.driver")
+    numbers = {"added": shift, "root": math.sqrt(epsilon)}
+    return driver.TritonRows(rows.squares_rows, numbers, {}, {"BOUND": bound != 0})

@@ -25,10 +25,10 @@ from topk_registry.ops.ksubset import soft_targets
 from topk_registry.ops.ksubset.backends import Kernels
 from topk_registry.ops.ksubset.triton import all_classes, expected, one_label, passes
 from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.rows.triton.layout import options, power_of_two, tiles
 from topk_registry.ops.tensors import launch, operand
 
 ONE_KERNEL_LARGEST_K = 10
-TILE_OF_A_WARP = 256  # scores of a row that a warp works on together, eight a thread
 SEGMENT = 16384  # scores that one program selects the largest from, twice as many in half precision
 TILE = 4096  # scores that one program writes
 
@@ -97,7 +97,7 @@ def _of_distributions(
     }  # fmt: skip
     weighted = alpha if weight is None else operand(weight, (n,), torch.float32, s.device)
     theta, low = _two_singles(theta)
-    sizes = {"n": n, "k": k, "TP": _power_of_two(3 * k + 5), **_label_tiles(n, s.element_size())}
+    sizes = {"k": k, "TP": power_of_two(3 * k + 5), **tiles(n, n, s.element_size())}
     if s.numel():
         launch(
             expected.target_rows, (-(-B // sizes["R"]),), s, q, labels, shares, even, alpha, weighted, value, gradient,
@@ -166,7 +166,7 @@ def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     out = torch.empty_like(s)
     if not s.numel():
         return out
-    (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k + 1), _power_of_two(k + 1)
+    (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k + 1), power_of_two(k + 1)
     top, where, b, state, _, of_top = _solved_margins(s, g, k, theta)
     grid, tile = _tiles(s)
     products, H, W = torch.empty_like(of_top), top.new_empty(B, 2, k), top.new_empty(*grid, k)
@@ -188,7 +188,7 @@ def _solved_margins(s: Tensor, g: Tensor | None, k: int, theta: float) -> tuple[
     Returns its top group, the polynomials' coefficients, and the margins of the top group or, with cotangents g, the
     polynomials that carry them.
     """
-    (B, n), group, KP = s.shape, _group(k, k + 1), _power_of_two(k + 1)
+    (B, n), group, KP = s.shape, _group(k, k + 1), power_of_two(k + 1)
     top, where, sums = _top_and_sums(s, None, theta, k, k, group["T"])
     b, state, in_top = top.new_empty(B, 4, KP), top.new_empty(B, k + 4), torch.empty_like(top)
     of_top = in_top if g is None else top.new_empty(B, 2, group["T"])
@@ -205,33 +205,17 @@ def _in_one_kernel(
 ) -> None:
     B, n = s.shape
     theta, low = _two_singles(theta)
-    sizes = {"n": n, "k": k, "TP": _power_of_two(3 * k + 2), **_label_tiles(n, s.element_size())}
+    sizes = {"k": k, "TP": power_of_two(3 * k + 2), **tiles(n, n, s.element_size())}
     grid = (-(-B // sizes["R"]),)
     launch(
         one_label.label_rows, grid, s, label, margin, gradient, B, k, theta, low, 1 / (theta + low), **hinge, **sizes
     )
 
 
-def _label_tiles(n: int, bytes: int) -> dict[str, int | bool]:
-    """How the one kernel shares rows out: rows a program, tiles a row, numbers in a vector of 16 bytes."""
-    vector, rows, length = 16 // bytes, 1, _power_of_two(n)
-    # four tiles a thread, in registers; where that is too long, many, for what a row costs besides is by the thread
-    warps = max(1, length // 1024) if n <= 4096 else max(2, min(8, length // 8192))
-    N = TILE_OF_A_WARP * warps
-    if n <= N // 2:
-        N = _power_of_two(n)
-        rows = 2 * TILE_OF_A_WARP // N
-    if rows > 1 or (n % vector and n <= N):
-        vector = 1
-    tiles = -(-(n + (n % vector and vector - 1)) // N)
-    held = tiles <= 4
-    return {"R": rows, "N": N, "TILES": tiles, "HELD": held, "VECTOR": vector, **_options(warps)}
-
-
 def _label_in_passes(
     s: Tensor, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Tensor, hinge: dict[str, Any]
 ) -> None:
-    (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k), _power_of_two(k + 1)
+    (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k), power_of_two(k + 1)
     top, where, sums = _top_and_sums(s, label, theta, k, k - 1, group["T"])
     b, state, in_top = top.new_empty(B, 2, KP), top.new_empty(B, k + 3), torch.empty_like(top)
     solving = {"KP": KP, **hinge, **group, **_lanes(group)}
@@ -248,14 +232,14 @@ def _top_and_sums(s: Tensor, label: Tensor | None, theta: float, k: int, rank: i
 
     The odds are relative to the largest score but ``rank``. Without the label, where there is one.
     """
-    (B, n), N = s.shape, min(_longest(s), _power_of_two(s.shape[1]))
+    (B, n), N = s.shape, min(_longest(s), power_of_two(s.shape[1]))
     segments = -(-n // N)
     top = s.new_empty(B, segments, T, dtype=torch.float32)
     where = torch.empty_like(top, dtype=torch.int32)
     without_label, label = label is not None, where if label is None else label
     launch(
         passes.select, (B, segments), s, label, top, where, n, T=T, N=N, WITHOUT_LABEL=without_label,
-        **_options(N // 1024),
+        **options(N // 1024),
     )  # fmt: skip
     if segments > 1:  # stable: ties stay in the order of classes
         top, order = (x[:, :T].contiguous() for x in top.flatten(1).sort(stable=True, dim=1, descending=True))
@@ -272,22 +256,17 @@ def _top_and_sums(s: Tensor, label: Tensor | None, theta: float, k: int, rank: i
 def _group(k: int, depth: int) -> dict[str, int]:
     """Sizes of the top group, and of the vector of its lanes, which has one to spare."""
     T = 2 * depth + 1
-    return {"k": k, "T": T, "TP": _power_of_two(T + 1)}
+    return {"k": k, "T": T, "TP": power_of_two(T + 1)}
 
 
 def _lanes(group: dict[str, int]) -> dict[str, int | bool]:
-    return _options(group["TP"] // 32)  # one a thread
+    return options(group["TP"] // 32)  # one a thread
 
 
 def _tiles(s: Tensor) -> tuple[tuple[int, int], dict[str, int | bool]]:
     """Programs that share out the rows [B, tiles], and their options."""
-    N = min(TILE, _power_of_two(s.shape[1]))
-    return (s.shape[0], -(-s.shape[1] // N)), {"N": N, **_options(N // 512)}
-
-
-def _options(warps: int) -> dict[str, int | bool]:
-    # the number of warps follows from n and k alone: it decides the order of sums, and with it the last bit
-    return {"num_warps": min(16, max(1, warps)), "enable_fp_fusion": True}
+    N = min(TILE, power_of_two(s.shape[1]))
+    return (s.shape[0], -(-s.shape[1] // N)), {"N": N, **options(N // 512)}
 
 
 def _longest(s: Tensor) -> int:
@@ -298,10 +277,6 @@ def _two_singles(theta: float) -> tuple[float, float]:
     """A number as the sum of two that fit into single precision, in which kernels are given theirs."""
     high = torch.tensor(theta, dtype=torch.float32).item()
     return high, theta - high
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(1, n - 1).bit_length()
 
 
 def _operand(s: Tensor) -> Tensor:

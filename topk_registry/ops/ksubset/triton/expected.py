@@ -20,31 +20,24 @@ from topk_registry.ops.ksubset.triton.all_classes import with_cotangents
 from topk_registry.ops.ksubset.triton.hinge import hinge, log64
 from topk_registry.ops.ksubset.triton.polynomial import (
     chances,
-    exp2,
     lane_of,
-    log2,
-    reciprocal,
     tail_polynomial,
     times,
 )
 from topk_registry.ops.ksubset.triton.rows import (
-    LOG2E,
     add,
-    aligned,
     balance,
     balanced,
     columns,
     flat_rows,
-    held_and_largest,
     number,
-    others,
     powers,
-    store,
     tail_powers,
     top_group,
 )
-
-LN2 = tl.constexpr(0.6931471805599453)
+from topk_registry.ops.rows.triton.arithmetic import LN2, LOG2E, exp2, log2, reciprocal
+from topk_registry.ops.rows.triton.targets import few_labels, masses, masses_at
+from topk_registry.ops.rows.triton.tiles import aligned, classes, held_and_largest, others, store
 
 
 @triton.jit
@@ -52,19 +45,19 @@ def target_rows(
     s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr,
     B, depth, theta, theta_low, inverse, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
     DENSE: tl.constexpr, M: tl.constexpr, EVEN: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr,
-    n: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
-    R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr,
+    n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
+    TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     live = row < B
     y = tl.full((R,), -1, tl.int32)  # no class is left out
-    start, shift = aligned(row, n, VECTOR)
+    start, shift = aligned(row, S, VECTOR)
     scores_ptr = s_ptr + start
     masses_ptr = q_ptr + start
     steep = inverse * LOG2E
     known, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, live, factor, M, EVEN, n)
 
-    held, a = held_and_largest(scores_ptr, live, y, shift, n, R, N, TILES, HELD, VECTOR)
+    held, a = held_and_largest(scores_ptr, live, y, shift, n, R, N, TILES, HELD, SHIFTED)
 
     sums = powers(tl.zeros((R, N), tl.float32), k)
     if HELD:
@@ -72,7 +65,7 @@ def target_rows(
             sums = add(sums, powers(exp2((held[tile] - a[:, None]) * steep), k), k)
     else:
         for tile in tl.range(TILES, loop_unroll_factor=2):
-            s = others(scores_ptr, live, y, shift, tile, n, R, N, VECTOR)
+            s = others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED)
             sums = add(sums, powers(exp2((s - a[:, None]) * steep), k), k)
     flat, base, c = flat_rows(sums, live & known, k)
     ratio = c[k - 1] / c[k]
@@ -90,16 +83,16 @@ def target_rows(
                 u = held[tile] - reference
                 v, cost, chain, d, e = flat_hinges(
                     u, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, shift, tile, steep, log_tilt,
-                    inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED, n, k, R, N, VECTOR,
+                    inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED, n, k, R, N, SHIFTED,
                 )  # fmt: skip
                 totals = add(totals, moments(cost, chain, d, v, k), k + 1)
                 direct = direct + (chain * (d - v * e),)
         else:
             for tile in tl.range(TILES, loop_unroll_factor=2):
-                u = others(scores_ptr, live, y, shift, tile, n, R, N, VECTOR) - reference
+                u = others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - reference
                 v, cost, chain, d, e = flat_hinges(
                     u, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, shift, tile, steep, log_tilt,
-                    inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED, n, k, R, N, VECTOR,
+                    inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED, n, k, R, N, SHIFTED,
                 )  # fmt: skip
                 totals = add(totals, moments(cost, chain, d, v, k), k + 1)
         tl.store(value_ptr + row, tl.sum(totals[0], 1), mask=flat)
@@ -111,16 +104,16 @@ def target_rows(
             for tile in tl.static_range(TILES):
                 v = exp2((held[tile] - reference) * steep + log_tilt)
                 out = direct[tile] + v * quotient(v, H, k)
-                store(gradient_ptr + start, out, flat, shift, tile, n, R, N, VECTOR)
+                store(gradient_ptr + start, out, flat, shift, tile, n, R, N, SHIFTED)
         else:
             for tile in tl.range(TILES, loop_unroll_factor=2):
-                u = others(scores_ptr, live, y, shift, tile, n, R, N, VECTOR) - reference
+                u = others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - reference
                 v, _, chain, d, e = flat_hinges(
                     u, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, shift, tile, steep, log_tilt,
-                    inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED, n, k, R, N, VECTOR,
+                    inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED, n, k, R, N, SHIFTED,
                 )  # fmt: skip
                 out = chain * (d - v * e) + v * quotient(v, H, k)
-                store(gradient_ptr + start, out, flat, shift, tile, n, R, N, VECTOR)
+                store(gradient_ptr + start, out, flat, shift, tile, n, R, N, SHIFTED)
 
     for r in range(R):
         here = tl.program_id(0).to(tl.int64) * R + r
@@ -128,7 +121,7 @@ def target_rows(
             search_target(
                 s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr,
                 here, depth, theta, theta_low, inverse, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-                DENSE, M, EVEN, PER_CLASS, WEIGHTED, n, k, TP, N, TILES, VECTOR,
+                DENSE, M, EVEN, PER_CLASS, WEIGHTED, n, S, k, TP, N, TILES, VECTOR, SHIFTED,
             )  # fmt: skip
 
 
@@ -137,7 +130,8 @@ def search_target(
     s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr,
     here, depth, theta, theta_low, inverse, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
     DENSE: tl.constexpr, M: tl.constexpr, EVEN: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr,
-    n: tl.constexpr, k: tl.constexpr, TP: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, VECTOR: tl.constexpr,
+    n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
+    N: tl.constexpr, TILES: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """The same for a row that is not flat, or that has a NaN, too few scores, or a label that is no class.
 
@@ -149,21 +143,21 @@ def search_target(
     row = here + tl.arange(0, 1)
     live = row >= 0
     y = tl.full((1,), -1, tl.int32)
-    start, shift = aligned(row, n, VECTOR)
+    start, shift = aligned(row, S, VECTOR)
     scores_ptr = s_ptr + start
     masses_ptr = q_ptr + start
     tiles = TILES + depth - k
     known, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, live, factor, M, EVEN, n)
     known = tl.sum(known.to(tl.int32), 0) > 0
     top, where, size, after, u_after, v, i, broken = top_group(
-        scores_ptr, live, y, shift, known, depth + 1, inverse, k + 1, TP, 2 * TP, n, N, TILES, VECTOR
+        scores_ptr, live, y, shift, known, depth + 1, inverse, k + 1, TP, 2 * TP, n, N, TILES, SHIFTED
     )
     lane = tl.arange(0, 2 * TP)
     member = lane % TP
     in_group = member < size
     kth = lane_of(top, lane, depth - 1)
     gap = tl.exp((after - kth) * inverse)
-    P_after = tail_powers(scores_ptr, live, y, shift, after, u_after, v, i, inverse, tiles, k, n, N, VECTOR)
+    P_after = tail_powers(scores_ptr, live, y, shift, after, u_after, v, i, inverse, tiles, k, n, N, SHIFTED)
     x = tl.where(in_group & (lane < TP), (top - kth) * inverse, float("-inf"))
     u_kth = balance(x, P_after[0] / u_after * gap, lane, depth, k)
     to_kth = gap * (u_kth / u_after)
@@ -191,7 +185,7 @@ def search_target(
     # the hinges of the top group, in double precision as those of labels
     log = log64((e[k - 1] / e[k]).to(tl.float64) * tilt.to(tl.float64))
     margin = (top.to(tl.float64) - reference.to(tl.float64)) + (log * theta + log * theta_low)
-    q = masses_at(q_ptr + here * n, weight_ptr, labels, shares, factor, where, own, DENSE, M, WEIGHTED)
+    q = masses_at(q_ptr + here * S, weight_ptr, labels, shares, factor, where, own, DENSE, M, WEIGHTED)
     alpha = tl.load(alpha_ptr + where, mask=own, other=0.0) if PER_CLASS else tl.load(alpha_ptr)
     cost, slope = hinge(margin, alpha, scale, scale_low, tau, inverse_tau, inverse_tau_low)
     counted = own & (q != 0.0)
@@ -207,7 +201,7 @@ def search_target(
     for tile in range(tiles):
         distance, w, mass, required, gain = tail_tile(
             scores_ptr, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, y, shift, tile,
-            kth, after, v, i, inverse, inverse_tau, DENSE, M, PER_CLASS, WEIGHTED, n, N, VECTOR,
+            kth, after, v, i, inverse, inverse_tau, DENSE, M, PER_CLASS, WEIGHTED, n, N, SHIFTED,
         )  # fmt: skip
         balanced_w = w * (to_first * ratio)
         costs, chain, d, _ = tail_hinges(distance, balanced_w, mass, required, gain, of_row, scale, tau, log_tilt, k)
@@ -244,7 +238,7 @@ def search_target(
     for tile in range(tiles):
         distance, w, mass, required, gain = tail_tile(
             scores_ptr, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, y, shift, tile,
-            kth, after, v, i, inverse, inverse_tau, DENSE, M, PER_CLASS, WEIGHTED, n, N, VECTOR,
+            kth, after, v, i, inverse, inverse_tau, DENSE, M, PER_CLASS, WEIGHTED, n, N, SHIFTED,
         )  # fmt: skip
         balanced_w = w * (to_first * ratio)
         _, chain, d, e_below = tail_hinges(distance, balanced_w, mass, required, gain, of_row, scale, tau, log_tilt, k)
@@ -252,95 +246,24 @@ def search_target(
         w_after = w * u_after
         w = w * to_first
         out += w * quotient(w, H, k) + w_after * quotient(w_after, H_after, k)
-        store(gradient_ptr + start, out + spoilt, live, shift, tile, n, 1, N, VECTOR)
+        store(gradient_ptr + start, out + spoilt, live, shift, tile, n, 1, N, SHIFTED)
     _, p = chances((top - reference) * inverse, 1.0 / tilt)
     entry = tl.where(in_group, p * F[k - 1] + g, 0.0)
     entry = tl.sum(tl.reshape(entry, (2, TP)), 0)
     where = tl.max(tl.reshape(where, (2, TP)), 0)
     lane = tl.arange(0, TP)
     tl.debug_barrier()  # these entries have been written with odds of zero, by other threads
-    tl.store(gradient_ptr + here * n + where, entry + spoilt, mask=(lane < size) & (where < n))
-
-
-@triton.jit
-def few_labels(label_ptr, share_ptr, even_ptr, row, live, factor, M: tl.constexpr, EVEN: tl.constexpr, n: tl.constexpr):
-    """Whether all labels are classes; -1, and the labels; their shares and that of every class, times factor."""
-    known = live
-    labels = (row.to(tl.int32) * 0 - 1,)  # no class
-    shares = ()
-    for m in tl.static_range(M):
-        label = tl.load(label_ptr + row * M + m, mask=live, other=0)
-        known = known & (label >= 0) & (label < n)
-        labels = labels + (label.to(tl.int32),)
-        shares = shares + (tl.load(share_ptr + row * M + m, mask=live, other=0.0).to(tl.float32) * factor,)
-    even = tl.zeros_like(labels[0].to(tl.float32))
-    if EVEN:
-        even = tl.load(even_ptr + row, mask=live, other=0.0).to(tl.float32) * (factor / n)
-    return known, labels, shares + (even,)
-
-
-@triton.jit
-def masses(
-    q_ptr, weight_ptr, labels, shares, factor, live, shift, tile,
-    DENSE: tl.constexpr, M: tl.constexpr, WEIGHTED: tl.constexpr,
-    n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
-    """The masses of a tile's classes [R, N], with weight and factor; 0 for what is not in the row."""
-    col, there = classes(shift, tile, n, N, VECTOR)
-    inside = live[:, None] & there
-    if DENSE:
-        q = tl.load(q_ptr[:, None] + (tile * N + tl.arange(0, N)[None, :]), mask=inside, other=0.0)
-        q = q.to(tl.float32) * factor
-    elif R > 1:
-        q = masked_masses(col, inside, labels, shares, M)
-    else:  # most tiles are within the row and without a label: they need no comparisons
-        first = tile * N - tl.sum(shift, 0)
-        plain = (first >= 0) & (first + N <= n)
-        for m in tl.static_range(M):
-            label = tl.sum(labels[m + 1], 0)
-            plain = plain & ((label < first) | (label >= first + N))
-        if plain:
-            q = tl.zeros((R, N), tl.float32) + shares[M][:, None]
-        else:
-            q = masked_masses(col, inside, labels, shares, M)
-    if WEIGHTED:
-        q = q * tl.load(weight_ptr + col, mask=there, other=0.0)
-    return q
-
-
-@triton.jit
-def masked_masses(col, inside, labels, shares, M: tl.constexpr):
-    q = tl.where(inside, shares[M][:, None], 0.0)
-    for m in tl.static_range(M):
-        q += tl.where(col == labels[m + 1][:, None], shares[m][:, None], 0.0)
-    return q
-
-
-@triton.jit
-def masses_at(
-    q_ptr, weight_ptr, labels, shares, factor, where, wanted,
-    DENSE: tl.constexpr, M: tl.constexpr, WEIGHTED: tl.constexpr,
-):  # fmt: skip
-    """The masses of the classes ``where``, of a row that is alone."""
-    if DENSE:
-        q = tl.load(q_ptr + where, mask=wanted, other=0.0).to(tl.float32) * factor
-    else:
-        q = tl.where(wanted, tl.sum(shares[M], 0), 0.0)
-        for m in tl.static_range(M):
-            q += tl.where(where == tl.sum(labels[m + 1], 0), tl.sum(shares[m], 0), 0.0)
-    if WEIGHTED:
-        q = q * tl.load(weight_ptr + where, mask=wanted, other=0.0)
-    return q
+    tl.store(gradient_ptr + here * S + where, entry + spoilt, mask=(lane < size) & (where < n))
 
 
 @triton.jit
 def gaps(
     alpha_ptr, inverse_tau, shift, tile,
-    PER_CLASS: tl.constexpr, n: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr,
+    PER_CLASS: tl.constexpr, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """The required gaps of a tile's classes, or of all, and exp(-alpha / tau)."""
     if PER_CLASS:
-        col, there = classes(shift, tile, n, N, VECTOR)
+        col, there = classes(shift, tile, n, N, SHIFTED)
         alpha = tl.load(alpha_ptr + col, mask=there, other=0.0)
     else:
         alpha = tl.load(alpha_ptr)
@@ -348,28 +271,16 @@ def gaps(
 
 
 @triton.jit
-def classes(shift, tile, n: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr):
-    """The classes of a tile, and which of them there are."""
-    col = tile * N + tl.arange(0, N)[None, :]
-    if n % VECTOR == 0:
-        there = col < n
-    else:
-        col = col - shift[:, None]
-        there = (col >= 0) & (col < n)
-    return col, there
-
-
-@triton.jit
 def flat_hinges(
     u, q_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, shift, tile, steep, log_tilt,
     inverse_tau, c, scale, tau,
     DENSE: tl.constexpr, M: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr,
-    n: tl.constexpr, k: tl.constexpr, R: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr,
+    n: tl.constexpr, k: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """The balanced odds of a tile of flat rows, whose scores are u above their tilts' references; and its hinges."""
     q = masses(q_ptr, weight_ptr, labels, shares, factor, live, shift, tile,
-               DENSE, M, WEIGHTED, n, R, N, VECTOR)  # fmt: skip
-    alpha, gain = gaps(alpha_ptr, inverse_tau, shift, tile, PER_CLASS, n, N, VECTOR)
+               DENSE, M, WEIGHTED, n, R, N, SHIFTED)  # fmt: skip
+    alpha, gain = gaps(alpha_ptr, inverse_tau, shift, tile, PER_CLASS, n, N, SHIFTED)
     v = exp2(u * steep + log_tilt)
     cost, chain, d, e = tail_hinges(u, v, q, alpha, gain, c, scale, tau, log_tilt, k)
     return v, cost, chain, d, e
@@ -380,16 +291,16 @@ def tail_tile(
     s_ptr, q_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, y, shift, tile,
     kth, after, v, i, inverse, inverse_tau,
     DENSE: tl.constexpr, M: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr,
-    n: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr,
+    n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Of the classes after score v at i: scores less the k-th, odds relative to ``after``, masses, gaps; else zeros."""
-    s = others(s_ptr, live, y, shift, tile, n, 1, N, VECTOR)
+    s = others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED)
     col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
     in_group = (s > v) | ((s == v) & (col <= i))
     w = tl.where(in_group, 0.0, tl.exp((s - after) * inverse))
     q = masses(q_ptr, weight_ptr, labels, shares, factor, live, shift, tile,
-               DENSE, M, WEIGHTED, n, 1, N, VECTOR)  # fmt: skip
-    alpha, gain = gaps(alpha_ptr, inverse_tau, shift, tile, PER_CLASS, n, N, VECTOR)
+               DENSE, M, WEIGHTED, n, 1, N, SHIFTED)  # fmt: skip
+    alpha, gain = gaps(alpha_ptr, inverse_tau, shift, tile, PER_CLASS, n, N, SHIFTED)
     return tl.where(in_group, 0.0, s - kth), w, tl.where(in_group, 0.0, q), alpha, gain
 
 

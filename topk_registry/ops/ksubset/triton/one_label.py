@@ -12,26 +12,22 @@ import triton.language as tl
 from topk_registry.ops.ksubset.triton.hinge import store_margin
 from topk_registry.ops.ksubset.triton.polynomial import (
     chances,
-    exp2,
     lane_of,
     tail_polynomial,
     times,
 )
 from topk_registry.ops.ksubset.triton.rows import (
-    LOG2E,
     add,
-    aligned,
     balanced,
     columns,
     flat_rows,
-    held_and_largest,
-    others,
     powers,
-    store,
     tail_odds,
     tail_powers,
     top_group,
 )
+from topk_registry.ops.rows.triton.arithmetic import LOG2E, exp2
+from topk_registry.ops.rows.triton.tiles import aligned, held_and_largest, others, store
 
 
 @triton.jit
@@ -39,18 +35,18 @@ def label_rows(
     s_ptr, label_ptr, margin_ptr, gradient_ptr, B, depth, theta, theta_low, inverse,
     alpha_ptr, weight_ptr, share_ptr, value_ptr, slope_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
     HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr, FINAL: tl.constexpr,
-    n: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
-    R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr,
+    n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
+    TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """With ``FINAL`` the gradient is that of the value: of the hinge times ``factor``, the label's weight and share."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     live = row < B
-    y, s_y = label_and_score(s_ptr, label_ptr, row, live, n)
-    start, shift = aligned(row, n, VECTOR)
+    y, s_y = label_and_score(s_ptr, label_ptr, row, live, n, S)
+    start, shift = aligned(row, S, VECTOR)
     scores_ptr = s_ptr + start
     steep = inverse * LOG2E
 
-    held, a = held_and_largest(scores_ptr, live, y, shift, n, R, N, TILES, HELD, VECTOR)
+    held, a = held_and_largest(scores_ptr, live, y, shift, n, R, N, TILES, HELD, SHIFTED)
 
     if HELD:
         odds = ()
@@ -62,7 +58,7 @@ def label_rows(
     else:
         sums = powers(tl.zeros((R, N), tl.float32), k)
         for tile in tl.range(TILES, loop_unroll_factor=2):
-            w = exp2((others(scores_ptr, live, y, shift, tile, n, R, N, VECTOR) - a[:, None]) * steep)
+            w = exp2((others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - a[:, None]) * steep)
             sums = add(sums, powers(w, k), k)
     flat, base, c = flat_rows(sums, live & (s_y == s_y), k)
     ratio = c[k - 1] / c[k]
@@ -79,14 +75,14 @@ def label_rows(
         if HELD:
             for tile in tl.static_range(TILES):
                 value = gradient(odds[tile] * tilt, balanced_c, of_margin[:, None], k)
-                store(gradient_ptr + start, value, flat, shift, tile, n, R, N, VECTOR)
+                store(gradient_ptr + start, value, flat, shift, tile, n, R, N, SHIFTED)
         else:
             for tile in tl.range(TILES, loop_unroll_factor=2):
-                u = (others(scores_ptr, live, y, shift, tile, n, R, N, VECTOR) - a[:, None]) * steep
+                u = (others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - a[:, None]) * steep
                 value = gradient(exp2(u + tl.log2(tilt)), balanced_c, of_margin[:, None], k)
-                store(gradient_ptr + start, value, flat, shift, tile, n, R, N, VECTOR)
+                store(gradient_ptr + start, value, flat, shift, tile, n, R, N, SHIFTED)
         tl.debug_barrier()  # the label's entries have been written with odds of zero, by other threads
-        tl.store(gradient_ptr + row * n + y, of_margin, mask=flat)
+        tl.store(gradient_ptr + row * S + y, of_margin, mask=flat)
 
     for r in range(R):
         here = tl.program_id(0).to(tl.int64) * R + r
@@ -95,7 +91,7 @@ def label_rows(
                 s_ptr, label_ptr, margin_ptr, gradient_ptr, here, depth, theta, theta_low, inverse,
                 alpha_ptr, weight_ptr, share_ptr, value_ptr, slope_ptr,
                 scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-                HINGE, PER_CLASS, WEIGHTED, SHARED, FINAL, n, k, TP, N, TILES, VECTOR,
+                HINGE, PER_CLASS, WEIGHTED, SHARED, FINAL, n, S, k, TP, N, TILES, VECTOR, SHIFTED,
             )  # fmt: skip
 
 
@@ -104,26 +100,26 @@ def search_row(
     s_ptr, label_ptr, margin_ptr, gradient_ptr, here, depth, theta, theta_low, inverse,
     alpha_ptr, weight_ptr, share_ptr, value_ptr, slope_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
     HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr, FINAL: tl.constexpr,
-    n: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
-    N: tl.constexpr, TILES: tl.constexpr, VECTOR: tl.constexpr,
+    n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
+    N: tl.constexpr, TILES: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """The same for a row that is not flat, or that has a NaN, too few scores, or a label that is no class.
 
     ``depth`` is k, which the compiler is not to know: it would unroll loops and run out of registers.
     """
-    label, s_y = label_and_score(s_ptr, label_ptr, here, here >= 0, n)
+    label, s_y = label_and_score(s_ptr, label_ptr, here, here >= 0, n, S)
     row = here + tl.arange(0, 1)  # beside it only numbers: vectors of lanes take their layout from what they meet
     live = row >= 0
     y = label + tl.zeros((1,), tl.int32)
-    start, shift = aligned(row, n, VECTOR)
+    start, shift = aligned(row, S, VECTOR)
     scores_ptr = s_ptr + start
     lane = tl.arange(0, TP)
     tiles = TILES + depth - k
     top, where, size, a, u, v, i, broken = top_group(
-        scores_ptr, live, y, shift, s_y == s_y, depth, inverse, k, TP, TP, n, N, TILES, VECTOR
+        scores_ptr, live, y, shift, s_y == s_y, depth, inverse, k, TP, TP, n, N, TILES, SHIFTED
     )
     x = (top - a) * inverse
-    P = tail_powers(scores_ptr, live, y, shift, a, u, v, i, inverse, tiles, k, n, N, VECTOR)
+    P = tail_powers(scores_ptr, live, y, shift, a, u, v, i, inverse, tiles, k, n, N, SHIFTED)
     b = tail_polynomial(P, k)
     e = ()
     for j in tl.static_range(k + 1):
@@ -146,23 +142,25 @@ def search_row(
     balanced_c = balanced(c, 1.0 / ratio, of_margin, k)
     tilt = u * ratio
     for tile in range(tiles):
-        odds = tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, VECTOR)
-        store(gradient_ptr + start, gradient(odds * tilt, balanced_c, of_margin, k), live, shift, tile, n, 1, N, VECTOR)
+        odds = tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, SHIFTED)
+        store(
+            gradient_ptr + start, gradient(odds * tilt, balanced_c, of_margin, k), live, shift, tile, n, 1, N, SHIFTED
+        )
     _, p = chances(x, 1.0 / u)
     in_top = -e[k - 1] / c[k]
     if k > 1:
         in_top += e[k - 2] / c[k - 1]
     tl.debug_barrier()  # these entries have been written with odds of zero, by other threads
-    tl.store(gradient_ptr + here * n + where, of_margin * (p * in_top), mask=(lane < size) & (where < n))
-    tl.store(gradient_ptr + here * n + label, of_margin, mask=label >= 0)
+    tl.store(gradient_ptr + here * S + where, of_margin * (p * in_top), mask=(lane < size) & (where < n))
+    tl.store(gradient_ptr + here * S + label, of_margin, mask=label >= 0)
 
 
 @triton.jit
-def label_and_score(s_ptr, label_ptr, row, live, n: tl.constexpr):
+def label_and_score(s_ptr, label_ptr, row, live, n: tl.constexpr, S: tl.constexpr):
     """The label, -1 if it is no class, and its score."""
     y = tl.load(label_ptr + row, mask=live, other=-1)
     known = (y >= 0) & (y < n)
-    s_y = tl.load(s_ptr + row * n + y, mask=known, other=float("nan")).to(tl.float32)
+    s_y = tl.load(s_ptr + row * S + y, mask=known, other=float("nan")).to(tl.float32)
     return tl.where(known, y, -1).to(tl.int32), s_y
 
 

@@ -9,7 +9,6 @@ table of products: T steps on k vectors, each a sum of positive terms. The lane 
 import triton
 import triton.language as tl
 
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 CAP = tl.constexpr(60.0)  # exp of it is finite, and odds so large are as good as certain
 
 
@@ -112,30 +111,3 @@ def broadcast(b_ptr, zero, count: tl.constexpr):
 @triton.jit
 def is_finite(x):
     return tl.abs(x) < float("inf")
-
-
-@triton.jit
-def exp2(x):
-    """2^x, with 0 in the place of denormal numbers: to make those takes four more instructions."""
-    if INTERPRETED:
-        return tl.exp2(x)
-    else:
-        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=r,r", [x], tl.float32, True, 1)
-
-
-@triton.jit
-def log2(x):
-    """log2 of positive normal numbers."""
-    if INTERPRETED:
-        return tl.log2(x)
-    else:
-        return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=r,r", [x], tl.float32, True, 1)
-
-
-@triton.jit
-def reciprocal(x):
-    """1 / x of normal numbers, within a bit."""
-    if INTERPRETED:
-        return 1.0 / x
-    else:
-        return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], tl.float32, True, 1)

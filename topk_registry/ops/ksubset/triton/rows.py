@@ -1,103 +1,14 @@
 # type: ignore
-"""Functions on rows of scores for the kernels that do all of a row's work: tiles, power sums, and the top group.
-
-A program works on R rows. A row of few tiles stays in registers; a longer one is read again from the cache for each
-pass. Tiles begin at multiples of VECTOR numbers, so that all but the first and the last move whole vectors.
-"""
+"""Functions on rows of scores for the kernels that do all of a row's work: power sums, and the top group."""
 
 import triton
 import triton.language as tl
 
 from topk_registry.ops.ksubset.triton.polynomial import CAP, is_finite, lane_of, least_rest, tail_polynomial
+from topk_registry.ops.rows.triton.tiles import others
 
-LOG2E = tl.constexpr(1.4426950408889634)
 LIMIT = tl.constexpr(0.5)  # of the tail's odds
 BALANCING = tl.constexpr(6)  # steps of Newton's method for the tilt, which needs no precision
-
-
-@triton.jit
-def aligned(row, n: tl.constexpr, VECTOR: tl.constexpr):
-    """Where the first tile of a row begins, and how many numbers before the row that is."""
-    if n % VECTOR == 0:
-        return row * n, (row * 0).to(tl.int32)
-    else:
-        start = row * n // VECTOR * VECTOR
-        return start, (row * n - start).to(tl.int32)
-
-
-@triton.jit
-def others(s_ptr, live, y, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr):
-    """The scores of a tile [R, N], with -inf for the label and for what is not in the row."""
-    place = tile * N + tl.arange(0, N)[None, :]
-    pointers = s_ptr[:, None] + place
-    if R > 1:
-        s = masked(pointers, place, live, y, shift, n, VECTOR)
-    else:  # most tiles are within the row and without the label: they need no comparisons
-        first = tile * N - tl.sum(shift, 0)
-        label = tl.sum(y, 0)
-        if (first >= 0) & (first + N <= n) & ((label < first) | (label >= first + N)):
-            s = tl.load(pointers).to(tl.float32)
-        else:
-            s = masked(pointers, place, live, y, shift, n, VECTOR)
-    return s
-
-
-@triton.jit
-def masked(pointers, place, live, y, shift, n: tl.constexpr, VECTOR: tl.constexpr):
-    col = place - shift[:, None]
-    if n % VECTOR == 0:
-        col = place
-        s = tl.load(pointers, mask=live[:, None] & (col < n), other=float("-inf"))
-    else:
-        s = tl.load(pointers, mask=live[:, None] & (col >= 0) & (col < n), other=float("-inf"))
-    return tl.where(col == y[:, None], float("-inf"), s.to(tl.float32))
-
-
-@triton.jit
-def store(
-    out_ptr, values, wanted, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr
-):
-    """Write a tile of the wanted rows; a row that is alone in its program is wanted."""
-    place = tile * N + tl.arange(0, N)[None, :]
-    pointers = out_ptr[:, None] + place
-    values = values.to(out_ptr.dtype.element_ty)
-    if R == 1 and n % VECTOR == 0:
-        if (tile + 1) * N <= n:
-            tl.store(pointers, values)
-        else:
-            tl.store(pointers, values, mask=place < n)
-    elif R == 1:
-        if (tile > 0) & ((tile + 1) * N <= n):
-            tl.store(pointers, values)
-        else:
-            store_masked(pointers, values, place - shift[:, None], n)
-    else:
-        tl.store(pointers, values, mask=wanted[:, None] & (place < n))
-
-
-@triton.jit
-def store_masked(pointers, values, col, n: tl.constexpr):
-    tl.store(pointers, values, mask=(col >= 0) & (col < n))
-
-
-@triton.jit
-def held_and_largest(
-    s_ptr, live, y, shift,
-    n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
-    """The tiles of the rows, none unless ``HELD``, and the largest score of each row."""
-    held = ()
-    if HELD:
-        for tile in tl.static_range(TILES):
-            held = held + (others(s_ptr, live, y, shift, tile, n, R, N, VECTOR),)
-        best = held[0]
-        for tile in tl.static_range(1, TILES):
-            best = tl.maximum(best, held[tile])
-    else:
-        best = tl.full((R, N), float("-inf"), tl.float32)
-        for tile in tl.range(TILES, loop_unroll_factor=2):
-            best = tl.maximum(best, others(s_ptr, live, y, shift, tile, n, R, N, VECTOR))
-    return held, tl.max(best, 1)
 
 
 @triton.jit
@@ -164,7 +75,7 @@ def number(tile):
 def top_group(
     scores_ptr, live, y, shift, known, depth, inverse,
     k: tl.constexpr, TP: tl.constexpr, LANES: tl.constexpr,
-    n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, VECTOR: tl.constexpr,
+    n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Split a row: the k largest classes are found one maximum at a time, then those with odds above LIMIT.
 
@@ -181,20 +92,20 @@ def top_group(
     i = depth - k - 1
     tiles = TILES + depth - k
     for f in range(depth):
-        v, i = next_largest(scores_ptr, live, y, shift, v, i, n, N, tiles, VECTOR)
+        v, i = next_largest(scores_ptr, live, y, shift, v, i, n, N, tiles, SHIFTED)
         top = tl.where(member == f, v, top)
         where = tl.where(member == f, i, where)
     a = v
     odds = tl.zeros((1, N), tl.float32)
     for tile in range(tiles):
-        odds += tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, VECTOR)
+        odds += tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, SHIFTED)
     mass = number(odds)
     broken = (is_finite(a) == 0) | (known == 0) | (mass != mass)
 
     size = depth
     first = lane < TP
     u = balance(tl.where(first, (top - a) * inverse, float("-inf")), mass, lane, depth, k)
-    v, i = next_largest(scores_ptr, live, y, shift, v, i, n, N, tiles, VECTOR)
+    v, i = next_largest(scores_ptr, live, y, shift, v, i, n, N, tiles, SHIFTED)
     w = tl.exp((v - a) * inverse)
     while (broken == 0) & (w * u > LIMIT) & (size < TP - 1):
         # a class that joins the group makes u grow, for the tail's odds counted for too much
@@ -203,7 +114,7 @@ def top_group(
         size += 1
         mass = tl.maximum(mass - w, 0.0)
         u = balance(tl.where(first, (top - a) * inverse, float("-inf")), mass, lane, depth, k)
-        v, i = next_largest(scores_ptr, live, y, shift, v, i, n, N, tiles, VECTOR)
+        v, i = next_largest(scores_ptr, live, y, shift, v, i, n, N, tiles, SHIFTED)
         w = tl.exp((v - a) * inverse)
     # the last of the k largest may need no products either
     chosen = (lane < size) & (tl.exp(tl.minimum((top - a) * inverse, CAP)) * u > LIMIT)
@@ -216,12 +127,12 @@ def top_group(
 @triton.jit
 def tail_powers(
     scores_ptr, live, y, shift, a, u, v, i, inverse, tiles,
-    k: tl.constexpr, n: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr,
+    k: tl.constexpr, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """P_1..P_k of the tail's odds times u, as numbers."""
     sums = powers(tl.zeros((1, N), tl.float32), k)
     for tile in range(tiles):
-        odds = tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, VECTOR)
+        odds = tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, SHIFTED)
         sums = add(sums, powers(odds * u, k), k)
     P = ()
     for j in tl.static_range(k):
@@ -230,12 +141,12 @@ def tail_powers(
 
 
 @triton.jit
-def next_largest(s_ptr, live, y, shift, v, i, n: tl.constexpr, N: tl.constexpr, tiles, VECTOR: tl.constexpr):
+def next_largest(s_ptr, live, y, shift, v, i, n: tl.constexpr, N: tl.constexpr, tiles, SHIFTED: tl.constexpr):
     """The largest score after v at i, ties in the order of classes, and its class; -inf and n where there is none."""
     best = tl.full((1, N), float("-inf"), tl.float32)
     at = tl.full((1, N), n, tl.int32)
     for tile in range(tiles):
-        s = others(s_ptr, live, y, shift, tile, n, 1, N, VECTOR)
+        s = others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED)
         col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
         better = ((s < v) | ((s == v) & (col > i))) & (s > best)
         best = tl.where(better, s, best)
@@ -245,9 +156,9 @@ def next_largest(s_ptr, live, y, shift, v, i, n: tl.constexpr, N: tl.constexpr, 
 
 
 @triton.jit
-def tail_odds(s_ptr, live, y, shift, tile, a, v, i, inverse, n: tl.constexpr, N: tl.constexpr, VECTOR: tl.constexpr):
+def tail_odds(s_ptr, live, y, shift, tile, a, v, i, inverse, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr):
     """exp((s - a) / theta) of the classes after score v at i, 0 for all others; NaN stays NaN."""
-    s = others(s_ptr, live, y, shift, tile, n, 1, N, VECTOR)
+    s = others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED)
     col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
     in_group = (s > v) | ((s == v) & (col <= i))
     return tl.where(in_group, 0.0, tl.exp((s - a) * inverse))

@@ -1,0 +1,1 @@
+"""Row kernels on GPUs, in Triton."""

@@ -1,0 +1,136 @@
+"""Run a kernel for rows over a batch: targets, class weights, ignored rows, reduction and half precision.
+
+A family's kernel writes the losses of all rows and their gradient in one launch. For a sum or a mean a second kernel,
+of one program, adds the losses up in order, so that results repeat bit for bit, and counts by what the mean of labels
+divides; the backward pass multiplies the gradient by that. Nothing waits for the device. A label out of range makes
+its row NaN.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from topk_registry.ops.rows.api import REDUCTIONS, Options
+from topk_registry.ops.rows.backends import Kernels
+from topk_registry.ops.rows.triton.layout import in_rows, like_rows, tiles
+from topk_registry.ops.tensors import launch, operand
+
+BLOCK = 1024  # losses that are added up together
+
+
+def run(
+    kernel: Any,
+    options: Options,
+    s: Tensor,
+    wanted: bool,
+    numbers: Mapping[str, float],
+    tensors: Mapping[str, Tensor | None],
+    choices: Mapping[str, Any],
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The losses or their sum or mean, the gradient, and the factor that it has yet to be multiplied by, if any.
+
+    Args:
+        kernel: of a family, see for example softmax/triton/rows.py.
+        s: scores [B, n] in half or single precision; all is computed in single.
+        wanted: whether there is to be a gradient.
+        numbers: the kernel's own, by name.
+        tensors: the kernel's own, None for one that it does not read.
+        choices: the constants that the kernel is compiled for.
+
+    The gradient of float16 scores is in float32: the factor that keeps it in range has yet to come.
+    """
+    target, weight, smoothing, ignore_index, reduction = options
+    (B, n), dense, kind = s.shape, target.is_floating_point(), REDUCTIONS[reduction]
+    target = target.detach().resolve_neg().contiguous()
+    memory, stride = (s.resolve_neg().contiguous().view(-1), n) if dense else in_rows(s)
+    target = target.view(-1) if dense else target.to(torch.int64)
+    weight = None if weight is None else operand(weight.detach().float(), (n,), torch.float32, s.device)
+    losses = torch.empty(B, dtype=torch.float32, device=s.device)
+    gradient = out = None
+    if wanted:
+        out, gradient = like_rows(s.shape, stride, torch.float32 if s.dtype == torch.float16 else s.dtype, s.device)
+    factor = 1 / B if kind == "mean" and dense and B else 1.0
+    given = {"weight_ptr": weight, "gradient_ptr": out, **tensors}
+    if B:
+        launch(
+            kernel, (-(-B // (sizes := tiles(n, stride, s.element_size()))["R"]),), memory, target,
+            value_ptr=losses, **{name: losses if one is None else one for name, one in given.items()},
+            B=B, share=factor * (1 - smoothing), even=factor * smoothing / n, ignore_index=ignore_index, **numbers,
+            DENSE=dense, EVEN=smoothing != 0, WEIGHTED=weight is not None, GRADIENT=wanted, **choices, **sizes,
+        )  # fmt: skip
+    if kind == "none":
+        return losses, gradient, None
+    value, inverse = torch.empty((2,), dtype=torch.float32, device=s.device).unbind()
+    counts = kind == "mean" and not dense
+    launch(
+        add_up, (1,), losses, losses if dense else target, losses if weight is None else weight, value, inverse,
+        B, n, ignore_index, COUNTS=counts, WEIGHTED=weight is not None, EMPTY=kind == "mean" and not B, BLOCK=BLOCK,
+        num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
+    return value, gradient, inverse if counts else None
+
+
+class TritonRows:
+    """A family's kernel with what it is given; called as :func:`topk_registry.ops.rows.api.reduced` calls one.
+
+    Args:
+        kernel: of the family.
+        numbers: its own, by name.
+        tensors: its own, one number a class, by name; None for one that it does not read.
+        choices: the constants that it is compiled for.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        numbers: Mapping[str, float],
+        tensors: Mapping[str, Tensor | None],
+        choices: Mapping[str, Any],
+    ) -> None:
+        self.kernel, self.numbers, self.tensors, self.choices = kernel, numbers, tensors, choices
+        self._there: dict[torch.device, dict[str, Tensor | None]] = {}
+
+    def run(self, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """See :func:`run`."""
+        there = self._there.get(scores.device)
+        if there is None:
+            there = self._there[scores.device] = {
+                name: None if one is None else one.detach().to(scores.device, torch.float32).contiguous()
+                for name, one in self.tensors.items()
+            }
+        return run(self.kernel, options, scores, wanted, self.numbers, there, self.choices)
+
+
+@triton.jit
+def add_up(
+    losses_ptr, label_ptr, weight_ptr, value_ptr, inverse_ptr, B, n, ignore_index,
+    COUNTS: tl.constexpr, WEIGHTED: tl.constexpr, EMPTY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sum of losses, or with ``COUNTS`` their mean and what it multiplies by: 1 / sum of the labels' weights."""
+    total = tl.zeros((BLOCK,), tl.float64)
+    count = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, B, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        total += tl.load(losses_ptr + row, mask=row < B, other=0.0).to(tl.float64)
+        if COUNTS:
+            label = tl.load(label_ptr + row, mask=row < B, other=0)
+            counted = (row < B) & (label != ignore_index)
+            own = counted.to(tl.float32)
+            if WEIGHTED:
+                own = tl.load(weight_ptr + label, mask=counted & (label >= 0) & (label < n), other=0.0)
+            count += own.to(tl.float64)
+    value = tl.sum(total, 0)
+    if COUNTS:
+        divisor = tl.sum(count, 0)
+        value = value / divisor  # of nothing it is NaN, as cross-entropy's
+        tl.store(inverse_ptr, tl.where(divisor > 0, 1.0 / divisor, 0.0).to(tl.float32))
+    if EMPTY:
+        value = value + float("nan")
+    tl.store(value_ptr, value.to(tl.float32))
+
+
+kernels = Kernels(run)

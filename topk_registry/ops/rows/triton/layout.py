@@ -1,0 +1,51 @@
+"""How rows of scores lie in memory, and how kernels share them out."""
+
+import torch
+from torch import Tensor
+
+TILE_OF_A_WARP = 256  # scores of a row that a warp works on together, eight a thread
+
+
+def in_rows(s: Tensor) -> tuple[Tensor, int]:
+    """The memory of rows [B, n] from the first score on, and how many numbers after a row the next one begins.
+
+    Rows that are a part of longer ones, such as the logits of some of the classes, stay where they are. Any other view
+    is copied.
+    """
+    (B, n), (step, of_classes) = s.shape, s.stride()
+    if s.is_contiguous() or of_classes != 1 or not n <= step <= 2 * n or s.is_neg():
+        return s.resolve_neg().contiguous().view(-1), n
+    return s.as_strided(((B - 1) * step + n,), (1,)), step
+
+
+def like_rows(shape: torch.Size, stride: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """New memory for rows with these strides, and the rows [B, n] in it."""
+    memory = torch.empty(shape[0] * stride, dtype=dtype, device=device)
+    return memory, memory.view(shape[0], stride)[:, : shape[1]]
+
+
+def tiles(n: int, stride: int, size: int) -> dict[str, int | bool]:
+    """How a kernel shares rows out: rows a program, tiles a row, numbers in a vector of 16 bytes; ``size`` in bytes."""
+    vector, rows, length = 16 // size, 1, power_of_two(n)
+    # four tiles a thread, in registers; where that is too long, many, for what a row costs besides is by the thread
+    warps = max(1, length // 1024) if n <= 4096 else max(2, min(8, length // 8192))
+    N = TILE_OF_A_WARP * warps
+    if n <= N // 2:
+        N = power_of_two(n)
+        rows = 2 * TILE_OF_A_WARP // N
+    if rows > 1 or (stride % vector and n <= N):
+        vector = 1
+    count = -(-(n + (stride % vector and vector - 1)) // N)
+    layout = {"n": n, "S": stride, "R": rows, "N": N, "TILES": count, "HELD": count <= 4}
+    return layout | {"VECTOR": vector, "SHIFTED": stride % vector > 0, **options(warps)}
+
+
+def options(warps: int) -> dict[str, int | bool]:
+    """How many warps a program has, and that products are added up unrounded."""
+    # the number of warps follows from n and k alone: it decides the order of sums, and with it the last bit
+    return {"num_warps": min(16, max(1, warps)), "enable_fp_fusion": True}
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is at least n, and 2."""
+    return 1 << max(1, n - 1).bit_length()

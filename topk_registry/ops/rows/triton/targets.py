@@ -1,0 +1,141 @@
+# type: ignore
+"""Targets in kernels: the masses of the classes of a tile, of a distribution in memory or of a few labels a row."""
+
+import triton
+import triton.language as tl
+
+from topk_registry.ops.rows.triton.tiles import classes, store
+
+
+@triton.jit
+def few_labels(label_ptr, share_ptr, even_ptr, row, live, factor, M: tl.constexpr, EVEN: tl.constexpr, n: tl.constexpr):
+    """Whether all labels are classes; -1, and the labels; their shares and that of every class, times factor."""
+    known = live
+    labels = (row.to(tl.int32) * 0 - 1,)  # no class
+    shares = ()
+    for m in tl.static_range(M):
+        label = tl.load(label_ptr + row * M + m, mask=live, other=0)
+        known = known & (label >= 0) & (label < n)
+        labels = labels + (label.to(tl.int32),)
+        shares = shares + (tl.load(share_ptr + row * M + m, mask=live, other=0.0).to(tl.float32) * factor,)
+    even = tl.zeros_like(labels[0].to(tl.float32))
+    if EVEN:
+        even = tl.load(even_ptr + row, mask=live, other=0.0).to(tl.float32) * (factor / n)
+    return known, labels, shares + (even,)
+
+
+@triton.jit
+def masses(
+    q_ptr, weight_ptr, labels, shares, factor, live, shift, tile,
+    DENSE: tl.constexpr, M: tl.constexpr, WEIGHTED: tl.constexpr,
+    n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr, EVEN: tl.constexpr = False,
+):  # fmt: skip
+    """The masses of a tile's classes [R, N], with weight and factor; 0 for what is not in the row.
+
+    ``EVEN`` says that a distribution in memory has a mass beside it that all classes share.
+    """
+    col, there = classes(shift, tile, n, N, SHIFTED)
+    inside = live[:, None] & there
+    if DENSE:
+        q = tl.load(q_ptr[:, None] + (tile * N + tl.arange(0, N)[None, :]), mask=inside, other=0.0)
+        q = q.to(tl.float32) * factor
+        if EVEN:
+            q = tl.where(inside, q + shares[M][:, None], 0.0)
+    elif R > 1:
+        q = masked_masses(col, inside, labels, shares, M)
+    else:  # most tiles are within the row and without a label: they need no comparisons
+        first = tile * N - tl.sum(shift, 0)
+        plain = (first >= 0) & (first + N <= n)
+        for m in tl.static_range(M):
+            label = tl.sum(labels[m + 1], 0)
+            plain = plain & ((label < first) | (label >= first + N))
+        if plain:
+            q = tl.zeros((R, N), tl.float32) + shares[M][:, None]
+        else:
+            q = masked_masses(col, inside, labels, shares, M)
+    if WEIGHTED:
+        q = q * tl.load(weight_ptr + col, mask=there, other=0.0)
+    return q
+
+
+@triton.jit
+def masked_masses(col, inside, labels, shares, M: tl.constexpr):
+    q = tl.where(inside, shares[M][:, None], 0.0)
+    for m in tl.static_range(M):
+        q += tl.where(col == labels[m + 1][:, None], shares[m][:, None], 0.0)
+    return q
+
+
+@triton.jit
+def masses_at(
+    q_ptr, weight_ptr, labels, shares, factor, where, wanted,
+    DENSE: tl.constexpr, M: tl.constexpr, WEIGHTED: tl.constexpr,
+):  # fmt: skip
+    """The masses of the classes ``where``, of a row that is alone."""
+    if DENSE:
+        q = tl.load(q_ptr + where, mask=wanted, other=0.0).to(tl.float32) * factor
+    else:
+        q = tl.where(wanted, tl.sum(shares[M], 0), 0.0)
+        for m in tl.static_range(M):
+            q += tl.where(where == tl.sum(labels[m + 1], 0), tl.sum(shares[m], 0), 0.0)
+    if WEIGHTED:
+        q = q * tl.load(weight_ptr + where, mask=wanted, other=0.0)
+    return q
+
+
+@triton.jit
+def targets(
+    target_ptr, B, share, even, ignore_index,
+    DENSE: tl.constexpr, n: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """A program's rows, which of them there are and which count, and labels and shares as :func:`masses` takes them.
+
+    The label of a row without one is -1. Shares of a label that is no class are NaN, and make its row NaN.
+    """
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    live = row < B
+    labels = (row.to(tl.int32) * 0 - 1,)
+    spread = tl.zeros((R,), tl.float32) + even
+    if DENSE:
+        return row, live, live, labels, (spread,)
+    else:
+        label = tl.load(target_ptr + row, mask=live, other=0)
+        counted = live & (label != ignore_index)
+        known = (label >= 0) & (label < n)
+        spoilt = tl.where(counted & (known == 0), float("nan"), 0.0)
+        labels = labels + (tl.where(counted & known, label, -1).to(tl.int32),)
+        return row, live, counted, labels, (tl.where(counted, share + spoilt, 0.0), spread + spoilt)
+
+
+@triton.jit
+def whole_masses(
+    q_ptr, weight_ptr, labels, shares, share, counted, shift,
+    DENSE: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr,
+    n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """The sum of each row's masses."""
+    if DENSE or (EVEN and WEIGHTED):
+        found = tl.zeros((R, N), tl.float32)
+        for tile in tl.range(TILES, loop_unroll_factor=2):
+            found += masses(
+                q_ptr, weight_ptr, labels, shares, share, counted, shift, tile,
+                DENSE, 0 if DENSE else 1, WEIGHTED, n, R, N, SHIFTED, EVEN,
+            )  # fmt: skip
+        return tl.sum(found, 1)
+    else:
+        own = shares[0]
+        if WEIGHTED:
+            own = own * tl.load(weight_ptr + labels[1], mask=labels[1] >= 0, other=1.0)
+        return own + shares[1] * n
+
+
+@triton.jit
+def clear(
+    value_ptr, gradient_ptr, row, shift, live, GRADIENT: tl.constexpr,
+    n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """A row that costs nothing."""
+    tl.store(value_ptr + row, tl.zeros((R,), tl.float32), mask=live)
+    if GRADIENT:
+        for tile in range(TILES):
+            store(gradient_ptr, tl.zeros((R, N), tl.float32), live, shift, tile, n, R, N, SHIFTED)

@@ -1,0 +1,107 @@
+# type: ignore
+"""Tiles of rows for kernels: where they begin, and moving them to and from memory.
+
+A program works on R rows. A row of few tiles stays in registers; a longer one is read again from the cache for each
+pass. Tiles begin at multiples of VECTOR numbers, so that all but the first and the last move whole vectors. A row
+begins S numbers after the one before it; ``SHIFTED`` says that rows begin elsewhere than tiles.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def aligned(row, S: tl.constexpr, VECTOR: tl.constexpr):
+    """Where the first tile of a row begins, and how many numbers before the row that is."""
+    if S % VECTOR == 0:
+        return row * S, (row * 0).to(tl.int32)
+    else:
+        start = row * S // VECTOR * VECTOR
+        return start, (row * S - start).to(tl.int32)
+
+
+@triton.jit
+def others(s_ptr, live, y, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr):
+    """The scores of a tile [R, N], with -inf for the label and for what is not in the row."""
+    place = tile * N + tl.arange(0, N)[None, :]
+    pointers = s_ptr[:, None] + place
+    if R > 1:
+        s = masked(pointers, place, live, y, shift, n, SHIFTED)
+    else:  # most tiles are within the row and without the label: they need no comparisons
+        first = tile * N - tl.sum(shift, 0)
+        label = tl.sum(y, 0)
+        if (first >= 0) & (first + N <= n) & ((label < first) | (label >= first + N)):
+            s = tl.load(pointers).to(tl.float32)
+        else:
+            s = masked(pointers, place, live, y, shift, n, SHIFTED)
+    return s
+
+
+@triton.jit
+def masked(pointers, place, live, y, shift, n: tl.constexpr, SHIFTED: tl.constexpr):
+    col = place - shift[:, None]
+    if not SHIFTED:
+        col = place
+        s = tl.load(pointers, mask=live[:, None] & (col < n), other=float("-inf"))
+    else:
+        s = tl.load(pointers, mask=live[:, None] & (col >= 0) & (col < n), other=float("-inf"))
+    return tl.where(col == y[:, None], float("-inf"), s.to(tl.float32))
+
+
+@triton.jit
+def store(
+    out_ptr, values, wanted, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr
+):
+    """Write a tile of the wanted rows; a row that is alone in its program is wanted."""
+    place = tile * N + tl.arange(0, N)[None, :]
+    pointers = out_ptr[:, None] + place
+    values = values.to(out_ptr.dtype.element_ty)
+    if R == 1 and not SHIFTED:
+        if (tile + 1) * N <= n:
+            tl.store(pointers, values)
+        else:
+            tl.store(pointers, values, mask=place < n)
+    elif R == 1:
+        if (tile > 0) & ((tile + 1) * N <= n):
+            tl.store(pointers, values)
+        else:
+            store_masked(pointers, values, place - shift[:, None], n)
+    else:
+        tl.store(pointers, values, mask=wanted[:, None] & (place < n))
+
+
+@triton.jit
+def store_masked(pointers, values, col, n: tl.constexpr):
+    tl.store(pointers, values, mask=(col >= 0) & (col < n))
+
+
+@triton.jit
+def held_and_largest(
+    s_ptr, live, y, shift,
+    n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """The tiles of the rows, none unless ``HELD``, and the largest score of each row."""
+    held = ()
+    if HELD:
+        for tile in tl.static_range(TILES):
+            held = held + (others(s_ptr, live, y, shift, tile, n, R, N, SHIFTED),)
+        best = held[0]
+        for tile in tl.static_range(1, TILES):
+            best = tl.maximum(best, held[tile])
+    else:
+        best = tl.full((R, N), float("-inf"), tl.float32)
+        for tile in tl.range(TILES, loop_unroll_factor=2):
+            best = tl.maximum(best, others(s_ptr, live, y, shift, tile, n, R, N, SHIFTED))
+    return held, tl.max(best, 1)
+
+
+@triton.jit
+def classes(shift, tile, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr):
+    """The classes of a tile, and which of them there are."""
+    col = tile * N + tl.arange(0, N)[None, :]
+    if not SHIFTED:
+        there = col < n
+    else:
+        col = col - shift[:, None]
+        there = (col >= 0) & (col < n)
+    return col, there

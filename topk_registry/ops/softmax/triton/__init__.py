@@ -1,0 +1,1 @@
+"""Rows of the softmax family on GPUs."""

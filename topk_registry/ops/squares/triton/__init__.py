@@ -1,0 +1,1 @@
+"""Rows of the losses of sums of squares on GPUs."""
