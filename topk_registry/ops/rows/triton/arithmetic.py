@@ -76,6 +76,7 @@ def probabilities(log_odds):
     small = e * large
     rest = small_log1p(e)
     above = log_odds > 0
-    near = tl.where(above, 0.0, distance)
-    log_p = -rest - near
-    return log_p, near - distance - rest, tl.where(above, large, small), tl.where(above, small, large)
+    log_large, log_small = -rest, -distance - rest
+    log_p = tl.where(above, log_large, log_small)
+    log_not = tl.where(above, log_small, log_large)
+    return log_p, log_not, tl.where(above, large, small), tl.where(above, small, large)

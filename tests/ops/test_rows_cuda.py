@@ -1,0 +1,354 @@
+"""Row kernels for GPUs: the definitions' results, on a GPU or under Triton's interpreter."""
+
+import math
+
+import pytest
+import torch
+
+import topk_registry as tr
+from tests.ops.triton_runs import DEVICE, Launches, compiles, interprets, pass_under_the_interpreter, runs_kernels
+from topk_registry import (
+    ClassificationLoss,
+    Curve,
+    RowLoss,
+    quadratic_bound_loss,
+    row_losses,
+    softmax_loss,
+    squares_loss,
+)
+from topk_registry.ops.rows.api import REDUCTIONS, Options
+
+pytest.importorskip("topk_registry.ops.rows.triton.driver", exc_type=ImportError)
+
+from topk_registry.ops.rows.triton import layout
+from topk_registry.ops.rows.triton.curves import UnsupportedCurveError, compiled
+
+# the interpreter computes with infinities that kernels leave out afterwards
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+N = 30
+EPS = torch.finfo(torch.float32).eps
+KINDS = ("gaussian", "tied", "flat", "leader", "outlier", "ruled out")
+SHORT = {"held": (30, 8), "long": (45, 8)}  # classes, and the scores of a tile: 4 tiles in registers, 6 read again
+TARGETS = {
+    "labels": {"weighted": True, "reduction": "mean"},
+    "smoothed": {"smoothing": 0.1, "weighted": True, "reduction": "sum"},
+    "distribution": {"smoothing": 0.2, "reduction": "none"},
+}
+
+
+def built(name: str, n: int = N, **options) -> RowLoss:
+    """A registered loss as a row loss."""
+    builder = tr.get_loss_builder(name)
+    context = {"num_classes": n, "class_counts": [max(1, 500 // (c + 1)) for c in range(n)]}
+    loss = builder(**tr.accepted_context(builder, context), **options).row_loss(torch.zeros(1, n))
+    assert loss is not None
+    return loss
+
+
+LOSSES = {
+    "cross-entropy": lambda n: softmax_loss(),
+    "scaled and shifted": lambda n: softmax_loss(scale=2.0, shift=torch.linspace(-1, 1, n)),
+    "focal": lambda n: built("focal", n),
+    "a margin a class": lambda n: built("ldam", n, scale=3.0),
+    "with branches": lambda n: built("generalised_cross_entropy", n),
+    "with others": lambda n: built("mirror", n, link="softmax", gamma=0.7),
+    "sigmoid": lambda n: built("sigmoid_mse", n),
+    "sigmoid with logarithms": lambda n: built("mirror", n, base="mae", gamma=1.5),
+    "squares": lambda n: squares_loss(epsilon=0.5, shift=0.3),
+    "bound": lambda n: quadratic_bound_loss(),
+}
+
+
+def scores(n: int = N) -> torch.Tensor:
+    """A row of each kind."""
+    s = torch.randn(len(KINDS), n, generator=torch.Generator().manual_seed(0)) * 2
+    s[1] = s[1].round()
+    s[2] *= 1e-3
+    s[3, 4] += 60  # its chance rounds to 1
+    s[4, 5] -= 200
+    s[5, 1] = -torch.inf
+    return s.to(DEVICE)
+
+
+def target_of(kind: str, s: torch.Tensor) -> torch.Tensor:
+    if kind == "distribution":
+        q = torch.linspace(-1, 1, s.shape[1], device=DEVICE).softmax(-1).repeat(len(s), 1)
+        q[:, 1], q[0] = 0, 0  # a class and a row without mass
+        return q
+    label = torch.linspace(2, s.shape[1] - 1, len(s)).long()
+    label[3] = 4  # the leader
+    label[0] = -100
+    return label.to(DEVICE)
+
+
+def by_kernel(
+    loss: RowLoss, s: torch.Tensor, target: torch.Tensor, *, smoothing=0.0, weighted=False, reduction="none"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    weight = torch.linspace(0, 2, s.shape[1], device=DEVICE) if weighted else None
+    assert loss.on_gpu is not None
+    kernel = loss.on_gpu()
+    assert kernel is not None
+    options = Options(target, weight, smoothing, -100, REDUCTIONS.index(reduction))
+    value, gradient, factor = kernel.run(options, s, True)
+    assert value is not None
+    assert gradient is not None
+    return value, gradient if factor is None else gradient * factor
+
+
+def by_definition(
+    loss: RowLoss, s: torch.Tensor, target: torch.Tensor, *, smoothing=0.0, weighted=False, reduction="none"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """In double precision."""
+
+    class Defined(ClassificationLoss):
+        def row_loss(self, logits: torch.Tensor) -> RowLoss:
+            return loss
+
+    weight = torch.linspace(0, 2, s.shape[1], device=DEVICE, dtype=torch.float64) if weighted else None
+    module = Defined(weight=weight, reduction=reduction, label_smoothing=smoothing)
+    leaf = s.detach().double().requires_grad_()
+    value = module._definition(leaf, target.double() if target.is_floating_point() else target, None)
+    return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
+
+
+def assert_agree(found, wanted, s: torch.Tensor) -> None:
+    (value, gradient), (exact, exact_gradient) = found, wanted
+    assert value.dtype == torch.float32
+    spread = float(s[s.isfinite()].max() - s[s.isfinite()].min())
+    infinite = exact.isinf()
+    assert torch.equal(value.double()[infinite], exact[infinite])
+    # exponentials are as wrong as their arguments, and so is a loss that is a distance of scores
+    allowed = 8 * EPS * (1 + spread)
+    torch.testing.assert_close(value.double()[~infinite], exact[~infinite], rtol=allowed, atol=allowed)
+    largest = max(1.0, float(exact_gradient.nan_to_num().abs().max()))
+    good = exact_gradient.isfinite().all(1)  # where a loss is infinite, autograd has no gradient
+    torch.testing.assert_close(gradient[good].double(), exact_gradient[good], rtol=0.0, atol=allowed * largest)
+
+
+@runs_kernels
+@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_agree_with_the_definition(name, kind):
+    s, loss = scores(), LOSSES[name](N)
+    if name in ("squares", "bound"):
+        s[5, 1] = 0.0  # they have no limit at -inf
+    target = target_of(kind, s)
+    if kind == "smoothed" and name != "squares":
+        s[5, 1] = 0.0  # a class that is ruled out would cost infinitely much
+    assert_agree(by_kernel(loss, s, target, **TARGETS[kind]), by_definition(loss, s, target, **TARGETS[kind]), s)
+
+
+@runs_kernels
+@pytest.mark.parametrize("form", SHORT)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("scaled and shifted", "labels"),
+        ("cross-entropy", "distribution"),
+        ("with others", "labels"),
+        ("a margin a class", "smoothed"),
+        ("sigmoid", "smoothed"),
+        ("squares", "labels"),
+        ("squares", "distribution"),
+        ("bound", "labels"),
+    ],
+)
+def test_rows_in_tiles(form, name, kind, monkeypatch):
+    n, tile = SHORT[form]
+    monkeypatch.setattr(layout, "TILE_OF_A_WARP", tile)
+    s, loss = scores(n)[:4], LOSSES[name](n)
+    target = target_of(kind, s)
+    assert_agree(by_kernel(loss, s, target, **TARGETS[kind]), by_definition(loss, s, target, **TARGETS[kind]), s)
+
+
+@runs_kernels
+@pytest.mark.parametrize(
+    ("name", "tile"),
+    [(name, 256) for name in ("cross-entropy", "focal", "sigmoid", "squares", "bound")] + [("focal", 8)],
+)
+def test_rows_that_are_ignored_or_no_numbers(name, tile, monkeypatch):
+    monkeypatch.setattr(layout, "TILE_OF_A_WARP", tile)
+    s, loss = scores()[:5], LOSSES[name](N)
+    s[1, 3], s[2, 7] = torch.nan, torch.nan
+    label = torch.tensor([0, -100, 7, N, 3], device=DEVICE)  # N is no class
+    for target, bad in ((label, [2, 3]), (s.nan_to_num().softmax(-1), [1, 2])):
+        value, gradient = by_kernel(loss, s, target)
+        assert value.isnan().tolist() == [row in bad for row in range(5)]
+        spoilt = gradient.isnan().any(1) if name == "sigmoid" else gradient.isnan().all(1)  # its classes are apart
+        assert spoilt.tolist() == value.isnan().tolist()
+        assert gradient[[row for row in range(5) if row not in bad]].isfinite().all()
+    value, gradient = by_kernel(loss, s, label)
+    assert value[1] == 0
+    assert (gradient[1] == 0).all()
+
+
+@runs_kernels
+def test_a_mean_of_no_labels():
+    s = scores()[:2]
+    value, gradient = by_kernel(softmax_loss(), s, torch.full((2,), -100, device=DEVICE), reduction="mean")
+    assert value.isnan()  # as cross-entropy's
+    assert (gradient == 0).all()
+    for target in (torch.zeros(0, dtype=torch.long, device=DEVICE), s[:0]):
+        for reduction, wanted in (("none", []), ("sum", 0.0), ("mean", math.nan)):
+            value, gradient = by_kernel(softmax_loss(), s[:0], target, reduction=reduction)
+            assert gradient.shape == (0, N)
+            torch.testing.assert_close(value, torch.tensor(wanted, device=DEVICE), equal_nan=True)
+
+
+@runs_kernels
+@pytest.mark.parametrize("tile", [256, 8])
+@pytest.mark.parametrize("name", ["cross-entropy", "squares"])
+def test_rows_that_are_a_part_of_longer_ones(name, tile, monkeypatch):
+    """They are read where they lie, whether rows begin where tiles do or not."""
+    monkeypatch.setattr(layout, "TILE_OF_A_WARP", tile)
+    loss, target = LOSSES[name](N), target_of("labels", scores()[:4])
+    for longer in (N + 1, N + 2) if tile == 8 else (N + 6,):
+        whole = torch.full((4, longer), torch.nan, device=DEVICE)
+        s = whole[:, :N].copy_(scores()[:4])
+        memory, stride = layout.in_rows(s)
+        assert (memory.data_ptr(), stride) == (whole.data_ptr(), longer)
+        value, gradient = by_kernel(loss, s, target)
+        assert gradient.shape == s.shape
+        torch.testing.assert_close((value, gradient), by_kernel(loss, s.contiguous(), target), rtol=1e-6, atol=1e-6)
+
+
+@runs_kernels
+def test_rows_of_any_strides():
+    loss, s, label = softmax_loss(), scores()[:4], target_of("labels", scores()[:4])
+    for view in (s.T.contiguous().T, s.flip(1), s[:1].expand(4, N), s[::2].repeat(1, 3)[:, ::3]):
+        found, wanted = (by_kernel(loss, rows, label[: len(view)]) for rows in (view, view.contiguous()))
+        torch.testing.assert_close(found, wanted, rtol=0.0, atol=0.0)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("cross-entropy", "labels"), ("focal", "distribution"), ("bound", "labels")]
+)
+def test_half_precision_is_computed_in_single(name, kind, dtype):
+    s, loss = scores()[:4].to(dtype), LOSSES[name](N)
+    target = target_of(kind, s)
+    value, gradient = by_kernel(loss, s, target)
+    assert gradient.dtype == (torch.float32 if dtype == torch.float16 else dtype)
+    wanted, wide = by_kernel(loss, s.float(), target)
+    assert torch.equal(value, wanted)
+    torch.testing.assert_close(gradient, wide.to(gradient.dtype), rtol=torch.finfo(dtype).eps, atol=1e-7)
+
+
+@runs_kernels
+def test_rows_do_not_depend_on_each_other():
+    s, loss = scores(), LOSSES["focal"](N)
+    q = target_of("distribution", s)
+    value, gradient = by_kernel(loss, s, q)
+    alone, of_alone = by_kernel(loss, s[2:4], q[2:4])
+    assert torch.equal(value[2:4], alone)
+    assert torch.equal(gradient[2:4], of_alone)
+
+
+@runs_kernels
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_from_logits_to_the_gradient(reduction, monkeypatch):
+    """As a module has it, with the factor of the mean multiplied in the backward pass; without a gradient too."""
+    monkeypatch.setattr(RowLoss, "kernel_for", lambda loss, scores: loss.on_gpu())
+    s, target = scores()[:4].requires_grad_(), target_of("labels", scores()[:4])
+    builder = tr.get_loss_builder("focal")
+    loss = builder(reduction=reduction)
+    value = loss(s, target)
+    weights = torch.linspace(0.5, 2, value.numel(), device=DEVICE).view(value.shape)
+    (gradient,) = torch.autograd.grad((value * weights).sum(), s)
+    leaf = s.detach().double().requires_grad_()
+    wanted = loss._definition(leaf, target, None)
+    (exact,) = torch.autograd.grad((wanted * weights).sum(), leaf)
+    assert_agree((value.detach(), gradient), (wanted.detach(), exact), s.detach())
+    with torch.no_grad():
+        assert torch.equal(loss(s, target), value)
+    (again,) = torch.autograd.grad(loss(s, target).sum(), s, create_graph=True)
+    torch.autograd.grad(again.square().sum(), s)  # a second derivative comes from the definition
+    if reduction == "none":
+        assert torch.equal(row_losses(loss.row_loss(s), s.detach()[1:], target[1:]), value.detach()[1:])
+
+
+def _falls(log_p, log_not, p, not_p, own, numbers):
+    """Branches of every kind."""
+    x = abs(log_p - log_not) * GAIN
+    if x > 1.0 and not p < 0.25:
+        y = x - 1.0
+        y *= 2.0
+    elif p < 0.1 or 0.2 < p <= 0.22:
+        y = min(x, 3.0)
+    else:
+        y = 0.0 * p
+    low, high = (x, y) if x < y else (y, x)
+    return low + math.fabs(high) + y, max(x, y)
+
+
+GAIN = 2
+
+
+def _with_a_loop(log_p, log_not, p, not_p, own, numbers):
+    for _ in range(3):
+        p = p * p
+    return p, p
+
+
+def _with_an_early_return(log_p, log_not, p, not_p, own, numbers):
+    if p > 0.5:
+        return p, p
+    return log_p, p
+
+
+def _with_a_power(log_p, log_not, p, not_p, own, numbers):
+    return p**2.0, p
+
+
+@pytest.mark.parametrize(
+    ("curve", "what"),
+    [(_with_a_loop, "for _ in"), (_with_an_early_return, "return (p, p)"), (_with_a_power, "p ** 2.0")],
+)
+def test_a_curve_without_a_form_for_gpus(curve, what):
+    with pytest.raises(UnsupportedCurveError, match=curve.__name__) as error:
+        compiled(curve)
+    assert what in str(error.value)
+    loss = softmax_loss(Curve(lambda log_p, log_not, own: -log_p, curve))
+    assert loss.on_gpu is not None
+    assert loss.on_gpu() is None
+
+
+@runs_kernels
+def test_branches_of_a_curve_are_choices():
+    s = torch.linspace(-4, 4, 33, device=DEVICE)[:, None] * torch.tensor([1.0, 0.0], device=DEVICE)
+    label = torch.zeros(33, dtype=torch.long, device=DEVICE)
+    value, gradient = by_kernel(softmax_loss(Curve(lambda log_p, log_not, own: -log_p, _falls)), s, label)
+    for row, log_odds in enumerate(s[:, 0].tolist()):
+        p = 1 / (1 + math.exp(-log_odds))
+        on, slope = _falls(math.log(p), math.log1p(-p), p, 1 - p, 0.0, ())
+        assert value[row].item() == pytest.approx(on, rel=1e-5, abs=1e-5)
+        assert gradient[row, 0].item() == pytest.approx(slope, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.slow
+@interprets
+def test_under_the_interpreter():
+    pass_under_the_interpreter(__file__)
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kind", "n", "dtype", "capability"),
+    [
+        ("cross-entropy", "labels", 1000, torch.bfloat16, 80),
+        ("with others", "distribution", 1000, torch.bfloat16, 90),
+        ("a margin a class", "smoothed", 21_841, torch.float16, 80),
+        ("sigmoid with logarithms", "labels", 100, torch.float32, 90),
+        ("squares", "smoothed", 1_000_000, torch.bfloat16, 90),
+        ("bound", "distribution", 1001, torch.float32, 80),
+    ],
+)
+def test_compiles_for_gpus_and_stays_in_registers(name, kind, n, dtype, capability, monkeypatch, tmp_path):
+    launches = Launches(monkeypatch)
+    s = torch.zeros(2, n, dtype=dtype)
+    target = torch.zeros(2, n) if kind == "distribution" else torch.zeros(2, dtype=torch.long)
+    by_kernel(LOSSES[name](n), s, target, **TARGETS[kind])
+    for kernel in launches.compiled(capability, tmp_path):
+        assert kernel.stack == 0, kernel  # bytes a thread
