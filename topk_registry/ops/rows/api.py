@@ -140,7 +140,7 @@ def serves(scores: Tensor, target: Tensor, weight: Tensor | None = None) -> bool
         and scores.ndim == 2
         and not target.requires_grad
         and (weight is None or weight.device == device)
-        and OPERATOR.choose("auto", device, scores.dtype == torch.float64) != "torch"
+        and OPERATOR.choose("auto", device, scores.is_cuda and scores.dtype == torch.float64) != "torch"
     )
 
 

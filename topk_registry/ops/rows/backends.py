@@ -22,13 +22,13 @@ def _absolute(log_p, log_not, p, not_p, own, numbers):
     return not_p, -slope, p, slope
 
 
-def trial(kernels: Kernels, device: torch.device, double: bool) -> bool:
+def trial(kernels: Kernels, device: torch.device, wide: bool) -> bool:
     """Whether kernels find the absolute error of sigmoids of 0, and its gradient."""
     from topk_registry.ops.rows.api import Options
     from topk_registry.ops.rows.curve import Curve
     from topk_registry.ops.sigmoid.api import sigmoid_loss
 
-    scores = torch.zeros(3, 8, dtype=torch.float64 if double else torch.float32, device=device)
+    scores = torch.zeros(3, 8, device=device)
     label = torch.tensor([0, 3, 7], device=device)
     kernel = sigmoid_loss(Curve(trial, _absolute, others=True, logarithms=False)).kernel_for(scores)
     if kernel is None:
@@ -39,6 +39,7 @@ def trial(kernels: Kernels, device: torch.device, double: bool) -> bool:
     return bool(torch.isclose(value, 12 * signs[0, 1])) and gradient is not None and torch.allclose(gradient, signs / 4)
 
 
+# a request says whether a GPU is to compute in double precision
 OPERATOR: Operator[Kernels] = Operator(
     "rows",
     {
@@ -46,19 +47,19 @@ OPERATOR: Operator[Kernels] = Operator(
             "numba",
             "topk_registry.ops.rows.numba.driver",
             "numba",
-            lambda device, double: device.type == "cpu",
+            lambda device, wide: device.type == "cpu",
             "scores on the CPU",
         ),
         "triton": Backend(
             "triton",
             "topk_registry.ops.rows.triton.driver",
             "triton",
-            lambda device, double: device.type == "cuda" and not double,
+            lambda device, wide: device.type == "cuda" and not wide,
             "GPUs of compute capability 8.0 and up, half or single precision",
             takes_half=True,
             checks_labels=True,
         ),
-        "torch": Backend("torch", __name__, None, lambda device, double: True, "everything"),
+        "torch": Backend("torch", __name__, None, lambda device, wide: True, "everything"),
     },
     trial,
     example=(False,),

@@ -106,7 +106,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         sides = [self.visit(one) for one in (node.left, *node.comparators)]
-        parts = [ast.Compare(sides[i], [op], [sides[i + 1]]) for i, op in enumerate(node.ops)]
+        parts: list[ast.expr] = [ast.Compare(sides[i], [op], [sides[i + 1]]) for i, op in enumerate(node.ops)]
         return _joined(ast.BitAnd(), parts)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:

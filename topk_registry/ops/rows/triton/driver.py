@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from topk_registry.ops.rows.api import REDUCTIONS, Options
 from topk_registry.ops.rows.backends import Kernels
+from topk_registry.ops.rows.triton.add_up import add_up
 from topk_registry.ops.rows.triton.layout import in_rows, like_rows, tiles
 from topk_registry.ops.tensors import launch, operand
 
@@ -103,34 +102,6 @@ class TritonRows:
                 for name, one in self.tensors.items()
             }
         return run(self.kernel, options, scores, wanted, self.numbers, there, self.choices)
-
-
-@triton.jit
-def add_up(
-    losses_ptr, label_ptr, weight_ptr, value_ptr, inverse_ptr, B, n, ignore_index,
-    COUNTS: tl.constexpr, WEIGHTED: tl.constexpr, EMPTY: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The sum of losses, or with ``COUNTS`` their mean and what it multiplies by: 1 / sum of the labels' weights."""
-    total = tl.zeros((BLOCK,), tl.float64)
-    count = tl.zeros((BLOCK,), tl.float64)
-    for start in range(0, B, BLOCK):
-        row = start + tl.arange(0, BLOCK)
-        total += tl.load(losses_ptr + row, mask=row < B, other=0.0).to(tl.float64)
-        if COUNTS:
-            label = tl.load(label_ptr + row, mask=row < B, other=0)
-            counted = (row < B) & (label != ignore_index)
-            own = counted.to(tl.float32)
-            if WEIGHTED:
-                own = tl.load(weight_ptr + label, mask=counted & (label >= 0) & (label < n), other=0.0)
-            count += own.to(tl.float64)
-    value = tl.sum(total, 0)
-    if COUNTS:
-        divisor = tl.sum(count, 0)
-        value = value / divisor  # of nothing it is NaN, as cross-entropy's
-        tl.store(inverse_ptr, tl.where(divisor > 0, 1.0 / divisor, 0.0).to(tl.float32))
-    if EMPTY:
-        value = value + float("nan")
-    tl.store(value_ptr, value.to(tl.float32))
 
 
 kernels = Kernels(run)

@@ -36,7 +36,8 @@ def softmax_rows(
             at_masses(
                 s_ptr + start, target_ptr + start if DENSE else target_ptr, weight_ptr, value_ptr + row,
                 gradient_ptr + start, added_ptr, own_ptr, live, counted, shift, labels, shares, share, scale, numbers,
-                CURVE, OTHERS, ADDED, EACH, DENSE, EVEN, WEIGHTED, GRADIENT, n, R, N, TILES, HELD, SHIFTED,
+                CURVE, OTHERS, ADDED, EACH, DENSE, EVEN, WEIGHTED, GRADIENT,
+                n, R, N, TILES, HELD and not OTHERS, SHIFTED,
             )  # fmt: skip
         else:
             at_labels(
