@@ -219,7 +219,7 @@ def at_masses(
                         DENSE, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
                     )  # fmt: skip
                     g = tl.where(held[tile] >= cut, top, factor * odds[tile] - m * scale)
-                    store(gradient_ptr, tl.where(counted[:, None], g, 0.0), live, shift, tile, n, R, N, SHIFTED)
+                    store(gradient_ptr, of_counted(g, counted, R), live, shift, tile, n, R, N, SHIFTED)
             else:
                 for tile in tl.range(TILES, loop_unroll_factor=2):
                     s = scores(s_ptr, added_ptr, counted, y, shift, tile, ADDED, n, R, N, SHIFTED)
@@ -228,7 +228,7 @@ def at_masses(
                         DENSE, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
                     )  # fmt: skip
                     g = tl.where(s >= cut, top, factor * odds_of(s, reference, cut, steep) - m * scale)
-                    store(gradient_ptr, g, live, shift, tile, n, R, N, SHIFTED)
+                    store(gradient_ptr, of_counted(g, counted, R), live, shift, tile, n, R, N, SHIFTED)
     else:
         mass = tl.zeros_like(r)
         if OTHERS:
@@ -274,7 +274,7 @@ def at_masses(
             if HELD:
                 for tile in tl.static_range(TILES):
                     g = tl.where(held[tile] >= cut, top, (steps[tile] - odds[tile] * factor) * scale)
-                    store(gradient_ptr, tl.where(counted[:, None], g, 0.0), live, shift, tile, n, R, N, SHIFTED)
+                    store(gradient_ptr, of_counted(g, counted, R), live, shift, tile, n, R, N, SHIFTED)
             else:
                 for tile in tl.range(TILES, loop_unroll_factor=2):
                     s = scores(s_ptr, added_ptr, counted, y, shift, tile, ADDED, n, R, N, SHIFTED)
@@ -284,7 +284,15 @@ def at_masses(
                         share, scale, numbers, CURVE, OTHERS, EACH, DENSE, EVEN, WEIGHTED, n, R, N, SHIFTED,
                     )  # fmt: skip
                     g = tl.where(s >= cut, top, (h - w * factor) * scale)
-                    store(gradient_ptr, g, live, shift, tile, n, R, N, SHIFTED)
+                    store(gradient_ptr, of_counted(g, counted, R), live, shift, tile, n, R, N, SHIFTED)
+
+
+@triton.jit
+def of_counted(g, counted, R: tl.constexpr):
+    """A gradient, and 0 for rows that are ignored; a row that is alone in its program is none."""
+    if R > 1:
+        g = tl.where(counted[:, None], g, 0.0)
+    return g
 
 
 @triton.jit
