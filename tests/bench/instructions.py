@@ -73,7 +73,7 @@ def count(
     B: int, n: int, k: int, dtype: torch.dtype, capability: int, target: str = "indices", largest_k: int | None = None
 ) -> list[Count]:
     """Count for the loss of flat rows and its gradient; torch operations between kernels in passes are left out."""
-    import triton
+    from triton import knobs
 
     from topk_registry.ops.ksubset.triton import backend, chunks
 
@@ -81,7 +81,7 @@ def count(
     q = {"smoothing": LabelMixture.smoothed(label, 0.1), "distribution": torch.zeros(8, n)}.get(target, label)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
         launches = Launches(patch)
-        patch.setattr(triton.knobs.compilation, "always_compile", True)  # with the lines of these very files
+        patch.setattr(knobs.compilation, "always_compile", True)  # with the lines of these very files
         if largest_k is not None:
             patch.setattr(backend, "ONE_KERNEL_LARGEST_K", largest_k)
         if target == "chunk":  # of classes, as linear_smooth_topk has them
@@ -139,9 +139,9 @@ def _rounds(kernel: str, numbers: dict) -> int:
 
 def disassemble(file: Path) -> tuple[list[Instruction], list[tuple[int, int]]]:
     """The instructions of a compiled kernel, and its branches from place to place."""
-    import triton
+    from triton import knobs
 
-    tool = triton.knobs.nvidia.nvdisasm.path
+    tool = knobs.nvidia.nvdisasm.path
     text = subprocess.run([tool, "-c", "-gi", file], capture_output=True, text=True, check=True).stdout
     instructions, labels, chain, open_chain = [], {}, [], False
     for line in text.splitlines():
