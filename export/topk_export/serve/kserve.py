@@ -102,9 +102,10 @@ def _parse(service: Service, body: bytes, length: str | None) -> tuple[dict[str,
         head = json.loads(body[:size])
         (tensor,) = head["inputs"]
         x = _tensor(service, tensor, body[size:])
-        unknown = {output["name"] for output in head.get("outputs", ())} - set(service.predictor.output_names)
+        names = service.predictor.output_names
+        unknown = {output["name"] for output in head.get("outputs", ())} - set(names)
         if unknown:
-            raise ValueError(f"no output is called {', '.join(sorted(unknown))}")
+            raise ValueError(f"no output is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
         return head, x
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise HTTPException(400, f"no request of the protocol: {type(error).__name__}: {error}") from error
@@ -116,9 +117,8 @@ def _tensor(service: Service, tensor: Mapping[str, Any], binary: bytes) -> np.nd
     shape = tuple(tensor["shape"])
     expected = predictor.input_name, NAMES[wanted], predictor.input_shape
     if (tensor["name"], tensor["datatype"], shape[1:]) != expected:
-        raise ValueError(
-            f"the model takes {predictor.input_name} {NAMES[wanted]} [batch, {', '.join(map(str, expected[2]))}]"
-        )
+        takes = f"{predictor.input_name} {NAMES[wanted]} [batch, {', '.join(map(str, expected[2]))}]"
+        raise ValueError(f"the model takes {takes}, got {tensor['name']} {tensor['datatype']} {list(shape)}")
     if not 1 <= shape[0] <= most:
         raise ValueError(f"the batch must be 1 to {most}, got {shape[0]}")
     size = tensor.get("parameters", {}).get("binary_data_size")

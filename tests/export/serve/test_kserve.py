@@ -79,6 +79,17 @@ def test_a_request_that_makes_no_sense_is_a_400(service, content):
     assert answer["detail"].startswith("no request of the protocol: ")
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({**tensor(), "outputs": [{"name": "scores"}]}, "no output is called scores; there are logits"),
+        (tensor(shape=[1, 3, 32, 32]), "[batch, 3, 32, 40], got input FP32 [1, 3, 32, 32]"),
+    ],
+)
+def test_a_refusal_says_what_came_and_what_there_is(service, content, message):
+    assert message in infer(service.port, content)[1]["detail"]
+
+
 def test_a_wrong_length_and_another_model_are_refused(service):
     assert infer(service.port, tensor(), **{"Inference-Header-Content-Length": "9999999"})[0] == 400
     assert request(service.port, "GET", "/v2/models/other")[0] == 404

@@ -1,7 +1,10 @@
 """Refuse within a second a run that cannot work, before any data is read or any weight is made."""
 
+from collections.abc import Sequence
+from difflib import get_close_matches
+
 from timm.models import get_arch_pretrained_cfgs, is_model, list_models
-from timm.optim import get_optimizer_class
+from timm.optim import get_optimizer_class, list_optimizers
 
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.evaluate import parse_metric
@@ -48,8 +51,13 @@ def _notes(config: TrainConfig, loss: LossSpec) -> list[str]:
 
 def _check_model(name: str) -> None:
     if not is_model(name.split("/", 1)[-1].split(".")[0]) and ":" not in name:
-        close = list_models(f"*{name}*")[:5]
-        raise TrainError(f"timm has no model {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
+        raise _unknown("model", name, list_models())
+
+
+def _unknown(what: str, name: str, known: Sequence[str]) -> TrainError:
+    holding = sorted((other for other in known if name in other), key=lambda other: not other.startswith(name))
+    close = holding[:5] or get_close_matches(name, known, n=5)
+    return TrainError(f"timm has no {what} {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
 
 
 def _check_numbers(config: TrainConfig) -> None:
@@ -57,7 +65,7 @@ def _check_numbers(config: TrainConfig) -> None:
     try:
         get_optimizer_class(config.opt)
     except ValueError as error:
-        raise TrainError(f"timm has no optimizer {config.opt!r}") from error
+        raise _unknown("optimizer", config.opt, [str(name) for name in list_optimizers()]) from error
     if config.epochs < 1 or config.batch_size < 1:
         raise TrainError(f"--epochs and --batch-size must be at least 1, got {config.epochs} and {config.batch_size}")
 
