@@ -1,6 +1,8 @@
 """The order of batches, the seeds they are drawn under, and the data sets behind them."""
 
 import random
+import signal
+import subprocess
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from timm.data import create_dataset
 
 from topk_registry.data.labels import class_counts, class_names_of, is_indexed, labels_of
 from topk_registry.train.config.arguments import parse_args
+from topk_registry.train.engine.signals import leave_to_the_run
 from topk_registry.train.setup.batches import BatchOrder, seeded
 from topk_registry.train.setup.datasets import open_data
 from topk_registry.train.setup.unreadable import report_unreadable
@@ -120,3 +123,17 @@ def test_unreadable_images_are_replaced_within_their_part(tmp_path):
             assert shown == next((j for j in whole if j >= i), whole[0])
             assert label == shown // 8
     assert "could not be read" in report_unreadable(data.train, "training")
+
+
+@pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="the sender of a signal is not known here")
+def test_a_worker_ends_by_its_parents_signal_alone():
+    loader = torch.utils.data.DataLoader(list(range(6)), num_workers=1, worker_init_fn=leave_to_the_run)
+    numbers = iter(loader)
+    (worker,) = numbers._workers
+    assert next(numbers).item() == 0  # it has been initialised
+    subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
+    subprocess.run(["kill", "-INT", str(worker.pid)], check=True)
+    assert [next(numbers).item() for _ in range(5)] == [1, 2, 3, 4, 5]
+    worker.terminate()
+    worker.join(60)
+    assert worker.exitcode == 0

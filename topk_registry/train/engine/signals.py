@@ -1,5 +1,6 @@
 """Ctrl-C, SIGTERM and a closed terminal ask a run to stop after the update that is under way."""
 
+import os
 import signal
 import threading
 import time
@@ -46,8 +47,22 @@ class StopRequest:
 
 
 def leave_to_the_run(worker: int, then: Any = None) -> None:
-    """Ignore the signals in a loader's worker, which goes on until the run has saved; then initialise as ``then``."""
+    """Ignore the signals in a loader's worker, which goes on until the run has saved; then initialise as ``then``.
+
+    SIGTERM of its own parent ends it, where the sender can be known: the parent's exit ends so the workers of a loader
+    that something still holds, such as the traceback of an error in a notebook, and waits for them.
+    """
     for signum in SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        threading.Thread(target=_end_with_the_parent, daemon=True).start()
     if then is not None:
         then(worker)
+
+
+def _end_with_the_parent() -> None:
+    parent = os.getppid()
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent:
+        pass
+    os._exit(0)

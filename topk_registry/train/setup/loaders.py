@@ -181,10 +181,7 @@ def _set_workers(config: TrainConfig, loader: Any) -> None:
 
 
 def end_workers(loader: Any) -> None:
-    """End the workers of a loader that keeps them between epochs; the next pass starts others.
-
-    At the exit of the interpreter they would be asked by SIGTERM, which they ignore, and waited for without an end.
-    """
+    """End the workers of a loader that keeps them between epochs; the next pass starts others."""
     inner = getattr(loader, "loader", loader)
     if getattr(inner, "_iterator", None) is not None:
         inner._iterator = None  # they end with what holds them
