@@ -41,6 +41,7 @@ PUBLIC = {
     "list_losses",
     "loss_info",
     "normalize_classifier",
+    "perturbed_hinge_loss",
     "perturbed_topk",
     "quadratic_bound_loss",
     "quadratic_bound_of_sums",

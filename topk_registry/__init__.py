@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from topk_registry.ops.label_mixture import LabelMixture
     from topk_registry.ops.lapsum.api import lapsum_loss
     from topk_registry.ops.perturbed import perturbed_topk
+    from topk_registry.ops.perturbed.row_loss import perturbed_hinge_loss
     from topk_registry.ops.ranking.api import ranking_loss
     from topk_registry.ops.robust.api import aldr_loss
     from topk_registry.ops.rows.api import RowLoss, row_losses
@@ -93,6 +94,7 @@ _HOMES = {
     "list_losses": "registry.api",
     "loss_info": "registry.api",
     "normalize_classifier": "nn.classifier",
+    "perturbed_hinge_loss": "ops.perturbed.row_loss",
     "perturbed_topk": "ops.perturbed",
     "quadratic_bound_loss": "ops.squares.api",
     "quadratic_bound_of_sums": "ops.squares.definition",
@@ -149,6 +151,7 @@ __all__ = [
     "list_losses",
     "loss_info",
     "normalize_classifier",
+    "perturbed_hinge_loss",
     "perturbed_topk",
     "quadratic_bound_loss",
     "quadratic_bound_of_sums",

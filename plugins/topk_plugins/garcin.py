@@ -17,7 +17,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from topk_plugins._margins import ldam_margins
-from topk_registry import PerturbedTopK, TopKLoss
+from topk_registry import PerturbedTopK, RowLoss, TopKLoss, perturbed_hinge_loss
 
 
 class NoisedTopK(TopKLoss):
@@ -66,18 +66,22 @@ class NoisedTopK(TopKLoss):
         )
         self.threshold = PerturbedTopK(self.k + 1, epsilon=epsilon, num_samples=num_samples)
 
-    def per_class(self, logits: Tensor) -> Tensor:
-        margin = self.margin(logits)
-        return self.scale * (margin + self.threshold(logits)[:, None] - logits).relu()
+    takes_half = True
 
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        margin = self.margin(logits).expand(logits.shape[1])[label]
-        s_y = logits.gather(1, label[:, None])[:, 0]
-        return self.scale * (margin + self.threshold(logits) - s_y).relu()
+    def row_loss(self, logits: Tensor) -> RowLoss:
+        noise = self.threshold
+        return perturbed_hinge_loss(
+            noise.k,
+            epsilon=noise.epsilon,
+            num_samples=noise.num_samples,
+            alpha=self.margin(logits),
+            scale=self.scale,
+            impl=noise.impl,
+        )
 
-    def margin(self, logits: Tensor) -> Tensor:
-        """Return how far the score of each class, as the label, must be above the threshold, [n] or [1]."""
-        return logits.new_ones(1)
+    def margin(self, logits: Tensor) -> float | Tensor:
+        """Return how far the score of a class, as the label, must be above the threshold: one for all, or each [n]."""
+        return 1.0
 
     def extra_repr(self) -> str:
         return f"epsilon={self.threshold.epsilon:g}, num_samples={self.threshold.num_samples}, {super().extra_repr()}"
@@ -150,7 +154,7 @@ class NoisedTopKImbalanced(NoisedTopK):
     def margin(self, logits: Tensor) -> Tensor:
         if self.margins.numel() != logits.shape[1]:
             raise ValueError(f"class_counts has {self.margins.numel()} entries, logits have {logits.shape[1]} classes")
-        return self.margins.to(logits)
+        return self.margins
 
     def extra_repr(self) -> str:
         return f"scale={self.scale:g}, max_margin={self.margins.max().item():g}, {super().extra_repr()}"

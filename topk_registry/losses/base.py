@@ -153,12 +153,11 @@ class ClassificationLoss(nn.Module):
         if target.dtype == torch.bool or not serves(logits, target, self.weight) or not self._suits_row_loss(target):
             return None
         rows = self.row_loss(logits)
-        kernel = None if rows is None else rows.kernel_for(logits)
-        if kernel is None:
+        if rows is None or (kernel := rows.kernel_for(logits)) is None:
             return None
         return reduced(
             kernel,
-            lambda scores: self._definition(scores, target, None),
+            None if rows.piecewise_linear else lambda scores: self._definition(scores, target, None),
             logits,
             target,
             weight=self.weight,

@@ -67,12 +67,17 @@ class RowKernel:
             found = self._prepared[dtype] = kernel, *given, operands
         return found
 
+    def of_call(self, numbers: Tensor) -> Tensor:
+        """The numbers for one call, for a subclass to add to."""
+        return numbers
+
     def run(self, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
         """See :class:`Kernel`."""
         target, weight, smoothing, ignore_index, reduction = options
         real = torch.float64 if scores.dtype == torch.float64 else torch.float32
         scores = operand(scores, tuple(scores.shape), scores.dtype, scores.device)
         kernel, numbers, tensors, _ = self.prepared(real)
+        numbers = self.of_call(numbers)
         dense = target.is_floating_point()
         target = target.detach().to(real if dense else torch.int64).resolve_neg().contiguous()
         weight = None if weight is None else weight.detach().to(real).contiguous()
@@ -96,11 +101,14 @@ class RowLoss:
             kernel does: under transforms and compilation, on other devices, and for second derivatives.
         kernel: gives the kernel for the CPU, or None.
         on_gpu: gives the kernel for GPUs, or None.
+        piecewise_linear: whether the gradient to the scores does not change where it exists. Second derivatives are
+            then 0, and nothing is computed anew for them.
     """
 
     definition: Callable[[Tensor, Tensor | None], Tensor]
     kernel: Callable[[], Kernel] | None = None
     on_gpu: Callable[[], Kernel | None] | None = None
+    piecewise_linear: bool = False
 
     def kernel_for(self, scores: Tensor) -> Kernel | None:
         """The kernel for the device of these scores, None where there is none."""
@@ -126,7 +134,12 @@ def row_losses(loss: RowLoss, scores: Tensor, target: Tensor) -> Tensor:
     """
     check(scores, target)
     if serves(scores, target) and (kernel := loss.kernel_for(scores)) is not None:
-        return reduced(kernel, lambda rows: loss.definition(rows, target), scores, target)
+        curved = None if loss.piecewise_linear else partial(_of_target, loss, target)
+        return reduced(kernel, curved, scores, target)
+    return loss.definition(scores, target)
+
+
+def _of_target(loss: RowLoss, target: Tensor, scores: Tensor) -> Tensor:
     return loss.definition(scores, target)
 
 
@@ -146,7 +159,7 @@ def serves(scores: Tensor, target: Tensor, weight: Tensor | None = None) -> bool
 
 def reduced(
     kernel: Kernel,
-    definition: Callable[[Tensor], Tensor],
+    definition: Callable[[Tensor], Tensor] | None,
     scores: Tensor,
     target: Tensor,
     *,
@@ -159,7 +172,8 @@ def reduced(
 
     Args:
         kernel: of the loss.
-        definition: ``(scores) -> the same``, in torch operations; its derivative is the second derivative.
+        definition: ``(scores) -> the same``, in torch operations; its derivative is the second derivative. None: the
+            loss is piecewise linear.
         scores: [B, n], n at least 2.
         target: int64 class indices [B], or masses [B, n] on the classes, which need not add up to 1.
         weight: a factor a class [n]; it gets no gradient.

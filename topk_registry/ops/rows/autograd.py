@@ -13,11 +13,12 @@ class Reduced(torch.autograd.Function):
     factor that the gradient has yet to be multiplied by.
 
     The backward pass is one multiplication, and none where the incoming gradient is 1. Where it is differentiated
-    itself, the gradient is taken anew from ``definition(logits)``, in differentiable operations.
+    itself, the gradient is taken anew from ``definition(logits)``, in differentiable operations; without a definition
+    the loss is piecewise linear in the logits, and the gradient a constant.
     """
 
     @staticmethod
-    def forward(ctx, logits: Tensor, kernel: Callable, definition: Callable[[Tensor], Tensor]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(ctx, logits: Tensor, kernel: Callable, definition: Callable[[Tensor], Tensor] | None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         value, gradient, *factor = kernel(logits, ctx.needs_input_grad[0])
         ctx.save_for_backward(logits, gradient, *factor)
         ctx.definition = definition
@@ -26,7 +27,7 @@ class Reduced(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *g: Tensor):
         logits, gradient, *factor = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and ctx.definition is not None:
             value = ctx.definition(logits)
             (found,) = torch.autograd.grad(value, logits, g[0], create_graph=True)
             return found, None, None
@@ -38,7 +39,7 @@ def scaled(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
     """The gradient [B, n] times g, a number or one a row, in a dtype; the gradient itself where g is 1."""
     if g.ndim:
         g = g[:, None]
-    elif g.device.type == "cpu" and float(g) == 1.0:
+    elif g.device.type == "cpu" and not g.requires_grad and float(g) == 1.0:
         return gradient if gradient.dtype == dtype else gradient.to(dtype)
     if gradient.is_cuda and route(gradient, g) is Route.KERNELS:
         return torch.mul(

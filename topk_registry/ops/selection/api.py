@@ -9,7 +9,7 @@ from topk_registry.ops.rows.api import RowKernel, RowLoss
 from topk_registry.ops.selection.definition import hinge
 
 MODULE = "topk_registry.ops.selection.numba.kernel"
-AGAINST = {"rival": 0, "rank": 1, "mean": 3}
+AGAINST = {"rival": 0, "rank": 1, "mean": 2}
 
 
 def topk_hinge_loss(k: int, *, against: str = "rival", alpha: float | Tensor = 1.0, factor: float = 1.0) -> RowLoss:
@@ -34,6 +34,6 @@ def topk_hinge_loss(k: int, *, against: str = "rival", alpha: float | Tensor = 1
 def _kernel(kind: int, k: int, alpha: float | Tensor, version: int, factor: float) -> RowKernel:
     def given(dtype: torch.dtype):
         own = alpha.detach().to("cpu", dtype).contiguous() if isinstance(alpha, Tensor) else None
-        return [kind, k, 0.0 if isinstance(alpha, Tensor) else alpha, factor, 1.0, 0], [own, 0, 0]
+        return [kind, k, 0.0 if isinstance(alpha, Tensor) else alpha, factor], [own]
 
     return RowKernel(MODULE, given)

@@ -1,5 +1,5 @@
-"""Rows, one at a time: the height, the draws' candidates, their noise, and the k-th largest of each draw."""
-# pyright: reportCallIssue=false
+"""One row at a time: the height, the draws' candidates, their noise, and the k-th largest of each draw."""
+# pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
 import numpy as np
@@ -15,54 +15,74 @@ WHICH_BYTE = np.uint64(0x0001020304050607)  # times 2^(8 j) has j for its highes
 @compiled
 def rows(job, step, s, k, epsilon, key, table, value, index):
     """value [B] and index [B, draws] of the scores s [B, n], of the rows that this thread takes."""
-    n, draws = s.shape[1], index.shape[1]
+    space, guess = room(s.shape[1], index.shape[1]), 0.0
+    for start, stop in team.spans(job, step, len(s)):
+        for r in range(start, stop):
+            value[r], guess = of_row(s[r], r, k, epsilon, key, table, index[r], guess, space)
+
+
+@compiled
+def room(n, draws):
+    """Scratch memory of :func:`of_row`."""
     blocks = (n + 15) // 16
-    size = max(GROUP, blocks)
-    bits, limit = np.zeros(16 * blocks, np.int32), np.zeros(16 * blocks, np.uint8)
-    active, starts = np.empty(blocks, np.int64), np.empty(draws + 1, np.int64)
-    calls, words, passed = np.empty(size, np.int64), np.empty(4 * size, np.uint32), np.empty(16 * size, np.uint8)
-    some = np.empty(2 * size, np.int64)
-    place, first, z = np.empty(16 * size, np.int64), np.empty(16 * size, np.uint8), np.empty(16 * size)
-    real = s.dtype.type
-    guess, inverse = 0.0, real(1 / epsilon)
-    r = team.take(job, step)
-    stop = min(r + step, len(s))
-    while r < stop:
-        row = s[r]
-        if _has_nan(row):
-            value[r], index[r] = np.nan, 0
+    size = min(draws * blocks, max(GROUP, blocks))  # calls of the generator at a time
+    numbers, words = np.empty((4, 16 * size), np.int64), np.empty(4 * max(size, GROUP), np.uint32)
+    return (
+        np.zeros(16 * blocks, np.int32),
+        np.empty((3, 16 * size), np.uint8),
+        np.empty(blocks, np.int64),
+        numbers,
+        words,
+    )
+
+
+@compiled
+def of_row(row, r, k, epsilon, key, table, index, guess, space):
+    """The mean over the draws of the k-th largest perturbed score, 2 k <= n + 1, and a guess of the next row's height.
+
+    Args:
+        row: scores [n].
+        r: the row's place in the batch; with the key, the draw and the class it decides on the noise.
+        index: receives the class that was k-th at each draw [draws].
+        guess: of the height that k scores of a draw reach. It decides on the time only.
+        space: from :func:`room`.
+    """
+    bits, bytes_, active, numbers, words = space
+    draws, blocks, real = len(index), len(active), row.dtype.type
+    limit, passed, first = bytes_[0], bytes_[1], bytes_[2]
+    calls, some, place, z = numbers[0], numbers[1], numbers[2], numbers[3].view(np.float64)
+    if _has_nan(row):
+        index[:] = 0
+        return np.nan, guess
+    inverse = real(1 / epsilon)
+    height = real(find_height(row, k, epsilon, guess, bits))  # rounded once, for all that compare with it
+    guess = np.float64(height) if np.isfinite(height) else guess
+    total, draw, lower = 0.0, 0, 0.5 * epsilon
+    held = limits(row, height, inverse, bits, limit, active)
+    starts = np.empty(draws + 1, np.int64)
+    while draw < draws:
+        stride = min(draws - draw, max(1, GROUP // held))
+        for d in range(stride):
+            for a in range(held):
+                calls[d * held + a] = (draw + d) * blocks + active[a]
+        philox_of(calls[: stride * held], r, FIRST_BYTES, key, words)
+        _passing(calls, words, limit[: 16 * held], stride, passed, some, place, first, starts)
+        normals_of(place[: starts[stride]], first, r, key, table, words, z)
+        for d in range(stride):
+            low, high = starts[d], starts[d + 1]
+            m = _above(row, height, epsilon, place[low:high], 16 * blocks * draw, z[low:high])
+            if m < k:
+                break
+            j = _kth(z[low : low + m], k)
+            total += z[low + j]
+            index[draw] = place[low + j]
+            draw += 1
         else:
-            height = real(find_height(row, k, epsilon, guess, bits))  # rounded once, for all that compare with it
-            guess = np.float64(height) if np.isfinite(height) else guess
-            total, draw, lower = 0.0, 0, 0.5 * epsilon
-            held = limits(row, height, inverse, bits, limit, active)
-            while draw < draws:
-                stride = min(draws - draw, max(1, GROUP // held))
-                for d in range(stride):
-                    for a in range(held):
-                        calls[d * held + a] = (draw + d) * blocks + active[a]
-                philox_of(calls[: stride * held], r, FIRST_BYTES, key, words)
-                _passing(calls, words, limit[: 16 * held], stride, passed, some, place, first, starts)
-                normals_of(place[: starts[stride]], first, r, key, table, words, z)
-                for d in range(stride):
-                    low, high = starts[d], starts[d + 1]
-                    m = _above(row, height, epsilon, place[low:high], 16 * blocks * draw, z[low:high])
-                    if m < k:
-                        break
-                    j = _kth(z[low : low + m], k)
-                    total += z[low + j]
-                    index[r, draw] = place[low + j]
-                    draw += 1
-                else:
-                    continue
-                height = real(height - lower if lower < 8 * epsilon else -np.inf)
-                lower *= 2
-                held = limits(row, height, inverse, bits, limit, active)
-            value[r] = total / draws
-        r += 1
-        if r == stop:
-            r = team.take(job, step)
-            stop = min(r + step, len(s))
+            continue
+        height = real(height - lower if lower < 8 * epsilon else -np.inf)
+        lower *= 2
+        held = limits(row, height, inverse, bits, limit, active)
+    return total / draws, guess
 
 
 @compiled

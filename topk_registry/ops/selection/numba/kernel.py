@@ -14,9 +14,9 @@ from topk_registry.ops.rows.numba.compiled import c_function, compiled
 from topk_registry.ops.rows.numba.driver import ROW
 from topk_registry.ops.rows.numba.vectors import nothing, total_of
 
-KIND, K, ALPHA, FACTOR, SCALE, DRAWS = range(6)  # the kernel's numbers
-RIVAL, RANK, GIVEN, CONVEX = range(4)  # what the label's score is held against
-OWN, VALUE, INDEX = range(3)  # the kernel's tensors
+KIND, K, ALPHA, FACTOR = range(4)  # the kernel's numbers
+RIVAL, RANK, CONVEX = range(3)  # what the label's score is held against
+OWN = 0  # the kernel's tensor
 
 
 @lru_cache
@@ -26,34 +26,17 @@ def row_kernel(dtype: torch.dtype) -> int:
 
     def body(n, s, m, y, mass, b, numbers, tensors, room, g):
         assert edition  # part of the cache's key: numba does not see that other files have changed
-        s, m, g, number = carray(s, n, real), carray(m, n, real), carray(g, n, real), carray(numbers, 6, np.float64)
-        at, kind, k = carray(tensors, 3, np.int64), np.int64(number[KIND]), np.int64(number[K])
+        s, m, g, number = carray(s, n, real), carray(m, n, real), carray(g, n, real), carray(numbers, 4, np.float64)
+        at, kind, k = carray(tensors, 1, np.int64), np.int64(number[KIND]), np.int64(number[K])
         own = carray(openmp.pointer(at[OWN]), n if at[OWN] != 0 else 0, real)
-        alpha, factor, scale = number[ALPHA], number[FACTOR], number[SCALE]
-        if kind == GIVEN:
-            draws = np.int64(number[DRAWS])
-            threshold = np.float64(carray(openmp.pointer(at[VALUE] + b * real_size(g)), 1, real)[0])
-            index = carray(openmp.pointer(at[INDEX] + b * draws * 8), draws, np.int64)
-            if y >= 0:
-                g[:] = 0
-                value, slope = hinge(s, y, mass, threshold, own, alpha, factor, scale, True, g)
-            else:
-                value, slope = hinges(s, m, threshold, own, alpha, factor, scale, True, g)
-            for i in index:
-                g[i] += real(slope / draws)
-            return value if threshold == threshold else nothing(g)
+        alpha, factor = number[ALPHA], number[FACTOR]
         if total_of(s) * 0 != 0 and has_nan(s):
             return nothing(g)
         if y >= 0:
-            return at_label(s, y, mass, kind, k, own, alpha, factor, scale, g)
-        return at_masses(s, m, kind, k, own, alpha, factor, scale, g)
+            return at_label(s, y, mass, kind, k, own, alpha, factor, g)
+        return at_masses(s, m, kind, k, own, alpha, factor, g)
 
     return c_function(ROW, body)
-
-
-@compiled
-def real_size(x):
-    return x.itemsize
 
 
 @compiled
@@ -73,24 +56,24 @@ def largest(s, skip, count):
 
 
 @compiled
-def hinge(s, y, mass, threshold, own, alpha, factor, scale, strict, g):
+def hinge(s, y, mass, threshold, own, alpha, factor, scale, g):
     """scale (alpha + factor (threshold - s_y))_+ of the label: its gradient is in g, the threshold's is returned."""
     margin = np.float64(own[y]) if len(own) else alpha
     violation = margin + factor * (threshold - np.float64(s[y]))
-    if violation > 0 or (violation == 0 and not strict):
+    if violation >= 0:
         g[y] -= s.dtype.type(mass * scale * factor)
         return mass * scale * violation, mass * scale * factor
     return (violation if violation != violation else 0.0), 0.0
 
 
 @compiled
-def hinges(s, m, threshold, own, alpha, factor, scale, strict, g):
+def hinges(s, m, threshold, own, alpha, factor, scale, g):
     """As :func:`hinge`, of every class; g is written."""
     value, slope, real = 0.0, 0.0, s.dtype.type
     for i in range(len(s)):
         margin = np.float64(own[i]) if len(own) else alpha
         violation = margin + factor * (threshold - np.float64(s[i]))
-        active = (violation > 0 or (violation == 0 and not strict)) and m[i] != 0
+        active = violation >= 0 and m[i] != 0
         value += np.float64(m[i]) * violation if active else 0.0
         slope += np.float64(m[i]) if active else 0.0
         g[i] = real(-scale * factor) * m[i] if active else real(0)
@@ -98,7 +81,7 @@ def hinges(s, m, threshold, own, alpha, factor, scale, strict, g):
 
 
 @compiled
-def at_label(s, y, mass, kind, k, own, alpha, factor, scale, g):
+def at_label(s, y, mass, kind, k, own, alpha, factor, g):
     real = s.dtype.type
     g[:] = 0
     if kind == CONVEX:
@@ -118,29 +101,29 @@ def at_label(s, y, mass, kind, k, own, alpha, factor, scale, g):
         return mass * value
     top, where = largest(s, y if kind == RIVAL else -1, k if kind == RIVAL else k + 1)
     last = len(top) - 1
-    value, slope = hinge(s, y, mass, np.float64(top[last]), own, alpha, factor, scale, False, g)
+    value, slope = hinge(s, y, mass, np.float64(top[last]), own, alpha, factor, 1.0, g)
     g[where[last]] += real(slope)
     return value
 
 
 @compiled
-def at_masses(s, m, kind, k, own, alpha, factor, scale, g):
+def at_masses(s, m, kind, k, own, alpha, factor, g):
     """Classes outside the top k share one threshold; those inside have another, and are looked at one by one."""
     real, inside = s.dtype.type, np.empty(k)
     top, where = largest(s, -1, k + 1)
     if kind == RANK:
-        value, slope = hinges(s, m, np.float64(top[k]), own, alpha, factor, scale, False, g)
+        value, slope = hinges(s, m, np.float64(top[k]), own, alpha, factor, 1.0, g)
         g[where[k]] += real(slope)
         return value
     for j in range(k):
         inside[j], m[where[j]] = m[where[j]], 0
     if kind == CONVEX:
         return convex_masses(s, m, k, top, where, inside, g)
-    value, slope = hinges(s, m, np.float64(top[k - 1]), own, alpha, factor, scale, False, g)
+    value, slope = hinges(s, m, np.float64(top[k - 1]), own, alpha, factor, 1.0, g)
     g[where[k - 1]] += real(slope)
     for j in range(k):
         if inside[j] != 0:
-            more, slope = hinge(s, where[j], inside[j], np.float64(top[k]), own, alpha, factor, scale, False, g)
+            more, slope = hinge(s, where[j], inside[j], np.float64(top[k]), own, alpha, factor, 1.0, g)
             value += more
             g[where[k]] += real(slope)
     return value
@@ -152,7 +135,7 @@ def convex_masses(s, m, k, top, where, inside, g):
     total = 0.0
     for j in range(k):
         total += np.float64(top[j])
-    value, slope = hinges(s, m, total / k, none, 1.0, 1.0, 1.0, False, g)
+    value, slope = hinges(s, m, total / k, none, 1.0, 1.0, 1.0, g)
     last = np.float64(top[k]) + 1
     for j in range(k):
         g[where[j]] += real(slope / k)

@@ -1,0 +1,83 @@
+"""The hinge on the perturbed k-th largest score, as a row loss."""
+
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from topk_registry.ops.perturbed.api import SEEDS, check_options, perturbed_topk
+from topk_registry.ops.perturbed.backends import EPSILONS
+from topk_registry.ops.rows.api import RowKernel, RowLoss, of_table, wide
+
+
+def perturbed_hinge_loss(
+    k: int,
+    *,
+    epsilon: float = 1.0,
+    num_samples: int = 5,
+    alpha: float | Tensor = 1.0,
+    scale: float = 1.0,
+    impl: str = "auto",
+) -> RowLoss:
+    """The hinge scale (alpha_y + E_Z[(s + epsilon Z)_[k]] - s_y)_+ of a label y, for
+    :func:`topk_registry.row_losses`.
+
+    Args:
+        k: which largest score the label is held against, 1 <= k <= n.
+        epsilon: standard deviation of the noise, in the unit of the scores.
+        num_samples: how many draws estimate the expectation and its gradient. They come from torch's global generator.
+        alpha: required gap, one for all classes or one a class [n]; it gets no gradient.
+        scale: factor of the loss.
+        impl: as in :func:`topk_registry.perturbed_topk`.
+
+    Example:
+        >>> loss = perturbed_hinge_loss(2, epsilon=0.0)
+        >>> row_losses(loss, torch.tensor([[2.0, 1.5, -3.0]]), torch.tensor([0]))
+        tensor([0.5000])
+    """
+    check_options(k, epsilon, num_samples, impl)
+    options = int(k), float(epsilon), int(num_samples), alpha, float(scale)
+    compiled = impl in ("auto", "numba") and EPSILONS[0] <= epsilon <= EPSILONS[1]
+    version = alpha._version if isinstance(alpha, Tensor) else 0
+    kernel = partial(_kernel, *options, version) if compiled else None
+    return RowLoss(partial(definition, *options, impl), kernel, piecewise_linear=True)
+
+
+def definition(
+    k: int,
+    epsilon: float,
+    num_samples: int,
+    alpha: float | Tensor,
+    scale: float,
+    impl: str,
+    scores: Tensor,
+    target: Tensor | None,
+) -> Tensor:
+    """The losses in torch operations beside the operator."""
+    s = wide(scores)
+    threshold = perturbed_topk(s, k, epsilon=epsilon, num_samples=num_samples, impl=impl)
+    own = alpha.to(s) if isinstance(alpha, Tensor) else alpha
+    if target is None or target.is_floating_point():
+        return of_table(scale * (own + threshold[:, None] - s).clamp(min=0), target)
+    gap = own[target] if isinstance(own, Tensor) else own
+    return scale * (gap + threshold - s.gather(1, target[:, None])[:, 0]).clamp(min=0)
+
+
+@lru_cache(maxsize=64)
+def _kernel(
+    k: int, epsilon: float, num_samples: int, alpha: float | Tensor, scale: float, version: int
+) -> "DrawingKernel":
+    def given(dtype: torch.dtype):
+        from topk_registry.ops.perturbed.numba.noise import table  # numba is optional
+
+        own = alpha.detach().to("cpu", dtype).contiguous() if isinstance(alpha, Tensor) else None
+        return [k, num_samples, epsilon, 0.0 if own is not None else alpha, scale], [own, table()]
+
+    return DrawingKernel("topk_registry.ops.perturbed.numba.row", given)
+
+
+class DrawingKernel(RowKernel):
+    """A row kernel whose last number is a seed: one integer from torch's global generator at each call."""
+
+    def of_call(self, numbers: Tensor) -> Tensor:
+        return torch.cat((numbers, torch.randint(SEEDS, (1,)).view(torch.float64)))
