@@ -20,8 +20,9 @@ BYTES = np.float32(256.1)  # the tenth is for rounding
 
 @compiled
 def find_height(row, k, epsilon, guess, bits):
-    """A height that all but surely k scores of a draw reach, and not many more; -inf if none is found."""
-    few = k + 3 * math.sqrt(k) + 2
+    """A height that k scores of nearly every draw reach, and not many more; -inf if none is found."""
+    # one draw in a hundred has fewer than k and is looked at again; each score more costs a normal in every draw
+    few = k + 1.5 * math.sqrt(k) + 2
     if few >= len(row):
         return -np.inf
     low, high, height, reach = -np.inf, np.inf, guess, epsilon
@@ -31,9 +32,9 @@ def find_height(row, k, epsilon, guess, bits):
             high = height
         else:
             low = height
-            if count <= 2 * few:
+            if count <= 1.5 * few:
                 break
-        newton = height + epsilon * math.log(count / (1.4 * few)) * count / max(slope, 1e-3)
+        newton = height + epsilon * math.log(count / (1.2 * few)) * count / max(slope, 1e-3)
         if low < newton < high and trial % 4 < 3 and np.isfinite(low):
             height = newton
         elif np.isfinite(low) and np.isfinite(high):
@@ -74,18 +75,21 @@ def limits(row, height, inverse, bits, limit, active):
         limit[:] = 255
         active[:] = np.arange(len(active))
         return len(active)
+    lowest = np.int32(0x7FFFFFFF)
     for i in range(len(row)):
         bits[i] = tail_bits((height - row[i]) * inverse)
+        lowest = min(lowest, bits[i])
     q = bits.view(np.float32)
     for i in range(len(row)):
-        limit[i] = np.uint8(np.int32(BYTES * q[i])) if row[i] < height else np.uint8(255)
-    held = 0
+        limit[i] = np.uint8(np.int32(BYTES * q[i]) if row[i] < height else np.int32(255))
+    if lowest > HOPELESS:
+        active[:] = np.arange(len(active))
+        return len(active)
+    held, eight = 0, limit.view(np.uint64)
     for b in range(len(active)):
         least = HOPELESS
         for i in range(16 * b, 16 * b + 16):
             least = max(least, bits[i])
-        active[held] = b
-        if held < b:
-            limit[16 * held : 16 * held + 16] = limit[16 * b : 16 * b + 16]
+        active[held], eight[2 * held], eight[2 * held + 1] = b, eight[2 * b], eight[2 * b + 1]
         held += least > HOPELESS
     return held

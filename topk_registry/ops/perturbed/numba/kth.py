@@ -1,5 +1,5 @@
 """One row at a time: the height, the draws' candidates, their noise, and the k-th largest of each draw."""
-# pyright: reportCallIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 # numba's intrinsics are called without their first parameter
 
 import numpy as np
