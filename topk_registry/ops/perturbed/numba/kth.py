@@ -26,14 +26,9 @@ def room(n, draws):
     """Scratch memory of :func:`of_row`."""
     blocks = (n + 15) // 16
     size = min(draws * blocks, max(GROUP, blocks))  # calls of the generator at a time
-    numbers, words = np.empty((4, 16 * size), np.int64), np.empty(4 * max(size, GROUP), np.uint32)
-    return (
-        np.zeros(16 * blocks, np.int32),
-        np.empty((3, 16 * size), np.uint8),
-        np.empty(blocks, np.int64),
-        numbers,
-        words,
-    )
+    bits, active, calls = np.zeros(16 * blocks, np.int32), np.empty(blocks, np.int64), np.empty((3, size), np.int64)
+    words, places = np.empty(4 * max(size, GROUP), np.uint32), np.empty((2, 16 * size), np.int64)
+    return bits, active, calls, words, places, np.empty((3, 16 * size), np.uint8)
 
 
 @compiled
@@ -47,10 +42,10 @@ def of_row(row, r, k, epsilon, key, table, index, guess, space):
         guess: of the height that k scores of a draw reach. It decides on the time only.
         space: from :func:`room`.
     """
-    bits, bytes_, active, numbers, words = space
+    bits, active, calls, words, places, of_bytes = space
     draws, blocks, real = len(index), len(active), row.dtype.type
-    limit, passed, first = bytes_[0], bytes_[1], bytes_[2]
-    calls, some, place, z = numbers[0], numbers[1], numbers[2], numbers[3].view(np.float64)
+    limit, passed, first = of_bytes[0], of_bytes[1], of_bytes[2]
+    calls, some, place, z = calls[0], calls[1:].ravel(), places[0], places[1].view(np.float64)
     if _has_nan(row):
         index[:] = 0
         return np.nan, guess

@@ -33,14 +33,17 @@ def row_kernel(dtype: torch.dtype) -> int:
         own = carray(openmp.pointer(at[OWN]), n if at[OWN] != 0 else 0, real)
         k, draws, epsilon = np.int64(number[K]), np.int64(number[DRAWS]), number[EPSILON]
         alpha, scale = number[ALPHA], number[SCALE]
-        index, space = np.empty(draws, np.int64), kth.room(n, draws)
+        index, space, room = np.empty(draws, np.int64), kth.room(n, draws), carray(room, ROOMS * n + 1, real)
+        guess = np.float64(room[ROOMS * n])
         if 2 * k > n + 1:  # counted from the nearer end
-            negative = carray(room, ROOMS * n, real)[:n]
+            negative = room[:n]
             for i in range(n):
                 negative[i] = -s[i]
-            threshold = -kth.of_row(negative, b, n + 1 - k, epsilon, key, table, index, 0.0, space)[0]
+            threshold, guess = kth.of_row(negative, b, n + 1 - k, epsilon, key, table, index, guess, space)
+            threshold = -threshold
         else:
-            threshold = kth.of_row(s, b, k, epsilon, key, table, index, 0.0, space)[0]
+            threshold, guess = kth.of_row(s, b, k, epsilon, key, table, index, guess, space)
+        room[ROOMS * n] = guess
         if threshold != threshold:
             return nothing(g)
         if y >= 0:
