@@ -16,7 +16,7 @@ from topk_registry.ops.rows.numba.driver import ROW
 from topk_registry.ops.rows.numba.vectors import largest_of, nothing, total_of
 
 K, TAU = range(2)  # the kernel's numbers
-LINE = 64  # scores that are kept or left out together
+LINES = 64  # at least so many lines, the maximum of each of which bounds the k-th largest score
 TRIALS = 100  # an end to the search for a threshold, which halves its interval where all else fails
 
 
@@ -39,37 +39,46 @@ def loss(s, m, y, mass, k, tau, g):
     scale, total = 1 / tau, total_of(s)
     if total != total or total == np.inf:
         return nothing(g)
-    x, origin = candidates(s, k, scale)
-    if len(x) == 0:
+    x, where, origin = candidates(s, k, scale)
+    if len(x) == 0 or mask_at(x, -1.0)[0] < k:
         return nothing(g)
     if y >= 0:
-        return at_label(s, x, origin, y, mass, k, scale, g)
-    return at_masses(s, m, x, origin, mass, k, scale, g)
+        return at_label(s, x, where, origin, y, mass, k, scale, g)
+    return at_masses(s, m, x, where, origin, k, scale, g)
 
 
 @compiled
 def candidates(s, k, scale):
-    """The scores less an origin, over tau, of the lines with any that can be in a mask of k, and the origin.
+    """The scores that can be in a mask of k, less an origin and over tau, their classes, and the origin.
 
-    A mask holds no score further than tau below the k-th largest. The k-th largest of the lines' maxima bounds that
-    from below, and is the origin."""
-    n = len(s)
-    lines = (n + LINE - 1) // LINE
-    maxima = np.empty(lines)
-    for line in range(lines):
-        maxima[line] = largest_of(s[line * LINE : (line + 1) * LINE])
-    origin = s.dtype.type(kth(maxima, k) if lines >= k else lowest(s))
-    x, count = np.empty(n), 0
+    A mask holds no score further than tau below the k-th largest, which the origin bounds from below."""
+    real, n, count = s.dtype.type, len(s), 0
+    origin = real(lower_bound(s, k))
+    x, where = np.empty(n), np.empty(n, np.int64)
     if not abs(origin) < np.inf:
-        return x[:0], origin
-    for line in range(lines):
-        if (maxima[line] - np.float64(origin)) * scale > -1:
-            part = s[line * LINE : (line + 1) * LINE]
-            kept = x[count : count + len(part)]
-            for i in range(len(part)):
-                kept[i] = (np.float64(part[i]) - np.float64(origin)) * scale
-            count += len(part)
-    return x[:count], origin
+        return x[:0], where[:0], origin
+    for i in range(n):  # without a branch: which are kept cannot be foretold
+        u = (np.float64(s[i]) - np.float64(origin)) * scale
+        x[count], where[count] = u, i
+        count += u > -1.0
+    return x[:count], where[:count], origin
+
+
+@compiled
+def lower_bound(s, k):
+    """A finite score that k scores reach: the k-th largest of the maxima over every so-many-th score, or the least."""
+    n, lines = len(s), LINES
+    while lines < 2 * k:
+        lines *= 2
+    if lines > n:
+        return lowest(s)
+    maxima = s[:lines].copy()
+    for start in range(lines, n, lines):
+        part = s[start : start + lines]
+        for j in range(len(part)):
+            maxima[j] = part[j] if part[j] > maxima[j] else maxima[j]
+    found = kth(maxima, k)
+    return found if found > -np.inf else lowest(s)
 
 
 @compiled
@@ -140,21 +149,17 @@ def threshold(x, k, low, high):
 
 
 @compiled
-def at_label(s, x, origin, y, mass, k, scale, g):
+def at_label(s, x, where, origin, y, mass, k, scale, g):
     """Equations 3 to 5."""
     own, high = (np.float64(s[y]) - np.float64(origin)) * scale, largest_of(x)
-    if mask_at(x, -1.0)[0] < k:
-        return nothing(g)
     theta = threshold(x, k, -1.0, high)
+    g[:] = 0
     if own - theta >= 1:
-        g[:] = 0
         return 0.0
-    value = gain_of_label(own - theta)
-    held = without(x, own, k - 1, theta, high)
-    for start in range(0, len(s), BLOCK):
-        stop = start + BLOCK
-        value += gains(s[start:stop], origin, scale, theta, held - theta, mass, g[start:stop])
-    value -= gain(own - theta, held - theta)  # the label's own term is the one above
+    value, held = gain_of_label(own - theta), without(x, own, k - 1, theta, high)
+    value += gains(x, theta, held - theta, mass) - gain(own - theta, held - theta)  # the label's own term is the first
+    for j in range(len(x)):
+        g[where[j]] = x[j]
     g[y] = mass * (clipped(own - theta) - 1)
     return mass * value / scale
 
@@ -194,58 +199,67 @@ def gain(u, delta):
 
 
 @summing
-def gains(s, origin, scale, theta, delta, mass, g):
-    """g <- the difference of the masks times the mass; the sum of :func:`gain`."""
+def gains(x, theta, delta, mass):
+    """The sum of :func:`gain`; x <- the difference of the masks times the mass."""
     total = 0.0
-    for i in range(len(s)):
-        u = (np.float64(s[i]) - np.float64(origin)) * scale - theta
+    for i in range(len(x)):
+        u = x[i] - theta
         v, above = u - delta, u - 1.0
         here, there = (u if u < 1.0 else 1.0), (v if v < 1.0 else 1.0)
         here, there = (here if here > 0.0 else 0.0), (there if there > 0.0 else 0.0)
         rest = (above if above > 0.0 else 0.0) - (above - delta if above > delta else 0.0)
         total += rest + (0.5 * (here - there) * (here + there) - delta * there)
-        g[i] = mass * (here - there)
+        x[i] = mass * (here - there)
     return total
 
 
 @compiled
-def at_masses(s, m, x, origin, mass, k, scale, g):
+def at_masses(s, m, x, where, origin, k, scale, g):
     """As :func:`at_label`, of every class: those outside the mask of k - 1 share one threshold, the others have their
     own."""
-    high, n = largest_of(x), len(s)
-    if mask_at(x, -1.0)[0] < k:
-        return nothing(g)
+    high, count = largest_of(x), len(x)
     theta = threshold(x, k, -1.0, high)
     held = threshold(x, k - 1, theta, high) if k > 1 else high
-    shared, value, size = 0.0, 0.0, 0
-    place, u, own = np.empty(n, np.int64), x[: len(x)], np.zeros(len(x))  # x is not read again, u takes its place
-    for i in range(n):
-        score = (np.float64(s[i]) - np.float64(origin)) * scale
-        depth, alone = score - theta, False
-        if depth >= 1:  # decided once, for it may be rounded otherwise elsewhere
-            m[i] = 0
-        elif score <= held and m[i] != 0:
-            shared += np.float64(m[i])
-            value += np.float64(m[i]) * (gain_of_label(depth) - gain(depth, held - theta))
-        else:
-            alone = m[i] != 0
-        if depth > 0:
-            place[size], u[size], own[size] = i, depth, np.float64(m[i]) if alone else 0.0
-            size += 1
-    common = 0.0
-    for start in range(0, n, BLOCK):
+    inside, own, u = np.empty(count), np.zeros(count), np.empty(count)
+    for j in range(count):
+        inside[j], m[where[j]] = np.float64(m[where[j]]), 0
+    shared, value = 0.0, 0.0
+    for start in range(0, len(s), BLOCK):
         stop = start + BLOCK
-        common += gains(s[start:stop], origin, scale, theta, held - theta, shared, g[start:stop])
-    value += shared * common
-    for i in range(n):
-        g[i] -= m[i]
+        sums = outside(s[start:stop], m[start:stop], origin, scale, theta, g[start:stop])
+        shared, value = shared + sums[0], value + sums[1]
+    for j in range(count):
+        u[j] = x[j] - theta
+        if u[j] >= 1:  # decided once, for it may be rounded otherwise elsewhere
+            inside[j] = 0.0
+        elif x[j] > held:
+            own[j] = inside[j]
+        elif inside[j] != 0:
+            shared += inside[j]
+            value += inside[j] * (gain_of_label(u[j]) - gain(u[j], held - theta))
+    value += shared * gains(x, theta, held - theta, shared)
+    for j in range(count):
+        g[where[j]] = x[j] - inside[j]
     if k > 1:  # a mask of one class has no other inside
-        order = np.argsort(u[:size])
-        slopes = np.empty(size)
-        value += of_each(u[:size][order], own[:size][order], k, slopes)
-        for j in range(size):
-            g[place[order[j]]] += slopes[j]
+        kept = np.flatnonzero(u > 0)
+        order = kept[np.argsort(u[kept])]
+        slopes = np.empty(len(order))
+        value += of_each(u[order], own[order], k, slopes)
+        for j in range(len(order)):
+            g[where[order[j]]] += slopes[j]
     return value / scale
+
+
+@summing
+def outside(s, m, origin, scale, theta, g):
+    """The masses of classes outside of any mask and their cost, each added up; g <- their own part of the gradient."""
+    shared, value = 0.0, 0.0
+    for i in range(len(s)):
+        depth = (np.float64(s[i]) - np.float64(origin)) * scale - theta
+        shared += np.float64(m[i])
+        value += np.float64(m[i]) * (0.5 - depth) if m[i] != 0 else 0.0
+        g[i] = -m[i]
+    return shared, value
 
 
 @compiled
