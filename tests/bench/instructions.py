@@ -31,7 +31,7 @@ CAPABILITIES = (80, 90)
 TARGET = 35
 SEARCH = {"search_row", "search_target", "take_place"}  # what only rows with a top group, or with a new best, execute
 EDGES = ("masked", "store_masked", "masked_masses")  # what only tiles with the label or an end of the row execute
-TARGETS = ("indices", "smoothing", "distribution", "chunk")
+TARGETS = ("indices", "smoothing", "mixup", "distribution", "chunk")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ def count(
     from topk_registry.ops.ksubset.triton import backend, chunks
 
     s, label = torch.zeros(8, n, dtype=dtype), torch.zeros(8, dtype=torch.long)  # B decides nothing but the grid
-    q = {"smoothing": LabelMixture.smoothed(label, 0.1), "distribution": torch.zeros(8, n)}.get(target, label)
+    kinds = {"smoothing": LabelMixture.smoothed(label, 0.1), "mixup": LabelMixture.mixed(label, label, 0.7)}
+    q = (kinds | {"distribution": torch.zeros(8, n)}).get(target, label)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
         launches = Launches(patch)
         patch.setattr(knobs.compilation, "always_compile", True)  # with the lines of these very files

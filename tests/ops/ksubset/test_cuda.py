@@ -458,6 +458,17 @@ def test_hinges_of_distributions_on_flat_rows_and_others(kind, side, form, k, re
 
 
 @runs_kernels
+@pytest.mark.parametrize("form", [None, "in_short_tiles"])
+@pytest.mark.parametrize("side", [0.5, 3.0])
+def test_hinges_of_two_labels_that_may_be_one(side, form, request):
+    if form:
+        request.getfixturevalue(form)
+    s = torch.cat([nearly_flat("gaussian", 41, 3, side)] * 2).to(DEVICE)
+    label, other = torch.tensor([20, 7], device=DEVICE), torch.tensor([20, s[1].argmax()], device=DEVICE)
+    check_distributions(s, LabelMixture.mixed(label, other, 0.7), 3, 1 / 3, weighted=True)
+
+
+@runs_kernels
 @pytest.mark.parametrize(("dtype", "form"), [(torch.bfloat16, "dense"), (torch.float16, "smoothed")])
 def test_hinges_of_distributions_in_half_precision(dtype, form):
     s, label = (3 * randn(2, 33)).to(dtype), torch.tensor([0, 32], device=DEVICE)

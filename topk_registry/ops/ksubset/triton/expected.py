@@ -10,7 +10,8 @@ classes, d = c / (1 + v X) and e = d / (1 + v X), class i of the tail puts its c
 and its gradient is chain (d_{k-1} - v e_{k-2}) + v h, h the last of coefficients 0..k-1 of c W / (1 + v X). So a row is
 read for its maximum, for power sums, for the hinges with W, and for the gradient.
 
-A target is a distribution in memory (``DENSE``), or M labels with their shares beside a mass that all classes share.
+A target is a distribution in memory (``DENSE``), or M labels with their shares beside a mass that all classes share
+(``EVEN``). Without that mass the hinges of the labels alone are computed.
 """
 
 import triton
@@ -32,6 +33,7 @@ from topk_registry.ops.ksubset.triton.rows import (
     flat_rows,
     number,
     powers,
+    tail_odds,
     tail_powers,
     top_group,
 )
@@ -54,6 +56,7 @@ def target_rows(
     start, shift = aligned(row, S, VECTOR)
     scores_ptr = s_ptr + start
     masses_ptr = q_ptr + start
+    FEW: tl.constexpr = M > 0 and not EVEN  # classes with a mass
     steep = inverse * LOG2E
     known, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, live, factor, M, EVEN, n)
 
@@ -76,9 +79,17 @@ def target_rows(
         of_row = columns(c, k - 1)
         reference = a[:, None]
         log_tilt = tl.log2(tilt)[:, None]
-        totals = powers(tl.zeros((R, N), tl.float32), k + 1)
-        if HELD:
-            direct = ()
+        direct = ()
+        if FEW:
+            wanted = ()
+            for _ in tl.static_range(M):
+                wanted = wanted + (flat,)
+            costs, W, odds, _, steps = few_hinges(
+                s_ptr + row * S, weight_ptr, alpha_ptr, labels, shares, wanted, a, a, steep, tl.log2(tilt),
+                tl.log2(tilt), inverse_tau, c, scale, tau, M, PER_CLASS, WEIGHTED, k,
+            )  # fmt: skip
+        elif HELD:
+            totals = powers(tl.zeros((R, N), tl.float32), k + 1)
             for tile in tl.static_range(TILES):
                 u = held[tile] - reference
                 v, cost, chain, d, e = flat_hinges(
@@ -88,6 +99,7 @@ def target_rows(
                 totals = add(totals, moments(cost, chain, d, v, k), k + 1)
                 direct = direct + (chain * (d - v * e),)
         else:
+            totals = powers(tl.zeros((R, N), tl.float32), k + 1)
             for tile in tl.range(TILES, loop_unroll_factor=2):
                 u = others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - reference
                 v, cost, chain, d, e = flat_hinges(
@@ -95,25 +107,40 @@ def target_rows(
                     inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED, n, k, R, N, SHIFTED,
                 )  # fmt: skip
                 totals = add(totals, moments(cost, chain, d, v, k), k + 1)
-        tl.store(value_ptr + row, tl.sum(totals[0], 1), mask=flat)
-        W = ()
-        for j in tl.static_range(k):
-            W = W + (tl.sum(totals[j + 1], 1),)
-        H = columns(product(with_last(c, tilt, k), W, k), k)
+        if FEW:
+            tl.store(value_ptr + row, costs, mask=flat)
+        else:
+            tl.store(value_ptr + row, tl.sum(totals[0], 1), mask=flat)
+            W = ()
+            for j in tl.static_range(k):
+                W = W + (tl.sum(totals[j + 1], 1),)
+        of_all = product(with_last(c, tilt, k), W, k)
+        H = columns(of_all, k)
         if HELD:
             for tile in tl.static_range(TILES):
                 v = exp2((held[tile] - reference) * steep + log_tilt)
-                out = direct[tile] + v * quotient(v, H, k)
+                out = v * quotient(v, H, k)
+                if not FEW:
+                    out += direct[tile]
                 store(gradient_ptr + start, out, flat, shift, tile, n, R, N, SHIFTED)
         else:
             for tile in tl.range(TILES, loop_unroll_factor=2):
                 u = others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - reference
-                v, _, chain, d, e = flat_hinges(
-                    u, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, shift, tile, steep, log_tilt,
-                    inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED, n, k, R, N, SHIFTED,
-                )  # fmt: skip
-                out = chain * (d - v * e) + v * quotient(v, H, k)
+                if FEW:
+                    v = exp2(u * steep + log_tilt)
+                    out = v * quotient(v, H, k)
+                else:
+                    v, _, chain, d, e = flat_hinges(
+                        u, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, shift, tile, steep,
+                        log_tilt, inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED, n, k, R, N, SHIFTED,
+                    )  # fmt: skip
+                    out = chain * (d - v * e) + v * quotient(v, H, k)
                 store(gradient_ptr + start, out, flat, shift, tile, n, R, N, SHIFTED)
+        if FEW:
+            tl.debug_barrier()  # the labels' entries have been written as all others, by other threads
+            for m in tl.static_range(M):
+                own = at_label(steps, labels, m, M) + odds[m] * quotient(odds[m], of_all, k)
+                tl.store(gradient_ptr + row * S + labels[m + 1], own, mask=flat)
 
     for r in range(R):
         here = tl.program_id(0).to(tl.int64) * R + r
@@ -140,6 +167,7 @@ def search_target(
     with the tilt of the others, lane TP + i from that of the k largest. The last lane of each leaves out nothing.
     ``depth`` is k, see ``top_group``.
     """
+    FEW: tl.constexpr = M > 0 and not EVEN
     row = here + tl.arange(0, 1)
     live = row >= 0
     y = tl.full((1,), -1, tl.int32)
@@ -197,20 +225,35 @@ def search_target(
     of_row = balanced(c, 1.0 / ratio, 1.0, k)
     to_first = gap * u_kth  # from odds relative to the class after the k-th
     log_tilt = tl.log2(u_kth * ratio)
-    sums = powers(tl.zeros((1, N), tl.float32), k + 1)
-    for tile in range(tiles):
-        distance, w, mass, required, gain = tail_tile(
-            scores_ptr, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, y, shift, tile,
-            kth, after, v, i, inverse, inverse_tau, DENSE, M, PER_CLASS, WEIGHTED, n, N, SHIFTED,
+    of_tail = ()
+    if FEW:
+        wanted = in_tail(s_ptr + row * S, labels, v, i, M, n)
+        costs, found, _, odds, steps = few_hinges(
+            s_ptr + row * S, weight_ptr, alpha_ptr, labels, shares, wanted, kth, after, inverse * LOG2E,
+            tl.log2(to_first * ratio), log_tilt, inverse_tau, of_row, scale, tau, M, PER_CLASS, WEIGHTED, k,
         )  # fmt: skip
-        balanced_w = w * (to_first * ratio)
-        costs, chain, d, _ = tail_hinges(distance, balanced_w, mass, required, gain, of_row, scale, tau, log_tilt, k)
-        sums = add(sums, moments(costs, chain, d, balanced_w, k), k + 1)
-    value += number(sums[0])
+        value += tl.sum(costs, 0)
+        for j in tl.static_range(k):
+            of_tail = of_tail + (tl.sum(found[j], 0),)
+    else:
+        sums = powers(tl.zeros((1, N), tl.float32), k + 1)
+        for tile in range(tiles):
+            distance, w, mass, required, gain = tail_tile(
+                scores_ptr, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, y, shift, tile,
+                kth, after, v, i, inverse, inverse_tau, DENSE, M, PER_CLASS, WEIGHTED, n, N, SHIFTED,
+            )  # fmt: skip
+            balanced_w = w * (to_first * ratio)
+            costs, chain, d, _ = tail_hinges(
+                distance, balanced_w, mass, required, gain, of_row, scale, tau, log_tilt, k
+            )  # fmt: skip
+            sums = add(sums, moments(costs, chain, d, balanced_w, k), k + 1)
+        value += number(sums[0])
+        for j in tl.static_range(k):
+            of_tail = of_tail + (number(sums[j + 1]),)
     W = ()
     back = 1.0 / c[k]
     for j in tl.static_range(k):
-        W = W + (number(sums[j + 1]) * back,)
+        W = W + (of_tail[j] * back,)
         back = back / ratio
     tl.store(value_ptr + here, tl.where(broken, float("nan"), value))
 
@@ -236,16 +279,19 @@ def search_target(
 
     spoilt = tl.where(broken, float("nan"), 0.0)
     for tile in range(tiles):
-        distance, w, mass, required, gain = tail_tile(
-            scores_ptr, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, y, shift, tile,
-            kth, after, v, i, inverse, inverse_tau, DENSE, M, PER_CLASS, WEIGHTED, n, N, SHIFTED,
-        )  # fmt: skip
-        balanced_w = w * (to_first * ratio)
-        _, chain, d, e_below = tail_hinges(distance, balanced_w, mass, required, gain, of_row, scale, tau, log_tilt, k)
-        out = chain * (d - balanced_w * e_below)
-        w_after = w * u_after
-        w = w * to_first
-        out += w * quotient(w, H, k) + w_after * quotient(w_after, H_after, k)
+        if FEW:
+            w = tail_odds(scores_ptr, live, y, shift, tile, after, v, i, inverse, n, N, SHIFTED)
+            out = of_both(w, to_first, u_after, H, H_after, k)
+        else:
+            distance, w, mass, required, gain = tail_tile(
+                scores_ptr, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, y, shift, tile,
+                kth, after, v, i, inverse, inverse_tau, DENSE, M, PER_CLASS, WEIGHTED, n, N, SHIFTED,
+            )  # fmt: skip
+            balanced_w = w * (to_first * ratio)
+            _, chain, d, e_below = tail_hinges(
+                distance, balanced_w, mass, required, gain, of_row, scale, tau, log_tilt, k
+            )  # fmt: skip
+            out = chain * (d - balanced_w * e_below) + of_both(w, to_first, u_after, H, H_after, k)
         store(gradient_ptr + start, out + spoilt, live, shift, tile, n, 1, N, SHIFTED)
     _, p = chances((top - reference) * inverse, 1.0 / tilt)
     entry = tl.where(in_group, p * F[k - 1] + g, 0.0)
@@ -254,6 +300,74 @@ def search_target(
     lane = tl.arange(0, TP)
     tl.debug_barrier()  # these entries have been written with odds of zero, by other threads
     tl.store(gradient_ptr + here * S + where, entry + spoilt, mask=(lane < size) & (where < n))
+    if FEW:
+        for m in tl.static_range(M):
+            own = at_label(steps, labels, m, M) + of_both(odds[m], to_first, u_after, H, H_after, k)
+            tl.store(gradient_ptr + row * S + labels[m + 1], own + spoilt, mask=wanted[m])
+
+
+@triton.jit
+def in_tail(s_ptr, labels, v, i, M: tl.constexpr, n: tl.constexpr):
+    """Which labels are classes that come after score v at i."""
+    out = ()
+    for m in tl.static_range(M):
+        known = (labels[m + 1] >= 0) & (labels[m + 1] < n)
+        s = tl.load(s_ptr + labels[m + 1], mask=known, other=float("inf")).to(tl.float32)
+        out = out + (known & ((s < v) | ((s == v) & (labels[m + 1] > i))),)
+    return out
+
+
+@triton.jit
+def few_hinges(
+    s_ptr, weight_ptr, alpha_ptr, labels, shares, wanted, kth, after, steep, log_scale, log_tilt,
+    inverse_tau, c, scale, tau,
+    M: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, k: tl.constexpr,
+):  # fmt: skip
+    """The hinges of the wanted labels alone: their costs, W_0..W_{k-1}, balanced odds, odds and own steps.
+
+    kth and after: what distances and odds are relative to; log_scale: what balances the odds.
+    """
+    costs = tl.zeros_like(shares[0])
+    W = powers(costs, k)
+    balanced_odds = ()
+    odds = ()
+    steps = ()
+    for m in tl.static_range(M):
+        y = labels[m + 1]
+        s = tl.load(s_ptr + y, mask=wanted[m], other=0.0).to(tl.float32)
+        q = tl.where(wanted[m], shares[m], 0.0)
+        if WEIGHTED:
+            q = q * tl.load(weight_ptr + y, mask=wanted[m], other=0.0)
+        alpha = tl.load(alpha_ptr + y, mask=wanted[m], other=0.0) if PER_CLASS else tl.load(alpha_ptr)
+        u = (s - after) * steep
+        v = exp2(u + log_scale)
+        cost, chain, d, e = tail_hinges(
+            s - kth, v, q, alpha, tl.exp(-alpha * inverse_tau), c, scale, tau, log_tilt, k
+        )  # fmt: skip
+        terms = moments(cost, chain, d, v, k)
+        costs += terms[0]
+        W = add(W, terms[1:], k)
+        balanced_odds = balanced_odds + (v,)
+        odds = odds + (exp2(u),)
+        steps = steps + (chain * (d - v * e),)
+    return costs, W, balanced_odds, odds, steps
+
+
+@triton.jit
+def at_label(steps, labels, m: tl.constexpr, M: tl.constexpr):
+    """The sum of the own steps of the m-th label's class, which others may share."""
+    out = tl.zeros_like(steps[m])
+    for other in tl.static_range(M):
+        out += tl.where(labels[other + 1] == labels[m + 1], steps[other], 0.0)
+    return out
+
+
+@triton.jit
+def of_both(w, to_first, to_after, H, H_after, k: tl.constexpr):
+    """A class's part of the sums of both families."""
+    first = w * to_first
+    last = w * to_after
+    return first * quotient(first, H, k) + last * quotient(last, H_after, k)
 
 
 @triton.jit
