@@ -1,4 +1,4 @@
-"""Machine instructions that the Triton kernels of the k-subset operator execute for each score, without a GPU.
+"""Machine instructions that Triton kernels execute for each score of a row, without a GPU.
 
 Kernels are compiled for a GPU that need not be there, and the instructions of their machine code are counted. Each
 counts as often as a warp executes it: as many times as the loop around it has rounds, not at all where only rows with a
@@ -17,14 +17,17 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import topk_registry as tr
 from tests.ops.triton_runs import Launches, compile_for
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset.torch.rows import finish
 from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.rows.api import Options
 
 CASES = ((8192, 1000, 5), (1024, 21_841, 5), (8192, 1000, 10), (16_384, 100, 5))
 CAPABILITIES = (80, 90)
@@ -32,6 +35,8 @@ TARGET = 35
 SEARCH = {"search_row", "search_target", "take_place"}  # what only rows with a top group, or with a new best, execute
 EDGES = ("masked", "store_masked", "masked_masses")  # what only tiles with the label or an end of the row execute
 TARGETS = ("indices", "smoothing", "mixup", "distribution", "chunk")
+ROW_LOSSES = ("logit_adjustment", "focal", "sigmoid_mse", "mirror", "log_taylor_softmax", "spherical_bound")
+ROW_TARGETS = ("indices", "smoothing", "distribution")
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,30 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--capability", type=int, nargs="+", default=CAPABILITIES, help="80, 90, ...")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--targets", nargs="+", default=TARGETS, choices=TARGETS, help="kinds of targets")
+    losses = ("smooth_topk_svm", *ROW_LOSSES)
+    parser.add_argument("--losses", nargs="+", default=losses, choices=losses)
     parser.add_argument("--largest-k", type=int, help="count the kernels in passes beyond this k (default: 10)")
     args = parser.parse_args(argv)
+    dtype = getattr(torch, args.dtype)
+    if "smooth_topk_svm" in args.losses:
+        _print_smooth_svm(args, dtype)
+    row_losses = [name for name in args.losses if name in ROW_LOSSES]
+    if row_losses:
+        print("| loss | target | n | for sm | instructions a score | registers | stack |\n" + "|---" * 7 + "|")
+    targets = [target for target in args.targets if target in ROW_TARGETS]
+    sizes = [n for _, n, k in CASES if k == CASES[0][2]]  # these losses have no k
+    for name, target in product(row_losses, targets):
+        for n, capability in product(sizes, args.capability):
+            one = count_rows(name, n, dtype, capability, target)
+            place = f"{name} | {target} | {n} | {capability}"
+            print(f"| {place} | {one.executed:.1f} | {one.registers} | {one.stack} |", flush=True)
+    return 0
+
+
+def _print_smooth_svm(args: argparse.Namespace, dtype: torch.dtype) -> None:
     print("| target | B, n, k | for sm | kernel | instructions a score | registers | stack |\n" + "|---" * 7 + "|")
     for target, case, capability in product(args.targets, CASES, args.capability):
-        counts = count(*case, getattr(torch, args.dtype), capability, target, args.largest_k)
+        counts = count(*case, dtype, capability, target, args.largest_k)
         name = f"{target} | {', '.join(map(str, case))} | {capability}"
         for one in counts:
             print(f"| {name} | {one.kernel} | {one.executed:.1f} | {one.registers} | {one.stack} |", flush=True)
@@ -66,7 +90,6 @@ def main(argv: list[str] | None = None) -> int:
     print(
         f"\nThe target at (8192, 1000, 5) and (1024, 21841, 5) in bfloat16 is {TARGET}, on flat rows.", file=sys.stderr
     )
-    return 0
 
 
 def count(
@@ -91,6 +114,22 @@ def count(
         else:
             backend.expected_hinges(s, q, k, float(k), Hinge(torch.ones(()), 1 / k, 1.0), None, 1 / B)
         return [_count(launch, n, capability, Path(directory)) for launch in launches.recorded]
+
+
+def count_rows(name: str, n: int, dtype: torch.dtype, capability: int, target: str) -> Count:
+    """Count for a loss of one of the families of row losses, from the logits to its gradient, and not their sum."""
+    from triton import knobs
+
+    builder = tr.get_loss_builder(name)
+    context = {"num_classes": n, "class_counts": [max(1, 500 // (c + 1)) for c in range(n)]}
+    loss: Any = builder(**tr.accepted_context(builder, context))
+    kernel = loss.row_loss(torch.zeros(1, n)).on_gpu()
+    q = torch.zeros(8, n) if target == "distribution" else torch.zeros(8, dtype=torch.long)
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
+        launches = Launches(patch)
+        patch.setattr(knobs.compilation, "always_compile", True)
+        kernel.run(Options(q, None, 0.1 * (target == "smoothing"), -100, 1), torch.zeros(8, n, dtype=dtype), True)
+        return _count(launches.recorded[0], n, capability, Path(directory))
 
 
 def _count(launch, n: int, capability: int, directory: Path) -> Count:
