@@ -161,8 +161,9 @@ def at_masses(
             first = tl.maximum(first, s)
     most = tl.max(first, 1)
     at_most = first == most[:, None]
-    several = tl.sum(at_most.to(tl.int32), 1) > 1
-    a = tl.where(several, most, tl.max(tl.where(at_most, second, first), 1))
+    a = tl.max(tl.where(at_most, second, first), 1)
+    several = (tl.sum(at_most.to(tl.int32), 1) > 1) | (a == most)  # in several lanes, or in one of them
+    a = tl.where(several, most, a)
     a = tl.where(a > float("-inf"), a, most)  # a class that is alone
     cut = tl.where(several, float("inf"), most)[:, None]
     reference = a[:, None]
