@@ -93,6 +93,23 @@ def test_what_is_no_number_spoils_its_row_alone(name, wrong):
         assert gradient[rest].isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_scores_of_any_strides(dtype):
+    wide = torch.cat((scores("gaussian"), scores("gaussian").flip(1)), 1).to(dtype)
+    views = [
+        wide[::2, 3 : N + 3],
+        wide[:1, :N].expand(B // 2, N),
+        wide[:, ::2][::2],
+        wide[: B // 2, :N].T.contiguous().T,
+    ]
+    for view in (*views, torch._neg_view(wide[::2, :N])):
+        for target in targets(view.contiguous()[:, :N]):
+            target = target[: B // 2].to(dtype) if target.is_floating_point() else target[: B // 2]
+            found, wanted = both(lapsum_loss(5), view, target), both(lapsum_loss(5), view.contiguous(), target)
+            assert torch.equal(found[0], wanted[0])
+            assert torch.equal(found[1], wanted[1])
+
+
 def test_too_few_scores_are_not_ruled_out():
     s = torch.full((1, 9), -torch.inf)
     s[0, :2] = 0.0

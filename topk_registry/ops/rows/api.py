@@ -15,7 +15,7 @@ from torch import Tensor
 from topk_registry.ops.backend import load
 from topk_registry.ops.rows.autograd import Reduced
 from topk_registry.ops.rows.backends import OPERATOR
-from topk_registry.ops.tensors import Route, address, operand, route
+from topk_registry.ops.tensors import Route, address, route
 
 REDUCTIONS = ("none", "mean", "sum")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -75,7 +75,8 @@ class RowKernel:
         """See :class:`Kernel`."""
         target, weight, smoothing, ignore_index, reduction = options
         real = torch.float64 if scores.dtype == torch.float64 else torch.float32
-        scores = operand(scores, tuple(scores.shape), scores.dtype, scores.device)
+        scores = scores.detach().resolve_neg()
+        scores = scores if scores.stride(1) == 1 else scores.contiguous()
         kernel, numbers, tensors, _ = self.prepared(real)
         numbers = self.of_call(numbers)
         dense = target.is_floating_point()

@@ -37,8 +37,8 @@ NONE, MEAN, SUM = range(3)
 LABEL_OUT_OF_RANGE = 1
 
 # the job: a counter, then these
-_, SIZE, CLASSES, STEP, KERNEL, S, G, LOSSES, VALUE, LABEL, Q, WEIGHT, NUMBERS, TENSORS, IGNORED = range(15)
-REDUCTION, STATUS, SMOOTHING, FIELDS = range(15, 19)
+_, SIZE, CLASSES, PITCH, STEP, KERNEL, S, G, LOSSES, VALUE, LABEL, Q, WEIGHT, NUMBERS, TENSORS, IGNORED = range(16)
+REDUCTION, STATUS, SMOOTHING, FIELDS = range(16, 20)
 
 
 def run(
@@ -57,7 +57,7 @@ def run(
 
     Args:
         kernel: the address of a row kernel for the precision of s.
-        s: scores [B, n], contiguous, in any precision; half precision is computed with in single.
+        s: scores [B, n], each row contiguous, in any precision; half precision is computed with in single.
         target: int64 labels [B], or masses [B, n] in the precision computed with; contiguous.
         weight: a factor a class [n], in the precision computed with; contiguous.
         numbers: the kernel's own numbers, float64.
@@ -74,7 +74,8 @@ def run(
     step = max(1, min(SPAN // n, -(-B // (4 * threads))))
     dense = target.dtype != torch.int64
     label, q = (None, target) if dense else (target, None)
-    sizes = B, n, step, kernel
+    sizes = B, n, s.stride(0), step, kernel
+    s = s if B == 0 or s.is_contiguous() else s[0]  # the address of the first row
     options = ignore_index, reduction, 0, float(smoothing)
     job = openmp.job_of(*sizes, s, gradient, losses, value, label, q, weight, numbers, tensors, *options)
     rows, add_up = bodies(s.dtype)
@@ -95,6 +96,7 @@ def bodies(dtype: torch.dtype) -> tuple[openmp.Body, openmp.Body]:
         assert edition  # part of the cache's key: numba does not see that other files have changed
         field, smoothing = carray(job, FIELDS, np.int64), carray(job, FIELDS, np.float64)[SMOOTHING]
         B, n, kernel, keep, dense = field[SIZE], field[CLASSES], field[KERNEL], field[G] != 0, field[Q] != 0
+        pitch = field[PITCH]
         label = carray(openmp.pointer(field[LABEL]), 0 if dense else B, np.int64)
         weight = carray(openmp.pointer(field[WEIGHT]), n if field[WEIGHT] != 0 else 0, real)
         losses = carray(openmp.pointer(field[LOSSES]), B, np.float64)
@@ -109,10 +111,10 @@ def bodies(dtype: torch.dtype) -> tuple[openmp.Body, openmp.Body]:
             for b in range(start, stop):
                 if half:
                     place = wide.ctypes.data
-                    stored = carray(openmp.pointer(field[S] + b * n * 2), n, np.uint16)
+                    stored = carray(openmp.pointer(field[S] + b * pitch * 2), n, np.uint16)
                     storage.widen(stored, brain, wide)
                 else:
-                    place = field[S] + b * n * size
+                    place = field[S] + b * pitch * size
                 out = field[G] + b * n * size if keep and not brain else slope.ctypes.data
                 y, mass = np.int64(-1), 0.0
                 if dense:
