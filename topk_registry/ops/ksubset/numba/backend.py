@@ -131,10 +131,11 @@ def _label_margins(dtype: torch.dtype) -> team.Body:
         label, margin = array(address[1], B, np.int64), array(address[2], B, np.float64)
         alpha = array(address[4], np.int64(classes), real)
         value, slope = array(address[5], B, real), array(address[6], B, real)
+        memory = compiled_kernels.label_memory(step, n, k, s.dtype)
         for i, j in team.spans(job, step, B):
             compiled_kernels.label_rows(
                 s[i:j], label[i:j], k, theta, margin[i:j], gradient[i:j],
-                alpha, scale, tau, factor, value[i:j], slope[i:j],
+                alpha, scale, tau, factor, value[i:j], slope[i:j], memory,
             )  # fmt: skip
 
     return body

@@ -67,10 +67,12 @@ def _state_rows(s, k, theta, top, where, P):
 def _gradient_rows(s, theta, classes, values, a, scale, g, c, out):
     B, n = s.shape
     inverse, floor = rows.limits(s, theta)
-    piece, w = np.empty(rows.PIECE, s.dtype), np.empty(n, s.dtype)
+    piece, w, k = np.empty(rows.PIECE, s.dtype), np.empty(n, s.dtype), c.shape[1] - 1
+    padded = rows.coefficients(k, s.dtype)
     for r in range(B):
         rows.odds(s[r], a[r], inverse, floor, w)
-        rows.label_gradient(w, c[r], scale[r], g[r], piece)
+        padded[rows.FRONT :] = c[r]
+        rows.label_gradient(w, padded, scale[r], g[r], k, piece)
         out[r] = w
         for j in range(classes.shape[1]):
             if 0 <= classes[r, j] < n:

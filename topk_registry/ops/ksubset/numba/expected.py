@@ -20,14 +20,14 @@ def hinge_rows(s, q, labels, shares, uniform, weight, alpha, gain, factor, k, th
     [0], alpha and gain = exp(-alpha / tau) are [n] or [1].
     """
     (B, n), real = s.shape, s.dtype.type
-    w = np.empty((B, n), s.dtype)
+    w = np.empty((B, rows.padded(n)), s.dtype)
     size, where, kth, a, u, gap, most, P, p, q_top, before, after = kernels.both_tilts(s, k, theta, w)
     T = len(before) - 1
     g_below, g_product = np.zeros((T, 2 * B)), np.zeros((k + 1, 2 * B))
     below, last = kernels.leave_one_out(before, after)
     g_c, c, pieces, mass = (
         np.empty(k + 1),
-        np.empty(k + 1, s.dtype),
+        rows.coefficients(k, s.dtype),
         np.empty((4, rows.PIECE), s.dtype),
         np.empty(n, s.dtype),
     )
@@ -54,19 +54,19 @@ def hinge_rows(s, q, labels, shares, uniform, weight, alpha, gain, factor, k, th
                 cost, slope = hinge(margin, np.float64(alpha[i if len(alpha) > 1 else 0]), scale, tau)
                 total += m * cost
                 g_below[j, lane] = m * slope
-        rho = polynomial.balanced(before[T], r, c)
+        rho = polynomial.balanced(before, T, r, c)
         tilt, shift = gap[r] * u[r] * rho, math.log(u[r] * rho)
         if count < 0:
             left_out = max(0, k - 1 - rows.reach(most[r] * rho, k, s.itemsize))
             g_c[:left_out] = 0
             total += tail_hinges(
                 s[r],
-                w[r],
+                w[r, :n],
                 mass,
                 alphas,
                 gains,
                 kth[r],
-                c[left_out:],
+                c,
                 tilt,
                 shift,
                 scale,
@@ -84,7 +84,7 @@ def hinge_rows(s, q, labels, shares, uniform, weight, alpha, gain, factor, k, th
                     distance = np.float64(s[r, i]) - np.float64(kth[r])
                     of_class = np.float64(alpha[i if len(alpha) > 1 else 0])
                     cost, direct = one_hinge(
-                        distance, of_class, few_mass[f], np.float64(w[r, i]) * tilt, c, shift, theta, scale, tau, g_c
+                        distance, of_class, few_mass[f], np.float64(w[r, i]) * tilt, c[rows.FRONT :], shift, theta, scale, tau, g_c
                     )
                     total += few_mass[f] * cost
                     g[i] += real(direct)

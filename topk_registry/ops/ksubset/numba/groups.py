@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from topk_registry.ops.ksubset.numba import rows, select
-from topk_registry.ops.ksubset.numba.compiled import compiled
+from topk_registry.ops.ksubset.numba.compiled import borrowed, compiled
 
 LARGEST = 600.0  # of (s - a) / theta: odds and sums of them stay finite, and so much above makes no difference
 AT_LABEL = 1 / 2  # limit of the tail's odds for the margin at a label and its gradient
@@ -18,40 +18,35 @@ BLOCK = 64  # odds that are looked at together
 
 
 @compiled
-def split(row, skip, k, depth, limit, theta, space, w, E, where):
+def split(row, k, depth, limit, theta, space, w, E, where):
     """(size, a, u, most): the size of the top group, the reference a of odds, the factor u = exp(-t) that tilts them,
     and the largest of the tail's tilted odds.
 
-    E[:size] and where[:size] are the top group's odds and classes, w [n] the odds of the tail and 0 elsewhere, all
-    relative to a. Class ``skip`` is left out. The tilt draws depth - 1/2 classes, depth = k or, for a second tilt,
-    k + 1; the first entries of the group are the largest, in their order. size = -1: a NaN, or too few scores.
+    E[:size] and where[:size] are the top group's odds and classes, w the odds of the tail and 0 elsewhere, all relative
+    to a. Scores of -inf are classes that are left out. The tilt draws depth - 1/2 classes, depth = k or, for a second
+    tilt, k + 1; the first entries of the group are the largest, in their order. size = -1: a NaN, or too few scores.
     """
     top, places, room = space
     inverse, floor = rows.limits(w, theta)
-    a = rows.maximum(row, skip)
+    a = rows.maximum(row)
     if np.isnan(a):
         return -1, a, 1.0, 0.0
     if np.isfinite(a):
-        rows.odds(row, a, inverse, floor, w)
-        if skip >= 0:
-            w[skip] = 0
-        mass = np.float64(rows.total(w))
+        mass = rows.odds(row, a, inverse, floor, w)
         if np.isnan(mass):
             return -1, a, 1.0, 0.0
         if limit * mass >= k:
             return 0, a, k / mass, k / mass
-    if not select.largest(row, skip, top, places, room) or not np.isfinite(top[depth - 1]):
+    if not select.largest(row, -1, top, places, room) or not np.isfinite(top[depth - 1]):
         return -1, a, 1.0, 0.0
     a = top[depth - 1]
-    rows.odds(row, a, inverse, floor, w)
-    if skip >= 0:
-        w[skip] = 0
+    mass = rows.odds(row, a, inverse, floor, w)
+    if np.isnan(mass):
+        return -1, a, 1.0, 0.0
     for j in range(depth):
         w[places[j]] = 0
         E[j], where[j] = odds_of(top[j], a, theta), places[j]
-    mass, size, found = np.float64(rows.total(w)), depth, depth
-    if np.isnan(mass):
-        return -1, a, 1.0, 0.0
+    mass, size, found = tail_mass(w), depth, depth
     u = balance(E[:size], mass, depth)
     while size <= len(E):  # classes that join the group make u grow, for the tail's odds counted for too much
         found = _above(w, w.dtype.type(limit / u), where[size:])
@@ -59,15 +54,22 @@ def split(row, skip, k, depth, limit, theta, space, w, E, where):
             break
         for j in range(size, size + found):
             E[j] = odds_of(row[where[j]], a, theta)
-            mass -= w[where[j]]
             w[where[j]] = 0
         size += found
-        mass = np.float64(rows.total(w))
+        mass = tail_mass(w)
         u = balance(E[:size], mass, depth)
     while size > 0 and E[size - 1] * u <= limit:  # the last of the largest, which need no products either
         size -= 1
         w[where[size]] = E[size]
-    return size, a, u, min(u * rows.maximum(w, -1), limit)
+    return size, a, u, min(u * rows.maximum(w), limit)
+
+
+@compiled
+def tail_mass(w):
+    mass = 0.0
+    for start in range(0, len(w), rows.PIECE):
+        mass += np.float64(rows.total(w[start : start + rows.PIECE]))
+    return mass
 
 
 @compiled
@@ -77,11 +79,20 @@ def space(n, depth, dtype):
 
 
 @compiled
+def borrowed_space(space):
+    top, places, (maxima, found, scores) = space
+    return borrowed(top), borrowed(places), (borrowed(maxima), borrowed(found), borrowed(scores))
+
+
+@compiled
 def power_sums(w, most, P, piece):
-    """The power sums of a tail; those are 0 that are too small to matter, with tilted odds of at most ``most``."""
+    """The power sums of a tail, and how many: the others are too small to matter, with tilted odds of at most ``most``,
+    and are 0."""
     count = rows.reach(most / (1 - most), len(P), w.itemsize)
     rows.power_sums(w, P[:count], piece)
-    P[count:] = 0
+    for j in range(count, len(P)):
+        P[j] = 0
+    return count
 
 
 @compiled

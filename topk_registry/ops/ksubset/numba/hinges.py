@@ -4,7 +4,7 @@
 import math
 
 from topk_registry.ops.ksubset.numba.compiled import compiled, log32, log64, summing
-from topk_registry.ops.ksubset.numba.rows import PIECE, in_fours, largest_size, total
+from topk_registry.ops.ksubset.numba.rows import FRONT, PIECE, in_fours, largest_size, total
 
 
 @compiled
@@ -29,8 +29,8 @@ def tail_hinges(row, w, mass, alpha, gain, a, c, odds_scale, shift, scale, tau, 
 
     ``alpha`` and ``gain`` hold one number a class, or PIECE equal ones.
     """
-    n, k, real = len(w), len(c) - 1, w.dtype.type
-    c, per_class, value = in_fours(c[:k]), len(alpha) > PIECE or len(alpha) == n, 0.0
+    n, k, real = len(w), len(dc) - 1, w.dtype.type
+    c, per_class, value = in_fours(c, len(c) - FRONT - 1, k), len(alpha) > PIECE or len(alpha) == n, 0.0
     odds_scale, shift, scale, tau = real(odds_scale), real(shift), real(scale), real(tau)
     dc[:] = 0
     for start in range(0, n, PIECE):

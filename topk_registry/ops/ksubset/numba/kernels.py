@@ -6,39 +6,53 @@ import math
 import numpy as np
 
 from topk_registry.ops.ksubset.numba import groups, polynomial, rows
-from topk_registry.ops.ksubset.numba.compiled import compiled
+from topk_registry.ops.ksubset.numba.compiled import borrowed, compiled
 from topk_registry.ops.ksubset.numba.hinges import hinge
 
 
 @compiled
-def label_rows(s, label, k, theta, margin, gradient, alpha, scale, tau, factor, value, slope):
+def label_memory(width, n, k, dtype):
+    """Memory for :func:`label_rows` to work on up to ``width`` rows at a time."""
+    m = rows.padded(n)
+    numbers = np.empty(m, dtype), np.empty((width, m), dtype), np.empty(rows.PIECE, dtype), rows.coefficients(k, dtype)
+    of_rows = np.empty(width, np.int64), np.empty(width, dtype), np.empty(width), np.empty(width)
+    group = np.empty((width, min(3 * k, m)), np.int64), np.empty((width, min(3 * k, m)))
+    return groups.space(m, k, dtype), numbers, of_rows, group, np.empty(k)
+
+
+@compiled
+def label_rows(s, label, k, theta, margin, gradient, alpha, scale, tau, factor, value, slope, memory):
     """The margin of each row's label, and its gradient to the scores. The label's factor is left out from the start.
 
     With alpha [1] or [n], also a hinge on the margin and its slope; with a factor other than 0, the value and the
     gradient are those of the hinge times the factor.
     """
     (B, n), real = s.shape, s.dtype.type
-    space, piece, power = groups.space(n, k, s.dtype), np.empty(rows.PIECE, s.dtype), np.empty(k)
-    size, a, u, most = np.empty(B, np.int64), np.empty(B, s.dtype), np.ones(B), np.empty(B)
-    where, E, P = np.empty((B, min(3 * k, n)), np.int64), np.empty((B, min(3 * k, n))), np.zeros((k, B))
+    space, numbers, of_rows, group, power = memory
+    space, power = groups.borrowed_space(space), borrowed(power)
+    x, odds, piece, c = borrowed(numbers[0]), borrowed(numbers[1]), borrowed(numbers[2]), borrowed(numbers[3])
+    size, a = borrowed(of_rows[0])[:B], borrowed(of_rows[1])
+    u, most = borrowed(of_rows[2])[:B], borrowed(of_rows[3])
+    where, E, P, powers = borrowed(group[0]), borrowed(group[1]), np.zeros((k, B)), 0
     for r in range(B):
-        g, size[r] = gradient[r], -1
-        if 0 <= label[r] < n and not np.isnan(s[r, label[r]]):
-            size[r], a[r], u[r], most[r] = groups.split(
-                s[r], label[r], k, k, groups.AT_LABEL, theta, space, g, E[r], where[r]
-            )
+        y, size[r], u[r] = label[r], -1, 1.0
+        if 0 <= y < n and not np.isnan(s[r, y]):
+            rows.load(s[r], x)
+            x[y] = -np.inf
+            size[r], a[r], u[r], most[r] = groups.split(x, k, k, groups.AT_LABEL, theta, space, odds[r], E[r], where[r])
         if size[r] >= 0:
-            groups.power_sums(g, most[r], power, piece)
-            P[:, r] = power
+            count = groups.power_sums(odds[r], most[r], power, piece)
+            for j in range(count):
+                P[j, r] = power[j]
+            powers = max(powers, count)
 
     T = max(0, size.max())
-    p, _, before, after = polynomial.top_group(E, size, u, P, T)
+    p, _, before, after = polynomial.top_group(E, size, u, P, powers, T)
     in_top = np.empty((T, B))
     polynomial.label_gradient(p, before, after, in_top)
 
-    c = np.empty(k + 1, s.dtype)
     for r in range(B):
-        g, rho, of_margin = gradient[r], polynomial.balanced(before[T], r, c), 1.0
+        w, rho, of_margin = odds[r], polynomial.balanced(before, T, r, c), 1.0
         margin[r] = np.nan
         if size[r] >= 0:
             margin[r] = np.float64(s[r, label[r]]) - np.float64(a[r]) + theta * math.log(u[r] * rho)
@@ -48,13 +62,14 @@ def label_rows(s, label, k, theta, margin, gradient, alpha, scale, tau, factor, 
                 value[r] *= factor
                 of_margin = np.float64(slope[r]) * factor
         if size[r] < 0:
-            g[:] = np.nan
+            gradient[r] = np.nan
             continue
-        left_out = max(0, k - 1 - rows.reach(most[r] * rho, k, s.itemsize))
-        rows.label_gradient(g, c[left_out:], real(u[r] * rho), real(of_margin), piece)
+        count = rows.reach(most[r] * rho, k, s.itemsize)
+        rows.label_gradient(w, c, real(u[r] * rho), real(of_margin), count, piece)
         for j in range(size[r]):
-            g[where[r, j]] = of_margin * in_top[j, r]
-        g[label[r]] = of_margin
+            w[where[r, j]] = of_margin * in_top[j, r]
+        w[label[r]] = of_margin
+        rows.store(w, gradient[r])
 
 
 @compiled
@@ -71,19 +86,20 @@ def hinge_rows(margin, label, alpha, scale, tau, value, slope):
 @compiled
 def margin_rows(s, k, theta, out):
     """The margins of every class. Lanes from B on hold the second tilt, with k + 1 for k: for the k largest classes."""
-    real = s.dtype.type
-    size, where, kth, a, u, gap, most, _, _, _, before, after = both_tilts(s, k, theta, out)
-    B, T = len(s), len(before) - 1
+    (B, n), real = s.shape, s.dtype.type
+    w = np.empty((B, rows.padded(n)), s.dtype)
+    size, where, kth, a, u, gap, most, _, _, _, before, after = both_tilts(s, k, theta, w)
+    T = len(before) - 1
     below, last = leave_one_out(before, after)
-    c, piece = np.empty(k + 1, s.dtype), np.empty(rows.PIECE, s.dtype)
+    c, piece = rows.coefficients(k, s.dtype), np.empty(rows.PIECE, s.dtype)
     for r in range(B):
         if size[r] < 0:
             out[r] = np.nan
             continue
-        rho = polynomial.balanced(before[T], r, c)
+        rho = polynomial.balanced(before, T, r, c)
         shift, tilt = math.log(u[r] * rho), gap[r] * u[r] * rho
-        left_out = max(0, k - 1 - rows.reach(most[r] * rho, k, s.itemsize))
-        rows.tail_margins(s[r], out[r], c[left_out:], real(tilt), kth[r], real(theta), real(shift), piece)
+        count = 1 + rows.reach(most[r] * rho, k, s.itemsize)
+        rows.tail_margins(s[r], w[r], out[r], c, real(tilt), kth[r], real(theta), real(shift), count, piece)
         for j in range(size[r]):
             reference, lane = (a[r], B + r) if j < k else (kth[r], r)
             i = where[r, j]
@@ -95,11 +111,11 @@ def margin_rows(s, k, theta, out):
 def margin_rows_backward(cotangent, s, k, theta, out):
     """The vector-Jacobian product of ``margin_rows``."""
     (B, n), real = s.shape, s.dtype.type
-    w = np.empty((B, n), s.dtype)
+    w = np.empty((B, rows.padded(n)), s.dtype)
     size, where, _, _, u, gap, most, P, p, q, before, after = both_tilts(s, k, theta, w)
     T = len(before) - 1
     g_below, g_product = np.zeros((T, 2 * B)), np.zeros((k + 1, 2 * B))
-    g_c, c, piece = np.empty(k + 1), np.empty(k + 1, s.dtype), np.empty((3, rows.PIECE), s.dtype)
+    g_c, c, piece = np.empty(k + 1), rows.coefficients(k, s.dtype), np.empty((3, rows.PIECE), s.dtype)
     for r in range(B):
         if size[r] < 0:
             continue
@@ -108,10 +124,10 @@ def margin_rows_backward(cotangent, s, k, theta, out):
         for j in range(size[r]):
             g_below[j, B + r if j < k else r] = g[where[r, j]]
             g[where[r, j]] = 0
-        rho = polynomial.balanced(before[T], r, c)
+        rho = polynomial.balanced(before, T, r, c)
         left_out = max(0, k - 1 - rows.reach(most[r] * rho, k, s.itemsize))
         g_c[:left_out] = 0
-        rows.tail_cotangents(w[r], c[left_out:], real(gap[r] * u[r] * rho), g, g_c[left_out:], piece)
+        rows.tail_cotangents(w[r, :n], c[rows.FRONT + left_out :], real(gap[r] * u[r] * rho), g, g_c[left_out:], piece)
         product_cotangents(before[T], r, rho, g_c, g_product)
         for j in range(size[r]):
             g[where[r, j]] = cotangent[r, where[r, j]]
@@ -143,7 +159,7 @@ def product_cotangents(product, lane, rho, g_c, g_product):
 def finish_gradient(s, w, size, where, u, gap, most, P, p, q, before, after, below, last, g_below, g_product, out):
     """Add to the direct gradients in ``out`` what passes through the polynomials: from cotangents of the log-odds of
     the top group, ``g_below``, and of the whole product."""
-    B, k, T = len(s), len(P), len(p)
+    (B, n), k, T = s.shape, len(P), len(p)
     g_x, g_last = np.zeros((T, 2 * B)), np.zeros((T, 2 * B))
     piece, slopes = np.empty(rows.PIECE, s.dtype), np.empty(k, s.dtype)
     for j in range(T):
@@ -166,7 +182,7 @@ def finish_gradient(s, w, size, where, u, gap, most, P, p, q, before, after, bel
         for j in range(k):
             slopes[j] = P[j, r] if abs(P[j, r]) > least else 0.0
         count = rows.reach(most[r] / (1 - most[r]), k, s.itemsize)
-        rows.add_slopes(w[r], slopes[:count], out[r], piece)
+        rows.add_slopes(w[r, :n], slopes[:count], out[r], piece)
         for j in range(size[r]):
             out[r, where[r, j]] += g_x[j, r] + g_x[j, B + r]
 
@@ -175,20 +191,22 @@ def finish_gradient(s, w, size, where, u, gap, most, P, p, q, before, after, bel
 def both_tilts(s, k, theta, w):
     """First part of margins and their gradient: the tail's odds w relative to the class after the k-th, and the
     polynomials at both tilts. ``most``: the largest of the tail's odds, tilted."""
-    B, n = s.shape
-    space, piece, power = groups.space(n, k + 1, s.dtype), np.empty(rows.PIECE, s.dtype), np.empty(k)
+    (B, n), m = s.shape, w.shape[1]
+    space, piece, power = groups.space(m, k + 1, s.dtype), np.empty(rows.PIECE, s.dtype), np.empty(k)
+    x = np.empty(m, s.dtype)
     size, kth, a, most = np.empty(2 * B, np.int64), np.empty(B, s.dtype), np.empty(B, s.dtype), np.zeros(B)
     where, gap, u = np.empty((B, min(5 * k + 5, n)), np.int64), np.ones(B), np.ones(2 * B)
-    E, P = np.empty((2 * B, where.shape[1])), np.zeros((k, 2 * B))
+    E, P, powers = np.empty((2 * B, where.shape[1])), np.zeros((k, 2 * B)), 0
     for r in range(B):
+        rows.load(s[r], x)
         size[r], a[r], u[B + r], most[r] = groups.split(
-            s[r], -1, k, k + 1, groups.AT_ALL, theta, space, w[r], E[B + r], where[r]
+            x, k, k + 1, groups.AT_ALL, theta, space, w[r], E[B + r], where[r]
         )
         size[B + r], kth[r] = size[r], a[r]
         if size[r] < 0:
             u[B + r] = 1.0
             continue
-        groups.power_sums(w[r], most[r], power, piece)
+        powers = max(powers, groups.power_sums(w[r], most[r], power, piece))
         u[r] = u[B + r]
         if size[r] > 0:  # else no class needs a second tilt
             kth[r] = space[0][k - 1]
@@ -200,5 +218,5 @@ def both_tilts(s, k, theta, w):
         for j in range(k):
             factor *= gap[r]
             P[j, r], P[j, B + r] = power[j] * factor, power[j]
-    p, q, before, after = polynomial.top_group(E, size, u, P, max(0, size.max()))
+    p, q, before, after = polynomial.top_group(E, size, u, P, powers, max(0, size.max()))
     return size, where, kth, a, u, gap, most, P, p, q, before, after

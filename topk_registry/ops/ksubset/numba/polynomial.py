@@ -3,18 +3,20 @@ instructions. All in double precision; the tilt t is handled as u = exp(-t)."""
 
 import numpy as np
 
+from topk_registry.ops.ksubset.numba import rows
 from topk_registry.ops.ksubset.numba.compiled import compiled, exp64
 
 
 @compiled
-def top_group(E, size, u, P, T):
+def top_group(E, size, u, P, powers, T):
     """From the odds E [lanes, .] of each lane's top group and the tail's power sums P [k, lanes], tilted in place by u:
-    the factors q + p X of the top group, T at most, and ``products`` of them, starting from the tail's polynomial."""
+    the factors q + p X of the top group, T at most, and ``products`` of them, starting from the tail's polynomial. From
+    ``powers`` on the power sums are 0."""
     k, width = P.shape
     p, q = np.empty((T, width)), np.empty((T, width))
     before, after = np.empty((T + 1, k + 1, width)), np.empty((T + 1, k + 1, width))
     factor = np.ones(width)
-    for j in range(k):
+    for j in range(powers):
         for i in range(width):
             factor[i] *= u[i]
             P[j, i] *= factor[i]
@@ -23,21 +25,21 @@ def top_group(E, size, u, P, T):
             odds = E[i, j] * u[i] if j < size[i] else 0.0  # a factor of 1 where a group is smaller than others
             q[j, i] = 1 / (1 + odds)
             p[j, i] = odds * q[j, i]
-    tail_polynomial(P, before[0])
+    tail_polynomial(P, powers, before[0])
     products(q, p, before, after)
     return p, q, before, after
 
 
 @compiled
-def tail_polynomial(P, b):
+def tail_polynomial(P, powers, b):
     """b_0..b_k of prod (1 + w_i X), from power sums, P[j - 1] = sum w_i^j, by Newton's identities; scaled by
-    exp(-P_1 / 2), halfway between its first and its largest coefficient."""
+    exp(-P_1 / 2), halfway between its first and its largest coefficient. From ``powers`` on the sums are 0."""
     for i in range(b.shape[1]):
         b[0, i] = exp64(-0.5 * min(P[0, i], 1200.0))
     for j in range(1, len(b)):
         total = b[j]
         total[:] = 0
-        for power in range(1, j + 1):
+        for power in range(1, min(j, powers) + 1):
             sign = (1.0 if power % 2 else -1.0) / j
             for i in range(len(total)):
                 total[i] += sign * b[j - power, i] * P[power - 1, i]
@@ -88,17 +90,18 @@ def label_gradient(p, before, after, g):
 
 
 @compiled
-def balanced(c, lane, out):
-    """rho = c_{k-1} / c_k of one lane, and its coefficients tilted by log rho and scaled, so that the last two are 1.
+def balanced(products, T, lane, out):
+    """rho = c_{k-1} / c_k of one lane of products[T], and its coefficients tilted by log rho and scaled, so that the last two are 1;
+    ``out`` is from :func:`rows.coefficients`.
 
     Those too small to matter would send Horner's rule into denormal numbers, and are zero.
     """
-    k = len(out) - 1
-    rho = c[k - 1, lane] / c[k, lane]
-    scale, back = 1 / c[k, lane], 1 / rho
+    k = products.shape[1] - 1
+    rho = products[T, k - 1, lane] / products[T, k, lane]
+    scale, back = 1 / products[T, k, lane], 1 / rho
     for j in range(k, -1, -1):
-        scaled = c[j, lane] * scale
-        out[j] = scaled if scaled > 2.0**-70 else 0.0
+        scaled = products[T, j, lane] * scale
+        out[rows.FRONT + j] = scaled if scaled > 2.0**-70 else 0.0
         scale *= back
     return rho
 

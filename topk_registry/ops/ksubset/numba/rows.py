@@ -5,18 +5,52 @@ import math
 
 import numpy as np
 
-from topk_registry.ops.ksubset.numba.compiled import compiled, exp32, exp64, log32, log64, number_at, place_of, summing
+from topk_registry.ops.ksubset.numba.compiled import (
+    LOG2E,
+    compiled,
+    log32,
+    log64,
+    number_at,
+    place_of,
+    power_of_2_32,
+    power_of_2_64,
+    summing,
+)
 
-PIECE = 512  # scores to work on at a time
+PIECE = 1024  # scores to work on at a time
+PAD = 64  # rows are padded to a multiple of this: no loop of vector instructions has scores left over
+FRONT = 4  # zeros in front of coefficients, see in_fours
 
 
 @compiled
-def maximum(row, skip):
-    """The largest score without class ``skip``; NaN where there is one whose sign is not negative."""
-    best = place_of(row[1 if skip == 0 else 0])
-    for part in (row[: max(skip, 0)], row[skip + 1 :]):
-        for i in range(len(part)):
-            best = max(best, place_of(part[i]))
+def padded(n):
+    """The least multiple of PAD that holds n scores."""
+    return (n + PAD - 1) // PAD * PAD
+
+
+@compiled
+def load(row, x):
+    """Copy a row to padded memory; the scores beyond its end are -inf."""
+    n = len(row)
+    for i in range(n):
+        x[i] = row[i]
+    for i in range(n, len(x)):
+        x[i] = -np.inf
+
+
+@compiled
+def store(x, row):
+    """Copy padded memory to a row."""
+    for i in range(len(row)):
+        row[i] = x[i]
+
+
+@compiled
+def maximum(x):
+    """The largest score; NaN where there is one whose sign is not negative."""
+    best = place_of(x[0])
+    for i in range(len(x)):
+        best = max(best, place_of(x[i]))
     return number_at(best)
 
 
@@ -40,26 +74,49 @@ def total(w):
 
 @compiled
 def limits(s, theta):
-    """Arguments of :func:`odds` beside the scores: 1 / theta, and the exponent below which odds are 0."""
+    """Arguments of :func:`odds` beside the scores: log2(e) / theta, and the power of 2 below which odds are 0."""
     real = s.dtype.type
-    return real(1 / theta), real(0.4 * math.log(np.finfo(s.dtype).tiny))
+    return real(LOG2E / theta), real(0.4 * math.log2(np.finfo(s.dtype).tiny))
+
+
+@compiled
+def _odds32(score, a, inverse, floor):
+    u = (score - a) * inverse
+    u = np.float32(0) if u > np.float32(0) else u
+    u = floor if u < floor else u
+    return np.float32(0) if u == floor else power_of_2_32(u)
+
+
+@compiled
+def _odds64(score, a, inverse, floor):
+    u = (score - a) * inverse
+    u = 0.0 if u > 0.0 else u
+    u = floor if u < floor else u
+    return 0.0 if u == floor else power_of_2_64(u)
+
+
+@summing
+def _odds(row, a, inverse, floor, w):
+    mass = w.dtype.type(0)
+    if row.itemsize == 4:
+        for i in range(len(row)):
+            w[i] = _odds32(row[i], a, inverse, floor)
+            mass += w[i]
+    else:
+        for i in range(len(row)):
+            w[i] = _odds64(row[i], a, inverse, floor)
+            mass += w[i]
+    return mass
 
 
 @compiled
 def odds(row, a, inverse, floor, w):
-    """w = exp(min((row - a) / theta, 0)), and 0 where that is too small to change anything; NaN stays NaN."""
-    if row.itemsize == 4:
-        for i in range(len(row)):
-            u = (row[i] - a) * inverse
-            u = np.float32(0) if u > np.float32(0) else u
-            u = floor if u < floor else u
-            w[i] = np.float32(0) if u == floor else exp32(u)
-    else:
-        for i in range(len(row)):
-            u = (row[i] - a) * inverse
-            u = 0.0 if u > 0.0 else u
-            u = floor if u < floor else u
-            w[i] = 0.0 if u == floor else exp64(u)
+    """w = exp(min((row - a) / theta, 0)), and 0 where that is too small to change anything; NaN stays NaN. Their sum is
+    returned."""
+    mass = 0.0
+    for start in range(0, len(row), PIECE):
+        mass += np.float64(_odds(row[start : start + PIECE], a, inverse, floor, w[start : start + PIECE]))
+    return mass
 
 
 @compiled
@@ -67,33 +124,43 @@ def reach(v, k, itemsize):
     """How many powers of odds up to v < 1 matter: the rest of a series of them is below rounding."""
     if v >= 0.95:
         return k
-    bits = (34.0 if itemsize == 4 else 66.0) + math.log2(k)
-    return min(k, 1 + int(bits / -math.log2(max(v, 1e-30))))
+    count, power, least = 1, v, (2.0**-34 if itemsize == 4 else 2.0**-66) / k
+    while power > least and count < k:
+        power *= v
+        count += 1
+    return count
 
 
 @compiled
 def power_sums(w, P, piece):
-    """P[j - 1] = sum_i w_i^j, j = 1..k; small odds are raised to a bound as in torch_path.power_sums, and why."""
-    k, bits, span = len(P), 50.0 if w.itemsize == 4 else 120.0, 120.0 if w.itemsize == 4 else 1000.0
+    """P[j - 1] = sum_i w_i^j, j = 1..k, four powers at a time. Odds whose last power here would be denormal are left out
+    of those four: their squares, at most 2^-48 of the largest (2^-400 in double precision), change no sum.
+    """
+    k, bits = len(P), 120.0 if w.itemsize == 4 else 1000.0
     P[:] = 0
     for start in range(0, len(w), PIECE):
         base = w[start : start + PIECE]
-        v, reach, bound, j = piece[: len(base)], 1.0, w.dtype.type(0), 2
+        v = piece[: len(base)]
+        if k <= 5:
+            P[0] += total(base)
+            if k > 1:
+                _add_powers(P, 1, _up_to_fifth(base, w.dtype.type(2.0**-24 if w.itemsize == 4 else 2.0**-200)))
+            continue
         P[0] += _sum_and_copy(base, v)
-        while j <= k:
-            least = w.dtype.type(0)
-            if j > reach:
-                bound, reach = w.dtype.type(2.0 ** (-bits / j)), span * j / bits
-                least = w.dtype.type(np.float64(bound) ** (j - 1))
-            if j + 2 <= min(k, reach):
-                first, second, third = _three_powers(base, v, bound, least)
-                P[j - 1] += first
-                P[j] += second
-                P[j + 1] += third
-                j += 3
-            else:
-                P[j - 1] += _one_power(base, v, bound, least)
-                j += 1
+        for j in range(1, k, 4):
+            _add_powers(P, j, _four_powers(base, v, w.dtype.type(power_of_2_64(-bits / (j + 4)))))
+
+
+@compiled
+def _add_powers(P, j, sums):
+    first, second, third, fourth = sums
+    P[j] += first
+    if j + 1 < len(P):
+        P[j + 1] += second
+    if j + 2 < len(P):
+        P[j + 2] += third
+    if j + 3 < len(P):
+        P[j + 3] += fourth
 
 
 @summing
@@ -106,35 +173,49 @@ def _sum_and_copy(base, v):
 
 
 @summing
-def _one_power(base, v, bound, least):
-    total = v.dtype.type(0)
-    for i in range(len(v)):
-        v[i] = max(v[i], least) * max(base[i], bound)
-        total += v[i]
-    return total
+def _up_to_fifth(base, least):
+    """The sums of w^2, w^3, w^4 and w^5, for odds w above ``least``."""
+    zero = base.dtype.type(0)
+    first = second = third = fourth = zero
+    for i in range(len(base)):
+        w = base[i] if base[i] > least else zero
+        square = w * w
+        first += square
+        second += square * w
+        third += square * square
+        fourth += square * w * square
+    return first, second, third, fourth
 
 
 @summing
-def _three_powers(base, v, bound, least):
-    first = second = third = v.dtype.type(0)
+def _four_powers(base, v, least):
+    """The sums of v w, v w^2, v w^3 and v w^4, for odds w above ``least``; v <- v w^4."""
+    zero = v.dtype.type(0)
+    first = second = third = fourth = zero
     for i in range(len(v)):
-        factor = max(base[i], bound)
-        one = max(v[i], least) * factor
-        two = one * factor
-        three = two * factor
+        w = base[i] if base[i] > least else zero
+        square = w * w
+        one, two = v[i] * w, v[i] * square
+        four = two * square
         first += one
         second += two
-        third += three
-        v[i] = three
-    return first, second, third
+        third += one * square
+        fourth += four
+        v[i] = four
+    return first, second, third, fourth
 
 
 @compiled
-def in_fours(c):
-    """Coefficients for :func:`horner`: a multiple of four of them, zeros in front, which make no difference."""
-    padded = np.zeros((len(c) + 3) // 4 * 4, c.dtype)
-    padded[len(padded) - len(c) :] = c
-    return padded
+def coefficients(k, dtype):
+    """Memory for c_0..c_k, with zeros in front for :func:`in_fours`."""
+    return np.zeros(FRONT + k + 1, dtype)
+
+
+@compiled
+def in_fours(c, stop, count):
+    """The last ``count`` of c_0..c_{stop-1} for :func:`horner`, or a few more: a multiple of four of them. Further
+    coefficients, and the zeros in front of c, change nothing."""
+    return c[FRONT + stop - max(4, (count + 3) // 4 * 4) : FRONT + stop]
 
 
 @compiled
@@ -148,9 +229,18 @@ def horner(v, c, d):
 
 
 @compiled
-def label_gradient(w, c, scale, slope, piece):
-    """w <- slope v (d_{k-2} (1 + v) - 1), v = scale w, d = c / (1 + v X), c_{k-1} = c_k = 1."""
-    c, one = in_fours(c[: max(1, len(c) - 2)] if len(c) > 2 else np.zeros_like(c[:1])), w.dtype.type(1)
+def label_gradient(w, c, scale, slope, count, piece):
+    """w <- slope v (d_{k-2} (1 + v) - 1), v = scale w, d = c / (1 + v X), c_{k-1} = c_k = 1, by the last ``count`` of
+    the other coefficients."""
+    k, one = len(c) - FRONT - 1, w.dtype.type(1)
+    c = in_fours(c, k - 1, min(count, k - 1))
+    if len(c) == 4:
+        first, second, third, fourth = c[0], c[1], c[2], c[3]
+        for i in range(len(w)):
+            v = w[i] * scale
+            d = fourth - v * (third - v * (second - v * first))
+            w[i] = slope * v * (d * (one + v) - one)
+        return
     for start in range(0, len(w), PIECE):
         v = w[start : start + PIECE]
         d = piece[: len(v)]
@@ -162,22 +252,24 @@ def label_gradient(w, c, scale, slope, piece):
 
 
 @compiled
-def tail_margins(row, w, c, scale, a, theta, shift, piece):
-    """w <- (row - a) + theta (shift + log d_{k-1} - log d_k), v = scale w, d = c / (1 + v X)."""
-    k = len(c) - 1
-    c, last = in_fours(c[:k]), c[k]
-    for start in range(0, len(w), PIECE):
-        v, scores = w[start : start + PIECE], row[start : start + PIECE]
+def tail_margins(row, w, out, c, scale, a, theta, shift, count, piece):
+    """out <- (row - a) + theta (shift + log d_{k-1} - log d_k), v = scale w, d = c / (1 + v X), c_k = 1, by the last
+    ``count`` of the other coefficients; w changes."""
+    k, last = len(c) - FRONT - 1, w.dtype.type(1)
+    c = in_fours(c, k, min(count, k))
+    for start in range(0, len(row), PIECE):
+        found, scores = out[start : start + PIECE], row[start : start + PIECE]
+        v = w[start : start + len(scores)]
         d = piece[: len(v)]
         for i in range(len(v)):
             v[i] *= scale
         horner(v, c, d)
         if w.itemsize == 4:
             for i in range(len(v)):
-                v[i] = (scores[i] - a) + theta * (log32(d[i] / (last - v[i] * d[i])) + shift)
+                found[i] = (scores[i] - a) + theta * (log32(d[i] / (last - v[i] * d[i])) + shift)
         else:
             for i in range(len(v)):
-                v[i] = (scores[i] - a) + theta * (log64(d[i] / (last - v[i] * d[i])) + shift)
+                found[i] = (scores[i] - a) + theta * (log64(d[i] / (last - v[i] * d[i])) + shift)
 
 
 @summing
