@@ -163,10 +163,11 @@ def _expected_hinges(dtype: torch.dtype) -> team.Body:
         uniform, weight = array(address[4], B * even, real), array(address[5], weights, real)
         alpha, gain = array(address[6], classes, real), array(address[7], classes, real)
         value = array(address[8], B, real)
+        memory = expected.hinge_memory(step, n, k, s.dtype, alpha, gain)
         for i, j in team.spans(job, step, B):
             expected.hinge_rows(
-                s[i:j], q[i:j], labels[i:j], shares[i:j], uniform[i:j], weight, alpha, gain,
-                factor, k, theta, scale, tau, value[i:j], gradient[i:j],
+                s[i:j], q[i:j], labels[i:j], shares[i:j], uniform[i:j], weight, alpha,
+                factor, k, theta, scale, tau, value[i:j], gradient[i:j], memory,
             )  # fmt: skip
 
     return body
@@ -181,8 +182,9 @@ def _margins(dtype: torch.dtype) -> team.Body:
         assert edition  # as above
         B, n, k, step, theta, address = operands(job, 2)
         s, out = array(address[0], (B, n), real), array(address[1], (B, n), real)
+        memory = compiled_kernels.both_memory(step, n, k, s.dtype)
         for i, j in team.spans(job, step, B):
-            compiled_kernels.margin_rows(s[i:j], k, theta, out[i:j])
+            compiled_kernels.margin_rows(s[i:j], k, theta, out[i:j], memory)
 
     return body
 
@@ -196,8 +198,9 @@ def _margins_backward(dtype: torch.dtype) -> team.Body:
         assert edition  # as above
         B, n, k, step, theta, address = operands(job, 3)
         s, g, out = array(address[0], (B, n), real), array(address[1], (B, n), real), array(address[2], (B, n), real)
+        memory = compiled_kernels.both_memory(step, n, k, s.dtype)
         for i, j in team.spans(job, step, B):
-            compiled_kernels.margin_rows_backward(g[i:j], s[i:j], k, theta, out[i:j])
+            compiled_kernels.margin_rows_backward(g[i:j], s[i:j], k, theta, out[i:j], memory)
 
     return body
 

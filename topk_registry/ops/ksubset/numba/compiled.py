@@ -12,6 +12,7 @@ from numba.extending import intrinsic
 # products may be fused with sums, and long sums be reordered; differences of scores never: they are exact
 compiled = njit(error_model="numpy", fastmath={"contract"})
 summing = njit(error_model="numpy", fastmath={"contract", "reassoc"})
+inlined = njit(error_model="numpy", fastmath={"contract"}, forceinline=True)
 
 LOG2E = 1 / math.log(2)
 LN2_HIGH, LN2_LOW = 0.693359375, -2.1219444005469058277e-4  # log 2; nine bits: multiples of the first are exact

@@ -6,42 +6,54 @@ import math
 import numpy as np
 
 from topk_registry.ops.ksubset.numba import kernels, polynomial, rows
-from topk_registry.ops.ksubset.numba.compiled import compiled
+from topk_registry.ops.ksubset.numba.compiled import borrowed, compiled
 from topk_registry.ops.ksubset.numba.hinges import hinge, tail_hinges
 
 FEW = 8  # classes with mass: up to this many are visited one by one
 
 
 @compiled
-def hinge_rows(s, q, labels, shares, uniform, weight, alpha, gain, factor, k, theta, scale, tau, value, out):
+def hinge_memory(width, n, k, dtype, alpha, gain):
+    """Memory for :func:`hinge_rows` to work on up to ``width`` rows at a time, with the gaps and gains of its pieces."""
+    m = rows.padded(n)
+    length = m if len(alpha) > 1 else rows.PIECE
+    alphas, gains = np.zeros(length, dtype), np.ones(length, dtype)
+    for i in range(n if len(alpha) > 1 else len(alphas)):
+        alphas[i], gains[i] = alpha[i if len(alpha) > 1 else 0], gain[i if len(alpha) > 1 else 0]
+    numbers = np.zeros(m, dtype), np.empty(m, dtype), np.empty((width, m), dtype), np.empty(k + 1)
+    return kernels.both_memory(width, n, k, dtype), numbers, alphas, gains
+
+
+@compiled
+def hinge_rows(s, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory):
     """value <- factor sum_c q_c w_c L_c, out <- its gradient; see :mod:`topk_registry.ops.ksubset.soft_targets`.
 
     The target is q [B, n], or labels and shares [B, m] with uniform [B] or [0]; the other is empty. weight is [n] or
-    [0], alpha and gain = exp(-alpha / tau) are [n] or [1].
+    [0], alpha is [n] or [1].
     """
     (B, n), real = s.shape, s.dtype.type
-    w = np.empty((B, rows.padded(n)), s.dtype)
-    size, where, kth, a, u, gap, most, P, p, q_top, before, after = kernels.both_tilts(s, k, theta, w)
+    size, where, kth, a, u, gap, most, P, p, q_top, before, after = kernels.both_tilts(s, k, theta, memory[0])
+    _, odds, pieces, c = memory[0][1]
+    odds, pieces, c, alphas, gains = (
+        borrowed(odds),
+        borrowed(pieces),
+        borrowed(c),
+        borrowed(memory[2]),
+        borrowed(memory[3]),
+    )
+    mass, x, direct, g_c = memory[1]
+    mass, x, direct, g_c = borrowed(mass), borrowed(x), borrowed(direct), borrowed(g_c)
     T = len(before) - 1
     g_below, g_product = np.zeros((T, 2 * B)), np.zeros((k + 1, 2 * B))
     below, last = kernels.leave_one_out(before, after)
-    g_c, c, pieces, mass = (
-        np.empty(k + 1),
-        rows.coefficients(k, s.dtype),
-        np.empty((4, rows.PIECE), s.dtype),
-        np.empty(n, s.dtype),
-    )
     few, few_mass = np.empty(FEW, np.int64), np.empty(FEW)
-    alphas, gains = alpha, gain
-    if len(alpha) == 1:
-        alphas, gains = np.full(min(n, rows.PIECE), alpha[0]), np.full(min(n, rows.PIECE), gain[0])
     tau = max(tau, 4 * np.finfo(np.float64).tiny)
     for r in range(B):
         value[r] = np.nan
         if size[r] < 0:
             continue
-        count = masses(r, q, labels, shares, uniform, weight, factor, mass, few, few_mass)
-        g, total = out[r], 0.0
+        count = masses(r, q, labels, shares, uniform, weight, factor, mass[:n], few, few_mass)
+        g, total = direct[r], 0.0
         for j in range(size[r]):
             i = where[r, j]
             m = np.float64(mass[i]) if count < 0 else mass_among(i, few[:count], few_mass)
@@ -57,44 +69,35 @@ def hinge_rows(s, q, labels, shares, uniform, weight, alpha, gain, factor, k, th
         rho = polynomial.balanced(before, T, r, c)
         tilt, shift = gap[r] * u[r] * rho, math.log(u[r] * rho)
         if count < 0:
-            left_out = max(0, k - 1 - rows.reach(most[r] * rho, k, s.itemsize))
-            g_c[:left_out] = 0
+            rows.load(s[r], x)
+            powers = 1 + rows.reach(most[r] * rho, k, s.itemsize)
             total += tail_hinges(
-                s[r],
-                w[r, :n],
-                mass,
-                alphas,
-                gains,
-                kth[r],
-                c,
-                tilt,
-                shift,
-                scale,
-                tau,
-                g,
-                g_c[left_out:],
-                pieces,
+                x, odds[r], mass, alphas, gains, kth[r], c, powers, tilt, shift, scale, tau, g, g_c, pieces
             )
         else:
-            g[:] = 0
+            kernels.fill(g, real(0))
             g_c[:] = 0
             for f in range(count):
                 i = few[f]
                 if few_mass[f] != 0 and not holds(where[r, : size[r]], i):
-                    distance = np.float64(s[r, i]) - np.float64(kth[r])
-                    of_class = np.float64(alpha[i if len(alpha) > 1 else 0])
-                    cost, direct = one_hinge(
-                        distance, of_class, few_mass[f], np.float64(w[r, i]) * tilt, c[rows.FRONT :], shift, theta, scale, tau, g_c
+                    distance, v = np.float64(s[r, i]) - np.float64(kth[r]), np.float64(odds[r, i]) * tilt
+                    gap_of = np.float64(alpha[i if len(alpha) > 1 else 0])
+                    cost, slope = one_hinge(
+                        distance, gap_of, few_mass[f], v, c[rows.FRONT :], shift, theta, scale, tau, g_c
                     )
                     total += few_mass[f] * cost
-                    g[i] += real(direct)
+                    g[i] += real(slope)
         for j in range(size[r]):
             g[where[r, j]] = real(g_below[j, B + r] + g_below[j, r])
         kernels.product_cotangents(before[T], r, rho, g_c, g_product)
         value[r] = total
-    kernels.finish_gradient(
-        s, w, size, where, u, gap, most, P, p, q_top, before, after, below, last, g_below, g_product, out
-    )
+    kernels.top_cotangents(size, u, gap, P, p, q_top, before, after, below, last, g_below, g_product)
+    for r in range(B):
+        if size[r] < 0:
+            kernels.fill(out[r], real(np.nan))
+        else:
+            kernels.add_slopes(r, size[r], where, odds[r], most[r], P, g_below, direct[r], pieces[0])
+            rows.store(direct[r], out[r])
 
 
 @compiled
@@ -114,8 +117,9 @@ def masses(r, q, labels, shares, uniform, weight, factor, mass, few, few_mass):
                 i += 1
         else:
             count = -1
+            share = real(factor)
             for i in range(n):
-                mass[i] = row[i] * real(factor)
+                mass[i] = row[i] * share
     else:
         even = np.float64(uniform[r]) * factor / n if len(uniform) > 0 else 0.0
         m = labels.shape[1]
@@ -124,15 +128,17 @@ def masses(r, q, labels, shares, uniform, weight, factor, mass, few, few_mass):
                 few[f], few_mass[f] = labels[r, f], shares[r, f] * factor
             count = m
         else:
-            count = -1
-            mass[:] = even
+            count, share = -1, real(even)
+            for i in range(n):
+                mass[i] = share
             for f in range(m):
                 mass[labels[r, f]] += real(shares[r, f] * factor)
     if len(weight) > 0:
         for f in range(count):
             few_mass[f] *= weight[few[f]]
         if count < 0:
-            mass *= weight
+            for i in range(n):
+                mass[i] *= weight[i]
     return count
 
 

@@ -3,8 +3,8 @@
 
 import math
 
-from topk_registry.ops.ksubset.numba.compiled import compiled, log32, log64, summing
-from topk_registry.ops.ksubset.numba.rows import FRONT, PIECE, in_fours, largest_size, total
+from topk_registry.ops.ksubset.numba.compiled import compiled, inlined, log32, log64, summing
+from topk_registry.ops.ksubset.numba.rows import PIECE, in_fours, largest_size
 
 
 @compiled
@@ -17,8 +17,9 @@ def hinge(margin, alpha, scale, tau):
 
 
 @compiled
-def tail_hinges(row, w, mass, alpha, gain, a, c, odds_scale, shift, scale, tau, g, dc, pieces):
-    """The sum of the tail's hinges, weighted by ``mass``; g <- its direct gradient, dc <- its cotangents of c.
+def tail_hinges(row, w, mass, alpha, gain, a, c, powers, odds_scale, shift, scale, tau, g, dc, pieces):
+    """The sum of the tail's hinges, weighted by ``mass``; g <- its direct gradient, dc <- its cotangents of c, of which
+    the last ``powers`` before c_k matter. Rows are padded, with scores of -inf that have no mass.
 
     The hinge of a class is tau log(1 + exp(alpha / tau) / odds). With d = c / (1 + v X), v = odds_scale w, e = d /
     (1 + v X), x = d_k + gain v d_{k-1}, gain = exp(-alpha / tau), and r = 1 / (x d_{k-1}), one division and one
@@ -29,31 +30,28 @@ def tail_hinges(row, w, mass, alpha, gain, a, c, odds_scale, shift, scale, tau, 
 
     ``alpha`` and ``gain`` hold one number a class, or PIECE equal ones.
     """
-    n, k, real = len(w), len(dc) - 1, w.dtype.type
-    c, per_class, value = in_fours(c, len(c) - FRONT - 1, k), len(alpha) > PIECE or len(alpha) == n, 0.0
+    n, k, real, value = len(w), len(dc) - 1, w.dtype.type, 0.0
+    powers = min(powers, k)
+    per_class, steps, c = len(alpha) > PIECE or len(alpha) == n, 3 * ((powers + 2) // 3), in_fours(c, k, powers)
     odds_scale, shift, scale, tau = real(odds_scale), real(shift), real(scale), real(tau)
     dc[:] = 0
     for start in range(0, n, PIECE):
         stop = min(start + PIECE, n)
         at = start if per_class else 0
-        v, d, e, cost = (
-            pieces[0, : stop - start],
-            pieces[1, : stop - start],
-            pieces[2, : stop - start],
-            pieces[3, : stop - start],
-        )
-        for i in range(len(v)):
-            v[i] = w[start + i] * odds_scale
-            d[i] = e[i] = real(0)
-        _horner_twice(v, c, d, e)
-        _hinges(
-            row[start:stop], mass[start:stop], alpha[at : at + len(v)], gain[at : at + len(v)],
-            v, d, e, a, shift, scale, tau, g[start:stop], cost,
-        )  # fmt: skip
-        value += total(cost)
-        dc[k] -= _dot(e, d)
+        scores, odds, share, out = row[start:stop], w[start:stop], mass[start:stop], g[start:stop]
+        gap, factor = alpha[at : at + len(odds)], gain[at : at + len(odds)]
+        v, d, e = pieces[0, : len(odds)], pieces[1, : len(odds)], pieces[2, : len(odds)]
+        _horner_twice(odds, c, odds_scale, v, d, e)
+        cost, of_last = _hinges(scores, share, gap, factor, v, d, e, a, shift, scale, tau, out)
+        value += cost
+        dc[k] -= of_last
+        if powers <= 5:
+            sums = _five_moments(e, v)
+            for j in range(powers):
+                dc[k - 1 - j] += sums[j]
+            continue
         least = real(1e-20) * largest_size(e)
-        for j in range(k - 1, -1, -3):
+        for j in range(k - 1, k - 1 - steps, -3):
             first, second, third = _moments(e, v, least)
             dc[j] += first
             dc[max(0, j - 1)] += second if j >= 1 else 0.0
@@ -62,49 +60,75 @@ def tail_hinges(row, w, mass, alpha, gain, a, c, odds_scale, shift, scale, tau, 
 
 
 @compiled
-def _horner_twice(v, c, d, e):
-    """From zeros d <- d_{k-1} and e <- e_{k-2}, the last coefficients of c / (1 + v X) and of c / (1 + v X)^2."""
-    for j in range(0, len(c), 4):
+def _horner_twice(w, c, scale, v, d, e):
+    """v <- scale w, d <- d_{k-1} and e <- e_{k-2}, the last coefficients of c / (1 + v X) and of c / (1 + v X)^2."""
+    first, second, third, fourth = c[0], c[1], c[2], c[3]
+    for i in range(len(v)):
+        x = scale * w[i]
+        z, y = first, second - x * first
+        z, y = y - x * z, third - x * y
+        z, y = y - x * z, fourth - x * y
+        v[i], d[i], e[i] = x, y, z
+    for j in range(4, len(c), 4):
+        first, second, third, fourth = c[j], c[j + 1], c[j + 2], c[j + 3]
         for i in range(len(v)):
-            x, y, z = v[i], d[i], e[i]
-            z = y - x * z
-            y = c[j] - x * y
-            z = y - x * z
-            y = c[j + 1] - x * y
-            z = y - x * z
-            y = c[j + 2] - x * y
-            z = y - x * z
-            y = c[j + 3] - x * y
+            x = v[i]
+            z, y = d[i] - x * e[i], first - x * d[i]
+            z, y = y - x * z, second - x * y
+            z, y = y - x * z, third - x * y
+            z, y = y - x * z, fourth - x * y
             d[i], e[i] = y, z
 
 
-@compiled
-def _hinges(scores, mass, alpha, gain, v, d, e, a, shift, scale, tau, out, cost):
-    """e <- chain, out <- dL/ds, cost <- mass L."""
-    one, zero = v.dtype.type(1), v.dtype.type(0)
-    for i in range(len(v)):
-        x = one - v[i] * d[i] * (one - gain[i])
-        r = one / (x * d[i])
-        chain = -mass[i] * scale * r
-        out[i] = chain * (d[i] - v[i] * e[i])
-        e[i] = chain
-        cost[i] = x * x * r
-    if v.itemsize == 4:
-        for i in range(len(v)):
-            value = alpha[i] + scale * (a - scores[i]) + tau * (log32(cost[i]) - shift)
-            cost[i] = value * mass[i] if mass[i] != zero else zero
-    else:
-        for i in range(len(v)):
-            value = alpha[i] + scale * (a - scores[i]) + tau * (log64(cost[i]) - shift)
-            cost[i] = value * mass[i] if mass[i] != zero else zero
+@inlined
+def _distance(a, score):
+    return a - score  # exact, so not to be reordered with other sums
 
 
 @summing
-def _dot(a, b):
-    sum = a.dtype.type(0)
-    for i in range(len(a)):
-        sum += a[i] * b[i]
-    return sum
+def _hinges(scores, mass, alpha, gain, v, d, e, a, shift, scale, tau, out):
+    """The sums of mass L and of chain d; e <- chain, out <- dL/ds."""
+    one, zero = v.dtype.type(1), v.dtype.type(0)
+    value = of_last = zero
+    if v.itemsize == 4:
+        for i in range(len(v)):
+            x = one - v[i] * d[i] * (one - gain[i])
+            r = one / (x * d[i])
+            chain = -mass[i] * scale * r
+            out[i] = chain * (d[i] - v[i] * e[i])
+            e[i] = chain
+            of_last += chain * d[i]
+            cost = alpha[i] + scale * _distance(a, scores[i]) + tau * (log32(x * x * r) - shift)
+            value += cost * mass[i] if mass[i] != zero else zero
+    else:
+        for i in range(len(v)):
+            x = one - v[i] * d[i] * (one - gain[i])
+            r = one / (x * d[i])
+            chain = -mass[i] * scale * r
+            out[i] = chain * (d[i] - v[i] * e[i])
+            e[i] = chain
+            of_last += chain * d[i]
+            cost = alpha[i] + scale * _distance(a, scores[i]) + tau * (log64(x * x * r) - shift)
+            value += cost * mass[i] if mass[i] != zero else zero
+    return value, of_last
+
+
+@summing
+def _five_moments(e, v):
+    """The sums of e, -v e, v^2 e, -v^3 e and v^4 e. Smaller odds than 2^-20 are left out of the last three: their powers
+    change nothing, but could be denormal."""
+    zero, least = e.dtype.type(0), e.dtype.type(2.0**-20)
+    first = second = third = fourth = fifth = zero
+    for i in range(len(v)):
+        w = v[i] if v[i] > least else zero
+        square = w * w
+        term = square * e[i]
+        first += e[i]
+        second -= v[i] * e[i]
+        third += term
+        fourth -= term * w
+        fifth += term * square
+    return first, second, third, fourth, fifth
 
 
 @summing

@@ -62,7 +62,7 @@ def label_rows(s, label, k, theta, margin, gradient, alpha, scale, tau, factor, 
                 value[r] *= factor
                 of_margin = np.float64(slope[r]) * factor
         if size[r] < 0:
-            gradient[r] = np.nan
+            fill(gradient[r], real(np.nan))
             continue
         count = rows.reach(most[r] * rho, k, s.itemsize)
         rows.label_gradient(w, c, real(u[r] * rho), real(of_margin), count, piece)
@@ -84,22 +84,21 @@ def hinge_rows(margin, label, alpha, scale, tau, value, slope):
 
 
 @compiled
-def margin_rows(s, k, theta, out):
+def margin_rows(s, k, theta, out, memory):
     """The margins of every class. Lanes from B on hold the second tilt, with k + 1 for k: for the k largest classes."""
-    (B, n), real = s.shape, s.dtype.type
-    w = np.empty((B, rows.padded(n)), s.dtype)
-    size, where, kth, a, u, gap, most, _, _, _, before, after = both_tilts(s, k, theta, w)
+    B, real = len(s), s.dtype.type
+    size, where, kth, a, u, gap, most, _, _, _, before, after = both_tilts(s, k, theta, memory)
+    odds, pieces, c = borrowed(memory[1][1]), borrowed(memory[1][2]), borrowed(memory[1][3])
     T = len(before) - 1
     below, last = leave_one_out(before, after)
-    c, piece = rows.coefficients(k, s.dtype), np.empty(rows.PIECE, s.dtype)
     for r in range(B):
         if size[r] < 0:
-            out[r] = np.nan
+            fill(out[r], real(np.nan))
             continue
         rho = polynomial.balanced(before, T, r, c)
         shift, tilt = math.log(u[r] * rho), gap[r] * u[r] * rho
         count = 1 + rows.reach(most[r] * rho, k, s.itemsize)
-        rows.tail_margins(s[r], w[r], out[r], c, real(tilt), kth[r], real(theta), real(shift), count, piece)
+        rows.tail_margins(s[r], odds[r], out[r], c, real(tilt), kth[r], real(theta), real(shift), count, pieces[0])
         for j in range(size[r]):
             reference, lane = (a[r], B + r) if j < k else (kth[r], r)
             i = where[r, j]
@@ -108,31 +107,42 @@ def margin_rows(s, k, theta, out):
 
 
 @compiled
-def margin_rows_backward(cotangent, s, k, theta, out):
+def margin_rows_backward(cotangent, s, k, theta, out, memory):
     """The vector-Jacobian product of ``margin_rows``."""
     (B, n), real = s.shape, s.dtype.type
-    w = np.empty((B, rows.padded(n)), s.dtype)
-    size, where, _, _, u, gap, most, P, p, q, before, after = both_tilts(s, k, theta, w)
+    size, where, _, _, u, gap, most, P, p, q, before, after = both_tilts(s, k, theta, memory)
+    odds, pieces, c = borrowed(memory[1][1]), borrowed(memory[1][2]), borrowed(memory[1][3])
     T = len(before) - 1
-    g_below, g_product = np.zeros((T, 2 * B)), np.zeros((k + 1, 2 * B))
-    g_c, c, piece = np.empty(k + 1), rows.coefficients(k, s.dtype), np.empty((3, rows.PIECE), s.dtype)
+    g_below, g_product, g_c = np.zeros((T, 2 * B)), np.zeros((k + 1, 2 * B)), np.empty(k + 1)
     for r in range(B):
         if size[r] < 0:
             continue
         g = out[r]
-        g[:] = cotangent[r]
+        rows.store(cotangent[r], g)
         for j in range(size[r]):
             g_below[j, B + r if j < k else r] = g[where[r, j]]
             g[where[r, j]] = 0
         rho = polynomial.balanced(before, T, r, c)
         left_out = max(0, k - 1 - rows.reach(most[r] * rho, k, s.itemsize))
         g_c[:left_out] = 0
-        rows.tail_cotangents(w[r, :n], c[rows.FRONT + left_out :], real(gap[r] * u[r] * rho), g, g_c[left_out:], piece)
+        w = odds[r, :n]
+        rows.tail_cotangents(w, c[rows.FRONT + left_out :], real(gap[r] * u[r] * rho), g, g_c[left_out:], pieces)
         product_cotangents(before[T], r, rho, g_c, g_product)
         for j in range(size[r]):
             g[where[r, j]] = cotangent[r, where[r, j]]
     below, last = leave_one_out(before, after)
-    finish_gradient(s, w, size, where, u, gap, most, P, p, q, before, after, below, last, g_below, g_product, out)
+    top_cotangents(size, u, gap, P, p, q, before, after, below, last, g_below, g_product)
+    for r in range(B):
+        if size[r] < 0:
+            fill(out[r], real(np.nan))
+        else:
+            add_slopes(r, size[r], where, odds[r, :n], most[r], P, g_below, out[r], pieces[0])
+
+
+@compiled
+def fill(row, number):
+    for i in range(len(row)):
+        row[i] = number
 
 
 @compiled
@@ -156,57 +166,75 @@ def product_cotangents(product, lane, rho, g_c, g_product):
 
 
 @compiled
-def finish_gradient(s, w, size, where, u, gap, most, P, p, q, before, after, below, last, g_below, g_product, out):
-    """Add to the direct gradients in ``out`` what passes through the polynomials: from cotangents of the log-odds of
-    the top group, ``g_below``, and of the whole product."""
-    (B, n), k, T = s.shape, len(P), len(p)
-    g_x, g_last = np.zeros((T, 2 * B)), np.zeros((T, 2 * B))
-    piece, slopes = np.empty(rows.PIECE, s.dtype), np.empty(k, s.dtype)
+def top_cotangents(size, u, gap, P, p, q, before, after, below, last, g_below, g_product):
+    """From the cotangents of the log-odds of the top group, ``g_below``, and of the whole product: P becomes the
+    cotangents of the power sums of the tail's odds, times their powers, and g_below those of the top group's scores.
+    """
+    (k, lanes), T = P.shape, len(p)
+    B = lanes // 2
+    g_x, g_last = np.zeros((T, lanes)), np.zeros((T, lanes))
     for j in range(T):
-        for i in range(2 * B):
+        for i in range(lanes):
             if g_below[j, i] != 0:  # the other tilt may have made it 0 / 0
                 g_last[j, i] = -g_below[j, i] / last[j, i]
                 g_below[j, i] /= below[j, i]
     polynomial.cotangents(q, p, before, after, g_below, g_last, g_product, g_x)
     polynomial.power_sum_cotangents(P, before[0], g_product)
-
+    for j in range(T):
+        for r in range(B):
+            g_below[j, r] = g_x[j, r] + g_x[j, B + r]
     for r in range(B):
         if size[r] < 0:
-            out[r] = np.nan
             continue
-        first, second = gap[r] * u[r], u[B + r]
+        first, second, largest = gap[r] * u[r], u[B + r], 0.0
         for j in range(k):  # from cotangents of tilted power sums to those of the odds' powers
             P[j, r] = (j + 1) * (P[j, r] * first + P[j, B + r] * second)
             first, second = first * gap[r] * u[r], second * u[B + r]
-        least = 1e-20 * np.abs(P[:, r]).max()  # smaller ones make no difference, but could be denormal
-        for j in range(k):
-            slopes[j] = P[j, r] if abs(P[j, r]) > least else 0.0
-        count = rows.reach(most[r] / (1 - most[r]), k, s.itemsize)
-        rows.add_slopes(w[r, :n], slopes[:count], out[r], piece)
-        for j in range(size[r]):
-            out[r, where[r, j]] += g_x[j, r] + g_x[j, B + r]
+            largest = max(largest, abs(P[j, r]))
+        for j in range(k):  # smaller ones make no difference, but could be denormal
+            P[j, r] = P[j, r] if abs(P[j, r]) > 1e-20 * largest else 0.0
 
 
 @compiled
-def both_tilts(s, k, theta, w):
-    """First part of margins and their gradient: the tail's odds w relative to the class after the k-th, and the
-    polynomials at both tilts. ``most``: the largest of the tail's odds, tilted."""
-    (B, n), m = s.shape, w.shape[1]
-    space, piece, power = groups.space(m, k + 1, s.dtype), np.empty(rows.PIECE, s.dtype), np.empty(k)
-    x = np.empty(m, s.dtype)
+def add_slopes(r, size, where, w, most, P, g_top, out, piece):
+    """Add to the direct gradient of a row what passes through the polynomials."""
+    rows.add_slopes(w, P, r, rows.reach(most / (1 - most), len(P), w.itemsize), out, piece)
+    for j in range(size):
+        out[where[r, j]] += g_top[j, r]
+
+
+@compiled
+def both_memory(width, n, k, dtype):
+    """Memory for :func:`both_tilts` of up to ``width`` rows, and for what comes after it."""
+    m = rows.padded(n)
+    pieces, c = np.empty((3, rows.PIECE), dtype), rows.coefficients(k, dtype)
+    numbers = np.empty(m, dtype), np.empty((width, m), dtype), pieces, c
+    group = np.empty((width, min(5 * k + 5, m)), np.int64), np.empty((2 * width, min(5 * k + 5, m)))
+    return groups.space(m, k + 1, dtype), numbers, group, np.empty(k)
+
+
+@compiled
+def both_tilts(s, k, theta, memory):
+    """First part of margins and their gradient: the tail's odds relative to the class after the k-th, in ``memory``, and
+    the polynomials at both tilts. ``most``: the largest of the tail's odds, tilted."""
+    B = len(s)
+    space, numbers, group, power = memory
+    space, power = groups.borrowed_space(space), borrowed(power)
+    x, odds, piece = borrowed(numbers[0]), borrowed(numbers[1]), borrowed(numbers[2])[0]
+    where, E = borrowed(group[0]), borrowed(group[1])
     size, kth, a, most = np.empty(2 * B, np.int64), np.empty(B, s.dtype), np.empty(B, s.dtype), np.zeros(B)
-    where, gap, u = np.empty((B, min(5 * k + 5, n)), np.int64), np.ones(B), np.ones(2 * B)
-    E, P, powers = np.empty((2 * B, where.shape[1])), np.zeros((k, 2 * B)), 0
+    gap, u, P, powers = np.ones(B), np.ones(2 * B), np.zeros((k, 2 * B)), 0
     for r in range(B):
         rows.load(s[r], x)
         size[r], a[r], u[B + r], most[r] = groups.split(
-            x, k, k + 1, groups.AT_ALL, theta, space, w[r], E[B + r], where[r]
+            x, k, k + 1, groups.AT_ALL, theta, space, odds[r], E[B + r], where[r]
         )
         size[B + r], kth[r] = size[r], a[r]
         if size[r] < 0:
             u[B + r] = 1.0
             continue
-        powers = max(powers, groups.power_sums(w[r], most[r], power, piece))
+        count = groups.power_sums(odds[r], most[r], power, piece)
+        powers = max(powers, count)
         u[r] = u[B + r]
         if size[r] > 0:  # else no class needs a second tilt
             kth[r] = space[0][k - 1]
@@ -215,7 +243,7 @@ def both_tilts(s, k, theta, w):
                 E[r, j] = groups.odds_of(s[r, where[r, j]], kth[r], theta)
             u[r] = groups.balance(E[r, : size[r]], power[0] * gap[r], k)
         factor = 1.0
-        for j in range(k):
+        for j in range(count):
             factor *= gap[r]
             P[j, r], P[j, B + r] = power[j] * factor, power[j]
     p, q, before, after = polynomial.top_group(E, size, u, P, powers, max(0, size.max()))

@@ -313,17 +313,36 @@ def tail_cotangents(w, c, scale, g, dc, piece):
 
 
 @compiled
-def add_slopes(w, slopes, out, piece):
-    """out += sum_j slopes[j - 1] w^j: the gradient by way of the power sums' cotangents."""
-    k = len(slopes)
+def add_slopes(w, slopes, lane, count, out, piece):
+    """out += sum_j slopes[j - 1, lane] w^j, j = 1..count: the gradient by way of the power sums' cotangents."""
+    real = w.dtype.type
+    if count <= 5:
+        first, second = real(slopes[0, lane]), real(slopes[1, lane] if count > 1 else 0)
+        third, fourth = real(slopes[2, lane] if count > 2 else 0), real(slopes[3, lane] if count > 3 else 0)
+        fifth = real(slopes[4, lane] if count > 4 else 0)
+        for i in range(len(w)):
+            v = w[i]
+            out[i] += v * (first + v * (second + v * (third + v * (fourth + v * fifth))))
+        return
     for start in range(0, len(w), PIECE):
         odds, result = w[start : start + PIECE], out[start : start + PIECE]
         total = piece[: len(odds)]
-        total[:] = slopes[k - 1]
-        for j in range(k - 2, -1, -1):
-            _step(total, odds, slopes[j])
+        for i in range(len(odds)):
+            total[i] = real(slopes[count - 1, lane])
+        j = count - 2
+        while j >= 1:
+            _two_steps(total, odds, real(slopes[j, lane]), real(slopes[j - 1, lane]))
+            j -= 2
+        if j == 0:
+            _step(total, odds, real(slopes[0, lane]))
         for i in range(len(odds)):
             result[i] += total[i] * odds[i]
+
+
+@compiled
+def _two_steps(total, odds, slope, next):
+    for i in range(len(odds)):
+        total[i] = (total[i] * odds[i] + slope) * odds[i] + next
 
 
 @compiled
