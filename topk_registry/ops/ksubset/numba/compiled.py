@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numba import carray, njit, types
 from numba.extending import intrinsic
+from numpy.polynomial import Chebyshev, Polynomial
 
 # products may be fused with sums, and long sums be reordered; differences of scores never: they are exact
 compiled = njit(error_model="numpy", fastmath={"contract"})
@@ -21,6 +22,14 @@ LOG2E_32, LN2_HIGH_32, LN2_LOW_32 = np.float32(LOG2E), np.float32(LN2_HIGH), np.
 OF_POWER = tuple(math.log(2) ** j / math.factorial(j) for j in range(14))  # 2^f = sum_j OF_POWER[j] f^j
 OF_POWER_32 = tuple(map(np.float32, OF_POWER[:8]))
 INVERSE_FACTORIALS_32 = tuple(map(np.float32, INVERSE_FACTORIALS[:8]))
+# log(1 + f) = f - f^2 / 2 + f^3 (sum_j LOG_SERIES_32[j] f^j), to 2e-8 of it; a division less than by artanh
+LOG_SERIES_32 = tuple(
+    Chebyshev.interpolate(
+        lambda f: (np.log1p(f) - f + f * f / 2) / f**3, 7, domain=(math.sqrt(0.5) - 1, math.sqrt(2) - 1)
+    )
+    .convert(kind=Polynomial)
+    .coef.astype(np.float32)
+)
 ROUND_32, ROUND = np.float32(1.5 * 2**23), 1.5 * 2**52  # added to a number, these leave no bits after the point
 
 
@@ -127,21 +136,19 @@ def power_of_2_64(u):
 
 @compiled
 def log32(x):
-    """log(x) for positive, normal x: log(m 2^e) by the series of artanh in (m - 1) / (m + 1), m within sqrt(2) of 1."""
+    """log(x) for positive, normal x: e log 2 + log(1 + f), with 1 + f = x / 2^e within sqrt(2) of 1."""
     e = (bits_32(x) - np.int32(0x3F3504F3)) >> np.int32(23)
-    z = number_32(bits_32(x) - (e << np.int32(23)))
-    z = (z - np.float32(1)) / (z + np.float32(1))
-    y = z * z
-    series = np.float32(2 / 9)
-    for j in (7, 5, 3):
-        series = series * y + np.float32(2 / j)
+    f = number_32(bits_32(x) - (e << np.int32(23))) - np.float32(1)
+    square, series = f * f, LOG_SERIES_32[7]
+    for j in range(7):
+        series = series * f + LOG_SERIES_32[6 - j]
     n = np.float32(e)
-    return n * LN2_HIGH_32 + (n * LN2_LOW_32 + (z * y * series + np.float32(2) * z))
+    return n * LN2_HIGH_32 + (n * LN2_LOW_32 + ((series * f * square - np.float32(0.5) * square) + f))
 
 
 @compiled
 def log64(x):
-    """As :func:`log32`."""
+    """As :func:`log32`, by the series of artanh in f / (2 + f)."""
     e = (bits_64(x) - np.int64(0x3FE6A09E667F3BCD)) >> np.int64(52)
     z = number_64(bits_64(x) - (e << np.int64(52)))
     z = (z - 1.0) / (z + 1.0)

@@ -14,7 +14,7 @@ FEW = 8  # classes with mass: up to this many are visited one by one
 
 @compiled
 def hinge_memory(width, n, k, dtype, alpha, gain):
-    """Memory for :func:`hinge_rows` to work on up to ``width`` rows at a time, with the gaps and gains of its pieces."""
+    """Memory for :func:`hinge_rows` to work on up to ``width`` rows at a time, gaps and gains included."""
     m = rows.padded(n)
     length = m if len(alpha) > 1 else rows.PIECE
     alphas, gains = np.zeros(length, dtype), np.ones(length, dtype)
@@ -96,7 +96,7 @@ def hinge_rows(s, q, labels, shares, uniform, weight, alpha, factor, k, theta, s
         if size[r] < 0:
             kernels.fill(out[r], real(np.nan))
         else:
-            kernels.add_slopes(r, size[r], where, odds[r], most[r], P, g_below, direct[r], pieces[0])
+            kernels.add_slopes(r, size[r], where, odds[r], most[r], P, g_below, direct[r], pieces)
             rows.store(direct[r], out[r])
 
 

@@ -32,7 +32,8 @@ def tail_hinges(row, w, mass, alpha, gain, a, c, powers, odds_scale, shift, scal
     """
     n, k, real, value = len(w), len(dc) - 1, w.dtype.type, 0.0
     powers = min(powers, k)
-    per_class, steps, c = len(alpha) > PIECE or len(alpha) == n, 3 * ((powers + 2) // 3), in_fours(c, k, powers)
+    per_class, steps = len(alpha) > PIECE or len(alpha) == n, 3 * ((powers + 2) // 3)
+    last_five, c = c[len(c) - 6 : len(c) - 1], in_fours(c, k, powers)
     odds_scale, shift, scale, tau = real(odds_scale), real(shift), real(scale), real(tau)
     dc[:] = 0
     for start in range(0, n, PIECE):
@@ -40,11 +41,15 @@ def tail_hinges(row, w, mass, alpha, gain, a, c, powers, odds_scale, shift, scal
         at = start if per_class else 0
         scores, odds, share, out = row[start:stop], w[start:stop], mass[start:stop], g[start:stop]
         gap, factor = alpha[at : at + len(odds)], gain[at : at + len(odds)]
-        v, d, e = pieces[0, : len(odds)], pieces[1, : len(odds)], pieces[2, : len(odds)]
-        _horner_twice(odds, c, odds_scale, v, d, e)
-        cost, of_last = _hinges(scores, share, gap, factor, v, d, e, a, shift, scale, tau, out)
+        if powers <= 5:
+            _chains_of_five(odds, last_five, odds_scale, share, factor, scale, pieces, out)
+        else:
+            _horner_twice(odds, c, odds_scale, pieces)
+            _chains(share, factor, scale, pieces, out)
+        cost, of_last = _hinges(scores, share, gap, pieces, a, shift, scale, tau)
         value += cost
         dc[k] -= of_last
+        v, e = pieces[: len(odds)], pieces[E : E + len(odds)]
         if powers <= 5:
             sums = _five_moments(e, v)
             for j in range(powers):
@@ -59,25 +64,61 @@ def tail_hinges(row, w, mass, alpha, gain, a, c, powers, odds_scale, shift, scal
     return value
 
 
+# The loops below reach few arrays each, for the compiler checks any two that they might overlap, and gives up beyond a
+# number of pairs. So v, d, e and x / d of a piece are parts of one array.
+D, E, COST = PIECE, 2 * PIECE, 3 * PIECE
+
+
 @compiled
-def _horner_twice(w, c, scale, v, d, e):
+def _chains_of_five(w, c, odds_scale, mass, gain, scale, pieces, out):
+    """:func:`_horner_twice` and :func:`_chains` of five coefficients at once."""
+    first, second, third, fourth, fifth = c[0], c[1], c[2], c[3], c[4]
+    one = w.dtype.type(1)
+    for i in range(len(w)):
+        v = odds_scale * w[i]
+        z, y = first, second - v * first
+        z, y = y - v * z, third - v * y
+        z, y = y - v * z, fourth - v * y
+        z, y = y - v * z, fifth - v * y
+        x = one - v * y * (one - gain[i])
+        r = one / (x * y)
+        chain = -mass[i] * scale * r
+        out[i] = chain * (y - v * z)
+        pieces[i], pieces[D + i], pieces[E + i], pieces[COST + i] = v, y, chain, x * x * r
+
+
+@compiled
+def _horner_twice(w, c, scale, pieces):
     """v <- scale w, d <- d_{k-1} and e <- e_{k-2}, the last coefficients of c / (1 + v X) and of c / (1 + v X)^2."""
     first, second, third, fourth = c[0], c[1], c[2], c[3]
-    for i in range(len(v)):
+    for i in range(len(w)):
         x = scale * w[i]
         z, y = first, second - x * first
         z, y = y - x * z, third - x * y
         z, y = y - x * z, fourth - x * y
-        v[i], d[i], e[i] = x, y, z
+        pieces[i], pieces[D + i], pieces[E + i] = x, y, z
     for j in range(4, len(c), 4):
         first, second, third, fourth = c[j], c[j + 1], c[j + 2], c[j + 3]
-        for i in range(len(v)):
-            x = v[i]
-            z, y = d[i] - x * e[i], first - x * d[i]
+        for i in range(len(w)):
+            x = pieces[i]
+            z, y = pieces[D + i] - x * pieces[E + i], first - x * pieces[D + i]
             z, y = y - x * z, second - x * y
             z, y = y - x * z, third - x * y
             z, y = y - x * z, fourth - x * y
-            d[i], e[i] = y, z
+            pieces[D + i], pieces[E + i] = y, z
+
+
+@compiled
+def _chains(mass, gain, scale, pieces, out):
+    """e <- chain, out <- dL/ds, and x / d."""
+    one = mass.dtype.type(1)
+    for i in range(len(mass)):
+        v, y = pieces[i], pieces[D + i]
+        x = one - v * y * (one - gain[i])
+        r = one / (x * y)
+        chain = -mass[i] * scale * r
+        out[i] = chain * (y - v * pieces[E + i])
+        pieces[E + i], pieces[COST + i] = chain, x * x * r
 
 
 @inlined
@@ -86,36 +127,26 @@ def _distance(a, score):
 
 
 @summing
-def _hinges(scores, mass, alpha, gain, v, d, e, a, shift, scale, tau, out):
-    """The sums of mass L and of chain d; e <- chain, out <- dL/ds."""
-    one, zero = v.dtype.type(1), v.dtype.type(0)
+def _hinges(scores, mass, alpha, pieces, a, shift, scale, tau):
+    """The sums of mass L and of chain d."""
+    zero = mass.dtype.type(0)
     value = of_last = zero
-    if v.itemsize == 4:
-        for i in range(len(v)):
-            x = one - v[i] * d[i] * (one - gain[i])
-            r = one / (x * d[i])
-            chain = -mass[i] * scale * r
-            out[i] = chain * (d[i] - v[i] * e[i])
-            e[i] = chain
-            of_last += chain * d[i]
-            cost = alpha[i] + scale * _distance(a, scores[i]) + tau * (log32(x * x * r) - shift)
+    if mass.itemsize == 4:
+        for i in range(len(mass)):
+            cost = alpha[i] + scale * _distance(a, scores[i]) + tau * (log32(pieces[COST + i]) - shift)
             value += cost * mass[i] if mass[i] != zero else zero
+            of_last += pieces[E + i] * pieces[D + i]
     else:
-        for i in range(len(v)):
-            x = one - v[i] * d[i] * (one - gain[i])
-            r = one / (x * d[i])
-            chain = -mass[i] * scale * r
-            out[i] = chain * (d[i] - v[i] * e[i])
-            e[i] = chain
-            of_last += chain * d[i]
-            cost = alpha[i] + scale * _distance(a, scores[i]) + tau * (log64(x * x * r) - shift)
+        for i in range(len(mass)):
+            cost = alpha[i] + scale * _distance(a, scores[i]) + tau * (log64(pieces[COST + i]) - shift)
             value += cost * mass[i] if mass[i] != zero else zero
+            of_last += pieces[E + i] * pieces[D + i]
     return value, of_last
 
 
 @summing
 def _five_moments(e, v):
-    """The sums of e, -v e, v^2 e, -v^3 e and v^4 e. Smaller odds than 2^-20 are left out of the last three: their powers
+    """The sums of e, -v e, v^2 e, -v^3 e and v^4 e. Odds below 2^-20 are left out of the last three: their powers
     change nothing, but could be denormal."""
     zero, least = e.dtype.type(0), e.dtype.type(2.0**-20)
     first = second = third = fourth = fifth = zero

@@ -98,7 +98,7 @@ def margin_rows(s, k, theta, out, memory):
         rho = polynomial.balanced(before, T, r, c)
         shift, tilt = math.log(u[r] * rho), gap[r] * u[r] * rho
         count = 1 + rows.reach(most[r] * rho, k, s.itemsize)
-        rows.tail_margins(s[r], odds[r], out[r], c, real(tilt), kth[r], real(theta), real(shift), count, pieces[0])
+        rows.tail_margins(s[r], odds[r], out[r], c, real(tilt), kth[r], real(theta), real(shift), count, pieces)
         for j in range(size[r]):
             reference, lane = (a[r], B + r) if j < k else (kth[r], r)
             i = where[r, j]
@@ -136,7 +136,7 @@ def margin_rows_backward(cotangent, s, k, theta, out, memory):
         if size[r] < 0:
             fill(out[r], real(np.nan))
         else:
-            add_slopes(r, size[r], where, odds[r, :n], most[r], P, g_below, out[r], pieces[0])
+            add_slopes(r, size[r], where, odds[r, :n], most[r], P, g_below, out[r], pieces)
 
 
 @compiled
@@ -207,7 +207,7 @@ def add_slopes(r, size, where, w, most, P, g_top, out, piece):
 def both_memory(width, n, k, dtype):
     """Memory for :func:`both_tilts` of up to ``width`` rows, and for what comes after it."""
     m = rows.padded(n)
-    pieces, c = np.empty((3, rows.PIECE), dtype), rows.coefficients(k, dtype)
+    pieces, c = np.empty(4 * rows.PIECE, dtype), rows.coefficients(k, dtype)
     numbers = np.empty(m, dtype), np.empty((width, m), dtype), pieces, c
     group = np.empty((width, min(5 * k + 5, m)), np.int64), np.empty((2 * width, min(5 * k + 5, m)))
     return groups.space(m, k + 1, dtype), numbers, group, np.empty(k)
@@ -215,12 +215,12 @@ def both_memory(width, n, k, dtype):
 
 @compiled
 def both_tilts(s, k, theta, memory):
-    """First part of margins and their gradient: the tail's odds relative to the class after the k-th, in ``memory``, and
-    the polynomials at both tilts. ``most``: the largest of the tail's odds, tilted."""
+    """First part of margins and their gradient: the tail's odds relative to the class after the k-th, in ``memory``,
+    and the polynomials at both tilts. ``most``: the largest of the tail's odds, tilted."""
     B = len(s)
     space, numbers, group, power = memory
     space, power = groups.borrowed_space(space), borrowed(power)
-    x, odds, piece = borrowed(numbers[0]), borrowed(numbers[1]), borrowed(numbers[2])[0]
+    x, odds, piece = borrowed(numbers[0]), borrowed(numbers[1]), borrowed(numbers[2])
     where, E = borrowed(group[0]), borrowed(group[1])
     size, kth, a, most = np.empty(2 * B, np.int64), np.empty(B, s.dtype), np.empty(B, s.dtype), np.zeros(B)
     gap, u, P, powers = np.ones(B), np.ones(2 * B), np.zeros((k, 2 * B)), 0

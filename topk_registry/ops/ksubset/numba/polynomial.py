@@ -91,8 +91,8 @@ def label_gradient(p, before, after, g):
 
 @compiled
 def balanced(products, T, lane, out):
-    """rho = c_{k-1} / c_k of one lane of products[T], and its coefficients tilted by log rho and scaled, so that the last two are 1;
-    ``out`` is from :func:`rows.coefficients`.
+    """rho = c_{k-1} / c_k of one lane of products[T]; ``out``, from :func:`rows.coefficients`, becomes its coefficients
+    tilted by log rho and scaled, so that the last two are 1.
 
     Those too small to matter would send Horner's rule into denormal numbers, and are zero.
     """

@@ -133,8 +133,8 @@ def reach(v, k, itemsize):
 
 @compiled
 def power_sums(w, P, piece):
-    """P[j - 1] = sum_i w_i^j, j = 1..k, four powers at a time. Odds whose last power here would be denormal are left out
-    of those four: their squares, at most 2^-48 of the largest (2^-400 in double precision), change no sum.
+    """P[j - 1] = sum_i w_i^j, j = 1..k, four powers at a time. Odds whose last power would be denormal are left out of
+    those four: their squares, at most 2^-48 of the largest (2^-400 in double precision), change no sum.
     """
     k, bits = len(P), 120.0 if w.itemsize == 4 else 1000.0
     P[:] = 0
@@ -286,7 +286,7 @@ def tail_cotangents(w, c, scale, g, dc, piece):
     dc[:] = 0
     for start in range(0, len(w), PIECE):
         odds, out = w[start : start + PIECE], g[start : start + PIECE]
-        v, d, e = piece[0, : len(odds)], piece[1, : len(odds)], piece[2, : len(odds)]
+        v, d, e = piece[: len(odds)], piece[PIECE : PIECE + len(odds)], piece[2 * PIECE : 2 * PIECE + len(odds)]
         for i in range(len(v)):
             v[i] = odds[i] * scale
             d[i] = c[0]
