@@ -17,6 +17,9 @@ from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.label_mixture import LabelMixture
 from topk_registry.ops.tensors import Route, check_dense, route
 
+# coefficients span e^k and margins grow with the temperature: both can be more than single precision holds
+SINGLE, SINGLE_TEMPERATURE = 64, 1e30
+
 
 def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0, impl: str = "auto") -> Tensor:
     """How far each class is inside the top-k set, in units of the scores: a smooth gap to the k-th best other class.
@@ -228,9 +231,10 @@ def prepare(logits: Tensor, k: int, temperature: float, impl: str) -> tuple[Tens
     n = logits.shape[-1]
     sign = 1 if 2 * k <= n else -1
     k = _fixed(k if sign > 0 else n - k)
-    # coefficients span e^k and margins grow with the temperature: both can be more than single precision holds
-    double = logits.dtype == torch.float64 or k > 64
-    if temperature > 1e30:  # a branch, so that a compiled graph, where this is a symbol, has a constant below
+    double = logits.dtype == torch.float64 or k > SINGLE
+    if (
+        temperature > SINGLE_TEMPERATURE
+    ):  # a branch, so that a compiled graph, where this is a symbol, has a constant below
         double = True
     backend = _choose(impl, logits.device, k, double)
     half = OPERATOR[backend].takes_half and logits.dtype in (torch.float16, torch.bfloat16)

@@ -2,6 +2,7 @@
 
 from functools import lru_cache, partial
 from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from topk_registry.ops.ksubset import api, soft_targets
 from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.label_mixture import LabelMixture
 from topk_registry.ops.rows.api import REDUCTIONS, Options, RowLoss, check_range
+
+PLANS = 8  # shapes of logits that a loss remembers: those of batches, and of the last of an epoch
 
 
 def smooth_topk_loss(k: int, *, tau: float = 1.0, alpha: float | Tensor = 1.0) -> RowLoss:
@@ -48,9 +51,40 @@ class HingeKernel:
     def __init__(self, k: int, tau: float, alpha: float | Tensor) -> None:
         self.k, self.tau, self.alpha = k, tau, torch.as_tensor(alpha).detach()
         self._hinges: dict[torch.dtype, Hinge] = {}
+        self._plans: dict[tuple[object, ...], Any] = {}
 
     def run(self, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
-        """The losses or their sum or mean, and the gradient in the precision that it is computed in."""
+        """The losses or their sum or mean, and the gradient in a precision that holds it."""
+        plan = self._plan(scores)
+        if plan is None:
+            return self._by_operations(options, scores)
+        target, weight, smoothing, ignore_index, reduction = options
+        dense = target.is_floating_point()
+        if dense and smoothing:
+            target, smoothing = torch.lerp(target, torch.full_like(target, 1 / scores.shape[1]), smoothing), 0.0
+        value, gradient, wrong = plan.run(scores, target, weight, smoothing, ignore_index, reduction)
+        if wrong:
+            if not dense:
+                check_range(target, scores.shape[1], ignore_index)
+            api._check_finite(scores, self.k)
+        return value, gradient
+
+    def _plan(self, scores: Tensor) -> Any:
+        """How numba computes the loss of scores like these, or None where it does not."""
+        key = scores.shape, scores.stride(), scores.dtype
+        if key in self._plans:
+            return self._plans[key]
+        double = scores.dtype == torch.float64 or self.k > api.SINGLE or self.k * self.tau > api.SINGLE_TEMPERATURE
+        plan = None
+        if OPERATOR.choose("auto", scores.device, self.k, double) == "numba":
+            from topk_registry.ops.ksubset.numba.losses import Plan
+
+            plan = Plan(scores, self.k, self.tau, self.alpha, double)
+        if len(self._plans) < PLANS:
+            self._plans[key] = plan
+        return plan
+
+    def _by_operations(self, options: Options, scores: Tensor) -> tuple[Tensor, Tensor]:
         target, weight, smoothing, ignore_index, reduction = options
         s, size, theta, sign, backend = api.prepare(scores, self.k, self.k * self.tau, "auto")
         assert sign > 0, "the complement has no kernel for hinges"

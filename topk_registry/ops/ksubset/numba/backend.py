@@ -100,10 +100,19 @@ def share(
 ) -> None:
     """Let threads run ``body`` on the rows of s, with the addresses of ``tensors`` (0 for None) and ``numbers``."""
     B, n = s.shape
-    steps = B * (n + 500 + 2 * (2 * k + 3) ** 2)  # over the scores, and what a row costs besides, as measured
-    threads = max(1, min(torch.get_num_threads(), B, steps // ALONE))
-    step = max(1, min(WIDTH, GROUP // n, GROUP // (2 * k + 3) ** 2, -(-B // threads)))
+    threads, step = threads_and_step(steps_of(B, n, k), B, n, k)
     team.run(body, B, n, k, step, float(theta), s, *tensors, *map(float, numbers), threads=threads)
+
+
+def steps_of(B: int, n: int, k: int) -> int:
+    """The work on B rows: over the scores, and what a row costs besides, as measured."""
+    return B * (n + 500 + 2 * (2 * k + 3) ** 2)
+
+
+def threads_and_step(steps: int, B: int, n: int, k: int) -> tuple[int, int]:
+    """How many threads share the rows, and how many rows one takes at a time."""
+    threads = max(1, min(torch.get_num_threads(), B, steps // ALONE))
+    return threads, max(1, min(WIDTH, GROUP // n, GROUP // (2 * k + 3) ** 2, -(-B // threads)))
 
 
 @compiled
@@ -131,11 +140,11 @@ def _label_margins(dtype: torch.dtype) -> team.Body:
         label, margin = array(address[1], B, np.int64), array(address[2], B, np.float64)
         alpha = array(address[4], np.int64(classes), real)
         value, slope = array(address[5], B, real), array(address[6], B, real)
-        memory = compiled_kernels.label_memory(step, n, k, s.dtype)
+        memory, factors = compiled_kernels.label_memory(step, n, k, real), np.full(step if factor != 0 else 0, factor)
         for i, j in team.spans(job, step, B):
             compiled_kernels.label_rows(
-                s[i:j], label[i:j], k, theta, margin[i:j], gradient[i:j],
-                alpha, scale, tau, factor, value[i:j], slope[i:j], memory,
+                s[i:j], False, label[i:j], k, theta, margin[i:j], gradient[i:j],
+                alpha, scale, tau, factors, value[i:j], slope[i:j], memory,
             )  # fmt: skip
 
     return body
@@ -163,10 +172,10 @@ def _expected_hinges(dtype: torch.dtype) -> team.Body:
         uniform, weight = array(address[4], B * even, real), array(address[5], weights, real)
         alpha, gain = array(address[6], classes, real), array(address[7], classes, real)
         value = array(address[8], B, real)
-        memory = expected.hinge_memory(step, n, k, s.dtype, alpha, gain)
+        memory = expected.hinge_memory(step, n, k, real, alpha, gain)
         for i, j in team.spans(job, step, B):
             expected.hinge_rows(
-                s[i:j], q[i:j], labels[i:j], shares[i:j], uniform[i:j], weight, alpha,
+                s[i:j], False, q[i:j], labels[i:j], shares[i:j], uniform[i:j], weight, alpha,
                 factor, k, theta, scale, tau, value[i:j], gradient[i:j], memory,
             )  # fmt: skip
 

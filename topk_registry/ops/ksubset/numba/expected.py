@@ -25,14 +25,14 @@ def hinge_memory(width, n, k, dtype, alpha, gain):
 
 
 @compiled
-def hinge_rows(s, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory):
+def hinge_rows(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory):
     """value <- factor sum_c q_c w_c L_c, out <- its gradient; see :mod:`topk_registry.ops.ksubset.soft_targets`.
 
     The target is q [B, n], or labels and shares [B, m] with uniform [B] or [0]; the other is empty. weight is [n] or
     [0], alpha is [n] or [1].
     """
-    (B, n), real = s.shape, s.dtype.type
-    size, where, kth, a, u, gap, most, P, p, q_top, before, after = kernels.both_tilts(s, k, theta, memory[0])
+    (B, n), real = out.shape, memory[1][0].dtype.type
+    size, where, kth, a, u, gap, most, P, p, q_top, before, after = kernels.both_tilts(s, brain, n, k, theta, memory[0])
     _, odds, pieces, c = memory[0][1]
     odds, pieces, c, alphas, gains = (
         borrowed(odds),
@@ -52,6 +52,7 @@ def hinge_rows(s, q, labels, shares, uniform, weight, alpha, factor, k, theta, s
         value[r] = np.nan
         if size[r] < 0:
             continue
+        rows.load(s[r, :n], brain, x)
         count = masses(r, q, labels, shares, uniform, weight, factor, mass[:n], few, few_mass)
         g, total = direct[r], 0.0
         for j in range(size[r]):
@@ -61,7 +62,7 @@ def hinge_rows(s, q, labels, shares, uniform, weight, alpha, factor, k, theta, s
                 mass[i] = 0
             if m != 0:
                 reference, lane = (a[r], B + r) if j < k else (kth[r], r)
-                margin = np.float64(s[r, i]) - np.float64(reference)
+                margin = np.float64(x[i]) - np.float64(reference)
                 margin += theta * math.log(u[lane] * below[j, lane] / last[j, lane])
                 cost, slope = hinge(margin, np.float64(alpha[i if len(alpha) > 1 else 0]), scale, tau)
                 total += m * cost
@@ -69,8 +70,7 @@ def hinge_rows(s, q, labels, shares, uniform, weight, alpha, factor, k, theta, s
         rho = polynomial.balanced(before, T, r, c)
         tilt, shift = gap[r] * u[r] * rho, math.log(u[r] * rho)
         if count < 0:
-            rows.load(s[r], x)
-            powers = 1 + rows.reach(most[r] * rho, k, s.itemsize)
+            powers = 1 + rows.reach(most[r] * rho, k, x.itemsize)
             total += tail_hinges(
                 x, odds[r], mass, alphas, gains, kth[r], c, powers, tilt, shift, scale, tau, g, g_c, pieces
             )
@@ -80,7 +80,7 @@ def hinge_rows(s, q, labels, shares, uniform, weight, alpha, factor, k, theta, s
             for f in range(count):
                 i = few[f]
                 if few_mass[f] != 0 and not holds(where[r, : size[r]], i):
-                    distance, v = np.float64(s[r, i]) - np.float64(kth[r]), np.float64(odds[r, i]) * tilt
+                    distance, v = np.float64(x[i]) - np.float64(kth[r]), np.float64(odds[r, i]) * tilt
                     gap_of = np.float64(alpha[i if len(alpha) > 1 else 0])
                     cost, slope = one_hinge(
                         distance, gap_of, few_mass[f], v, c[rows.FRONT :], shift, theta, scale, tau, g_c
@@ -94,10 +94,10 @@ def hinge_rows(s, q, labels, shares, uniform, weight, alpha, factor, k, theta, s
     kernels.top_cotangents(size, u, gap, P, p, q_top, before, after, below, last, g_below, g_product)
     for r in range(B):
         if size[r] < 0:
-            kernels.fill(out[r], real(np.nan))
+            kernels.fill(direct[r], real(np.nan))
         else:
             kernels.add_slopes(r, size[r], where, odds[r], most[r], P, g_below, direct[r], pieces)
-            rows.store(direct[r], out[r])
+        rows.store(direct[r], brain, out[r])
 
 
 @compiled

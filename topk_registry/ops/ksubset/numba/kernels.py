@@ -15,31 +15,35 @@ def label_memory(width, n, k, dtype):
     """Memory for :func:`label_rows` to work on up to ``width`` rows at a time."""
     m = rows.padded(n)
     numbers = np.empty(m, dtype), np.empty((width, m), dtype), np.empty(rows.PIECE, dtype), rows.coefficients(k, dtype)
-    of_rows = np.empty(width, np.int64), np.empty(width, dtype), np.empty(width), np.empty(width)
+    tilts, scores = (np.empty(width), np.empty(width)), (np.empty(width, dtype), np.empty(width, dtype))
     group = np.empty((width, min(3 * k, m)), np.int64), np.empty((width, min(3 * k, m)))
-    return groups.space(m, k, dtype), numbers, of_rows, group, np.empty(k)
+    return groups.space(m, k, dtype), numbers, (np.empty(width, np.int64), tilts, scores), group, np.empty(k)
 
 
 @compiled
-def label_rows(s, label, k, theta, margin, gradient, alpha, scale, tau, factor, value, slope, memory):
+def label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factors, value, slope, memory):
     """The margin of each row's label, and its gradient to the scores. The label's factor is left out from the start.
 
-    With alpha [1] or [n], also a hinge on the margin and its slope; with a factor other than 0, the value and the
-    gradient are those of the hinge times the factor.
+    With alpha [1] or [n], also a hinge on the margin and its slope; with factors [B], the value and the gradient are
+    those of the hinge times the row's factor. Scores may be in half precision, see :func:`rows.load`; a row of s may be
+    longer than n, the length of a gradient's.
     """
-    (B, n), real = s.shape, s.dtype.type
+    (B, n), real = gradient.shape, memory[1][0].dtype.type
     space, numbers, of_rows, group, power = memory
     space, power = groups.borrowed_space(space), borrowed(power)
     x, odds, piece, c = borrowed(numbers[0]), borrowed(numbers[1]), borrowed(numbers[2]), borrowed(numbers[3])
-    size, a = borrowed(of_rows[0])[:B], borrowed(of_rows[1])
-    u, most = borrowed(of_rows[2])[:B], borrowed(of_rows[3])
+    sizes, tilts, scores = of_rows
+    size, u, most = borrowed(sizes)[:B], borrowed(tilts[0])[:B], borrowed(tilts[1])
+    a, of_label = borrowed(scores[0]), borrowed(scores[1])
     where, E, P, powers = borrowed(group[0]), borrowed(group[1]), np.zeros((k, B)), 0
     for r in range(B):
         y, size[r], u[r] = label[r], -1, 1.0
-        if 0 <= y < n and not np.isnan(s[r, y]):
-            rows.load(s[r], x)
-            x[y] = -np.inf
+        if 0 <= y < n:
+            rows.load(s[r, :n], brain, x)
+            of_label[r], x[y] = x[y], -np.inf
             size[r], a[r], u[r], most[r] = groups.split(x, k, k, groups.AT_LABEL, theta, space, odds[r], E[r], where[r])
+            if np.isnan(of_label[r]):
+                size[r], u[r] = -1, 1.0
         if size[r] >= 0:
             count = groups.power_sums(odds[r], most[r], power, piece)
             for j in range(count):
@@ -55,21 +59,22 @@ def label_rows(s, label, k, theta, margin, gradient, alpha, scale, tau, factor, 
         w, rho, of_margin = odds[r], polynomial.balanced(before, T, r, c), 1.0
         margin[r] = np.nan
         if size[r] >= 0:
-            margin[r] = np.float64(s[r, label[r]]) - np.float64(a[r]) + theta * math.log(u[r] * rho)
+            margin[r] = np.float64(of_label[r]) - np.float64(a[r]) + theta * math.log(u[r] * rho)
         if len(alpha) > 0:
             hinge_rows(margin[r : r + 1], label[r : r + 1], alpha, scale, tau, value[r : r + 1], slope[r : r + 1])
-            if factor != 0:
-                value[r] *= factor
-                of_margin = np.float64(slope[r]) * factor
+            if len(factors) > 0:
+                value[r] *= factors[r]
+                of_margin = np.float64(slope[r]) * factors[r]
         if size[r] < 0:
-            fill(gradient[r], real(np.nan))
+            fill(odds[r], real(np.nan))
+            rows.store(odds[r], brain, gradient[r])
             continue
-        count = rows.reach(most[r] * rho, k, s.itemsize)
+        count = rows.reach(most[r] * rho, k, odds.itemsize)
         rows.label_gradient(w, c, real(u[r] * rho), real(of_margin), count, piece)
         for j in range(size[r]):
             w[where[r, j]] = of_margin * in_top[j, r]
         w[label[r]] = of_margin
-        rows.store(w, gradient[r])
+        rows.store(w, brain, gradient[r])
 
 
 @compiled
@@ -87,7 +92,7 @@ def hinge_rows(margin, label, alpha, scale, tau, value, slope):
 def margin_rows(s, k, theta, out, memory):
     """The margins of every class. Lanes from B on hold the second tilt, with k + 1 for k: for the k largest classes."""
     B, real = len(s), s.dtype.type
-    size, where, kth, a, u, gap, most, _, _, _, before, after = both_tilts(s, k, theta, memory)
+    size, where, kth, a, u, gap, most, _, _, _, before, after = both_tilts(s, False, s.shape[1], k, theta, memory)
     odds, pieces, c = borrowed(memory[1][1]), borrowed(memory[1][2]), borrowed(memory[1][3])
     T = len(before) - 1
     below, last = leave_one_out(before, after)
@@ -110,7 +115,7 @@ def margin_rows(s, k, theta, out, memory):
 def margin_rows_backward(cotangent, s, k, theta, out, memory):
     """The vector-Jacobian product of ``margin_rows``."""
     (B, n), real = s.shape, s.dtype.type
-    size, where, _, _, u, gap, most, P, p, q, before, after = both_tilts(s, k, theta, memory)
+    size, where, _, _, u, gap, most, P, p, q, before, after = both_tilts(s, False, n, k, theta, memory)
     odds, pieces, c = borrowed(memory[1][1]), borrowed(memory[1][2]), borrowed(memory[1][3])
     T = len(before) - 1
     g_below, g_product, g_c = np.zeros((T, 2 * B)), np.zeros((k + 1, 2 * B)), np.empty(k + 1)
@@ -118,7 +123,7 @@ def margin_rows_backward(cotangent, s, k, theta, out, memory):
         if size[r] < 0:
             continue
         g = out[r]
-        rows.store(cotangent[r], g)
+        rows.store(cotangent[r], False, g)
         for j in range(size[r]):
             g_below[j, B + r if j < k else r] = g[where[r, j]]
             g[where[r, j]] = 0
@@ -214,7 +219,7 @@ def both_memory(width, n, k, dtype):
 
 
 @compiled
-def both_tilts(s, k, theta, memory):
+def both_tilts(s, brain, n, k, theta, memory):
     """First part of margins and their gradient: the tail's odds relative to the class after the k-th, in ``memory``,
     and the polynomials at both tilts. ``most``: the largest of the tail's odds, tilted."""
     B = len(s)
@@ -222,10 +227,10 @@ def both_tilts(s, k, theta, memory):
     space, power = groups.borrowed_space(space), borrowed(power)
     x, odds, piece = borrowed(numbers[0]), borrowed(numbers[1]), borrowed(numbers[2])
     where, E = borrowed(group[0]), borrowed(group[1])
-    size, kth, a, most = np.empty(2 * B, np.int64), np.empty(B, s.dtype), np.empty(B, s.dtype), np.zeros(B)
+    size, kth, a, most = np.empty(2 * B, np.int64), np.empty(B, x.dtype), np.empty(B, x.dtype), np.zeros(B)
     gap, u, P, powers = np.ones(B), np.ones(2 * B), np.zeros((k, 2 * B)), 0
     for r in range(B):
-        rows.load(s[r], x)
+        rows.load(s[r, :n], brain, x)
         size[r], a[r], u[B + r], most[r] = groups.split(
             x, k, k + 1, groups.AT_ALL, theta, space, odds[r], E[B + r], where[r]
         )
@@ -240,7 +245,7 @@ def both_tilts(s, k, theta, memory):
             kth[r] = space[0][k - 1]
             gap[r] = math.exp((np.float64(a[r]) - np.float64(kth[r])) / theta)
             for j in range(size[r]):
-                E[r, j] = groups.odds_of(s[r, where[r, j]], kth[r], theta)
+                E[r, j] = groups.odds_of(x[where[r, j]], kth[r], theta)
             u[r] = groups.balance(E[r, : size[r]], power[0] * gap[r], k)
         factor = 1.0
         for j in range(count):

@@ -16,6 +16,7 @@ from topk_registry.ops.ksubset.numba.compiled import (
     power_of_2_64,
     summing,
 )
+from topk_registry.ops.rows.numba import storage
 
 PIECE = 1024  # scores to work on at a time
 PAD = 64  # rows are padded to a multiple of this: no loop of vector instructions has scores left over
@@ -29,20 +30,36 @@ def padded(n):
 
 
 @compiled
-def load(row, x):
-    """Copy a row to padded memory; the scores beyond its end are -inf."""
+def load(row, brain, x):
+    """Copy a row to padded memory, in its precision; the scores beyond the row's end are -inf.
+
+    Scores of 16 bits are float16, or bfloat16 where ``brain`` says so.
+    """
     n = len(row)
-    for i in range(n):
-        x[i] = row[i]
+    if row.itemsize == 2:
+        storage.widen(row, brain, x[:n])
+    else:
+        for i in range(n):
+            x[i] = row[i]
     for i in range(n, len(x)):
         x[i] = -np.inf
 
 
 @compiled
-def store(x, row):
-    """Copy padded memory to a row."""
+def store(x, brain, row):
+    """Copy padded memory to a row, in bfloat16 where its numbers have 16 bits."""
+    if row.itemsize == 2:
+        storage.narrow(x[: len(row)], row)
+    else:
+        for i in range(len(row)):
+            row[i] = x[i]
+
+
+@compiled
+def clear(row):
+    """Zeros, in any precision."""
     for i in range(len(row)):
-        row[i] = x[i]
+        row[i] = 0
 
 
 @compiled

@@ -1,0 +1,181 @@
+"""The smooth top-k SVM from the logits to the reduced loss in one call: targets, class weights, ignored rows and
+precision, with the gradient. Rows are shared among threads and added up in order, so that results repeat bit for bit.
+"""
+# pyright: reportCallIssue=false, reportArgumentType=false
+# numba's intrinsics are called without their first parameter
+
+import struct
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numba import carray
+from torch import Tensor
+
+from topk_registry.ops import openmp as team
+from topk_registry.ops.ksubset.numba import backend as cpu
+from topk_registry.ops.ksubset.numba import expected, kernels, rows
+from topk_registry.ops.ksubset.numba.compiled import compiled
+from topk_registry.ops.rows.numba.driver import MEAN, NONE, count
+
+LABEL_OUT_OF_RANGE, NOT_FINITE = 1, 2  # what may be wrong
+HALF = (torch.float16, torch.bfloat16)
+
+# the job: a counter, then these; the last four are float64, the others int64
+_, SIZE, CLASSES, K, STEP, STRIDE, S, G, LOSSES, VALUE, LABEL, Q, WEIGHT, ALPHA, GAIN, GAPS = range(16)
+IGNORED, REDUCTION, STATUS, THETA, SCALE, TAU, SMOOTHING, FIELDS = range(16, 24)
+LAYOUT = struct.Struct(f"={THETA}q{FIELDS - THETA}d")
+
+
+class Plan:
+    """The loss of logits of one shape, strides and dtype.
+
+    Args:
+        scores: logits like those of the calls to come.
+        double: compute in double precision, whatever the logits.
+        alpha: required gaps, one or [n], in the precision computed with.
+    """
+
+    def __init__(self, scores: Tensor, k: int, tau: float, alpha: Tensor, double: bool) -> None:
+        (B, n), stride = scores.shape, scores.stride(0)
+        self.real, self.stored = torch.float64 if double else torch.float32, scores.dtype
+        # the factor that keeps a gradient in float16 in range has yet to come
+        self.of_gradient = torch.float32 if self.stored == torch.float16 else self.stored
+        self.value = torch.float64 if self.stored == torch.float64 else torch.float32
+        self.shape, self.steps = scores.shape, cpu.steps_of(B, n, k)
+        self.sizes, self.numbers = (B, n, k), (float(k * tau), 1 / k, float(tau))
+        self.as_it_is = scores.stride(1) == 1 and stride >= n
+        self.stride = stride if self.as_it_is else n
+        alpha = alpha.to("cpu", self.real).contiguous()
+        gain = torch.exp(-alpha / max(tau, 4 * torch.finfo(self.real).tiny))
+        self.gaps, self.gap_sizes = (alpha, gain), (alpha.data_ptr(), gain.data_ptr(), alpha.numel())
+        self.bodies = bodies(self.stored, self.real)
+
+    def run(
+        self, scores: Tensor, target: Tensor, weight: Tensor | None, smoothing: float, ignore_index: int, reduction: int
+    ) -> tuple[Tensor, Tensor, int]:
+        """The losses or their sum or mean, the gradient, and what is wrong, 0 for nothing.
+
+        Args:
+            target: int64 labels [B], or a distribution [B, n].
+            weight: a factor a class [n].
+            reduction: a place in :data:`topk_registry.ops.rows.api.REDUCTIONS`.
+        """
+        B = self.sizes[0]
+        scores = (scores if self.as_it_is else scores.contiguous()).resolve_neg()
+        dense = target.dtype.is_floating_point
+        target = target.to(self.real if dense else torch.int64).resolve_neg().contiguous()
+        weight = None if weight is None else weight.to(self.real).contiguous()
+        gradient = torch.empty(self.shape, dtype=self.of_gradient)
+        losses = torch.empty(B, dtype=torch.float64)
+        value = torch.empty((B,) if reduction == NONE else (), dtype=self.value)
+        threads, step = cpu.threads_and_step(self.steps, *self.sizes)
+        label, q = (0, target.data_ptr()) if dense else (target.data_ptr(), 0)
+        # fmt: off
+        job = bytearray(LAYOUT.pack(
+            0, *self.sizes, step, self.stride, scores.data_ptr(), gradient.data_ptr(), losses.data_ptr(),
+            value.data_ptr(), label, q, 0 if weight is None else weight.data_ptr(), *self.gap_sizes,
+            ignore_index, reduction, 0, *self.numbers, smoothing,
+        ))
+        # fmt: on
+        buffer = team.buffer(job)
+        of_rows, add_up = self.bodies
+        team.start(of_rows, buffer, threads)
+        add_up(buffer)
+        return value, gradient, LAYOUT.unpack_from(job)[STATUS]
+
+
+@lru_cache(maxsize=8)
+def bodies(stored: torch.dtype, precision: torch.dtype) -> tuple[team.Body, team.Body]:
+    """The pass over rows, and the sum of their losses."""
+    real, edition = cpu.real_of(precision), team.edition()
+    brain = stored == torch.bfloat16
+    kind = np.uint16 if stored in HALF else cpu.real_of(stored)
+    of_gradient = np.float32 if stored == torch.float16 else kind
+    of_value = cpu.real_of(stored)
+
+    @team.compiled
+    def of_rows(job):
+        assert edition  # part of the cache's key: numba does not see that other files have changed
+        field, number = carray(job, FIELDS, np.int64), carray(job, FIELDS, np.float64)
+        B, n, k, dense = field[SIZE], field[CLASSES], field[K], field[Q] != 0
+        s, gradient = cpu.array(field[S], (B, field[STRIDE]), kind), cpu.array(field[G], (B, n), of_gradient)
+        label, q = (
+            cpu.array(field[LABEL], 0 if dense else B, np.int64),
+            cpu.array(field[Q], (B if dense else 0, n), real),
+        )
+        weight = cpu.array(field[WEIGHT], n if field[WEIGHT] != 0 else 0, real)
+        alpha, gain = cpu.array(field[ALPHA], field[GAPS], real), cpu.array(field[GAIN], field[GAPS], real)
+        losses = cpu.array(field[LOSSES], B, np.float64)
+        total = np.float64(B) if dense else count(label, weight, n, field[IGNORED])
+        if total < 0:
+            field[STATUS] = LABEL_OUT_OF_RANGE
+            return
+        factor = 1.0 if field[REDUCTION] != MEAN else 1 / total if total > 0 else 0.0
+        theta, scale, tau, smoothing = number[THETA], number[SCALE], number[TAU], number[SMOOTHING]
+        step, ignored = field[STEP], field[IGNORED]
+        if dense or smoothing != 0:
+            memory = expected.hinge_memory(step, n, k, real, alpha, gain)
+            labels, shares = np.empty((0 if dense else step, 1), np.int64), np.empty((0 if dense else step, 1), real)
+            uniform = np.empty(0 if dense else step, real)
+            for i, j in team.spans(job, step, B):
+                for r in range(0 if dense else j - i):
+                    kept = label[i + r] != ignored
+                    labels[r, 0], shares[r, 0] = label[i + r] if kept else 0, 1 - smoothing if kept else 0.0
+                    uniform[r] = smoothing if kept else 0.0
+                expected.hinge_rows(
+                    s[i:j], brain, q[i:j], labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau,
+                    losses[i:j], gradient[i:j], memory,
+                )  # fmt: skip
+                if not dense:
+                    forget_ignored(label[i:j], ignored, losses[i:j], gradient[i:j])
+        else:
+            of_labels = kernels.label_memory(step, n, k, real)
+            margin, slope = np.empty(step), np.empty(step, real)
+            known, factors = np.empty(step, np.int64), np.empty(step)
+            for i, j in team.spans(job, step, B):
+                for r in range(j - i):
+                    kept = label[i + r] != ignored
+                    known[r] = label[i + r] if kept else 0
+                    factors[r] = factor * (np.float64(weight[known[r]]) if len(weight) else 1.0)
+                kernels.label_rows(
+                    s[i:j], brain, known, k, theta, margin, gradient[i:j], alpha, scale, tau, factors, losses[i:j],
+                    slope, of_labels,
+                )  # fmt: skip
+                forget_ignored(label[i:j], ignored, losses[i:j], gradient[i:j])
+
+    @team.compiled
+    def add_up(job):
+        assert edition  # as above
+        field = carray(job, FIELDS, np.int64)
+        B, n, dense = field[SIZE], field[CLASSES], field[Q] != 0
+        losses = cpu.array(field[LOSSES], B, np.float64)
+        value = cpu.array(field[VALUE], B if field[REDUCTION] == NONE else 1, of_value)
+        if field[STATUS] != 0:
+            return
+        total = 0.0
+        for b in range(B):
+            total += losses[b]
+        if not np.isfinite(total):
+            field[STATUS] = NOT_FINITE
+        if field[REDUCTION] == NONE:
+            for b in range(B):
+                value[b] = losses[b]
+        else:
+            if field[REDUCTION] == MEAN:  # of nothing it is NaN, as cross-entropy's
+                label = cpu.array(field[LABEL], 0 if dense else B, np.int64)
+                weight = cpu.array(field[WEIGHT], n if field[WEIGHT] != 0 else 0, real)
+                any_rows = B > 0 if dense else count(label, weight, n, field[IGNORED]) > 0
+                total = total if any_rows else np.nan
+            value[0] = total
+
+    return of_rows, add_up
+
+
+@compiled
+def forget_ignored(label, ignored, losses, gradient):
+    """Rows that are ignored cost nothing, whatever their scores."""
+    for r in range(len(label)):
+        if label[r] == ignored:
+            losses[r] = 0.0
+            rows.clear(gradient[r])
