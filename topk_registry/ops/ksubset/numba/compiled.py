@@ -82,7 +82,7 @@ def _pointer(typing_context, array):
 
 
 @compiled
-def borrowed(array):
+def borrowed(array) -> Any:
     """The same memory as an array that is not reference-counted: counting makes each slice cost ten nanoseconds. Only
     for memory that the caller owns."""
     return carray(_pointer(array), array.shape, array.dtype)
