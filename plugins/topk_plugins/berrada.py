@@ -54,7 +54,7 @@ class SmoothTopKSVM(TopKLoss):
             ``"likelihood"``, -tau log sum_j P_j exp(-L_j / tau_j) with one temperature max(k) tau for all of them.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
-    Shape: logits [B, n]; target [B] int64 or a distribution [B, n].
+    Shape: logits [B, n]; target [B] int64, a distribution [B, n] or a :class:`LabelMixture`.
 
     Example:
         >>> loss = create_loss("smooth_topk_svm", k=5, tau=0.1)
@@ -135,6 +135,19 @@ class SmoothTopKSVM(TopKLoss):
     def _is_linear(self) -> bool:
         """Whether the loss is a sum of hinges, so that the operator reduces it over targets and rows."""
         return len(self.sizes) == 1 or self.combine == "mean"
+
+    def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
+        if not isinstance(target, LabelMixture):
+            return super().forward(logits, target)
+        if not self._is_linear:
+            return super().forward(
+                logits, target.dense(logits.shape[1], torch.promote_types(logits.dtype, torch.float32))
+            )
+        if share := self.label_smoothing:
+            mixture = target.scaled(1.0 - share)
+            spread = 0.0 if mixture.uniform is None else mixture.uniform
+            target = mixture._replace(uniform=spread + mixture.shares.new_full((len(mixture.shares),), share))
+        return self._reduced(logits, target, self.weight, self.reduction)
 
     def row_loss(self, logits: Tensor) -> RowLoss | None:
         if len(self.sizes) > 1 or 2 * self.k > logits.shape[1]:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from tests import oracles
 from topk_plugins._sizes import mixture_nll
-from topk_registry import create_loss, topk_log_odds
+from topk_registry import LabelMixture, create_loss, topk_log_odds
 from topk_registry.cli.parser import ParseOptions
 
 
@@ -258,3 +258,13 @@ def test_the_smallest_loss_of_a_mixture_keeps_its_digits():
     assert mixture_nll(losses, [0.5, 0.5]).item() == pytest.approx(2e-12, rel=1e-9)
     assert mixture_nll(torch.tensor([torch.inf, torch.inf]), [0.5, 0.5]) == torch.inf
     assert mixture_nll(torch.tensor([torch.inf, 0.0]), [0.5, 0.5]).item() == pytest.approx(0.6931472)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"label_smoothing": 0.2}, {"reduction": "none"}, {"k": [1, 3], "combine": "likelihood"}]
+)
+def test_a_mixture_of_labels_costs_what_its_distribution_costs(options):
+    s, y = logits_and_labels()
+    loss = create_loss("smooth_topk_svm", **{"k": 3, **options})
+    mixture = LabelMixture.mixed(y, y.flip(0), 0.3, smoothing=0.1)
+    torch.testing.assert_close(loss(s, mixture), loss(s, mixture.dense(20)), rtol=1e-6, atol=1e-7)

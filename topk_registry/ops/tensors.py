@@ -31,10 +31,17 @@ def route(*tensors: Tensor | None) -> Route:
         return Route.GRAPH
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return Route.OPERATIONS
-    given = [t for t in tensors if t is not None]
-    if torch._C._len_torch_dispatch_stack() or any(t.is_meta or _is_fake(t) for t in given):
+    if torch._C._len_torch_dispatch_stack():
         return Route.GRAPH
-    return Route.KERNELS if all(_is_plain(t) for t in given) else Route.OPERATIONS
+    found = Route.KERNELS
+    for t in tensors:
+        if t is None:
+            continue
+        if t.is_meta or _is_fake(t):
+            return Route.GRAPH
+        if not _is_plain(t):
+            found = Route.OPERATIONS
+    return found
 
 
 def _is_plain(t: Tensor) -> bool:

@@ -28,8 +28,13 @@ def smooth_topk_loss(k: int, *, tau: float = 1.0, alpha: float | Tensor = 1.0) -
         >>> row_losses(smooth_topk_loss(2, tau=1e-6), torch.tensor([[3.0, 2.0, 1.0, 0.0]]), torch.tensor([1]))
         tensor([0.5000])
     """
-    version = alpha._version if isinstance(alpha, Tensor) else 0
-    return RowLoss(partial(definition, k, tau, alpha), partial(_kernel, k, tau, alpha, version))
+    return _remembered(k, tau, alpha, alpha._version if isinstance(alpha, Tensor) else 0)
+
+
+@lru_cache(maxsize=64)
+def _remembered(k: int, tau: float, alpha: float | Tensor, version: int) -> RowLoss:
+    kernel = HingeKernel(k, tau, alpha)
+    return RowLoss(partial(definition, k, tau, alpha), lambda: kernel)
 
 
 def definition(k: int, tau: float, alpha: float | Tensor, scores: Tensor, target: Tensor | None) -> Tensor:
@@ -38,11 +43,6 @@ def definition(k: int, tau: float, alpha: float | Tensor, scores: Tensor, target
         return api.smooth_topk_hinge(scores, target, k, tau=tau, alpha=alpha)
     margins = api.topk_margins(scores, k, temperature=k * tau)
     return soft_hinge((alpha.to(margins) if isinstance(alpha, Tensor) else alpha) - margins / k, tau)
-
-
-@lru_cache(maxsize=64)
-def _kernel(k: int, tau: float, alpha: float | Tensor, version: int) -> "HingeKernel":
-    return HingeKernel(k, tau, alpha)
 
 
 class HingeKernel:
