@@ -55,6 +55,8 @@ class HingeKernel:
 
     def run(self, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
         """The losses or their sum or mean, and the gradient in a precision that holds it."""
+        if scores.dtype == torch.float16:  # its gradient is in single precision anyway
+            scores = scores.float()
         plan = self._plan(scores)
         if plan is None:
             return self._by_operations(options, scores)
@@ -70,16 +72,19 @@ class HingeKernel:
         return value, gradient
 
     def _plan(self, scores: Tensor) -> Any:
-        """How numba computes the loss of scores like these, or None where it does not."""
+        """How numba computes the loss of scores like these in one call, or None where it does not: in double precision
+        the passes over the scores are most of the time."""
         key = scores.shape, scores.stride(), scores.dtype
         if key in self._plans:
             return self._plans[key]
         double = scores.dtype == torch.float64 or self.k > api.SINGLE or self.k * self.tau > api.SINGLE_TEMPERATURE
         plan = None
-        if OPERATOR.choose("auto", scores.device, self.k, double) == "numba":
+        if not double and OPERATOR.choose("auto", scores.device, self.k, double) == "numba":
             from topk_registry.ops.ksubset.numba.losses import Plan
 
-            plan = Plan(scores, self.k, self.tau, self.alpha, double)
+            # below this the loss no longer depends on tau, but its reciprocal would overflow
+            tau = max(self.tau, 4 * torch.finfo(torch.float32).tiny)
+            plan = Plan(scores, self.k, tau, self.alpha, double)
         if len(self._plans) < PLANS:
             self._plans[key] = plan
         return plan
