@@ -17,6 +17,7 @@ from topk_registry.ops.ksubset.numba import backend as cpu
 from topk_registry.ops.ksubset.numba import expected, kernels, rows
 from topk_registry.ops.ksubset.numba.compiled import compiled
 from topk_registry.ops.rows.numba.driver import MEAN, NONE, count
+from topk_registry.ops.tensors import address
 
 LABEL_OUT_OF_RANGE, NOT_FINITE = 1, 2  # what may be wrong
 HALF = (torch.float16, torch.bfloat16)
@@ -48,7 +49,7 @@ class Plan:
         self.stride = stride if self.as_it_is else n
         alpha = alpha.to("cpu", self.real).contiguous()
         gain = torch.exp(-alpha / max(tau, 4 * torch.finfo(self.real).tiny))
-        self.gaps, self.gap_sizes = (alpha, gain), (alpha.data_ptr(), gain.data_ptr(), alpha.numel())
+        self.gaps, self.gap_sizes = (alpha, gain), (address(alpha), address(gain), alpha.numel())
         self.bodies = bodies(self.stored, self.real)
 
     def run(
@@ -70,11 +71,12 @@ class Plan:
         losses = torch.empty(B, dtype=torch.float64)
         value = torch.empty((B,) if reduction == NONE else (), dtype=self.value)
         threads, step = cpu.threads_and_step(self.steps, *self.sizes)
-        label, q = (0, target.data_ptr()) if dense else (target.data_ptr(), 0)
+        label, q = (0, address(target)) if dense else (address(target), 0)
+        first = scores if B == 0 or scores.is_contiguous() else scores[0]  # its address is that of the first row
         # fmt: off
         job = bytearray(LAYOUT.pack(
-            0, *self.sizes, step, self.stride, scores.data_ptr(), gradient.data_ptr(), losses.data_ptr(),
-            value.data_ptr(), label, q, 0 if weight is None else weight.data_ptr(), *self.gap_sizes,
+            0, *self.sizes, step, self.stride, address(first), address(gradient), address(losses),
+            address(value), label, q, 0 if weight is None else address(weight), *self.gap_sizes,
             ignore_index, reduction, 0, *self.numbers, smoothing,
         ))
         # fmt: on

@@ -22,7 +22,6 @@ from topk_registry.ops.rows.triton.arithmetic import exp, log, log1p
 
 _FUNCTIONS = {math.exp: "exp", math.log: "log", math.log1p: "log1p", abs: "tl.abs", math.fabs: "tl.abs"}
 _CHOICES = {max: "tl.maximum", min: "tl.minimum"}
-_JOINED = {ast.And: ast.BitAnd, ast.Or: ast.BitOr}
 
 
 class UnsupportedCurveError(TypeError):
@@ -110,7 +109,8 @@ class _Rewriter(ast.NodeTransformer):
         return _joined(ast.BitAnd(), parts)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
-        return _joined(_JOINED[type(node.op)](), [self.visit(one) for one in node.values])
+        both = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
+        return _joined(both, [self.visit(one) for one in node.values])
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         operand = self.visit(node.operand)
