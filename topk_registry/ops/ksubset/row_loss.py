@@ -84,7 +84,7 @@ class HingeKernel:
 
             # below this the loss no longer depends on tau, but its reciprocal would overflow
             tau = max(self.tau, 4 * torch.finfo(torch.float32).tiny)
-            plan = Plan(scores, self.k, tau, self.alpha, double)
+            plan = Plan(scores, self.k, tau, self.alpha)
         if len(self._plans) < PLANS:
             self._plans[key] = plan
         return plan

@@ -16,11 +16,10 @@ from topk_registry.ops import openmp as team
 from topk_registry.ops.ksubset.numba import backend as cpu
 from topk_registry.ops.ksubset.numba import expected, kernels, rows
 from topk_registry.ops.ksubset.numba.compiled import compiled
-from topk_registry.ops.rows.numba.driver import MEAN, NONE, count
+from topk_registry.ops.rows.numba.driver import MEAN, NONE, count, reduce
 from topk_registry.ops.tensors import address
 
 LABEL_OUT_OF_RANGE, NOT_FINITE = 1, 2  # what may be wrong
-HALF = (torch.float16, torch.bfloat16)
 
 # the job: a counter, then these; the last four are float64, the others int64
 _, SIZE, CLASSES, K, STEP, STRIDE, S, G, LOSSES, VALUE, LABEL, Q, WEIGHT, ALPHA, GAIN, GAPS = range(16)
@@ -32,25 +31,20 @@ class Plan:
     """The loss of logits of one shape, strides and dtype.
 
     Args:
-        scores: logits like those of the calls to come.
-        double: compute in double precision, whatever the logits.
-        alpha: required gaps, one or [n], in the precision computed with.
+        scores: logits like those of the calls to come, in single precision or bfloat16. All is computed in single.
+        alpha: required gaps, one or [n].
     """
 
-    def __init__(self, scores: Tensor, k: int, tau: float, alpha: Tensor, double: bool) -> None:
+    def __init__(self, scores: Tensor, k: int, tau: float, alpha: Tensor) -> None:
         (B, n), stride = scores.shape, scores.stride(0)
-        self.real, self.stored = torch.float64 if double else torch.float32, scores.dtype
-        # the factor that keeps a gradient in float16 in range has yet to come
-        self.of_gradient = torch.float32 if self.stored == torch.float16 else self.stored
-        self.value = torch.float64 if self.stored == torch.float64 else torch.float32
         self.shape, self.steps = scores.shape, cpu.steps_of(B, n, k)
         self.sizes, self.numbers = (B, n, k), (float(k * tau), 1 / k, float(tau))
         self.as_it_is = scores.stride(1) == 1 and stride >= n
         self.stride = stride if self.as_it_is else n
-        alpha = alpha.to("cpu", self.real).contiguous()
-        gain = torch.exp(-alpha / max(tau, 4 * torch.finfo(self.real).tiny))
+        alpha = alpha.to("cpu", torch.float32).contiguous()
+        gain = torch.exp(-alpha / max(tau, 4 * torch.finfo(torch.float32).tiny))
         self.gaps, self.gap_sizes = (alpha, gain), (address(alpha), address(gain), alpha.numel())
-        self.bodies = bodies(self.stored, self.real)
+        self.dtype, self.bodies = scores.dtype, bodies(scores.dtype)
 
     def run(
         self, scores: Tensor, target: Tensor, weight: Tensor | None, smoothing: float, ignore_index: int, reduction: int
@@ -65,11 +59,11 @@ class Plan:
         B = self.sizes[0]
         scores = (scores if self.as_it_is else scores.contiguous()).resolve_neg()
         dense = target.dtype.is_floating_point
-        target = target.to(self.real if dense else torch.int64).resolve_neg().contiguous()
-        weight = None if weight is None else weight.to(self.real).contiguous()
-        gradient = torch.empty(self.shape, dtype=self.of_gradient)
+        target = target.to(torch.float32 if dense else torch.int64).resolve_neg().contiguous()
+        weight = None if weight is None else weight.to(torch.float32).contiguous()
+        gradient = torch.empty(self.shape, dtype=self.dtype)
         losses = torch.empty(B, dtype=torch.float64)
-        value = torch.empty((B,) if reduction == NONE else (), dtype=self.value)
+        value = torch.empty((B,) if reduction == NONE else (), dtype=torch.float32)
         threads, step = cpu.threads_and_step(self.steps, *self.sizes)
         label, q = (0, address(target)) if dense else (address(target), 0)
         first = scores if B == 0 or scores.is_contiguous() else scores[0]  # its address is that of the first row
@@ -87,21 +81,18 @@ class Plan:
         return value, gradient, LAYOUT.unpack_from(job)[STATUS]
 
 
-@lru_cache(maxsize=8)
-def bodies(stored: torch.dtype, precision: torch.dtype) -> tuple[team.Body, team.Body]:
+@lru_cache(maxsize=2)
+def bodies(stored: torch.dtype) -> tuple[team.Body, team.Body]:
     """The pass over rows, and the sum of their losses."""
-    real, edition = cpu.real_of(precision), team.edition()
-    brain = stored == torch.bfloat16
-    kind = np.uint16 if stored in HALF else cpu.real_of(stored)
-    of_gradient = np.float32 if stored == torch.float16 else kind
-    of_value = cpu.real_of(stored)
+    real, edition, brain = np.float32, team.edition(), stored == torch.bfloat16
+    kind = np.uint16 if brain else real
 
     @team.compiled
     def of_rows(job):
         assert edition  # part of the cache's key: numba does not see that other files have changed
         field, number = carray(job, FIELDS, np.int64), carray(job, FIELDS, np.float64)
         B, n, k, dense = field[SIZE], field[CLASSES], field[K], field[Q] != 0
-        s, gradient = cpu.array(field[S], (B, field[STRIDE]), kind), cpu.array(field[G], (B, n), of_gradient)
+        s, gradient = cpu.array(field[S], (B, field[STRIDE]), kind), cpu.array(field[G], (B, n), kind)
         label, q = (
             cpu.array(field[LABEL], 0 if dense else B, np.int64),
             cpu.array(field[Q], (B if dense else 0, n), real),
@@ -152,24 +143,14 @@ def bodies(stored: torch.dtype, precision: torch.dtype) -> tuple[team.Body, team
         field = carray(job, FIELDS, np.int64)
         B, n, dense = field[SIZE], field[CLASSES], field[Q] != 0
         losses = cpu.array(field[LOSSES], B, np.float64)
-        value = cpu.array(field[VALUE], B if field[REDUCTION] == NONE else 1, of_value)
+        value = cpu.array(field[VALUE], B if field[REDUCTION] == NONE else 1, real)
         if field[STATUS] != 0:
             return
-        total = 0.0
-        for b in range(B):
-            total += losses[b]
+        label = cpu.array(field[LABEL], 0 if dense else B, np.int64)
+        weight = cpu.array(field[WEIGHT], n if field[WEIGHT] != 0 else 0, real)
+        total = reduce(losses, dense, label, weight, n, field[IGNORED], field[REDUCTION], value)
         if not np.isfinite(total):
             field[STATUS] = NOT_FINITE
-        if field[REDUCTION] == NONE:
-            for b in range(B):
-                value[b] = losses[b]
-        else:
-            if field[REDUCTION] == MEAN:  # of nothing it is NaN, as cross-entropy's
-                label = cpu.array(field[LABEL], 0 if dense else B, np.int64)
-                weight = cpu.array(field[WEIGHT], n if field[WEIGHT] != 0 else 0, real)
-                any_rows = B > 0 if dense else count(label, weight, n, field[IGNORED]) > 0
-                total = total if any_rows else np.nan
-            value[0] = total
 
     return of_rows, add_up
 

@@ -141,21 +141,28 @@ def bodies(dtype: torch.dtype) -> tuple[openmp.Body, openmp.Body]:
         B, n, dense = field[SIZE], field[CLASSES], field[Q] != 0
         losses = carray(openmp.pointer(field[LOSSES]), B, np.float64)
         value = carray(openmp.pointer(field[VALUE]), B if field[REDUCTION] == NONE else 1, real)
-        if field[REDUCTION] == NONE:
-            for b in range(B):
-                value[b] = losses[b]
-        else:
-            total = 0.0
-            for b in range(B):
-                total += losses[b]
-            if field[REDUCTION] == MEAN:  # of nothing it is NaN, as cross-entropy's
-                label = carray(openmp.pointer(field[LABEL]), 0 if dense else B, np.int64)
-                weight = carray(openmp.pointer(field[WEIGHT]), n if field[WEIGHT] != 0 else 0, real)
-                any_rows = B > 0 if dense else count(label, weight, n, field[IGNORED]) > 0
-                total = total if any_rows else np.nan
-            value[0] = total
+        label = carray(openmp.pointer(field[LABEL]), 0 if dense else B, np.int64)
+        weight = carray(openmp.pointer(field[WEIGHT]), n if field[WEIGHT] != 0 else 0, real)
+        reduce(losses, dense, label, weight, n, field[IGNORED], field[REDUCTION], value)
 
     return rows, add_up
+
+
+@compiled
+def reduce(losses, dense, label, weight, n, ignore_index, reduction, value):
+    """value <- the losses, or their sum or mean, whose factor they have; the sum is returned."""
+    total = 0.0
+    for b in range(len(losses)):
+        total += losses[b]
+    if reduction == NONE:
+        for b in range(len(losses)):
+            value[b] = losses[b]
+    else:
+        value[0] = total
+    if reduction == MEAN:  # of nothing it is NaN, as cross-entropy's
+        any_rows = len(losses) > 0 if dense else count(label, weight, n, ignore_index) > 0
+        value[0] = total if any_rows else np.nan
+    return total
 
 
 @compiled
