@@ -82,9 +82,7 @@ class HingeKernel:
         if not double and OPERATOR.choose("auto", scores.device, self.k, double) == "numba":
             from topk_registry.ops.ksubset.numba.losses import Plan
 
-            # below this the loss no longer depends on tau, but its reciprocal would overflow
-            tau = max(self.tau, 4 * torch.finfo(torch.float32).tiny)
-            plan = Plan(scores, self.k, tau, self.alpha)
+            plan = Plan(scores, self.k, self.tau, self.alpha)
         if len(self._plans) < PLANS:
             self._plans[key] = plan
         return plan

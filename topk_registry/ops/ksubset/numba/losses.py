@@ -37,12 +37,14 @@ class Plan:
 
     def __init__(self, scores: Tensor, k: int, tau: float, alpha: Tensor) -> None:
         (B, n), stride = scores.shape, scores.stride(0)
+        # below this the loss no longer depends on tau, but its reciprocal would overflow
+        tau = max(tau, 4 * torch.finfo(torch.float32).tiny)
         self.shape, self.steps = scores.shape, cpu.steps_of(B, n, k)
         self.sizes, self.numbers = (B, n, k), (float(k * tau), 1 / k, float(tau))
         self.as_it_is = scores.stride(1) == 1 and stride >= n
         self.stride = stride if self.as_it_is else n
         alpha = alpha.to("cpu", torch.float32).contiguous()
-        gain = torch.exp(-alpha / max(tau, 4 * torch.finfo(torch.float32).tiny))
+        gain = torch.exp(-alpha / tau)
         self.gaps, self.gap_sizes = (alpha, gain), (address(alpha), address(gain), alpha.numel())
         self.dtype, self.bodies = scores.dtype, bodies(scores.dtype)
 
