@@ -53,7 +53,12 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        start, sent = time.perf_counter(), {"status": 500, "bytes": 0, "started": False}
+        start, sent = time.perf_counter(), {"status": 500, "bytes": 0, "started": False, "counted": False}
+
+        def count() -> None:
+            if not sent["counted"]:
+                sent["counted"] = True
+                self._on_done(getattr(scope.get("route"), "path", "other"), sent["status"])
 
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -61,12 +66,14 @@ class Guard:
                 message = {**message, "headers": [*message.get("headers", ()), *HEADERS]}
             else:
                 sent["bytes"] += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    count()  # before it is sent: who has an answer finds it in the metrics, of every worker
             await send(message)
 
         try:
             await self._answer(scope, receive, watched, sent)
         finally:
-            self._on_done(getattr(scope.get("route"), "path", "other"), sent["status"])
+            count()
             if self._log is not None:
                 self._log.info(_line(scope, sent, time.perf_counter() - start))
 

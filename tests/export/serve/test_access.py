@@ -11,8 +11,8 @@ import pytest
 from tests.export.colours import COLOURS, K, png
 from tests.export.serve.service import Held, Service, predict, request, served, wait_until
 from topk_export.serve.app import create_app
-from topk_export.serve.guard import read_keys
-from topk_export.serve.limits import Access
+from topk_export.serve.guard import Guard, read_keys
+from topk_export.serve.limits import Access, Limits
 
 IMAGE = {"Content-Type": "image/png"}
 
@@ -106,6 +106,32 @@ def test_the_access_log_has_a_line_for_each_request(predictor, tmp_path):
     assert entry["bytes"] > 100
     assert entry["milliseconds"] > 0
     assert lines[-1]["status"] == 404
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_request_is_counted_once_and_before_its_answer_ends(fails):
+    """A client that has its answer finds it in the metrics, whichever worker it asks."""
+    counted, counted_then = [], []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        if fails:
+            raise ConnectionError("the client has gone")
+        await send({"type": "http.response.body", "body": b"b"})
+
+    async def send(message):
+        counted_then.append(len(counted))
+
+    scope = {"type": "http", "path": "/predict", "method": "GET", "headers": [(b"host", b"localhost")]}
+    guard = Guard(app, Access(), Limits(), lambda path, status: counted.append(status))
+    if fails:
+        with pytest.raises(ConnectionError):
+            asyncio.run(guard(scope, None, send))
+    else:
+        asyncio.run(guard(scope, None, send))
+    assert counted_then == ([0, 0] if fails else [0, 0, 1])
+    assert counted == [201]
 
 
 def encoded(colour: str) -> str:
