@@ -130,3 +130,23 @@ def test_an_unknown_flag_names_the_closest(capsys):
         cli.main(["losses", "--exlude", "ce"])
     message = "topk-registry losses: unrecognized arguments: --exlude (did you mean --exclude?)"
     assert message in capsys.readouterr().err
+
+
+def test_a_part_of_a_flag_is_refused_with_the_whole_one(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["losses", "--excl", "ce"])
+    assert "unrecognized arguments: --excl (did you mean --exclude?)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("--margin=3", "(did you mean --marginal-temperature?); an option of the loss is given as --loss-opt margin="),
+        ("--label-margin=3", "--label-margin=3; an option of the loss is given as --loss-opt label_margin=VALUE"),
+        ("--k=3", "unrecognized arguments: --k=3; an option of the loss is given as --loss-opt k=VALUE"),
+    ],
+)
+def test_an_option_of_the_loss_is_told_from_a_flag(argument, expected, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["train", argument])
+    assert expected in capsys.readouterr().err

@@ -8,7 +8,13 @@ from typing import Any, NoReturn
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Parser of command-line arguments whose usage errors are one line, with the closest flag for an unknown one."""
+    """Parser of command-line arguments whose usage errors are one line, with the closest flag for an unknown one.
+
+    Flags are written in full: ``--margin 3`` is no short form of ``--marginal-temperature 3``.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
@@ -21,9 +27,17 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def _unrecognized(self, unknown: list[str]) -> str:
         flag = unknown[0].partition("=")[0]
-        close = get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.75) if flag.startswith("--") else []
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        return f"unrecognized arguments: {' '.join(unknown)}{hint}"
+        said = f"unrecognized arguments: {' '.join(unknown)}"
+        if not flag.startswith("--"):
+            return said
+        shown = [action for action in self._actions if action.help is not argparse.SUPPRESS]
+        flags = [name for action in shown for name in action.option_strings if name.startswith("--")]
+        close = [name for name in flags if name.startswith(flag)][:3] or get_close_matches(flag, flags, n=1, cutoff=0.75)
+        if close:
+            said += f" (did you mean {' or '.join(close)}?)"
+        if "--loss-opt" in flags:
+            said += f"; an option of the loss is given as --loss-opt {flag[2:].replace('-', '_')}=VALUE"
+        return said
 
 
 class ParseOptions(argparse.Action):

@@ -19,7 +19,7 @@ ENVIRONMENT = "TIMM_TRAIN_SCRIPT"
 
 def split_arguments(argv: Sequence[str], *, prog: str, flag: str) -> tuple[argparse.Namespace, list[str]]:
     """Split the arguments into ours (script, loss, loss_opt) and the script's own."""
-    parser = ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
+    parser = ArgumentParser(prog=prog, add_help=False)
     parser.add_argument(flag, dest="script", default="", metavar="PATH")
     parser.add_argument("--loss", default="", metavar="NAME")
     parser.add_argument("--loss-opt", nargs="*", default={}, action=ParseOptions, metavar="K=V")
