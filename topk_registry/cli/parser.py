@@ -27,17 +27,18 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def _unrecognized(self, unknown: list[str]) -> str:
         flag = unknown[0].partition("=")[0]
-        said = f"unrecognized arguments: {' '.join(unknown)}"
+        message = f"unrecognized arguments: {' '.join(unknown)}"
         if not flag.startswith("--"):
-            return said
+            return message
         shown = [action for action in self._actions if action.help is not argparse.SUPPRESS]
         flags = [name for action in shown for name in action.option_strings if name.startswith("--")]
-        close = [name for name in flags if name.startswith(flag)][:3] or get_close_matches(flag, flags, n=1, cutoff=0.75)
-        if close:
-            said += f" (did you mean {' or '.join(close)}?)"
+        close = [name for name in flags if name.startswith(flag)][:3] or get_close_matches(
+            flag, flags, n=1, cutoff=0.75
+        )
+        hint = f" (did you mean {' or '.join(close)}?)" if close else ""
         if "--loss-opt" in flags:
-            said += f"; an option of the loss is given as --loss-opt {flag[2:].replace('-', '_')}=VALUE"
-        return said
+            hint += f"; an option of the loss is given as --loss-opt {flag[2:].replace('-', '_')}=VALUE"
+        return message + hint
 
 
 class ParseOptions(argparse.Action):
