@@ -40,6 +40,7 @@ class Backend(Generic[Kernels]):
     serves: Callable[..., bool]  # (device, *request): whether it is made for scores there, and for such a request
     where: str  # the same in words
     takes_half: bool = False  # accepts float16 and bfloat16 scores; others are given single precision
+    takes_strides: bool = False  # reads rows where they lie; others are given contiguous ones
     checks_labels: bool = False  # gives NaN for a label out of range; else labels are checked before the call
 
     def kernels(self) -> Kernels:

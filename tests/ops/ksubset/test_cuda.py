@@ -15,9 +15,9 @@ from tests.ops.triton_runs import (
     runs_kernels,
 )
 from tests.oracles import mp_smooth_svm
-from topk_registry import topk_label_margins
+from topk_registry import smooth_topk_hinge, topk_label_margins
 from topk_registry.ops.hinge import Hinge
-from topk_registry.ops.ksubset import definition, soft_targets
+from topk_registry.ops.ksubset import api, custom_ops, definition, soft_targets
 from topk_registry.ops.ksubset.chunked import custom_ops as linear_ops
 from topk_registry.ops.ksubset.chunked.api import linear_label_margins, linear_topk
 from topk_registry.ops.ksubset.torch import all_classes as composite
@@ -531,12 +531,13 @@ def test_half_precision_margins(dtype):
 def test_every_entry_is_written(form, request, monkeypatch):
     if form:
         request.getfixturevalue(form)
-    new_empty, empty_like = torch.Tensor.new_empty, torch.empty_like
+    new_empty, empty, empty_like = torch.Tensor.new_empty, torch.empty, torch.empty_like
 
     def poisoned(x):
         return x.fill_(NAN if x.is_floating_point() else -7)
 
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **o: poisoned(new_empty(*a, **o)))
+    monkeypatch.setattr(torch, "empty", lambda *a, **o: poisoned(empty(*a, **o)))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **o: poisoned(empty_like(*a, **o)))
     s, label = randn(2, 40), torch.tensor([0, 39], device=DEVICE)
     results = *cuda.label_margins(s, label, 3, 1.0), cuda.margins(s, 3, 1.0), cuda.margins_backward(s, s, 3, 1.0)
@@ -563,6 +564,78 @@ def test_rows_do_not_depend_on_each_other():
 def test_cotangents_of_any_strides():
     s, g = randn(2, 9), randn(9, 2)
     assert torch.equal(cuda.margins_backward(g.T, s, 2, 1.0), cuda.margins_backward(g.T.contiguous(), s, 2, 1.0))
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Let these kernels serve the public functions; gives the addresses of the scores that they read."""
+    found, launch = set(), cuda.launch
+
+    def recorded(kernel, grid, s, *args, **options):
+        found.add(s.data_ptr())
+        launch(kernel, grid, s, *args, **options)
+
+    monkeypatch.setattr(cuda, "launch", recorded)
+    monkeypatch.setattr(api, "_choose", lambda impl, *request: "triton" if impl == "auto" else impl)
+    return found
+
+
+STRIDED = {
+    "labels": lambda label, n: (label, {}),
+    "weighted labels": lambda label, n: (label, {"weight": torch.linspace(0, 2, n, device=DEVICE)}),
+    "distribution": lambda label, n: (randn(len(label), n + 1, seed=1).softmax(1)[:, 1:], {"reduction": "mean"}),
+    "mixture": lambda label, n: (LabelMixture.mixed(label, label.flip(0), 0.7, 0.1), {"reduction": "sum"}),
+}
+
+
+@runs_kernels
+@pytest.mark.parametrize(
+    ("form", "n", "longer", "kind", "dtype"),
+    [
+        (None, 40, 43, "labels", torch.float32),
+        ("in_passes", 40, 43, "weighted labels", torch.float32),
+        ("in_short_tiles", 37, 40, "labels", torch.bfloat16),
+        ("in_short_tiles", 37, 41, "distribution", torch.float32),
+        ("in_short_tiles", 40, 48, "mixture", torch.float32),
+    ],
+)
+def test_strided_rows_are_read_where_they_lie(form, n, longer, kind, dtype, request, reads):
+    if form:
+        request.getfixturevalue(form)
+    whole, label = (2 * randn(4, longer)).to(dtype), torch.tensor([0, n - 1, 7, 20], device=DEVICE)
+    whole[1:3] /= 10  # flat rows, and others
+    target, options = STRIDED[kind](label, n)
+
+    def loss_and_gradient(s, impl):
+        s = s.detach().requires_grad_()
+        loss = smooth_topk_hinge(s, target, 3, tau=0.5, impl=impl, **options)
+        return loss, *torch.autograd.grad(loss.sum(), s)
+
+    s = whole[:, 2 : 2 + n]
+    loss, gradient = loss_and_gradient(s, "auto")
+    assert s.data_ptr() in reads
+    wanted, wanted_gradient = loss_and_gradient(s.float(), "torch")
+    assert gradient.dtype == dtype
+    torch.testing.assert_close(loss, wanted, rtol=2e-6, atol=1e-6)
+    # rounded to the dtype of the scores: the gradient of the margin, the slope, and their product
+    torch.testing.assert_close(gradient.float(), wanted_gradient, rtol=1.5 * torch.finfo(dtype).eps, atol=2e-6)
+
+
+@runs_kernels
+@pytest.mark.parametrize("view", [lambda s: s[:, 2:], lambda s: s[:, 2:].T.contiguous().T])
+def test_margins_of_rows_at_any_stride(view, reads):
+    s, label, g = view(randn(2, 11)), torch.tensor([0, 8], device=DEVICE), randn(2, 9, seed=1)
+    args = s.contiguous(), 2, 0.5
+    assert torch.equal(cuda.margins(s, 2, 0.5), cuda.margins(*args))
+    assert torch.equal(cuda.margins_backward(g, s, 2, 0.5), cuda.margins_backward(g, *args))
+    assert (s.data_ptr() in reads) == (s.stride(1) == 1)
+    tests = "test_schema", "test_faketensor"  # strides of results too, on which compiled graphs rely
+    for op, args in (
+        (custom_ops.label_margins, (s, label, 2, 0.5, "triton")),
+        (custom_ops.margins, (s, 2, 0.5, "triton")),
+        (custom_ops._margins_backward, (g, s, 2, 0.5, "triton")),
+    ):
+        torch.library.opcheck(op, args, test_utils=tests)
 
 
 @runs_kernels

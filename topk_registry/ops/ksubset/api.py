@@ -242,7 +242,8 @@ def prepare(logits: Tensor, k: int, temperature: float, impl: str) -> tuple[Tens
     s = s.reshape(-1, n)
     # below this the margins no longer depend on the temperature, but its reciprocal would overflow
     theta = max(float(temperature), 4 * torch.finfo(torch.float64 if double else torch.float32).tiny)
-    return (s if sign > 0 else -s).contiguous(), k, theta, sign, backend
+    s = s if sign > 0 else -s
+    return s if OPERATOR[backend].takes_strides else s.contiguous(), k, theta, sign, backend
 
 
 def _fixed(k: int) -> int:

@@ -83,6 +83,7 @@ OPERATOR: Operator[Kernels] = Operator(
             lambda device, k, double: device.type == "cuda" and not double and k <= 64,
             "GPUs of compute capability 8.0 and up, half or single precision, and k or n - k up to 64",
             takes_half=True,
+            takes_strides=True,
             checks_labels=True,
         ),
         "torch": Backend(

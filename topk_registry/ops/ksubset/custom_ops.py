@@ -11,12 +11,13 @@ from topk_registry.ops.ksubset.backends import OPERATOR
 @torch.library.custom_op("topk_registry::label_margins", mutates_args=())
 def label_margins(s: Tensor, label: Tensor, k: int, theta: float, backend: str) -> tuple[Tensor, Tensor]:
     """The margin [B] of each row's label by the named backend, and its gradient [B, n]."""
-    return OPERATOR[backend].kernels().label_margins(s, label, k, theta)
+    # contiguous: the gradient has the strides of the scores, and a compiler may change those
+    return OPERATOR[backend].kernels().label_margins(s.contiguous(), label, k, theta)
 
 
 @label_margins.register_fake
 def _(s: Tensor, label: Tensor, k: int, theta: float, backend: str) -> tuple[Tensor, Tensor]:
-    return s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
+    return s.new_empty(s.shape[0], dtype=torch.float64), s.new_empty(s.shape)
 
 
 @torch.library.custom_op("topk_registry::margins", mutates_args=())
@@ -27,7 +28,7 @@ def margins(s: Tensor, k: int, theta: float, backend: str) -> Tensor:
 
 @margins.register_fake
 def _(s: Tensor, k: int, theta: float, backend: str) -> Tensor:
-    return torch.empty_like(s, dtype=torch.float64 if s.dtype == torch.float64 else torch.float32)
+    return s.new_empty(s.shape, dtype=torch.float64 if s.dtype == torch.float64 else torch.float32)
 
 
 @torch.library.custom_op("topk_registry::margins_backward", mutates_args=())
@@ -37,7 +38,7 @@ def _margins_backward(g: Tensor, s: Tensor, k: int, theta: float, backend: str) 
 
 @_margins_backward.register_fake
 def _(g: Tensor, s: Tensor, k: int, theta: float, backend: str) -> Tensor:
-    return torch.empty_like(s)
+    return s.new_empty(s.shape)
 
 
 def _save_gradient(ctx, inputs, output) -> None:

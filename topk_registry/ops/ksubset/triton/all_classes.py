@@ -82,14 +82,14 @@ def solve_margins(
 
 @triton.jit
 def finish_margins(
-    s_ptr, top_ptr, where_ptr, state_ptr, in_top_ptr, out_ptr, n, theta, inverse,
+    s_ptr, top_ptr, where_ptr, state_ptr, in_top_ptr, out_ptr, n, step, theta, inverse,
     k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """(s - a) + theta (log(d_{k-1} / d_k) - t), d = c / (1 + w X)."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * N
     col = first + tl.arange(0, N)
-    s = load_scores(s_ptr, row, n, col)
+    s = load_scores(s_ptr, row, n, step, col)
     state_ptr += row * (k + 4)
     least = tl.load(state_ptr + k + 1)
     outside = in_top_group(s, col, top_ptr, where_ptr, row, T)
@@ -105,14 +105,14 @@ def finish_margins(
 
 @triton.jit
 def sum_cotangents(
-    s_ptr, g_ptr, top_ptr, where_ptr, state_ptr, W_ptr, n, inverse,
+    s_ptr, g_ptr, top_ptr, where_ptr, state_ptr, W_ptr, n, step, inverse,
     k: tl.constexpr, T: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """W_0..W_{k-1} of a segment's tail classes."""
     row = tl.program_id(0).to(tl.int64)
     segment = tl.program_id(1)
     col = segment * N + tl.arange(0, N)
-    s = load_scores(s_ptr, row, n, col)
+    s = load_scores(s_ptr, row, n, step, col)
     g = tl.load(g_ptr + row * n + col, mask=col < n, other=0.0).to(tl.float32)
     state_ptr += row * (k + 4)
     outside = in_top_group(s, col, top_ptr, where_ptr, row, T)
@@ -186,14 +186,14 @@ def solve_cotangents(
 
 @triton.jit
 def finish_cotangents(
-    s_ptr, g_ptr, top_ptr, where_ptr, state_ptr, H_ptr, in_top_ptr, out_ptr, n, inverse,
+    s_ptr, g_ptr, top_ptr, where_ptr, state_ptr, H_ptr, in_top_ptr, out_ptr, n, step, inverse,
     k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """The product at the tail: all cotangents divided by 1 + w X, less the class's own."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * N
     col = first + tl.arange(0, N)
-    s = load_scores(s_ptr, row, n, col)
+    s = load_scores(s_ptr, row, n, step, col)
     g = tl.load(g_ptr + row * n + col, mask=col < n, other=0.0).to(tl.float32)
     state_ptr += row * (k + 4)
     H_ptr += row * 2 * k

@@ -15,7 +15,7 @@ that row. Rows with a NaN, with fewer than k + 1 finite scores, or with a label 
 Nothing waits for the device.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from topk_registry.ops.ksubset import soft_targets
 from topk_registry.ops.ksubset.backends import Kernels
 from topk_registry.ops.ksubset.triton import all_classes, expected, one_label, passes
 from topk_registry.ops.label_mixture import LabelMixture
-from topk_registry.ops.rows.triton.layout import options, power_of_two, tiles
+from topk_registry.ops.rows.triton.layout import in_rows, like_rows, options, power_of_two, tiles
 from topk_registry.ops.tensors import launch, operand
 
 ONE_KERNEL_LARGEST_K = 10
@@ -33,24 +33,42 @@ SEGMENT = 16384  # scores that one program selects the largest from, twice as ma
 TILE = 4096  # scores that one program writes
 
 
+class Rows(NamedTuple):
+    """Rows of scores where they lie, a copy only where :func:`in_rows` makes one."""
+
+    memory: Tensor
+    step: int  # numbers from a row to the next
+    shape: torch.Size
+
+    @classmethod
+    def of(cls, s: Tensor) -> "Rows":
+        return cls(*in_rows(s), s.shape)
+
+    def like(self, dtype: torch.dtype | None = None) -> "tuple[Rows, Tensor]":
+        """New memory with the same strides, and as a tensor [B, n]."""
+        memory, rows = like_rows(self.shape, self.step, dtype or self.memory.dtype, self.memory.device)
+        return Rows(memory, self.step, self.shape), rows
+
+
 def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tensor, Tensor]:
     """The margin theta l_y [B] of each row's label, in double precision, and its gradient: [B, n], [B] -> [B], [B, n].
 
     The gradient has the dtype of the scores.
     """
-    s = _operand(s)
-    margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
+    rows = Rows.of(s)
+    margin, (out, gradient) = s.new_empty(s.shape[0], dtype=torch.float64), rows.like()
     unused = dict.fromkeys(("alpha_ptr", "weight_ptr", "share_ptr", "value_ptr", "slope_ptr"), margin)
     numbers = {"scale": 0.0, "scale_low": 0.0, "tau": 0.0, "inverse_tau": 0.0, "inverse_tau_low": 0.0}
-    _at_labels(s, label, k, theta, margin, gradient, unused | numbers | {"factor": 1.0} | _uses())
+    _at_labels(rows, label, k, theta, margin, out, unused | numbers | {"factor": 1.0} | _uses())
     return margin, gradient
 
 
 def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -> tuple[Tensor, ...]:
     """:func:`label_margins`, and what the hinge makes of the margins: its value [B] and its slope [B]."""
-    s = _operand(s)
-    gradient = torch.empty_like(s)
-    return _hinges(s, label, None, k, theta, hinge, None, 1.0, gradient, final=False)
+    rows = Rows.of(s)
+    out, gradient = rows.like()
+    margin, value, slope = _hinges(rows, label, None, k, theta, hinge, None, 1.0, out, final=False)
+    return margin, gradient, value, slope
 
 
 def expected_hinges(
@@ -69,58 +87,61 @@ def expected_hinges(
         if k <= ONE_KERNEL_LARGEST_K:
             return _of_distributions(s, target, k, theta, hinge, weight, factor)
         return soft_targets.expected_hinges(kernels, s.float() if wide else s, target, k, theta, hinge, weight, factor)
-    s = _operand(s)
-    gradient = torch.empty_like(s, dtype=torch.float32 if wide else s.dtype)
-    _, gradient, value, _ = _hinges(s, target, share, k, theta, hinge, weight, factor, gradient, final=True)
+    rows = Rows.of(s)
+    out, gradient = rows.like(torch.float32 if wide else None)
+    _, value, _ = _hinges(rows, target, share, k, theta, hinge, weight, factor, out, final=True)
     return value, gradient
 
 
 def _of_distributions(
     s: Tensor, target: Tensor | LabelMixture, k: int, theta: float, hinge: Hinge, weight: Tensor | None, factor: float
 ) -> tuple[Tensor, Tensor]:
-    s, alpha = _operand(s), operand(hinge.alpha, hinge.alpha.shape, torch.float32, s.device)
+    rows, alpha = Rows.of(s), operand(hinge.alpha, hinge.alpha.shape, torch.float32, s.device)
     B, n = s.shape
     value = alpha.new_empty(B)
-    gradient = torch.empty_like(s, dtype=torch.float32 if s.dtype == torch.float16 else s.dtype)
+    out, gradient = rows.like(torch.float32 if s.dtype == torch.float16 else None)
     # what a kernel does not read may be any tensor
-    q, labels, shares, even, few = s, value, value, value, 0
+    q, labels, shares, even, few = Rows(value, rows.step, s.shape), value, value, value, 0
     if isinstance(target, LabelMixture):
         few = target.labels.shape[1]
         labels = operand(target.labels, (B, few), torch.int64, s.device)
         shares = operand(target.shares, (B, few), target.shares.dtype, s.device)
         even = value if target.uniform is None else operand(target.uniform, (B,), target.uniform.dtype, s.device)
     else:
-        q = operand(target, s.shape, target.dtype, s.device)
+        q = Rows.of(target)
     uses = {
         "DENSE": not isinstance(target, LabelMixture), "M": few, "EVEN": even is not value,
         "PER_CLASS": alpha.ndim > 0, "WEIGHTED": weight is not None,
     }  # fmt: skip
     weighted = alpha if weight is None else operand(weight, (n,), torch.float32, s.device)
     theta, low = _two_singles(theta)
-    sizes = {"k": k, "TP": power_of_two(3 * k + 5), **tiles(n, n, s.element_size())}
+    sizes = {"k": k, "TP": power_of_two(3 * k + 5), "SQ": q.step, **tiles(n, rows.step, s.element_size())}
     if s.numel():
         launch(
-            expected.target_rows, (-(-B // sizes["R"]),), s, q, labels, shares, even, alpha, weighted, value, gradient,
-            B, k, theta, low, 1 / (theta + low), **_numbers(hinge), factor=float(factor), **uses, **sizes,
+            expected.target_rows, (-(-B // sizes["R"]),), rows.memory, q.memory, labels, shares, even, alpha, weighted,
+            value, out.memory, B, k, theta, low, 1 / (theta + low), **_numbers(hinge), factor=float(factor),
+            **uses, **sizes,
         )  # fmt: skip
     return value, gradient
 
 
 def _hinges(
-    s: Tensor, label: Tensor, share: Tensor | None, k: int, theta: float, hinge: Hinge, weight: Tensor | None,
-    factor: float, gradient: Tensor, final: bool,
+    s: Rows, label: Tensor, share: Tensor | None, k: int, theta: float, hinge: Hinge, weight: Tensor | None,
+    factor: float, gradient: Rows, final: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    alpha = operand(hinge.alpha, hinge.alpha.shape, torch.float32, s.device)
-    margin, value = s.new_empty(s.shape[0], dtype=torch.float64), alpha.new_empty(s.shape[0])
+    """The margins, values and slopes of the hinges [B]; the gradient is written into its memory."""
+    device = s.memory.device
+    alpha = operand(hinge.alpha, hinge.alpha.shape, torch.float32, device)
+    margin, value = alpha.new_empty(s.shape[0], dtype=torch.float64), alpha.new_empty(s.shape[0])
     slope = torch.empty_like(value)
-    of_classes = alpha if weight is None else operand(weight, s.shape[1:], torch.float32, s.device)
+    of_classes = alpha if weight is None else operand(weight, s.shape[1:], torch.float32, device)
     tensors = {"alpha_ptr": alpha, "weight_ptr": of_classes, "share_ptr": value if share is None else share}
     tensors |= {"value_ptr": value, "slope_ptr": slope}
     numbers = _numbers(hinge) | {"factor": float(factor)}
     per_class, weighted, shared = alpha.ndim > 0, weight is not None, share is not None
     uses = _uses(hinge=True, per_class=per_class, weighted=weighted, shared=shared, final=final)
     _at_labels(s, label, k, theta, margin, gradient, tensors | numbers | uses)
-    return margin, gradient, value, slope
+    return margin, value, slope
 
 
 def _numbers(hinge: Hinge) -> dict[str, float]:
@@ -139,50 +160,55 @@ def _uses(
 
 
 def _at_labels(
-    s: Tensor, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Tensor, hinge: dict[str, Any]
+    s: Rows, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Rows, hinge: dict[str, Any]
 ) -> None:
-    label = operand(label, s.shape[:1], torch.int64, s.device)
-    if s.numel():
+    label = operand(label, s.shape[:1], torch.int64, margin.device)
+    if s.shape.numel():
         one = k <= ONE_KERNEL_LARGEST_K
         (_in_one_kernel if one else _label_in_passes)(s, label, k, theta, margin, gradient, hinge)
 
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
     """The margins theta l of every class, in single precision: [B, n] -> [B, n]."""
-    s = _operand(s)
-    out = torch.empty_like(s, dtype=torch.float32)
+    out = s.new_empty(s.shape, dtype=torch.float32)
     if not s.numel():
         return out
-    n, inverse, group = s.shape[1], 1 / theta, _group(k, k + 1)
-    top, where, _, state, in_top, _ = _solved_margins(s, None, k, theta)
-    grid, tile = _tiles(s)
-    launch(all_classes.finish_margins, grid, s, top, where, state, in_top, out, n, theta, inverse, **group, **tile)
-    return out
-
-
-def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
-    """The product of g with the derivatives of :func:`margins`: [B, n], [B, n] -> [B, n] in the dtype of the scores."""
-    s, g = _operand(s), operand(g, s.shape, torch.float32, s.device)
-    out = torch.empty_like(s)
-    if not s.numel():
-        return out
-    (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k + 1), power_of_two(k + 1)
-    top, where, b, state, _, of_top = _solved_margins(s, g, k, theta)
-    grid, tile = _tiles(s)
-    products, H, W = torch.empty_like(of_top), top.new_empty(B, 2, k), top.new_empty(*grid, k)
-    launch(all_classes.sum_cotangents, grid, s, g, top, where, state, W, n, inverse, k=k, T=group["T"], **tile)
+    rows, n, inverse, group = Rows.of(s), s.shape[1], 1 / theta, _group(k, k + 1)
+    top, where, _, state, in_top, _ = _solved_margins(rows, None, k, theta)
+    grid, tile = _tiles(s.shape)
     launch(
-        all_classes.solve_cotangents, (B, 2), top, where, b, W.sum(1), of_top, g, state, H, products, n, inverse,
-        KP=KP, **group, **_lanes(group),
-    )  # fmt: skip
-    launch(
-        all_classes.finish_cotangents, grid, s, g, top, where, state, H, products.sum(1), out, n, inverse,
+        all_classes.finish_margins, grid, rows.memory, top, where, state, in_top, out, n, rows.step, theta, inverse,
         **group, **tile,
     )  # fmt: skip
     return out
 
 
-def _solved_margins(s: Tensor, g: Tensor | None, k: int, theta: float) -> tuple[Tensor, ...]:
+def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
+    """The product of g with the derivatives of :func:`margins`: [B, n], [B, n] -> [B, n] in the dtype of the scores."""
+    g, out = operand(g, s.shape, torch.float32, s.device), s.new_empty(s.shape)
+    if not s.numel():
+        return out
+    (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k + 1), power_of_two(k + 1)
+    rows = Rows.of(s)
+    top, where, b, state, _, of_top = _solved_margins(rows, g, k, theta)
+    grid, tile = _tiles(s.shape)
+    products, H, W = torch.empty_like(of_top), top.new_empty(B, 2, k), top.new_empty(*grid, k)
+    launch(
+        all_classes.sum_cotangents, grid, rows.memory, g, top, where, state, W, n, rows.step, inverse,
+        k=k, T=group["T"], **tile,
+    )  # fmt: skip
+    launch(
+        all_classes.solve_cotangents, (B, 2), top, where, b, W.sum(1), of_top, g, state, H, products, n, inverse,
+        KP=KP, **group, **_lanes(group),
+    )  # fmt: skip
+    launch(
+        all_classes.finish_cotangents, grid, rows.memory, g, top, where, state, H, products.sum(1), out, n, rows.step,
+        inverse, **group, **tile,
+    )  # fmt: skip
+    return out
+
+
+def _solved_margins(s: Rows, g: Tensor | None, k: int, theta: float) -> tuple[Tensor, ...]:
     """Solve each row for the last passes over all classes.
 
     Returns its top group, the polynomials' coefficients, and the margins of the top group or, with cotangents g, the
@@ -193,7 +219,7 @@ def _solved_margins(s: Tensor, g: Tensor | None, k: int, theta: float) -> tuple[
     b, state, in_top = top.new_empty(B, 4, KP), top.new_empty(B, k + 4), torch.empty_like(top)
     of_top = in_top if g is None else top.new_empty(B, 2, group["T"])
     solving = {"KP": KP, "BACKWARD": g is not None, **group, **_lanes(group)}
-    g = s if g is None else g
+    g = top if g is None else g
     launch(
         all_classes.solve_margins, (B,), top, where, sums, b, g, state, in_top, of_top, n, theta, 1 / theta, **solving
     )
@@ -201,53 +227,56 @@ def _solved_margins(s: Tensor, g: Tensor | None, k: int, theta: float) -> tuple[
 
 
 def _in_one_kernel(
-    s: Tensor, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Tensor, hinge: dict[str, Any]
+    s: Rows, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Rows, hinge: dict[str, Any]
 ) -> None:
     B, n = s.shape
     theta, low = _two_singles(theta)
-    sizes = {"k": k, "TP": power_of_two(3 * k + 2), **tiles(n, n, s.element_size())}
-    grid = (-(-B // sizes["R"]),)
+    sizes = {"k": k, "TP": power_of_two(3 * k + 2), **tiles(n, s.step, s.memory.element_size())}
     launch(
-        one_label.label_rows, grid, s, label, margin, gradient, B, k, theta, low, 1 / (theta + low), **hinge, **sizes
-    )
+        one_label.label_rows, (-(-B // sizes["R"]),), s.memory, label, margin, gradient.memory, B, k,
+        theta, low, 1 / (theta + low), **hinge, **sizes,
+    )  # fmt: skip
 
 
 def _label_in_passes(
-    s: Tensor, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Tensor, hinge: dict[str, Any]
+    s: Rows, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Rows, hinge: dict[str, Any]
 ) -> None:
     (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k), power_of_two(k + 1)
     top, where, sums = _top_and_sums(s, label, theta, k, k - 1, group["T"])
     b, state, in_top = top.new_empty(B, 2, KP), top.new_empty(B, k + 3), torch.empty_like(top)
     solving = {"KP": KP, **hinge, **group, **_lanes(group)}
     launch(
-        passes.solve_label, (B,), s, label, top, sums, b, margin, state, in_top, n, *_two_singles(theta), inverse,
-        **solving,
+        passes.solve_label, (B,), s.memory, label, top, sums, b, margin, state, in_top, n, s.step,
+        *_two_singles(theta), inverse, **solving,
     )  # fmt: skip
-    grid, tile = _tiles(s)
-    launch(passes.finish_label, grid, s, label, top, where, state, in_top, gradient, n, inverse, **group, **tile)
+    grid, tile = _tiles(s.shape)
+    launch(
+        passes.finish_label, grid, s.memory, label, top, where, state, in_top, gradient.memory, n, s.step, inverse,
+        **group, **tile,
+    )  # fmt: skip
 
 
-def _top_and_sums(s: Tensor, label: Tensor | None, theta: float, k: int, rank: int, T: int) -> tuple[Tensor, ...]:
+def _top_and_sums(s: Rows, label: Tensor | None, theta: float, k: int, rank: int, T: int) -> tuple[Tensor, ...]:
     """Of each row the T largest scores, their classes, and the power sums of the rest: [B, T], [B, T], [B, k].
 
     The odds are relative to the largest score but ``rank``. Without the label, where there is one.
     """
     (B, n), N = s.shape, min(_longest(s), power_of_two(s.shape[1]))
     segments = -(-n // N)
-    top = s.new_empty(B, segments, T, dtype=torch.float32)
+    top = s.memory.new_empty(B, segments, T, dtype=torch.float32)
     where = torch.empty_like(top, dtype=torch.int32)
     without_label, label = label is not None, where if label is None else label
     launch(
-        passes.select, (B, segments), s, label, top, where, n, T=T, N=N, WITHOUT_LABEL=without_label,
+        passes.select, (B, segments), s.memory, label, top, where, n, s.step, T=T, N=N, WITHOUT_LABEL=without_label,
         **options(N // 1024),
     )  # fmt: skip
     if segments > 1:  # stable: ties stay in the order of classes
         top, order = (x[:, :T].contiguous() for x in top.flatten(1).sort(stable=True, dim=1, descending=True))
         where = where.flatten(1).gather(1, order)
-    grid, tile = _tiles(s)
+    grid, tile = _tiles(s.shape)
     sums = top.new_empty(*grid, k)
     launch(
-        passes.sum_tail, grid, s, label, top, where, sums, n, 1 / theta, k=k, T=T, REFERENCE=rank,
+        passes.sum_tail, grid, s.memory, label, top, where, sums, n, s.step, 1 / theta, k=k, T=T, REFERENCE=rank,
         WITHOUT_LABEL=without_label, **tile,
     )  # fmt: skip
     return top, where, sums.sum(1)
@@ -263,24 +292,21 @@ def _lanes(group: dict[str, int]) -> dict[str, int | bool]:
     return options(group["TP"] // 32)  # one a thread
 
 
-def _tiles(s: Tensor) -> tuple[tuple[int, int], dict[str, int | bool]]:
+def _tiles(shape: torch.Size) -> tuple[tuple[int, int], dict[str, int | bool]]:
     """Programs that share out the rows [B, tiles], and their options."""
-    N = min(TILE, power_of_two(s.shape[1]))
-    return (s.shape[0], -(-s.shape[1] // N)), {"N": N, **options(N // 512)}
+    B, n = shape
+    N = min(TILE, power_of_two(n))
+    return (B, -(-n // N)), {"N": N, **options(N // 512)}
 
 
-def _longest(s: Tensor) -> int:
-    return SEGMENT * 4 // s.element_size()
+def _longest(s: Rows) -> int:
+    return SEGMENT * 4 // s.memory.element_size()
 
 
 def _two_singles(theta: float) -> tuple[float, float]:
     """A number as the sum of two that fit into single precision, in which kernels are given theirs."""
     high = torch.tensor(theta, dtype=torch.float32).item()
     return high, theta - high
-
-
-def _operand(s: Tensor) -> Tensor:
-    return operand(s, s.shape, s.dtype, s.device)
 
 
 kernels = Kernels(label_margins, label_hinges, margins, margins_backward, expected_hinges)

@@ -10,8 +10,8 @@ classes, d = c / (1 + v X) and e = d / (1 + v X), class i of the tail puts its c
 and its gradient is chain (d_{k-1} - v e_{k-2}) + v h, h the last of coefficients 0..k-1 of c W / (1 + v X). So a row is
 read for its maximum, for power sums, for the hinges with W, and for the gradient.
 
-A target is a distribution in memory (``DENSE``), or M labels with their shares beside a mass that all classes share
-(``EVEN``). Without that mass the hinges of the labels alone are computed.
+A target is a distribution in memory (``DENSE``), its rows SQ numbers apart, or M labels with their shares beside a mass
+that all classes share (``EVEN``). Without that mass the hinges of the labels alone are computed.
 """
 
 import triton
@@ -47,15 +47,15 @@ def target_rows(
     s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr,
     B, depth, theta, theta_low, inverse, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
     DENSE: tl.constexpr, M: tl.constexpr, EVEN: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr,
-    n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
-    TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
+    n: tl.constexpr, S: tl.constexpr, SQ: tl.constexpr, k: tl.constexpr, TP: tl.constexpr, R: tl.constexpr,
+    N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     live = row < B
     y = tl.full((R,), -1, tl.int32)  # no class is left out
     start, shift = aligned(row, S, VECTOR)
     scores_ptr = s_ptr + start
-    masses_ptr = q_ptr + start
+    masses_ptr = q_ptr + (start if SQ == S else row * SQ - shift)
     FEW: tl.constexpr = M > 0 and not EVEN  # classes with a mass
     steep = inverse * LOG2E
     known, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, live, factor, M, EVEN, n)
@@ -148,7 +148,7 @@ def target_rows(
             search_target(
                 s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr,
                 here, depth, theta, theta_low, inverse, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-                DENSE, M, EVEN, PER_CLASS, WEIGHTED, n, S, k, TP, N, TILES, VECTOR, SHIFTED,
+                DENSE, M, EVEN, PER_CLASS, WEIGHTED, n, S, SQ, k, TP, N, TILES, VECTOR, SHIFTED,
             )  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def search_target(
     s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr,
     here, depth, theta, theta_low, inverse, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
     DENSE: tl.constexpr, M: tl.constexpr, EVEN: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr,
-    n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
+    n: tl.constexpr, S: tl.constexpr, SQ: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
     N: tl.constexpr, TILES: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """The same for a row that is not flat, or that has a NaN, too few scores, or a label that is no class.
@@ -173,7 +173,7 @@ def search_target(
     y = tl.full((1,), -1, tl.int32)
     start, shift = aligned(row, S, VECTOR)
     scores_ptr = s_ptr + start
-    masses_ptr = q_ptr + start
+    masses_ptr = q_ptr + (start if SQ == S else row * SQ - shift)
     tiles = TILES + depth - k
     known, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, live, factor, M, EVEN, n)
     known = tl.sum(known.to(tl.int32), 0) > 0
@@ -213,7 +213,7 @@ def search_target(
     # the hinges of the top group, in double precision as those of labels
     log = log64((e[k - 1] / e[k]).to(tl.float64) * tilt.to(tl.float64))
     margin = (top.to(tl.float64) - reference.to(tl.float64)) + (log * theta + log * theta_low)
-    q = masses_at(q_ptr + here * S, weight_ptr, labels, shares, factor, where, own, DENSE, M, WEIGHTED)
+    q = masses_at(q_ptr + here * SQ, weight_ptr, labels, shares, factor, where, own, DENSE, M, WEIGHTED)
     alpha = tl.load(alpha_ptr + where, mask=own, other=0.0) if PER_CLASS else tl.load(alpha_ptr)
     cost, slope = hinge(margin, alpha, scale, scale_low, tau, inverse_tau, inverse_tau_low)
     counted = own & (q != 0.0)

@@ -28,13 +28,13 @@ from topk_registry.ops.ksubset.triton.select import from_keys, keys, largest, la
 
 
 @triton.jit
-def load_scores(s_ptr, row, n, col):
-    return tl.load(s_ptr + row * n + col, mask=col < n, other=float("-inf")).to(tl.float32)
+def load_scores(s_ptr, row, n, step, col):
+    return tl.load(s_ptr + row * step + col, mask=col < n, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
 def select(
-    s_ptr, label_ptr, top_ptr, where_ptr, n,
+    s_ptr, label_ptr, top_ptr, where_ptr, n, step,
     T: tl.constexpr, N: tl.constexpr, WITHOUT_LABEL: tl.constexpr,
 ):  # fmt: skip
     """The T largest scores of a segment and their classes, largest first."""
@@ -43,7 +43,7 @@ def select(
     out = (row * tl.num_programs(1) + tl.program_id(1)) * T
     dtype: tl.constexpr = s_ptr.dtype.element_ty
     place = tl.arange(0, N)
-    s = tl.load(s_ptr + row * n + first + place, mask=first + place < n, other=float("-inf"))
+    s = tl.load(s_ptr + row * step + first + place, mask=first + place < n, other=float("-inf"))
     s = tl.where(s == s, s, float("-inf"))  # sum_tail reports NaN
     if WITHOUT_LABEL:
         s = tl.where(first + place == tl.load(label_ptr + row), float("-inf"), s)
@@ -64,13 +64,13 @@ def select(
 
 @triton.jit
 def sum_tail(
-    s_ptr, label_ptr, top_ptr, where_ptr, sums_ptr, n, inverse,
+    s_ptr, label_ptr, top_ptr, where_ptr, sums_ptr, n, step, inverse,
     k: tl.constexpr, T: tl.constexpr, N: tl.constexpr, REFERENCE: tl.constexpr, WITHOUT_LABEL: tl.constexpr,
 ):  # fmt: skip
     """P_1..P_k of the tail's odds exp((s - a) / theta) in a part of the row, a of the given rank; NaN for a NaN."""
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * N + tl.arange(0, N)
-    s = load_scores(s_ptr, row, n, col)
+    s = load_scores(s_ptr, row, n, step, col)
     outside = in_top_group(s, col, top_ptr, where_ptr, row, T)
     if WITHOUT_LABEL:
         outside = outside | (col == tl.load(label_ptr + row))
@@ -92,7 +92,7 @@ def in_top_group(s, col, top_ptr, where_ptr, row, T: tl.constexpr):
 
 @triton.jit
 def scatter_top(
-    out_ptr, values_ptr, top_ptr, where_ptr, row, n, first, T: tl.constexpr, TP: tl.constexpr, N: tl.constexpr
+    out_ptr, values_ptr, top_ptr, where_ptr, row, step, first, T: tl.constexpr, TP: tl.constexpr, N: tl.constexpr
 ):
     """Write the top group's values over what other threads of this program have written to its segment."""
     tl.debug_barrier()
@@ -101,12 +101,12 @@ def scatter_top(
     at = tl.load(where_ptr + row * T + lane, mask=held, other=-1)
     real = tl.load(top_ptr + row * T + lane, mask=held, other=float("-inf")) > float("-inf")
     values = tl.load(values_ptr + row * T + lane, mask=held)
-    tl.store(out_ptr + row * n + at, values, mask=held & real & (at >= first) & (at < first + N))
+    tl.store(out_ptr + row * step + at, values, mask=held & real & (at >= first) & (at < first + N))
 
 
 @triton.jit
 def solve_label(
-    s_ptr, label_ptr, top_ptr, sums_ptr, b_ptr, margin_ptr, state_ptr, in_top_ptr, n, theta, theta_low, inverse,
+    s_ptr, label_ptr, top_ptr, sums_ptr, b_ptr, margin_ptr, state_ptr, in_top_ptr, n, step, theta, theta_low, inverse,
     alpha_ptr, weight_ptr, share_ptr, value_ptr, slope_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
     HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr, FINAL: tl.constexpr,
     k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr,
@@ -117,7 +117,7 @@ def solve_label(
     top_ptr += row * T
     top = tl.load(top_ptr + lane, mask=lane < T, other=float("-inf"))
     y = tl.load(label_ptr + row)
-    s_y = tl.load(s_ptr + row * n + y, mask=(y >= 0) & (y < n), other=float("nan")).to(tl.float32)
+    s_y = tl.load(s_ptr + row * step + y, mask=(y >= 0) & (y < n), other=float("nan")).to(tl.float32)
     a = tl.load(top_ptr + k - 1)
     mass = tl.load(sums_ptr + row * k)
     broken = (is_finite(a) == 0) | (s_y != s_y) | (mass != mass)
@@ -157,14 +157,14 @@ def solve_label(
 
 @triton.jit
 def finish_label(
-    s_ptr, label_ptr, top_ptr, where_ptr, state_ptr, in_top_ptr, gradient_ptr, n, inverse,
+    s_ptr, label_ptr, top_ptr, where_ptr, state_ptr, in_top_ptr, gradient_ptr, n, step, inverse,
     k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """The gradient v (d_{k-2} (1 + v) - 1), v the balanced odds, d = c / (1 + v X)."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * N
     col = first + tl.arange(0, N)
-    s = load_scores(s_ptr, row, n, col)
+    s = load_scores(s_ptr, row, n, step, col)
     state_ptr += row * (k + 3)
     a = tl.load(top_ptr + row * T + k - 1)
     factor = tl.load(state_ptr + k + 1)
@@ -179,5 +179,5 @@ def finish_label(
             d = tl.load(state_ptr + j) - v * d
         gradient = v * (d * (1.0 + v) - 1.0)
     gradient = tl.where(col == y, 1.0, gradient) * of_margin
-    tl.store(gradient_ptr + row * n + col, gradient, mask=col < n)
-    scatter_top(gradient_ptr, in_top_ptr, top_ptr, where_ptr, row, n, first, T, TP, N)
+    tl.store(gradient_ptr + row * step + col, gradient, mask=col < n)
+    scatter_top(gradient_ptr, in_top_ptr, top_ptr, where_ptr, row, step, first, T, TP, N)
