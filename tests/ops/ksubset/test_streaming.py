@@ -16,6 +16,7 @@ from topk_registry import topk_label_margins, topk_margins
 from topk_registry.ops.ksubset.chunked import state as streaming
 from topk_registry.ops.ksubset.chunked.state import finish, gradient, merge, summarise, top_margins
 from topk_registry.ops.ksubset.torch import rows as torch_path
+from topk_registry.ops.ksubset.torch.labels import label_margins
 
 INF = float("inf")
 
@@ -51,7 +52,7 @@ def kernels(request):
 
 
 def streamed(kernels, s, label, k, theta, size, order=in_a_row):
-    """The label's margins and their gradient, as torch_path.label_margins gives them."""
+    """The label's margins and their gradient, as label_margins gives them."""
     others, spans = s.scatter(1, label[:, None], -INF), chunks(s.shape[1], size)
     states = [kernels.summarise(others[:, c].contiguous(), k, theta, c.start) for c in spans]
     f = finish(order(states, theta), theta)
@@ -109,7 +110,7 @@ def test_large_k(n, k):
     s = scores("gaussian", n).double()
     label = torch.tensor([0, n - 1])
     found = streamed(streaming, s, label, k, 3.0 * k, 150)
-    for value, expected in zip(found, torch_path.label_margins(s, label, k, 3.0 * k), strict=True):
+    for value, expected in zip(found, label_margins(s, label, k, 3.0 * k), strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
 
 
@@ -128,7 +129,7 @@ def test_a_label_in_any_chunk_and_ties_across_them(kernels, order):
     s = torch.tensor([[2.0, 1, 1, 0, 1, 1, 2, 0, 1, 2, 1, 0]]).expand(12, 12).contiguous()
     label = torch.arange(12)
     margin, g = streamed(kernels, s, label, 3, 0.7, 5, order)
-    expected = torch_path.label_margins(s.double(), label, 3, 0.7)
+    expected = label_margins(s.double(), label, 3, 0.7)
     torch.testing.assert_close(margin, expected[0], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(g.double(), expected[1], rtol=0, atol=1e-6)
 
@@ -139,7 +140,7 @@ def test_chunks_of_excluded_classes_and_of_others_far_below(kernels):
     s[:, 40:] = scores("gaussian", 20) - 1e4  # their odds, relative to the k-th best of all, are nothing
     s[1, 59] = 5.0
     label = torch.tensor([20, 41])
-    expected = torch_path.label_margins(s.double(), label, 3, 0.5)
+    expected = label_margins(s.double(), label, 3, 0.5)
     for size in (1, 10, 20, 25):
         margin, g = streamed(kernels, s, label, 3, 0.5, size)
         torch.testing.assert_close(margin, expected[0], rtol=1e-6, atol=1e-6)

@@ -4,16 +4,17 @@ Each large step is an autograd Function with a gradient of its own. The small po
 autograd.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from topk_registry.ops.ksubset.torch import flat
+from topk_registry.ops.ksubset.torch.labels import label_hinges, label_margins
 from topk_registry.ops.ksubset.torch.rows import (
     balanced,
     horner,
-    label_hinges,
-    label_margins,
     polynomials,
     power_sums,
     row_blocks,
@@ -24,6 +25,8 @@ from topk_registry.ops.ksubset.torch.rows import (
 )
 
 __all__ = ["label_hinges", "label_margins", "margins", "margins_backward"]
+
+LIMIT = 1 / 4  # of the odds of flat rows: cotangents pass through the polynomials once more
 
 
 class TailOdds(torch.autograd.Function):
@@ -149,10 +152,7 @@ class ToScores(torch.autograd.Function):
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
     """The margins theta l [B, n] of every class: [B, n] -> [B, n]."""
-    out = torch.empty_like(s)
-    for rows in row_blocks(s, 2 * k * k):
-        out[rows] = differentiable_margins(s[rows], k, theta)
-    return out
+    return _in_blocks(s, None, k, theta)
 
 
 def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
@@ -161,12 +161,40 @@ def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     The margins are computed again, block by block: the products of the top group for all rows at once would need many
     times the memory of the scores.
     """
-    out = torch.empty_like(s)
-    for rows in row_blocks(s, 2 * k * k):
-        with torch.enable_grad():
-            block = s[rows].detach().requires_grad_()
-            (out[rows],) = torch.autograd.grad(differentiable_margins(block, k, theta), block, g[rows])
+    return _in_blocks(s, g, k, theta)
+
+
+def _in_blocks(s: Tensor, g: Tensor | None, k: int, theta: float) -> Tensor:
+    """The margins, or with cotangents g their product with the derivatives, of flat rows in the shorter way."""
+    odds = flat.odds(s, k, theta, LIMIT)
+    if odds is None:
+        return _by_function(differentiable_margins, s, g, k, theta, numbers=2 * k * k)
+    out, others = _by_function(flat_margins, s, g, k, theta), odds.others
+    if len(others):
+        given = s[others], None if g is None else g[others]
+        out[others] = _by_function(differentiable_margins, *given, k, theta, numbers=2 * k * k)
     return out
+
+
+def _by_function(function: Callable, s: Tensor, g: Tensor | None, k: int, theta: float, numbers: int = 0) -> Tensor:
+    out = torch.empty_like(s)
+    for rows in row_blocks(s, numbers):
+        if g is None:
+            out[rows] = function(s[rows], k, theta)
+        else:
+            with torch.enable_grad():
+                block = s[rows].detach().requires_grad_()
+                (out[rows],) = torch.autograd.grad(function(block, k, theta), block, g[rows])
+    return out
+
+
+def flat_margins(s: Tensor, k: int, theta: float) -> Tensor:
+    """:func:`differentiable_margins` of rows that are flat: [B, n] -> [B, n]."""
+    a = s.detach().amax(1)
+    w = TailOdds.apply(s, a, None, theta)
+    f = flat.polynomial(PowerSums.apply(w, k))
+    rest = LeaveTailOut.apply(w, f.c, f.scale, f.log_ratio - f.t)
+    return ToScores.apply(s, a[:, None], rest, theta)
 
 
 class Common(NamedTuple):

@@ -22,7 +22,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset.torch.polynomial import from_power_sums, leave_one_out, multiply, product_tree
 
 BLOCK = 1 << 16  # scores in a block of rows: few enough to stay in a core's cache from one pass to the next
@@ -173,19 +172,21 @@ def largest(s: Tensor, m: int) -> tuple[Tensor, Tensor]:
 
 
 def summarise(
-    s: Tensor, k: int, theta: float, first_class: int = 0, label: Tensor | None = None, out: Tensor | None = None
-) -> State:
+    s: Tensor, k: int, theta: float, first_class: int = 0, label: Tensor | None = None, out: Tensor | None = None,
+    size: int | None = None,
+) -> State:  # fmt: skip
     """Return the state of classes first_class, first_class + 1, ... from their scores s [B, n].
 
     A ``label`` [B] is left out of it. The odds are written into ``out`` [B, n], which may be s itself; they are 0
-    outside the tail.
+    outside the tail. ``size`` is that of the top group, at least k and 2, or :func:`top_group_size`.
     """
     n, w = s.shape[1], torch.empty_like(s) if out is None else out
+    size = size or top_group_size(k)
     if label is None:
-        top, classes = largest(s, min(top_group_size(k), n))
+        top, classes = largest(s, min(size, n))
         outside_tail = classes
     else:
-        top, classes = largest(s, min(top_group_size(k) + 1, n))
+        top, classes = largest(s, min(size + 1, n))
         kept = torch.arange(top.shape[1] - 1, device=s.device) + (classes == label[:, None]).cumsum(-1)[:, :-1]
         top, classes = top.gather(1, kept), classes.gather(1, kept)  # without the label, or else without the last
         outside_tail = torch.cat((classes, label[:, None]), 1)
@@ -234,27 +235,3 @@ def tail_gradient(w: Tensor, f: Coefficients) -> Tensor:
         else:
             v.neg_()
     return w
-
-
-def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tensor, Tensor]:
-    """The margin theta l_y [B] of each row's label and its gradient to the scores: [B, n], [B] -> [B], [B, n].
-
-    The label's own factor is left out from the start, so c is what l_y = x_y + log c_{k-1} - log c_k needs, and with
-    d = c / (1 + w_i X)
-
-        dl_y/dx_i = w_i (d_{k-2} / c_{k-1} - d_{k-1} / c_k),  i != y:
-
-    the chance of class i in a (k-1)-subset less that in a k-subset of the others. The margin is in double precision, a
-    number a row, so that the small losses of well-placed labels keep their digits.
-    """
-    w = torch.empty_like(s)
-    f = finish(summarise(s, k, theta, label=label, out=w), theta)
-    label = label[:, None]
-    margin = s.gather(1, label)[:, 0].double() - f.a.double() + f.shift
-    return margin, tail_gradient(w, f).scatter_(1, f.classes, f.in_top).scatter_(1, label, 1.0)
-
-
-def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -> tuple[Tensor, ...]:
-    """:func:`label_margins`, then the hinge's value [B] and slope [B] at the margins."""
-    margin, gradient = label_margins(s, label, k, theta)
-    return margin, gradient, *hinge.definition(margin, label)
