@@ -136,19 +136,6 @@ class SmoothTopKSVM(TopKLoss):
         """Whether the loss is a sum of hinges, so that the operator reduces it over targets and rows."""
         return len(self.sizes) == 1 or self.combine == "mean"
 
-    def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
-        if not isinstance(target, LabelMixture):
-            return super().forward(logits, target)
-        if not self._is_linear:
-            return super().forward(
-                logits, target.dense(logits.shape[1], torch.promote_types(logits.dtype, torch.float32))
-            )
-        if share := self.label_smoothing:
-            mixture = target.scaled(1.0 - share)
-            spread = 0.0 if mixture.uniform is None else mixture.uniform
-            target = mixture._replace(uniform=spread + mixture.shares.new_full((len(mixture.shares),), share))
-        return self._reduced(logits, target, self.weight, self.reduction)
-
     def row_loss(self, logits: Tensor) -> RowLoss | None:
         if len(self.sizes) > 1 or 2 * self.k > logits.shape[1]:
             return None
@@ -188,13 +175,15 @@ class SmoothTopKSVM(TopKLoss):
 
         return self._over_sizes(logits, hinge)
 
-    def _definition(self, logits: Tensor, target: Tensor, labels: tuple[int, int] | None) -> Tensor:
+    def _definition(self, logits: Tensor, target: Tensor | LabelMixture, labels: tuple[int, int] | None) -> Tensor:
         if not self._is_linear:
             return super()._definition(logits, target, labels)
 
         def loss(target: Tensor | LabelMixture, weight: Tensor | None, reduction: str) -> Tensor:
             return self._reduced(logits, target, weight, reduction)
 
+        if isinstance(target, LabelMixture):
+            return loss(target.smooth(self.label_smoothing), self.weight, self.reduction)
         if target.is_floating_point():
             if self.label_smoothing:
                 target = torch.lerp(target, torch.full_like(target, 1 / target.shape[1]), self.label_smoothing)

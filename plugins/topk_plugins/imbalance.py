@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_plugins._margins import ldam_margins
-from topk_registry import ClassificationLoss, Curve, RowLoss, softmax_loss
+from topk_registry import ClassificationLoss, Curve, LabelMixture, RowLoss, softmax_loss
 
 
 def _focal(log_p, log_not, p, not_p, own, numbers):
@@ -167,7 +167,7 @@ class LDAM(ClassificationLoss):
         if self.drw_epoch is not None and self.weight is not None:
             self.weight.copy_(self.phases[int(epoch >= self.drw_epoch)])
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
         if logits.ndim == 2 and logits.shape[1] != self.margin.numel():
             raise ValueError(f"class_counts has {self.margin.numel()} entries, logits have {logits.shape[1]} classes")
         return super().forward(logits, target)

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from topk_registry import ClassificationLoss, KSubset, RowLoss, softmax_loss
+from topk_registry import ClassificationLoss, KSubset, LabelMixture, RowLoss, softmax_loss
 
 
 class KSubsetNLL(ClassificationLoss):
@@ -64,7 +64,10 @@ class KSubsetNLL(ClassificationLoss):
             raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
         self.temperature = float(temperature)
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
+        if isinstance(target, LabelMixture):  # a set's loss is not a sum over its labels
+            target.check(len(logits))
+            target = target.dense(logits.shape[1], torch.promote_types(logits.dtype, torch.float32))
         if target.shape == logits.shape and logits.ndim == 2:
             if not target.is_floating_point():
                 target = target.to(torch.promote_types(logits.dtype, torch.float32))
@@ -75,7 +78,8 @@ class KSubsetNLL(ClassificationLoss):
         """One label a row: cross-entropy."""
         return softmax_loss(scale=1 / self.temperature)
 
-    def _suits_row_loss(self, target: Tensor) -> bool:
+    def _suits_row_loss(self, target: Tensor | LabelMixture) -> bool:
+        assert isinstance(target, Tensor), "forward writes mixtures out"
         dense = target.is_floating_point()
         # class weights count the rows of a distribution, not its classes, as the kernel would
         if self.weight is not None and (dense or self.label_smoothing):

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from topk_registry import ClassificationLoss, RowLoss, lapsum_loss
+from topk_registry import ClassificationLoss, LabelMixture, RowLoss, lapsum_loss
 
 
 class LapSum(ClassificationLoss):
@@ -64,7 +64,7 @@ class LapSum(ClassificationLoss):
             raise ValueError(f"tau must be positive and finite, got {tau!r}")
         self.k, self.tau = k, float(tau)
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
         n = logits.shape[min(1, logits.ndim - 1)] if logits.ndim else 0
         if n > 1 and self.k >= n:
             raise ValueError(f"k must be below the number of classes: k = {self.k}, logits have {n}")

@@ -36,7 +36,7 @@ SEARCH = {"search_row", "search_target", "take_place"}  # what only rows with a 
 EDGES = ("masked", "store_masked", "masked_masses")  # what only tiles with the label or an end of the row execute
 TARGETS = ("indices", "smoothing", "mixup", "distribution", "chunk")
 ROW_LOSSES = ("logit_adjustment", "focal", "sigmoid_mse", "mirror", "log_taylor_softmax", "spherical_bound")
-ROW_TARGETS = ("indices", "smoothing", "distribution")
+ROW_TARGETS = ("indices", "smoothing", "mixup", "distribution")
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,8 @@ def count_rows(name: str, n: int, dtype: torch.dtype, capability: int, target: s
     context = {"num_classes": n, "class_counts": [max(1, 500 // (c + 1)) for c in range(n)]}
     loss: Any = builder(**tr.accepted_context(builder, context))
     kernel = loss.row_loss(torch.zeros(1, n)).on_gpu()
-    q = torch.zeros(8, n) if target == "distribution" else torch.zeros(8, dtype=torch.long)
+    label = torch.zeros(8, dtype=torch.long)
+    q = {"mixup": LabelMixture.mixed(label, label, 0.7, 0.1), "distribution": torch.zeros(8, n)}.get(target, label)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
         launches = Launches(patch)
         patch.setattr(knobs.compilation, "always_compile", True)

@@ -52,7 +52,20 @@ def batch(kind: str, dtype: torch.dtype = torch.float64, scale: float = 2.0) -> 
     return logits, label
 
 
-def both(loss, logits: Tensor, target: Tensor) -> list[tuple[Tensor, Tensor]]:
+def mixture(kind: str) -> tr.LabelMixture:
+    """Labels with shares; the first row's are the same label, the third has no mass."""
+    generator = torch.Generator().manual_seed(7)
+    label, lam = torch.randint(N, (B,), generator=generator), torch.linspace(0, 1, B)
+    if kind == "a share each":
+        found = tr.LabelMixture(label[:, None], 1 + lam[:, None])
+    else:
+        other = label.roll(1)
+        other[0] = label[0]
+        found = tr.LabelMixture.mixed(label, other, lam, 0.1 if kind == "mixed and smoothed" else 0.0)
+    return found.scaled((torch.arange(B) != 2).double())
+
+
+def both(loss, logits: Tensor, target: Tensor | tr.LabelMixture) -> list[tuple[Tensor, Tensor]]:
     """Value and gradient by the kernel, and by the definition."""
     assert serves(logits, target)
     found = []
@@ -76,6 +89,98 @@ def test_every_target_and_option(name, options):
             target[2] = -100
         got, wanted = both(loss, logits, target)
         torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-13)
+
+
+MIXTURES = {
+    "mixed": {"reduction": "none"},
+    "mixed and smoothed": {"reduction": "mean", "weight": torch.linspace(0, 2, N), "label_smoothing": 0.2},
+    "a share each": {"reduction": "sum", "weight": torch.linspace(0, 2, N)},
+}
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_labels_with_shares(name, options):
+    logits, _ = batch("index")
+    for kind, common in MIXTURES.items():
+        loss, target = build(name, **options, **common), mixture(kind)
+        got, wanted = both(loss, logits, target)
+        torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-13)
+        # smoothing of a row without mass is none, where that of a distribution makes some
+        written = target.smooth(loss.label_smoothing).dense(N, torch.float64)
+        loss.label_smoothing = 0.0
+        torch.testing.assert_close(got, both(loss, logits, written)[0], rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["focal", "sigmoid_mse", "spherical_bound", "smooth_topk_svm", "topk_hinge"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_labels_with_shares_in_lower_precision(name, dtype):
+    """As with the distribution written out: shares are kept in double precision, a distribution in single."""
+    logits, _ = batch("index", dtype)
+    for kind in MIXTURES:
+        loss, target = build(name, reduction="none"), mixture(kind)
+        (value, gradient), _ = both(loss, logits, target)
+        (wanted, exact), _ = both(loss, logits, target.dense(N, torch.float32))
+        assert (value.dtype, gradient.dtype) == (torch.float32, dtype)
+        torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(gradient, exact, rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["focal", "topk_hinge_convex", "smooth_topk_svm"])
+def test_shares_in_any_memory(name):
+    loss, (logits, _), target = build(name), batch("index"), mixture("mixed and smoothed")
+    wanted = loss(logits, target)
+    labels, shares, uniform = target
+    assert uniform is not None
+    strange = tr.LabelMixture(labels.t().contiguous().t(), shares.repeat(1, 2)[:, :2], uniform.repeat(2, 1).t()[:, 0])
+    assert torch.equal(loss(logits, strange), wanted)
+    single = tr.LabelMixture(labels, shares.float(), uniform.float())
+    torch.testing.assert_close(loss(logits, single), wanted, rtol=1e-6, atol=1e-6)
+    assert torch.equal(loss(logits, target.to("cpu")), wanted)
+
+
+def test_a_row_without_mass_is_not_read():
+    logits, _ = batch("index")
+    logits[2] = torch.nan
+    for name in ("focal", "sigmoid_mae", "log_taylor_softmax", "topk_svm"):
+        leaf = logits.clone().requires_grad_()
+        value = build(name, reduction="none")(leaf, mixture("mixed"))
+        (gradient,) = torch.autograd.grad(value.sum(), leaf)
+        assert value[2] == 0
+        assert (gradient[2] == 0).all()
+
+
+def test_the_gradient_of_shares_is_the_definition_s():
+    logits, _ = batch("index")
+    lam = torch.linspace(0, 1, B, dtype=torch.float64, requires_grad=True)
+    label = torch.arange(B)
+    loss = build("focal", reduction="sum")
+    (gradient,) = torch.autograd.grad(loss(logits, tr.LabelMixture.mixed(label, label + 1, lam)), lam)
+    ends = [build("focal", reduction="none")(logits, label + i) for i in range(2)]
+    torch.testing.assert_close(gradient, ends[0] - ends[1])
+
+
+def test_transforms_take_shares():
+    logits, _ = batch("index")
+    loss, target = build("focal"), mixture("mixed and smoothed")
+    found = torch.func.grad(lambda s: loss(s, target))(logits)
+    leaf = logits.clone().requires_grad_()
+    torch.testing.assert_close(found, torch.autograd.grad(loss(leaf, target), leaf)[0], rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["focal", "smooth_topk_svm", "topk_svm"])
+def test_bad_mixtures_are_named(name):
+    loss, (logits, _), (labels, shares, uniform) = build(name), batch("index"), mixture("mixed and smoothed")
+    for wrong, message in (
+        (tr.LabelMixture(labels + N, shares), rf"labels of a LabelMixture must be in \[0, {N - 1}\], got"),
+        (tr.LabelMixture(labels[:2], shares[:2]), rf"expected labels int64 \[{B}, m\], m > 0, shares .* got"),
+        (tr.LabelMixture(labels, shares[:, :1]), r"shares \[6, m\] .* torch.float64 \[6, 1\]"),
+        (tr.LabelMixture(labels[:, :0], shares[:, :0]), r"m > 0"),
+        (tr.LabelMixture(labels, shares, shares), r"uniform \[6\] or None, got .* \[6, 2\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            loss(logits, wrong)
+    with pytest.raises(ValueError, match=r"logits must be .* got torch.float64 \[6, 41, 1\]"):
+        loss(logits[..., None], tr.LabelMixture(labels, shares, uniform))
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)

@@ -29,12 +29,22 @@ def test_the_example_of_the_page(tmp_path, monkeypatch):
         torch.testing.assert_close(*pair, rtol=1e-11, atol=1e-14)
 
 
+def test_a_mixture_of_labels():
+    scores = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
+    target = tr.LabelMixture.mixed(torch.tensor([0, 6, 2]), torch.tensor([3, 6, 1]), 0.3, 0.1)
+    for loss in (tr.softmax_loss(), tr.squares_loss(), tr.topk_hinge_loss(2), tr.smooth_topk_loss(2)):
+        found, wanted = (tr.row_losses(loss, scores, q) for q in (target, target.dense(7, torch.float64)))
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(*(torch.autograd.grad(value.sum(), scores)[0] for value in (found, wanted)))
+
+
 @pytest.mark.parametrize(
     ("scores", "target", "message"),
     [
         (torch.zeros(3, 4, 5), torch.zeros(3, dtype=torch.long), r"scores must be .* got torch.float32 \[3, 4, 5\]"),
         (torch.zeros(3, 4), torch.zeros(2, dtype=torch.long), r"target must be .* got torch.int64 \[2\]"),
         (torch.zeros(3, 4), torch.full((3,), 4), r"target must be in \[0, 3\]"),
+        (torch.zeros(3, 4), tr.LabelMixture.smoothed(torch.zeros(2).long(), 0.1), r"expected labels int64 \[3, m\]"),
     ],
 )
 def test_bad_input(scores, target, message):

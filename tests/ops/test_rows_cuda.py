@@ -10,6 +10,7 @@ from tests.ops.triton_runs import DEVICE, Launches, compiles, interprets, pass_u
 from topk_registry import (
     ClassificationLoss,
     Curve,
+    LabelMixture,
     RowLoss,
     quadratic_bound_loss,
     row_losses,
@@ -33,6 +34,11 @@ TARGETS = {
     "labels": {"weighted": True, "reduction": "mean"},
     "smoothed": {"smoothing": 0.1, "weighted": True, "reduction": "sum"},
     "distribution": {"smoothing": 0.2, "reduction": "none"},
+}
+MIXTURES = {
+    "mixed": {"weighted": True, "reduction": "mean"},
+    "mixed and smoothed": {"smoothing": 0.2, "weighted": True, "reduction": "none"},
+    "a share each": {"reduction": "sum"},
 }
 
 
@@ -71,7 +77,16 @@ def scores(n: int = N) -> torch.Tensor:
     return s.to(DEVICE)
 
 
-def target_of(kind: str, s: torch.Tensor) -> torch.Tensor:
+def target_of(kind: str, s: torch.Tensor) -> torch.Tensor | LabelMixture:
+    if kind in MIXTURES:
+        label = torch.linspace(2, s.shape[1] - 1, len(s)).long()
+        label[3] = 4  # the leader
+        lam = torch.linspace(0.0, 1.0, len(s))
+        if kind == "a share each":
+            found = LabelMixture(label[:, None], lam[:, None])
+        else:
+            found = LabelMixture.mixed(label, label.flip(0), lam, 0.1 if kind == "mixed and smoothed" else 0.0)
+        return found.scaled((torch.arange(len(s)) != 1).double()).to(DEVICE)  # a row without mass
     if kind == "distribution":
         q = torch.linspace(-1, 1, s.shape[1], device=DEVICE).softmax(-1).repeat(len(s), 1)
         q[:, 1], q[0] = 0, 0  # a class and a row without mass
@@ -83,12 +98,20 @@ def target_of(kind: str, s: torch.Tensor) -> torch.Tensor:
 
 
 def by_kernel(
-    loss: RowLoss, s: torch.Tensor, target: torch.Tensor, *, smoothing=0.0, weighted=False, reduction="none"
+    loss: RowLoss,
+    s: torch.Tensor,
+    target: torch.Tensor | LabelMixture,
+    *,
+    smoothing=0.0,
+    weighted=False,
+    reduction="none",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     weight = torch.linspace(0, 2, s.shape[1], device=DEVICE) if weighted else None
     assert loss.on_gpu is not None
     kernel = loss.on_gpu()
     assert kernel is not None
+    if isinstance(target, LabelMixture):
+        target, smoothing = target.smooth(smoothing), 0.0
     options = Options(target, weight, smoothing, -100, REDUCTIONS.index(reduction))
     value, gradient, factor = kernel.run(options, s, True)
     assert value is not None
@@ -97,7 +120,13 @@ def by_kernel(
 
 
 def by_definition(
-    loss: RowLoss, s: torch.Tensor, target: torch.Tensor, *, smoothing=0.0, weighted=False, reduction="none"
+    loss: RowLoss,
+    s: torch.Tensor,
+    target: torch.Tensor | LabelMixture,
+    *,
+    smoothing=0.0,
+    weighted=False,
+    reduction="none",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """In double precision."""
 
@@ -108,7 +137,8 @@ def by_definition(
     weight = torch.linspace(0, 2, s.shape[1], device=DEVICE, dtype=torch.float64) if weighted else None
     module = Defined(weight=weight, reduction=reduction, label_smoothing=smoothing)
     leaf = s.detach().double().requires_grad_()
-    value = module._definition(leaf, target.double() if target.is_floating_point() else target, None)
+    wide = isinstance(target, torch.Tensor) and target.is_floating_point()
+    value = module._definition(leaf, target.double() if wide else target, None)
     return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
 
 
@@ -160,6 +190,50 @@ def test_rows_in_tiles(form, name, kind, monkeypatch):
     s, loss = scores(n)[:4], LOSSES[name](n)
     target = target_of(kind, s)
     assert_agree(by_kernel(loss, s, target, **TARGETS[kind]), by_definition(loss, s, target, **TARGETS[kind]), s)
+
+
+@runs_kernels
+@pytest.mark.parametrize(
+    ("name", "kind", "form"),
+    [
+        ("cross-entropy", "mixed", None),
+        ("cross-entropy", "mixed and smoothed", "held"),
+        ("scaled and shifted", "a share each", None),
+        ("with others", "mixed", None),
+        ("a margin a class", "mixed and smoothed", None),
+        ("focal", "mixed", "long"),
+        ("sigmoid", "mixed", "held"),
+        ("sigmoid with logarithms", "mixed and smoothed", None),
+        ("squares", "mixed", None),
+        ("squares", "a share each", "long"),
+        ("bound", "mixed and smoothed", None),
+        ("bound", "a share each", "held"),
+    ],
+)
+def test_labels_with_shares(name, kind, form, monkeypatch):
+    n, tile = SHORT[form] if form else (N, layout.TILE_OF_A_WARP)
+    monkeypatch.setattr(layout, "TILE_OF_A_WARP", tile)
+    s, loss = scores(n)[: 4 if form else 5], LOSSES[name](n)
+    s[1, 7] = torch.nan  # of the row without mass, which is not read
+    target, options = target_of(kind, s), MIXTURES[kind]
+    value, gradient = by_kernel(loss, s, target, **options)
+    assert (gradient[1] == 0).all()
+    s[1, 7] = 0.0
+    assert_agree((value, gradient), by_definition(loss, s, target, **options), s)
+
+
+@runs_kernels
+@pytest.mark.parametrize(("name", "tile"), [("cross-entropy", 256), ("focal", 8), ("sigmoid", 256), ("squares", 8)])
+def test_a_mixture_of_labels_that_are_no_classes(name, tile, monkeypatch):
+    monkeypatch.setattr(layout, "TILE_OF_A_WARP", tile)
+    s = scores()[:4]
+    label = torch.tensor([0, N, 7, 3], device=DEVICE)
+    for target in (
+        LabelMixture.mixed(torch.zeros_like(label), label, 0.7),
+        LabelMixture(label[:, None], label[:, None].double()),
+    ):
+        value, gradient = by_kernel(LOSSES[name](N), s, target)
+        assert value.isnan().tolist() == gradient.isnan().all(1).tolist() == [False, True, False, False]
 
 
 @runs_kernels
@@ -342,6 +416,10 @@ def test_under_the_interpreter():
         ("with others", "distribution", 1000, torch.bfloat16, 90),
         ("a margin a class", "smoothed", 21_841, torch.float16, 80),
         ("sigmoid with logarithms", "labels", 100, torch.float32, 90),
+        ("cross-entropy", "mixed", 1000, torch.bfloat16, 80),
+        ("focal", "mixed and smoothed", 1000, torch.bfloat16, 90),
+        ("squares", "mixed", 21_841, torch.float16, 80),
+        ("sigmoid", "mixed", 1000, torch.float32, 90),
         ("squares", "smoothed", 1_000_000, torch.bfloat16, 90),
         ("bound", "distribution", 1001, torch.float32, 80),
     ],
@@ -350,6 +428,8 @@ def test_compiles_for_gpus_and_stays_in_registers(name, kind, n, dtype, capabili
     launches = Launches(monkeypatch)
     s = torch.zeros(2, n, dtype=dtype)
     target = torch.zeros(2, n) if kind == "distribution" else torch.zeros(2, dtype=torch.long)
-    by_kernel(LOSSES[name](n), s, target, **TARGETS[kind])
+    if kind in MIXTURES:
+        target = LabelMixture.mixed(target, target, 0.7, 0.1 if kind == "mixed and smoothed" else 0.0)
+    by_kernel(LOSSES[name](n), s, target, **{**TARGETS, **MIXTURES}[kind])
     for kernel in launches.compiled(capability, tmp_path):
         assert kernel.stack == 0, kernel  # bytes a thread

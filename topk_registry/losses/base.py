@@ -5,7 +5,8 @@ distribution q over labels costs its expectation,
 
     L(s, q) = sum_c q_c w_c L(s, c),
 
-so an index is the one-hot q, and mixup, cutmix and label smoothing are others. ``weight``, ``reduction``,
+so an index is the one-hot q, and mixup, cutmix and label smoothing are others. Those that have mass on a few labels and
+the same on all other classes need not be written out: a LabelMixture holds them. ``weight``, ``reduction``,
 ``label_smoothing`` and ``ignore_index`` mean what they mean in ``torch.nn.CrossEntropyLoss``. A subclass writes the
 table and nothing else, or names a fused operator that computes it.
 """
@@ -26,7 +27,8 @@ from topk_registry.losses.targets import (
     label_loss,
     reduce_loss,
 )
-from topk_registry.ops.rows.api import RowLoss, reduced, serves
+from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.rows.api import RowLoss, reduced, serves, written_out
 
 __all__ = [
     "REDUCTIONS",
@@ -44,7 +46,8 @@ class ClassificationLoss(nn.Module):
     :meth:`row_loss` for one of the fused operators.
 
     Logits may have further dimensions, [B, n, d1, ...], with targets [B, d1, ...] or [B, n, d1, ...], or none, [n] with
-    a target [] or [n], as in cross-entropy.
+    a target [] or [n], as in cross-entropy. The target of logits [B, n] may be a :class:`LabelMixture` too; its rows
+    without mass are ignored, and a mean counts them.
 
     Args:
         weight: one non-negative factor a class [n].
@@ -112,8 +115,11 @@ class ClassificationLoss(nn.Module):
         # 0 * inf is NaN: a class of no mass costs nothing, but what it would cost is the gradient to its mass
         return (q * table.masked_fill((q == 0) & ~table.isfinite(), 0.0)).sum(-1)
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        if logits.ndim != 2 and logits.ndim > 0:
+    def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
+        if isinstance(target, LabelMixture):
+            check_logits(logits)
+            target.check(len(logits))
+        elif logits.ndim != 2 and logits.ndim > 0:
             return self._at_places(logits, target)
         return self._rows(logits, target)
 
@@ -133,24 +139,28 @@ class ClassificationLoss(nn.Module):
         loss = self._rows(rows, target)
         return loss.reshape(places) if self.reduction == "none" else loss
 
-    def _rows(self, logits: Tensor, target: Tensor) -> Tensor:
+    def _rows(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
         check_logits(logits)
         if self.weight is not None and self.weight.numel() != logits.shape[1]:
             raise ValueError(f"weight has {self.weight.numel()} entries, logits have {logits.shape[1]} classes")
         if (loss := self._fused(logits, target)) is not None:
             return loss
-        labels = check_target(logits, target, ignore_index=self.ignore_index)
+        labels = None
+        if not isinstance(target, LabelMixture):
+            labels = check_target(logits, target, ignore_index=self.ignore_index)
         kind = logits.device.type
         if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):  # not for meta tensors
             with torch.autocast(kind, enabled=False):
                 return self._definition(logits, target, labels)
         return self._definition(logits, target, labels)
 
-    def _fused(self, logits: Tensor, target: Tensor) -> Tensor | None:
+    def _fused(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor | None:
         """From logits to the reduced loss in one kernel, where there is one that serves."""
-        if target.shape != (logits.shape if target.is_floating_point() else logits.shape[:1]):
-            return None
-        if target.dtype == torch.bool or not serves(logits, target, self.weight) or not self._suits_row_loss(target):
+        if isinstance(target, Tensor):
+            dense = target.is_floating_point()
+            if target.dtype == torch.bool or target.shape != (logits.shape if dense else logits.shape[:1]):
+                return None
+        if not serves(logits, target, self.weight) or not self._suits_row_loss(target):
             return None
         rows = self.row_loss(logits)
         if rows is None or (kernel := rows.kernel_for(logits)) is None:
@@ -166,15 +176,18 @@ class ClassificationLoss(nn.Module):
             reduction=self.reduction,
         )
 
-    def _suits_row_loss(self, target: Tensor) -> bool:
+    def _suits_row_loss(self, target: Tensor | LabelMixture) -> bool:
         """Whether :meth:`row_loss` is the loss of a target like this one. A look at a GPU's numbers would stall it."""
         return True
 
-    def _definition(self, logits: Tensor, target: Tensor, labels: tuple[int, int] | None) -> Tensor:
+    def _definition(self, logits: Tensor, target: Tensor | LabelMixture, labels: tuple[int, int] | None) -> Tensor:
         """The loss by :meth:`per_label` and :meth:`per_target`, in at least single precision."""
         half = logits.dtype in (torch.float16, torch.bfloat16)
         if half and not self.takes_half:
             logits = logits.float()
+        if isinstance(target, LabelMixture):
+            q = written_out(target.smooth(self.label_smoothing), logits)
+            return reduce_loss(self.per_target(logits, q), self.reduction)
         if target.is_floating_point():
             return self._dense(logits, target.to(torch.float32 if half else logits.dtype))
         # labels is their range, or None where it was not read, as on a GPU
@@ -229,7 +242,7 @@ class TopKLoss(ClassificationLoss):
             raise ValueError(f"k must be an integer of at least 1, got {k!r}")
         self.k = int(k)
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
         n = logits.shape[min(1, logits.ndim - 1)] if logits.ndim else 0
         if n > 1 and self.k >= n:
             raise ValueError(f"k must be below the number of classes: k = {self.k}, logits have {n}")

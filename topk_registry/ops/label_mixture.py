@@ -74,6 +74,42 @@ class LabelMixture(NamedTuple):
         uniform = None if self.uniform is None else self.uniform * factor
         return LabelMixture(self.labels, self.shares * rows, uniform)
 
+    def smooth(self, share: float) -> "LabelMixture":
+        """A share of each row's mass moved evenly onto all classes: ``label_smoothing`` on top of what there is.
+
+        Example:
+            >>> LabelMixture.mixed(torch.tensor([0]), torch.tensor([2]), 0.75).smooth(0.4).dense(4)
+            tensor([[0.5500, 0.1000, 0.2500, 0.1000]])
+        """
+        if not share:
+            return self
+        even = torch.zeros_like(self.shares[:, 0]) if self.uniform is None else self.uniform
+        spread = even + share * self.shares.sum(1)
+        return LabelMixture(self.labels, self.shares * (1.0 - share), spread)
+
+    def check(self, rows: int) -> None:
+        """Raise unless labels, shares and uniform have the shapes of that many rows."""
+        labels, shares, uniform = self
+        good = labels.ndim == 2 and len(labels) == rows and labels.shape[1] > 0 and shares.shape == labels.shape
+        good = good and labels.dtype == torch.int64 and shares.is_floating_point()
+        if not good or (uniform is not None and uniform.shape != (rows,)):
+            raise ValueError(
+                f"expected labels int64 [{rows}, m], m > 0, shares [{rows}, m] and uniform [{rows}] or None, got "
+                f"{labels.dtype} {list(labels.shape)}, {shares.dtype} {list(shares.shape)} and "
+                f"{None if uniform is None else list(uniform.shape)}"
+            )
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "LabelMixture":
+        """The same on another device."""
+        device = torch.device(device)
+
+        def moved(part: Tensor) -> Tensor:
+            wide = part.dtype == torch.float64 and device.type == "mps"  # which has no double precision
+            return part.to(device, torch.float32 if wide else part.dtype, non_blocking=non_blocking)
+
+        labels, shares, uniform = self
+        return LabelMixture(moved(labels), moved(shares), None if uniform is None else moved(uniform))
+
     def dense(self, n: int, dtype: torch.dtype | None = None) -> Tensor:
         """The distribution as a tensor [B, n], in torch's default dtype unless one is given."""
         q = self.shares.new_zeros(len(self.labels), n, dtype=dtype or torch.get_default_dtype())

@@ -57,10 +57,10 @@ class HingeKernel:
         """The losses or their sum or mean, and the gradient in a precision that holds it."""
         if scores.dtype == torch.float16:  # its gradient is in single precision anyway
             scores = scores.float()
-        plan = self._plan(scores)
-        if plan is None:
+        if isinstance(options.target, LabelMixture) or (plan := self._plan(scores)) is None:
             return self._by_operations(options, scores)
         target, weight, smoothing, ignore_index, reduction = options
+        assert isinstance(target, Tensor), "a mixture goes by operations"
         dense = target.is_floating_point()
         if dense and smoothing:
             target, smoothing = torch.lerp(target, torch.full_like(target, 1 / scores.shape[1]), smoothing), 0.0
@@ -93,7 +93,8 @@ class HingeKernel:
         assert sign > 0, "the complement has no kernel for hinges"
         kernels, hinge, real = OPERATOR[backend].kernels(), self._hinge(s.dtype), s.dtype
         weight = None if weight is None else weight.detach().to(real).contiguous()
-        target = target.detach().to(real if target.is_floating_point() else torch.int64)
+        if isinstance(target, Tensor):
+            target = target.detach().to(real if target.is_floating_point() else torch.int64)
         mean = REDUCTIONS[reduction] == "mean"
         q, factor = masses(target, s.shape, weight, smoothing, ignore_index, mean)
         of_rows = kernels.expected_hinges or partial(soft_targets.expected_hinges, kernels)
@@ -112,10 +113,18 @@ class HingeKernel:
 
 
 def masses(
-    target: Tensor, shape: torch.Size, weight: Tensor | None, smoothing: float, ignore_index: int, mean: bool
+    target: Tensor | LabelMixture,
+    shape: torch.Size,
+    weight: Tensor | None,
+    smoothing: float,
+    ignore_index: int,
+    mean: bool,
 ) -> tuple[Tensor | LabelMixture, float]:
     """The target with smoothing and ignored rows, and the factor of the mean."""
     B, n = shape
+    if isinstance(target, LabelMixture):
+        check_range(target, n, ignore_index)
+        return target, 1 / B if mean and B else 1.0
     if target.is_floating_point():
         if smoothing:
             target = torch.lerp(target, torch.full_like(target, 1 / n), smoothing)

@@ -180,13 +180,7 @@ def _check(logits: Tensor, target: Tensor | LabelMixture, weight: Tensor | None)
         raise ValueError(f"expected logits [B, n], got {list(logits.shape)}")
     B, n = logits.shape
     if isinstance(target, LabelMixture):
-        labels, shares, uniform = target
-        good = labels.ndim == 2 and len(labels) == B and shares.shape == labels.shape and labels.dtype == torch.int64
-        if not good or (uniform is not None and uniform.shape != (B,)):
-            raise ValueError(
-                f"expected labels int64 [{B}, m], shares [{B}, m] and uniform [{B}] or None, got {labels.dtype} "
-                f"{list(labels.shape)}, {list(shares.shape)} and {None if uniform is None else list(uniform.shape)}"
-            )
+        target.check(B)
     elif not (
         target.shape == (B, n) if target.is_floating_point() else target.shape == (B,) and target.dtype == torch.int64
     ):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.backend import load
+from topk_registry.ops.label_mixture import LabelMixture
 from topk_registry.ops.rows.autograd import Reduced
 from topk_registry.ops.rows.backends import OPERATOR
 from topk_registry.ops.tensors import Route, address, route
@@ -24,9 +25,9 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 class Options(NamedTuple):
     """The target of :func:`reduced`, and what is made of the losses of its rows."""
 
-    target: Tensor
+    target: Tensor | LabelMixture
     weight: Tensor | None
-    label_smoothing: float
+    label_smoothing: float  # 0 with a LabelMixture, which holds it
     ignore_index: int
     reduction: int  # a place in REDUCTIONS
 
@@ -79,8 +80,11 @@ class RowKernel:
         scores = scores if scores.stride(1) == 1 else scores.contiguous()
         kernel, numbers, tensors, _ = self.prepared(real)
         numbers = self.of_call(numbers)
-        dense = target.is_floating_point()
-        target = target.detach().to(real if dense else torch.int64).resolve_neg().contiguous()
+        if isinstance(target, LabelMixture):
+            uniform = None if target.uniform is None else in_memory(target.uniform)
+            target = LabelMixture(in_memory(target.labels), in_memory(target.shares), uniform)
+        else:
+            target = in_memory(target, real if target.is_floating_point() else torch.int64)
         weight = None if weight is None else weight.detach().to(real).contiguous()
         value, gradient, right = (
             OPERATOR["numba"]
@@ -90,6 +94,12 @@ class RowKernel:
         if not right:
             check_range(target, scores.shape[1], ignore_index)
         return value, gradient
+
+
+def in_memory(part: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A target, or a part of a :class:`LabelMixture`, as kernels read it: contiguous, shares in double precision."""
+    dtype = dtype or (torch.float64 if part.is_floating_point() else torch.int64)
+    return part.detach().to(dtype).resolve_neg().contiguous()
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,13 +127,14 @@ class RowLoss:
         return None if found is None else found()
 
 
-def row_losses(loss: RowLoss, scores: Tensor, target: Tensor) -> Tensor:
+def row_losses(loss: RowLoss, scores: Tensor, target: Tensor | LabelMixture) -> Tensor:
     """The loss of each row, with its exact gradient.
 
     Args:
         loss: which, for example from :func:`topk_registry.softmax_loss`.
         scores: [B, n], in any floating-point precision.
-        target: int64 class indices [B], or masses [B, n] on the classes, which need not add up to 1.
+        target: int64 class indices [B], masses [B, n] on the classes, which need not add up to 1, or a
+            :class:`LabelMixture`.
 
     Returns:
         Losses [B], in at least single precision.
@@ -137,22 +148,27 @@ def row_losses(loss: RowLoss, scores: Tensor, target: Tensor) -> Tensor:
     if serves(scores, target) and (kernel := loss.kernel_for(scores)) is not None:
         curved = None if loss.piecewise_linear else partial(_of_target, loss, target)
         return reduced(kernel, curved, scores, target)
-    return loss.definition(scores, target)
+    return _of_target(loss, target, scores)
 
 
-def _of_target(loss: RowLoss, target: Tensor, scores: Tensor) -> Tensor:
-    return loss.definition(scores, target)
+def _of_target(loss: RowLoss, target: Tensor | LabelMixture, scores: Tensor) -> Tensor:
+    return loss.definition(scores, written_out(target, scores))
 
 
-def serves(scores: Tensor, target: Tensor, weight: Tensor | None = None) -> bool:
+def written_out(target: Tensor | LabelMixture, scores: Tensor) -> Tensor:
+    """The target as a definition takes it: a :class:`LabelMixture` as masses [B, n]."""
+    return target.dense(scores.shape[1], wide(scores).dtype) if isinstance(target, LabelMixture) else target
+
+
+def serves(scores: Tensor, target: Tensor | LabelMixture, weight: Tensor | None = None) -> bool:
     """Whether row kernels can compute losses of these: plain memory of one device, and no gradient to the target."""
     device = scores.device
+    parts = [part for part in target if part is not None] if isinstance(target, LabelMixture) else [target]
     return (
-        route(scores, target, weight) is Route.KERNELS
-        and device == target.device
+        route(scores, weight, *parts) is Route.KERNELS
+        and all(device == part.device and not part.requires_grad for part in parts)
         and scores.dtype in DTYPES
         and scores.ndim == 2
-        and not target.requires_grad
         and (weight is None or weight.device == device)
         and OPERATOR.choose("auto", device, scores.is_cuda and scores.dtype == torch.float64) != "torch"
     )
@@ -162,7 +178,7 @@ def reduced(
     kernel: Kernel,
     definition: Callable[[Tensor], Tensor] | None,
     scores: Tensor,
-    target: Tensor,
+    target: Tensor | LabelMixture,
     *,
     weight: Tensor | None = None,
     label_smoothing: float = 0.0,
@@ -176,7 +192,8 @@ def reduced(
         definition: ``(scores) -> the same``, in torch operations; its derivative is the second derivative. None: the
             loss is piecewise linear.
         scores: [B, n], n at least 2.
-        target: int64 class indices [B], or masses [B, n] on the classes, which need not add up to 1.
+        target: int64 class indices [B], masses [B, n] on the classes, which need not add up to 1, or a
+            :class:`LabelMixture`, whose rows without mass cost nothing.
         weight: a factor a class [n]; it gets no gradient.
         label_smoothing: the share of the target that is spread evenly over all classes.
         ignore_index: rows with this index cost nothing.
@@ -185,24 +202,36 @@ def reduced(
     Returns:
         Losses [B], or one number, in at least single precision.
     """
+    if isinstance(target, LabelMixture):
+        target, label_smoothing = target.smooth(label_smoothing), 0.0
     options = Options(target, weight, label_smoothing, ignore_index, REDUCTIONS.index(reduction))
     return Reduced.apply(scores, partial(kernel.run, options), definition)  # pyright: ignore[reportReturnType]
 
 
-def check_range(target: Tensor, n: int, ignore_index: int) -> None:
+def check_range(target: Tensor | LabelMixture, n: int, ignore_index: int) -> None:
     """Raise unless every index [B] is one of n classes, or the one that is ignored."""
+    if isinstance(target, LabelMixture):
+        labels = target.labels
+        if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < n:
+            wrong = labels[(labels < 0) | (labels >= n)]
+            raise ValueError(f"labels of a LabelMixture must be in [0, {n - 1}], got {int(wrong[0])}")
+        return
     wrong = target[((target < 0) | (target >= n)) & (target != ignore_index)]
     if len(wrong):
         raise ValueError(f"target must be in [0, {n - 1}] (or ignore_index = {ignore_index}), got {int(wrong[0])}")
 
 
-def check(scores: Tensor, target: Tensor) -> None:
-    """Raise unless scores are floating point [B, n] and the target is int64 [B] or floating point [B, n]."""
+def check(scores: Tensor, target: Tensor | LabelMixture) -> None:
+    """Raise unless scores are floating point [B, n] and the target is int64 [B] or floating point [B, n], or a
+    :class:`LabelMixture` of B rows."""
     if scores.ndim != 2 or scores.shape[1] < 2 or not scores.is_floating_point():
         raise ValueError(
             f"scores must be floating point [batch, classes] with at least 2 classes, "
             f"got {scores.dtype} {list(scores.shape)}"
         )
+    if isinstance(target, LabelMixture):
+        target.check(len(scores))
+        return
     dense = target.is_floating_point()
     if target.shape != (scores.shape if dense else scores.shape[:1]) or not (dense or target.dtype == torch.int64):
         raise ValueError(

@@ -16,6 +16,7 @@ from numba import carray
 from torch import Tensor
 
 from topk_registry.ops import openmp
+from topk_registry.ops.label_mixture import LabelMixture
 from topk_registry.ops.rows.backends import Kernels
 from topk_registry.ops.rows.numba import storage
 from topk_registry.ops.rows.numba.compiled import compiled, function_type, total_of
@@ -38,13 +39,13 @@ LABEL_OUT_OF_RANGE = 1
 
 # the job: a counter, then these
 _, SIZE, CLASSES, PITCH, STEP, KERNEL, S, G, LOSSES, VALUE, LABEL, Q, WEIGHT, NUMBERS, TENSORS, IGNORED = range(16)
-REDUCTION, STATUS, SMOOTHING, FIELDS = range(16, 20)
+REDUCTION, STATUS, SHARES, UNIFORM, EACH, SMOOTHING, FIELDS = range(16, 23)
 
 
 def run(
     kernel: int,
     s: Tensor,
-    target: Tensor,
+    target: Tensor | LabelMixture,
     weight: Tensor | None,
     smoothing: float,
     ignore_index: int,
@@ -58,7 +59,8 @@ def run(
     Args:
         kernel: the address of a row kernel for the precision of s.
         s: scores [B, n], each row contiguous, in any precision; half precision is computed with in single.
-        target: int64 labels [B], or masses [B, n] in the precision computed with; contiguous.
+        target: int64 labels [B], masses [B, n] in the precision computed with, or a mixture of labels, whose shares
+            are float64; contiguous.
         weight: a factor a class [n], in the precision computed with; contiguous.
         numbers: the kernel's own numbers, float64.
         tensors: the addresses of the kernel's own tensors, int64.
@@ -72,11 +74,17 @@ def run(
     losses = torch.empty(B, dtype=torch.float64)
     threads = max(1, min(torch.get_num_threads(), B, B * n // ALONE))
     step = max(1, min(SPAN // n, -(-B // (4 * threads))))
-    dense = target.dtype != torch.int64
-    label, q = (None, target) if dense else (target, None)
+    label = q = shares = uniform = None
+    if isinstance(target, LabelMixture):
+        label, shares, uniform = target
+    elif target.dtype == torch.int64:
+        label = target
+    else:
+        q = target
     sizes = B, n, s.stride(0), step, kernel
     s = s if B == 0 or s.is_contiguous() else s[0]  # the address of the first row
-    options = ignore_index, reduction, 0, float(smoothing)
+    several = 0 if shares is None else shares.shape[1]
+    options = ignore_index, reduction, 0, shares, uniform, several, float(smoothing)
     job = openmp.job_of(*sizes, s, gradient, losses, value, label, q, weight, numbers, tensors, *options)
     rows, add_up = bodies(s.dtype)
     openmp.start(rows, job, threads)
@@ -96,11 +104,13 @@ def bodies(dtype: torch.dtype) -> tuple[openmp.Body, openmp.Body]:
         assert edition  # part of the cache's key: numba does not see that other files have changed
         field, smoothing = carray(job, FIELDS, np.int64), carray(job, FIELDS, np.float64)[SMOOTHING]
         B, n, kernel, keep, dense = field[SIZE], field[CLASSES], field[KERNEL], field[G] != 0, field[Q] != 0
-        pitch = field[PITCH]
-        label = carray(openmp.pointer(field[LABEL]), 0 if dense else B, np.int64)
+        pitch, few = field[PITCH], field[EACH]
+        label = carray(openmp.pointer(field[LABEL]), B * max(few, 1) * (not dense), np.int64)
+        share = carray(openmp.pointer(field[SHARES]), B * few, np.float64)
+        uniform = carray(openmp.pointer(field[UNIFORM]), B if field[UNIFORM] != 0 else 0, np.float64)
         weight = carray(openmp.pointer(field[WEIGHT]), n if field[WEIGHT] != 0 else 0, real)
         losses = carray(openmp.pointer(field[LOSSES]), B, np.float64)
-        total = np.float64(B) if dense else count(label, weight, n, field[IGNORED])
+        total = counted(label, weight, n, field[IGNORED], B, dense, few)
         if total < 0:
             field[STATUS] = LABEL_OUT_OF_RANGE
             return
@@ -116,18 +126,25 @@ def bodies(dtype: torch.dtype) -> tuple[openmp.Body, openmp.Body]:
                 else:
                     place = field[S] + b * pitch * size
                 out = field[G] + b * n * size if keep and not brain else slope.ctypes.data
-                y, mass = np.int64(-1), 0.0
+                y, mass, ignored = np.int64(-1), 0.0, False
                 if dense:
                     q = carray(openmp.pointer(field[Q] + b * n * size), n, real)
                     mass = of_distribution(q, weight, smoothing, factor, m)
+                elif few > 0:
+                    own, shares = label[b * few : (b + 1) * few], share[b * few : (b + 1) * few]
+                    even = uniform[b] if len(uniform) else 0.0
+                    ignored, y = massless(shares, even), only_label(own, shares, even)
+                    mass = of_mixture(own, shares, even, y, weight, factor, m)
                 elif label[b] == field[IGNORED]:
-                    losses[b] = 0.0
-                    carray(openmp.pointer(out), n, real)[:] = 0
+                    ignored = True
                 elif smoothing != 0:
                     mass = of_smoothed(label[b], weight, smoothing, factor, m)
                 else:
                     y, mass = label[b], factor * (np.float64(weight[label[b]]) if len(weight) else 1.0)
-                if dense or label[b] != field[IGNORED]:
+                if ignored:
+                    losses[b] = 0.0
+                    carray(openmp.pointer(out), n, real)[:] = 0
+                else:
                     at = (n, place, m.ctypes.data, y, mass, b, field[NUMBERS], field[TENSORS], room.ctypes.data, out)
                     losses[b] = call_row(kernel, at)
                 if brain and keep:
@@ -141,6 +158,7 @@ def bodies(dtype: torch.dtype) -> tuple[openmp.Body, openmp.Body]:
         B, n, dense = field[SIZE], field[CLASSES], field[Q] != 0
         losses = carray(openmp.pointer(field[LOSSES]), B, np.float64)
         value = carray(openmp.pointer(field[VALUE]), B if field[REDUCTION] == NONE else 1, real)
+        dense = dense or field[EACH] > 0  # a mean of mixtures divides by the number of rows, too
         label = carray(openmp.pointer(field[LABEL]), 0 if dense else B, np.int64)
         weight = carray(openmp.pointer(field[WEIGHT]), n if field[WEIGHT] != 0 else 0, real)
         reduce(losses, dense, label, weight, n, field[IGNORED], field[REDUCTION], value)
@@ -179,6 +197,17 @@ def count(label, weight, n, ignore_index):
 
 
 @compiled
+def counted(label, weight, n, ignore_index, B, dense, few):
+    """By what a mean divides; -1 where a label is out of range."""
+    if not dense and few == 0:
+        return count(label, weight, n, ignore_index)
+    for i in range(len(label)):
+        if label[i] < 0 or label[i] >= n:
+            return -1.0
+    return np.float64(B)
+
+
+@compiled
 def of_distribution(q, weight, smoothing, factor, m):
     """Masses m = factor w (q (1 - smoothing) + smoothing / n), and their sum."""
     real = m.dtype.type
@@ -204,6 +233,45 @@ def of_smoothed(y, weight, smoothing, factor, m):
     else:
         m[:] = spread
         m[y] += rest
+    return total_of(m)
+
+
+@compiled
+def massless(shares, even):
+    """Whether a row of a mixture has no mass."""
+    for share in shares:
+        if share != 0:
+            return False
+    return even == 0
+
+
+@compiled
+def only_label(labels, shares, even):
+    """The class that has all mass of a row of a mixture, -1 where there are several."""
+    y = np.int64(-1)
+    if even == 0:
+        for i in range(len(labels)):
+            if shares[i] != 0 and labels[i] != y:
+                if y >= 0:
+                    return np.int64(-1)
+                y = labels[i]
+    return y
+
+
+@compiled
+def of_mixture(labels, shares, even, y, weight, factor, m):
+    """The mass of the only label y; where there is none, masses of all classes and their sum."""
+    real, total = m.dtype.type, 0.0
+    if y >= 0:
+        for share in shares:
+            total += share
+        return factor * total * (np.float64(weight[y]) if len(weight) else 1.0)
+    m[:] = real(factor * even / len(m))
+    for i in range(len(labels)):
+        m[labels[i]] += real(factor * shares[i])
+    if len(weight):
+        for i in range(len(m)):
+            m[i] *= weight[i]
     return total_of(m)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topk_registry.ops.rows.api import REDUCTIONS, Options
+from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.rows.api import REDUCTIONS, Options, in_memory
 from topk_registry.ops.rows.backends import Kernels
 from topk_registry.ops.rows.triton.add_up import add_up
 from topk_registry.ops.rows.triton.layout import in_rows, like_rows, tiles
@@ -43,30 +44,36 @@ def run(
     The gradient of float16 scores is in float32: the factor that keeps it in range has yet to come.
     """
     target, weight, smoothing, ignore_index, reduction = options
-    (B, n), dense, kind = s.shape, target.is_floating_point(), REDUCTIONS[reduction]
-    target = target.detach().resolve_neg().contiguous()
+    (B, n), kind = s.shape, REDUCTIONS[reduction]
+    shares = uniform = None
+    if mixed := isinstance(target, LabelMixture):
+        target, *parts = target
+        shares, uniform = (None if part is None else in_memory(part, torch.float32).view(-1) for part in parts)
+    dense = target.is_floating_point()
+    few = target.shape[1] if mixed else 0 if dense else 1  # labels a row
+    target = in_memory(target, target.dtype if dense else torch.int64).view(-1)
     memory, stride = (s.resolve_neg().contiguous().view(-1), n) if dense else in_rows(s)
-    target = target.view(-1) if dense else target.to(torch.int64)
     weight = None if weight is None else operand(weight.detach().float(), (n,), torch.float32, s.device)
     losses = torch.empty(B, dtype=torch.float32, device=s.device)
     gradient = out = None
     if wanted:
         out, gradient = like_rows(s.shape, stride, torch.float32 if s.dtype == torch.float16 else s.dtype, s.device)
-    factor = 1 / B if kind == "mean" and dense and B else 1.0
-    given = {"weight_ptr": weight, "gradient_ptr": out, **tensors}
+    counts = kind == "mean" and not (dense or mixed)
+    factor = 1 / B if kind == "mean" and not counts and B else 1.0
+    given = {"weight_ptr": weight, "gradient_ptr": out, "share_ptr": shares, "uniform_ptr": uniform, **tensors}
     if B:
         launch(
             kernel, (-(-B // (sizes := tiles(n, stride, s.element_size()))["R"]),), memory, target,
             value_ptr=losses, **{name: losses if one is None else one for name, one in given.items()},
             B=B, share=factor * (1 - smoothing), even=factor * smoothing / n, ignore_index=ignore_index, **numbers,
-            DENSE=dense, EVEN=smoothing != 0, WEIGHTED=weight is not None, GRADIENT=wanted, **choices, **sizes,
+            M=few, MIXED=mixed, EVEN=smoothing != 0 or uniform is not None,
+            WEIGHTED=weight is not None, GRADIENT=wanted, **choices, **sizes,
         )  # fmt: skip
     if kind == "none":
         return losses, gradient, None
     value, inverse = torch.empty((2,), dtype=torch.float32, device=s.device).unbind()
-    counts = kind == "mean" and not dense
     launch(
-        add_up, (1,), losses, losses if dense else target, losses if weight is None else weight, value, inverse,
+        add_up, (1,), losses, target if counts else losses, losses if weight is None else weight, value, inverse,
         B, n, ignore_index, COUNTS=counts, WEIGHTED=weight is not None, EMPTY=kind == "mean" and not B, BLOCK=BLOCK,
         num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip

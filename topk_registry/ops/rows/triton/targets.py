@@ -85,19 +85,33 @@ def masses_at(
 
 @triton.jit
 def targets(
-    target_ptr, B, share, even, ignore_index,
-    DENSE: tl.constexpr, n: tl.constexpr, R: tl.constexpr,
+    target_ptr, share_ptr, uniform_ptr, B, share, even, ignore_index,
+    M: tl.constexpr, MIXED: tl.constexpr, UNIFORM: tl.constexpr, n: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """A program's rows, which of them there are and which count, and labels and shares as :func:`masses` takes them.
 
-    The label of a row without one is -1. Shares of a label that is no class are NaN, and make its row NaN.
+    M is the number of labels a row, 0 where a distribution is in memory. ``MIXED`` says that labels have shares, and
+    ``UNIFORM`` that all classes share a mass; a row without mass does not count. The label of a row without one is -1.
+    Shares of a label that is no class are NaN, and make its row NaN.
     """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     live = row < B
     labels = (row.to(tl.int32) * 0 - 1,)
     spread = tl.zeros((R,), tl.float32) + even
-    if DENSE:
+    if M == 0:
         return row, live, live, labels, (spread,)
+    elif MIXED:
+        known, found, parts = few_labels(target_ptr, share_ptr, uniform_ptr, row, live, share, M, UNIFORM, n)
+        spoilt = tl.where(live & (known == 0), float("nan"), 0.0)
+        counted = live & ((known == 0) | (parts[M] != 0.0))
+        for m in tl.static_range(M):
+            counted = counted | (live & (parts[m] != 0.0))
+        shares = ()
+        for m in tl.static_range(M):
+            label = found[m + 1]
+            labels = labels + (tl.where(counted & (label >= 0) & (label < n), label, -1),)
+            shares = shares + (parts[m] + spoilt,)
+        return row, live, counted, labels, shares + (parts[M] + spoilt,)
     else:
         label = tl.load(target_ptr + row, mask=live, other=0)
         counted = live & (label != ignore_index)
@@ -110,23 +124,26 @@ def targets(
 @triton.jit
 def whole_masses(
     q_ptr, weight_ptr, labels, shares, share, counted, shift,
-    DENSE: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr,
+    M: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """The sum of each row's masses."""
-    if DENSE or (EVEN and WEIGHTED):
+    if M == 0 or (EVEN and WEIGHTED):
         found = tl.zeros((R, N), tl.float32)
         for tile in tl.range(TILES, loop_unroll_factor=2):
             found += masses(
                 q_ptr, weight_ptr, labels, shares, share, counted, shift, tile,
-                DENSE, 0 if DENSE else 1, WEIGHTED, n, R, N, SHIFTED, EVEN,
+                M == 0, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
             )  # fmt: skip
         return tl.sum(found, 1)
     else:
-        own = shares[0]
-        if WEIGHTED:
-            own = own * tl.load(weight_ptr + labels[1], mask=labels[1] >= 0, other=1.0)
-        return own + shares[1] * n
+        whole = shares[M] * n
+        for m in tl.static_range(M):
+            own = shares[m]
+            if WEIGHTED:
+                own = own * tl.load(weight_ptr + labels[m + 1], mask=labels[m + 1] >= 0, other=1.0)
+            whole += own
+        return whole
 
 
 @triton.jit

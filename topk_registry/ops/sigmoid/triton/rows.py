@@ -11,31 +11,32 @@ from topk_registry.ops.rows.triton.tiles import aligned, classes, others, store
 
 @triton.jit
 def sigmoid_rows(
-    s_ptr, target_ptr, weight_ptr, value_ptr, gradient_ptr, own_ptr,
+    s_ptr, target_ptr, share_ptr, uniform_ptr, weight_ptr, value_ptr, gradient_ptr, own_ptr,
     B, share, even, ignore_index, x0, x1, x2, x3, x4, x5,
     CURVE: tl.constexpr, OTHERS: tl.constexpr, EACH: tl.constexpr,
-    DENSE: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr, GRADIENT: tl.constexpr,
+    M: tl.constexpr, MIXED: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr, GRADIENT: tl.constexpr,
     n: tl.constexpr, S: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
     TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """The losses of R rows and their gradient."""
-    M: tl.constexpr = 0 if DENSE else 1
-    row, live, counted, labels, shares = targets(target_ptr, B, share, even, ignore_index, DENSE, n, R)
+    row, live, counted, labels, shares = targets(
+        target_ptr, share_ptr, uniform_ptr, B, share, even, ignore_index, M, MIXED, EVEN, n, R
+    )
     start, shift = aligned(row, S, VECTOR)
     numbers = (x0, x1, x2, x3, x4, x5)
-    q_ptr = target_ptr + start if DENSE else target_ptr
+    q_ptr = target_ptr + start if M == 0 else target_ptr
     if R > 1 or tl.sum(counted.to(tl.int32), 0) > 0:
         if OTHERS:
             whole = whole_masses(
                 q_ptr, weight_ptr, labels, shares, share, counted, shift,
-                DENSE, EVEN, WEIGHTED, n, R, N, TILES, SHIFTED,
+                M, EVEN, WEIGHTED, n, R, N, TILES, SHIFTED,
             )[:, None]  # fmt: skip
         costs = tl.zeros((R, N), tl.float32)
         for tile in tl.range(TILES, loop_unroll_factor=2):
             s = others(s_ptr + start, counted, labels[0], shift, tile, n, R, N, SHIFTED)
             m = masses(
                 q_ptr, weight_ptr, labels, shares, share, counted, shift, tile,
-                DENSE, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
+                M == 0, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
             )  # fmt: skip
             col, there = classes(shift, tile, n, N, SHIFTED)
             own = tl.zeros((R, N), tl.float32)

@@ -20,23 +20,25 @@ from topk_registry.ops.rows.triton.tiles import aligned, classes, others, store
 
 @triton.jit
 def softmax_rows(
-    s_ptr, target_ptr, weight_ptr, value_ptr, gradient_ptr, added_ptr, own_ptr,
+    s_ptr, target_ptr, share_ptr, uniform_ptr, weight_ptr, value_ptr, gradient_ptr, added_ptr, own_ptr,
     B, share, even, ignore_index, scale, x0, x1, x2, x3, x4, x5,
     CURVE: tl.constexpr, OTHERS: tl.constexpr, ADDED: tl.constexpr, EACH: tl.constexpr,
-    DENSE: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr, GRADIENT: tl.constexpr,
+    M: tl.constexpr, MIXED: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr, GRADIENT: tl.constexpr,
     n: tl.constexpr, S: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
     TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """The losses of R rows and their gradient; without a curve cross-entropy."""
-    row, live, counted, labels, shares = targets(target_ptr, B, share, even, ignore_index, DENSE, n, R)
+    row, live, counted, labels, shares = targets(
+        target_ptr, share_ptr, uniform_ptr, B, share, even, ignore_index, M, MIXED, EVEN, n, R
+    )
     start, shift = aligned(row, S, VECTOR)
     numbers = (x0, x1, x2, x3, x4, x5)
     if R > 1 or tl.sum(counted.to(tl.int32), 0) > 0:
-        if DENSE or EVEN or OTHERS:
+        if M != 1 or EVEN or OTHERS:
             at_masses(
-                s_ptr + start, target_ptr + start if DENSE else target_ptr, weight_ptr, value_ptr + row,
+                s_ptr + start, target_ptr + start if M == 0 else target_ptr, weight_ptr, value_ptr + row,
                 gradient_ptr + start, added_ptr, own_ptr, live, counted, shift, labels, shares, share, scale, numbers,
-                CURVE, OTHERS, ADDED, EACH, DENSE, EVEN, WEIGHTED, GRADIENT,
+                CURVE, OTHERS, ADDED, EACH, M, EVEN, WEIGHTED, GRADIENT,
                 n, R, N, TILES, HELD and not OTHERS, SHIFTED,
             )  # fmt: skip
         else:
@@ -138,11 +140,10 @@ def at_masses(
     s_ptr, q_ptr, weight_ptr, value_ptr, gradient_ptr, added_ptr, own_ptr,
     live, counted, shift, labels, shares, share, scale, numbers,
     CURVE: tl.constexpr, OTHERS: tl.constexpr, ADDED: tl.constexpr, EACH: tl.constexpr,
-    DENSE: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr, GRADIENT: tl.constexpr,
+    M: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr, GRADIENT: tl.constexpr,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Equations 3 to 7: the top class is the one whose score is at least ``cut``; classes that tie for it are none."""
-    M: tl.constexpr = 0 if DENSE else 1
     y = labels[0]  # no class is left out
     steep = scale * LOG2E
     held = ()
@@ -179,7 +180,7 @@ def at_masses(
             if CURVE is None:
                 m = masses(
                     q_ptr, weight_ptr, labels, shares, share, counted, shift, tile,
-                    DENSE, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
+                    M == 0, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
                 )  # fmt: skip
                 costs += tl.where(m != 0.0, m * (most[:, None] - held[tile]), 0.0)
                 of_row += tl.where(held[tile] >= cut, 0.0, m)
@@ -191,7 +192,7 @@ def at_masses(
             if CURVE is None:
                 m = masses(
                     q_ptr, weight_ptr, labels, shares, share, counted, shift, tile,
-                    DENSE, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
+                    M == 0, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
                 )  # fmt: skip
                 costs += tl.where(m != 0.0, m * (most[:, None] - s), 0.0)
                 of_row += tl.where(s >= cut, 0.0, m)
@@ -217,7 +218,7 @@ def at_masses(
                 for tile in tl.static_range(TILES):
                     m = masses(
                         q_ptr, weight_ptr, labels, shares, share, counted, shift, tile,
-                        DENSE, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
+                        M == 0, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
                     )  # fmt: skip
                     g = tl.where(held[tile] >= cut, top, factor * odds[tile] - m * scale)
                     store(gradient_ptr, of_counted(g, counted, R), live, shift, tile, n, R, N, SHIFTED)
@@ -226,7 +227,7 @@ def at_masses(
                     s = scores(s_ptr, added_ptr, counted, y, shift, tile, ADDED, n, R, N, SHIFTED)
                     m = masses(
                         q_ptr, weight_ptr, labels, shares, share, counted, shift, tile,
-                        DENSE, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
+                        M == 0, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
                     )  # fmt: skip
                     g = tl.where(s >= cut, top, factor * odds_of(s, reference, cut, steep) - m * scale)
                     store(gradient_ptr, of_counted(g, counted, R), live, shift, tile, n, R, N, SHIFTED)
@@ -234,7 +235,7 @@ def at_masses(
         mass = tl.zeros_like(r)
         if OTHERS:
             mass = whole_masses(
-                q_ptr, weight_ptr, labels, shares, share, counted, shift, DENSE, EVEN, WEIGHTED, n, R, N, TILES, SHIFTED
+                q_ptr, weight_ptr, labels, shares, share, counted, shift, M, EVEN, WEIGHTED, n, R, N, TILES, SHIFTED
             )
         of_top = (
             cut, most[:, None], log_z[:, None], (r * back)[:, None], back[:, None], (r * rest * back)[:, None],
@@ -247,7 +248,7 @@ def at_masses(
             for tile in tl.static_range(TILES):
                 cost, h, own = curve_of(
                     held[tile], odds[tile], of_top, q_ptr, weight_ptr, own_ptr, counted, shift, tile, labels, shares,
-                    share, scale, numbers, CURVE, OTHERS, EACH, DENSE, EVEN, WEIGHTED, n, R, N, SHIFTED,
+                    share, scale, numbers, CURVE, OTHERS, EACH, M, EVEN, WEIGHTED, n, R, N, SHIFTED,
                 )  # fmt: skip
                 steps = steps + (h,)
                 costs += cost
@@ -258,7 +259,7 @@ def at_masses(
                 s = scores(s_ptr, added_ptr, counted, y, shift, tile, ADDED, n, R, N, SHIFTED)
                 cost, h, own = curve_of(
                     s, odds_of(s, reference, cut, steep), of_top, q_ptr, weight_ptr, own_ptr, counted, shift, tile,
-                    labels, shares, share, scale, numbers, CURVE, OTHERS, EACH, DENSE, EVEN, WEIGHTED,
+                    labels, shares, share, scale, numbers, CURVE, OTHERS, EACH, M, EVEN, WEIGHTED,
                     n, R, N, SHIFTED,
                 )  # fmt: skip
                 costs += cost
@@ -282,7 +283,7 @@ def at_masses(
                     w = odds_of(s, reference, cut, steep)
                     _, h, _ = curve_of(
                         s, w, of_top, q_ptr, weight_ptr, own_ptr, counted, shift, tile, labels, shares,
-                        share, scale, numbers, CURVE, OTHERS, EACH, DENSE, EVEN, WEIGHTED, n, R, N, SHIFTED,
+                        share, scale, numbers, CURVE, OTHERS, EACH, M, EVEN, WEIGHTED, n, R, N, SHIFTED,
                     )  # fmt: skip
                     g = tl.where(s >= cut, top, (h - w * factor) * scale)
                     store(gradient_ptr, of_counted(g, counted, R), live, shift, tile, n, R, N, SHIFTED)
@@ -306,14 +307,14 @@ def odds_of(s, reference, cut, steep):
 def curve_of(
     s, w, of_top, q_ptr, weight_ptr, own_ptr, counted, shift, tile, labels, shares, share, scale, numbers,
     CURVE: tl.constexpr, OTHERS: tl.constexpr, EACH: tl.constexpr,
-    DENSE: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr,
+    M: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """A tile's costs, and their slopes: of the top class, and of the others over 1 - p."""
     cut, most, log_z, to_p, p_top, not_top, log_not_top, mass = of_top
     m = masses(
         q_ptr, weight_ptr, labels, shares, share, counted, shift, tile,
-        DENSE, 0 if DENSE else 1, WEIGHTED, n, R, N, SHIFTED, EVEN,
+        M == 0, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
     )  # fmt: skip
     col, there = classes(shift, tile, n, N, SHIFTED)
     own = tl.zeros((R, N), tl.float32)

@@ -15,21 +15,24 @@ NEWTON_STEPS = tl.constexpr(6)
 
 @triton.jit
 def squares_rows(
-    s_ptr, target_ptr, weight_ptr, value_ptr, gradient_ptr,
+    s_ptr, target_ptr, share_ptr, uniform_ptr, weight_ptr, value_ptr, gradient_ptr,
     B, share, even, ignore_index, added, root,
-    BOUND: tl.constexpr, DENSE: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr, GRADIENT: tl.constexpr,
+    BOUND: tl.constexpr, M: tl.constexpr, MIXED: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr,
+    GRADIENT: tl.constexpr,
     n: tl.constexpr, S: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
     TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """The losses of R rows and their gradient; root is that of epsilon."""
-    row, live, counted, labels, shares = targets(target_ptr, B, share, even, ignore_index, DENSE, n, R)
+    row, live, counted, labels, shares = targets(
+        target_ptr, share_ptr, uniform_ptr, B, share, even, ignore_index, M, MIXED, EVEN, n, R
+    )
     start, shift = aligned(row, S, VECTOR)
-    q_ptr = target_ptr + start if DENSE else target_ptr
+    q_ptr = target_ptr + start if M == 0 else target_ptr
     if R > 1 or tl.sum(counted.to(tl.int32), 0) > 0:
         of_squares(
             s_ptr + start, q_ptr, weight_ptr, value_ptr + row, gradient_ptr + start,
             live, counted, shift, labels, shares, share, added, root,
-            BOUND, DENSE, EVEN, WEIGHTED, GRADIENT, n, R, N, TILES, HELD, SHIFTED,
+            BOUND, M, EVEN, WEIGHTED, GRADIENT, n, R, N, TILES, HELD, SHIFTED,
         )  # fmt: skip
     else:
         clear(value_ptr, gradient_ptr + start, row, shift, live, GRADIENT, n, R, N, TILES, SHIFTED)
@@ -49,11 +52,10 @@ def numbers_of(
 def of_squares(
     s_ptr, q_ptr, weight_ptr, value_ptr, gradient_ptr,
     live, counted, shift, labels, shares, share, added, root,
-    BOUND: tl.constexpr, DENSE: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr, GRADIENT: tl.constexpr,
+    BOUND: tl.constexpr, M: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr, GRADIENT: tl.constexpr,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Squares are taken of numbers over the largest, and the largest is multiplied back where it cannot overflow."""
-    M: tl.constexpr = 0 if DENSE else 1
     y = labels[0]  # no class is left out
     held = ()
     peaks = tl.full((R, N), 0.0, tl.float32)
@@ -82,10 +84,10 @@ def of_squares(
         for tile in tl.static_range(TILES):
             x = centred(held[tile], middle, shift, tile, BOUND, n, N, SHIFTED)
             squares += (x * scale) * (x * scale)
-            if DENSE or EVEN:
+            if M != 1 or EVEN:
                 m = masses(
                     q_ptr, weight_ptr, labels, shares, share, counted, shift, tile,
-                    DENSE, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
+                    M == 0, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
                 )  # fmt: skip
                 costs += tl.where(m != 0.0, m * cost_of(x, root, BOUND), 0.0)
     else:
@@ -93,14 +95,14 @@ def of_squares(
             s = numbers_of(s_ptr, counted, y, shift, tile, added, n, R, N, SHIFTED)
             x = centred(s, middle, shift, tile, BOUND, n, N, SHIFTED)
             squares += (x * scale) * (x * scale)
-            if DENSE or EVEN:
+            if M != 1 or EVEN:
                 m = masses(
                     q_ptr, weight_ptr, labels, shares, share, counted, shift, tile,
-                    DENSE, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
+                    M == 0, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
                 )  # fmt: skip
                 costs += tl.where(m != 0.0, m * cost_of(x, root, BOUND), 0.0)
     mass = whole_masses(
-        q_ptr, weight_ptr, labels, shares, share, counted, shift, DENSE, EVEN, WEIGHTED, n, R, N, TILES, SHIFTED
+        q_ptr, weight_ptr, labels, shares, share, counted, shift, M, EVEN, WEIGHTED, n, R, N, TILES, SHIFTED
     )
     found = tl.sum(squares, 1)
     if BOUND:
@@ -113,7 +115,7 @@ def of_squares(
         partition = log(whole) + 2.0 * log(peak)
         factor = 2.0 * mass / whole / peak
         spread = tl.zeros_like(mass)
-    if DENSE or EVEN:
+    if M != 1 or EVEN:
         cost = tl.sum(costs, 1)
     else:  # the label alone has a mass
         known = labels[1] >= 0
@@ -128,10 +130,10 @@ def of_squares(
             for tile in tl.static_range(TILES):
                 x = centred(held[tile], middle, shift, tile, BOUND, n, N, SHIFTED)
                 g = (x * scale) * of_all + of_each
-                if DENSE or EVEN:
+                if M != 1 or EVEN:
                     m = masses(
                         q_ptr, weight_ptr, labels, shares, share, counted, shift, tile,
-                        DENSE, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
+                        M == 0, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
                     )  # fmt: skip
                     g -= m * slope_of(x, root, BOUND)
                 store(gradient_ptr, g, live, shift, tile, n, R, N, SHIFTED)
@@ -140,14 +142,14 @@ def of_squares(
                 s = numbers_of(s_ptr, counted, y, shift, tile, added, n, R, N, SHIFTED)
                 x = centred(s, middle, shift, tile, BOUND, n, N, SHIFTED)
                 g = (x * scale) * of_all + of_each
-                if DENSE or EVEN:
+                if M != 1 or EVEN:
                     m = masses(
                         q_ptr, weight_ptr, labels, shares, share, counted, shift, tile,
-                        DENSE, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
+                        M == 0, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
                     )  # fmt: skip
                     g -= m * slope_of(x, root, BOUND)
                 store(gradient_ptr, g, live, shift, tile, n, R, N, SHIFTED)
-        if not (DENSE or EVEN):
+        if M == 1 and not EVEN:
             g = (own / peak) * factor + spread - mass * slope_of(own, root, BOUND)
             tl.debug_barrier()  # the label's entries have been written as all others, by other threads
             tl.store(gradient_ptr + shift + labels[1], g, mask=known)
