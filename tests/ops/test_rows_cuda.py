@@ -77,16 +77,18 @@ def scores(n: int = N) -> torch.Tensor:
     return s.to(DEVICE)
 
 
-def target_of(kind: str, s: torch.Tensor) -> torch.Tensor | LabelMixture:
-    if kind in MIXTURES:
-        label = torch.linspace(2, s.shape[1] - 1, len(s)).long()
-        label[3] = 4  # the leader
-        lam = torch.linspace(0.0, 1.0, len(s))
-        if kind == "a share each":
-            found = LabelMixture(label[:, None], lam[:, None])
-        else:
-            found = LabelMixture.mixed(label, label.flip(0), lam, 0.1 if kind == "mixed and smoothed" else 0.0)
-        return found.scaled((torch.arange(len(s)) != 1).double()).to(DEVICE)  # a row without mass
+def mixture_of(kind: str, s: torch.Tensor) -> LabelMixture:
+    label = torch.linspace(2, s.shape[1] - 1, len(s)).long()
+    label[3] = 4  # the leader
+    lam = torch.linspace(0.0, 1.0, len(s))
+    if kind == "a share each":
+        found = LabelMixture(label[:, None], lam[:, None])
+    else:
+        found = LabelMixture.mixed(label, label.flip(0), lam, 0.1 if kind == "mixed and smoothed" else 0.0)
+    return found.scaled((torch.arange(len(s)) != 1).double()).to(DEVICE)  # a row without mass
+
+
+def target_of(kind: str, s: torch.Tensor) -> torch.Tensor:
     if kind == "distribution":
         q = torch.linspace(-1, 1, s.shape[1], device=DEVICE).softmax(-1).repeat(len(s), 1)
         q[:, 1], q[0] = 0, 0  # a class and a row without mass
@@ -137,8 +139,9 @@ def by_definition(
     weight = torch.linspace(0, 2, s.shape[1], device=DEVICE, dtype=torch.float64) if weighted else None
     module = Defined(weight=weight, reduction=reduction, label_smoothing=smoothing)
     leaf = s.detach().double().requires_grad_()
-    wide = isinstance(target, torch.Tensor) and target.is_floating_point()
-    value = module._definition(leaf, target.double() if wide else target, None)
+    if isinstance(target, torch.Tensor) and target.is_floating_point():
+        target = target.double()
+    value = module._definition(leaf, target, None)
     return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
 
 
@@ -215,7 +218,7 @@ def test_labels_with_shares(name, kind, form, monkeypatch):
     monkeypatch.setattr(layout, "TILE_OF_A_WARP", tile)
     s, loss = scores(n)[: 4 if form else 5], LOSSES[name](n)
     s[1, 7] = torch.nan  # of the row without mass, which is not read
-    target, options = target_of(kind, s), MIXTURES[kind]
+    target, options = mixture_of(kind, s), MIXTURES[kind]
     value, gradient = by_kernel(loss, s, target, **options)
     assert (gradient[1] == 0).all()
     s[1, 7] = 0.0
