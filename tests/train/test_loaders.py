@@ -3,6 +3,7 @@
 import random
 import signal
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -131,8 +132,8 @@ def test_a_worker_ends_by_its_parents_signal_alone():
     numbers = iter(loader)
     (worker,) = numbers._workers
     assert next(numbers).item() == 0  # it has been initialised
-    subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
-    subprocess.run(["kill", "-INT", str(worker.pid)], check=True)
+    sent = f"import os, signal; os.kill({worker.pid}, signal.SIGTERM); os.kill({worker.pid}, signal.SIGINT)"
+    subprocess.run([sys.executable, "-c", sent], check=True)
     assert [next(numbers).item() for _ in range(5)] == [1, 2, 3, 4, 5]
     worker.terminate()
     worker.join(60)
