@@ -84,5 +84,5 @@ def compile_for(kernel, args, options, capability: int, directory: Path) -> Comp
 def _type(argument) -> str:
     if isinstance(argument, torch.Tensor):
         names = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-        return "*" + (names | {torch.int64: "i64", torch.int32: "i32"})[argument.dtype]
+        return "*" + (names | {torch.int64: "i64", torch.int32: "i32", torch.int8: "i8"})[argument.dtype]
     return "i32" if isinstance(argument, int) else "fp32"

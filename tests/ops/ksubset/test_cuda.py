@@ -56,6 +56,7 @@ def every_kind(n: int, kinds: tuple[str, ...] = KINDS) -> tuple[torch.Tensor, to
 @pytest.fixture
 def in_passes(monkeypatch):
     monkeypatch.setattr(cuda, "ONE_KERNEL_LARGEST_K", 0)
+    monkeypatch.setattr(cuda, "POWERS", 0)  # no row is flat enough for these
 
 
 @pytest.fixture
@@ -248,6 +249,64 @@ def test_label_margins_in_passes(n, k, theta):
 @pytest.mark.parametrize(("k", "theta"), [(1, 0.5), (4, 1e-2)])
 def test_label_margins_of_rows_in_segments(k, theta):
     check_label_margins(70, k, theta)
+
+
+@runs_kernels
+@pytest.mark.parametrize("kind", NEARLY_FLAT)
+@pytest.mark.parametrize(("form", "n", "k"), [(None, 120, 16), ("in_short_tiles", 200, 25)])
+def test_flat_rows_at_large_k_take_one_kernel(kind, form, n, k, request, monkeypatch):
+    if form:
+        request.getfixturevalue(form)
+    limit = cuda.limit_of_flat_rows(k, cuda.POWERS)
+    sides = [0.7, 0.98, 1.02, 4.0]  # two flat rows, two others
+    s = torch.cat([nearly_flat(kind, n, k, 2 * limit * side) for side in sides]).to(DEVICE)
+    label = s.argmin(1)
+    s[0, label[0]] = s[0].amax() + 20.0  # a label that leads leaves a flat row
+    wanted, wanted_gradient = composite.label_margins(s.double(), label, k, 1.0)
+    margin, gradient = cuda.label_margins(s, label, k, 1.0)
+    assert_margins_agree(margin, wanted, 1.0)
+    assert ((gradient - wanted_gradient).abs() <= 20 * EPS).all()
+    in_passes = []
+    monkeypatch.setattr(cuda, "_label_in_passes", lambda *args: in_passes.append(args[-2]))
+    again = cuda.label_margins(s, label, k, 1.0)
+    assert in_passes[0].tolist() == [1, 1, 0, 0]
+    for x, y in zip(again, (margin, gradient), strict=True):
+        assert torch.equal(x[:2], y[:2])
+
+
+@runs_kernels
+def test_hinges_of_all_kinds_of_rows_at_large_k():
+    n, k = 120, 16
+    s, label = every_kind(n, ("flat", "gaussian", "outlier", "flat", "gaussian"))
+    s[3, 7] = NAN
+    label[4] = n  # no class
+    of, weight = Hinge(torch.linspace(0, 2, n, device=DEVICE), 1 / k, 0.5), torch.linspace(1, 2, n, device=DEVICE)
+    value, gradient = cuda.expected_hinges(s, label, k, 1.5, of, weight, 0.25)
+    exact = of._replace(alpha=of.alpha.double())
+    wanted = soft_targets.expected_hinges(
+        torch_kernels, s[:3].double(), label[:3], k, 1.5, exact, weight.double(), 0.25
+    )
+    torch.testing.assert_close(value[:3].double(), wanted[0], rtol=2e-6, atol=1e-30)
+    assert ((gradient[:3] - wanted[1]).abs() <= 20 * EPS * wanted[1].abs().amax(1, keepdim=True) + 1e-30).all()
+    assert value[3:].isnan().all()
+    assert gradient[3:].isnan().all()
+
+
+@pytest.mark.parametrize("k", [16, 20, 64])
+def test_a_flat_row_needs_no_more_power_sums(k):
+    """Of a row of equal odds: the polynomial of all its power sums is known in closed form."""
+    J = 12
+    limit = cuda.limit_of_flat_rows(k, J)
+
+    def off(w):  # what the other power sums change c_{k-1} and c_k by, of k / w classes
+        n, c, exact = k / w, [1.0], [1.0]
+        for j in range(1, k + 1):
+            c.append(sum((-1) ** (i - 1) * c[j - i] * n * w**i for i in range(1, min(j, J) + 1)) / j)
+            exact.append(exact[-1] * (n - j + 1) * w / j)  # (1 + w X)^n
+        return max(abs(x / y - 1) for x, y in zip(c[-2:], exact[-2:], strict=True))
+
+    assert off(limit) < EPS / 4
+    assert off(2 * limit) > EPS / 4
 
 
 @runs_kernels

@@ -3,8 +3,9 @@
 Losses with k up to 10, of one label a row (one_label.py) or of a distribution (expected.py): one kernel, which writes
 the gradient as it is wanted in the end, with the slopes of the hinges, class weights and the factor of a mean. Flat
 rows need no selection there. For larger k, and for the margins of all classes themselves, a few passes over the logits,
-and between them a small kernel that works on a few numbers a row. The split is by registers and compile time:
-coefficients and powers of the one kernel are unrolled.
+and between them a small kernel that works on a few numbers a row. For one label a row, the one kernel does the flat
+rows of larger k before, and the passes skip them. The split is by registers and compile time: coefficients and powers
+of the one kernel are unrolled.
 
 The kernels are held against the definition under Triton's interpreter, and compiled for GPUs where there is none; the
 sizes below follow from the registers that the compiler reports and from the instructions of the machine code
@@ -15,6 +16,7 @@ that row. Rows with a NaN, with fewer than k + 1 finite scores, or with a label 
 Nothing waits for the device.
 """
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +31,7 @@ from topk_registry.ops.rows.triton.layout import in_rows, like_rows, options, po
 from topk_registry.ops.tensors import launch, operand
 
 ONE_KERNEL_LARGEST_K = 10
+POWERS = 12  # of a flat row for larger k; 16 would make few more rows flat, at 80 instead of 65 instructions a score
 SEGMENT = 16384  # scores that one program selects the largest from, twice as many in half precision
 TILE = 4096  # scores that one program writes
 
@@ -164,8 +167,14 @@ def _at_labels(
 ) -> None:
     label = operand(label, s.shape[:1], torch.int64, margin.device)
     if s.shape.numel():
-        one = k <= ONE_KERNEL_LARGEST_K
-        (_in_one_kernel if one else _label_in_passes)(s, label, k, theta, margin, gradient, hinge)
+        if k <= ONE_KERNEL_LARGEST_K:
+            _in_one_kernel(s, label, k, theta, margin, gradient, None, hinge)
+            return
+        done = None
+        if limit_of_flat_rows(k, POWERS) * (s.shape[1] - 1) >= k:  # else no row is flat
+            done = torch.empty_like(label, dtype=torch.int8)
+            _in_one_kernel(s, label, k, theta, margin, gradient, done, hinge)
+        _label_in_passes(s, label, k, theta, margin, gradient, done, hinge)
 
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
@@ -226,37 +235,63 @@ def _solved_margins(s: Rows, g: Tensor | None, k: int, theta: float) -> tuple[Te
     return top, where, b, state, in_top, of_top
 
 
+@cache
+def limit_of_flat_rows(k: int, powers: int) -> float:
+    """The largest odds of a flat row for which so many power sums are enough.
+
+    Balanced odds are at most v = w / (1 - w), and neighbouring coefficients differ by a factor of at most 1 + v. All
+    later power sums together would change c_k by less than its part k (1 + v) v^J / ((J + 1) (1 - v)), J = powers,
+    which is to be below rounding.
+    """
+    if k <= powers:
+        return 0.5
+    low, high = 0.0, 0.5
+    for _ in range(30):
+        v = (low + high) / 2
+        small = k * (1 + v) * v**powers / ((powers + 1) * (1 - v)) < 2**-26
+        low, high = (v, high) if small else (low, v)
+    return low / (1 + low)
+
+
 def _in_one_kernel(
-    s: Rows, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Rows, hinge: dict[str, Any]
-) -> None:
+    s: Rows, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Rows, done: Tensor | None,
+    hinge: dict[str, Any],
+) -> None:  # fmt: skip
+    """Work on all rows, or with ``done`` on flat rows alone, which are marked there."""
     B, n = s.shape
     theta, low = _two_singles(theta)
     sizes = {"k": k, "TP": power_of_two(3 * k + 2), **tiles(n, s.step, s.memory.element_size())}
+    J = k if done is None else POWERS
+    flat = {"J": J, "LIMIT": limit_of_flat_rows(k, J), "SEARCH": done is None}
     launch(
-        one_label.label_rows, (-(-B // sizes["R"]),), s.memory, label, margin, gradient.memory, B, k,
-        theta, low, 1 / (theta + low), **hinge, **sizes,
+        one_label.label_rows, (-(-B // sizes["R"]),), s.memory, label, margin, gradient.memory,
+        label if done is None else done, B, k, theta, low, 1 / (theta + low), **hinge, **flat, **sizes,
     )  # fmt: skip
 
 
 def _label_in_passes(
-    s: Rows, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Rows, hinge: dict[str, Any]
-) -> None:
+    s: Rows, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Rows, done: Tensor | None,
+    hinge: dict[str, Any],
+) -> None:  # fmt: skip
+    """Work on the rows that are not ``done``."""
     (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k), power_of_two(k + 1)
-    top, where, sums = _top_and_sums(s, label, theta, k, k - 1, group["T"])
+    top, where, sums = _top_and_sums(s, label, theta, k, k - 1, group["T"], done)
     b, state, in_top = top.new_empty(B, 2, KP), top.new_empty(B, k + 3), torch.empty_like(top)
-    solving = {"KP": KP, **hinge, **group, **_lanes(group)}
+    skips, done = {"SKIPS": done is not None}, label if done is None else done
     launch(
-        passes.solve_label, (B,), s.memory, label, top, sums, b, margin, state, in_top, n, s.step,
-        *_two_singles(theta), inverse, **solving,
+        passes.solve_label, (B,), s.memory, label, done, top, sums, b, margin, state, in_top, n, s.step,
+        *_two_singles(theta), inverse, KP=KP, **hinge, **group, **_lanes(group), **skips,
     )  # fmt: skip
     grid, tile = _tiles(s.shape)
     launch(
-        passes.finish_label, grid, s.memory, label, top, where, state, in_top, gradient.memory, n, s.step, inverse,
-        **group, **tile,
+        passes.finish_label, grid, s.memory, label, done, top, where, state, in_top, gradient.memory, n, s.step,
+        inverse, **group, **tile, **skips,
     )  # fmt: skip
 
 
-def _top_and_sums(s: Rows, label: Tensor | None, theta: float, k: int, rank: int, T: int) -> tuple[Tensor, ...]:
+def _top_and_sums(
+    s: Rows, label: Tensor | None, theta: float, k: int, rank: int, T: int, done: Tensor | None = None
+) -> tuple[Tensor, ...]:
     """Of each row the T largest scores, their classes, and the power sums of the rest: [B, T], [B, T], [B, k].
 
     The odds are relative to the largest score but ``rank``. Without the label, where there is one.
@@ -265,9 +300,11 @@ def _top_and_sums(s: Rows, label: Tensor | None, theta: float, k: int, rank: int
     segments = -(-n // N)
     top = s.memory.new_empty(B, segments, T, dtype=torch.float32)
     where = torch.empty_like(top, dtype=torch.int32)
-    without_label, label = label is not None, where if label is None else label
+    choices = {"WITHOUT_LABEL": label is not None, "SKIPS": done is not None}
+    label = where if label is None else label
+    done = label if done is None else done
     launch(
-        passes.select, (B, segments), s.memory, label, top, where, n, s.step, T=T, N=N, WITHOUT_LABEL=without_label,
+        passes.select, (B, segments), s.memory, label, done, top, where, n, s.step, T=T, N=N, **choices,
         **options(N // 1024),
     )  # fmt: skip
     if segments > 1:  # stable: ties stay in the order of classes
@@ -276,8 +313,8 @@ def _top_and_sums(s: Rows, label: Tensor | None, theta: float, k: int, rank: int
     grid, tile = _tiles(s.shape)
     sums = top.new_empty(*grid, k)
     launch(
-        passes.sum_tail, grid, s.memory, label, top, where, sums, n, s.step, 1 / theta, k=k, T=T, REFERENCE=rank,
-        WITHOUT_LABEL=without_label, **tile,
+        passes.sum_tail, grid, s.memory, label, done, top, where, sums, n, s.step, 1 / theta, k=k, T=T,
+        REFERENCE=rank, **choices, **tile,
     )  # fmt: skip
     return top, where, sums.sum(1)
 

@@ -26,6 +26,7 @@ from topk_registry.ops.ksubset.triton.polynomial import (
     times,
 )
 from topk_registry.ops.ksubset.triton.rows import (
+    LIMIT,
     add,
     balance,
     balanced,
@@ -70,9 +71,9 @@ def target_rows(
         for tile in tl.range(TILES, loop_unroll_factor=2):
             s = others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED)
             sums = add(sums, powers(exp2((s - a[:, None]) * steep), k), k)
-    flat, base, c = flat_rows(sums, live & known, k)
+    flat, base, c = flat_rows(sums, live & known, LIMIT, k, k)
     ratio = c[k - 1] / c[k]
-    c = balanced(c, 1.0 / ratio, 1.0, k)
+    c = balanced(c, 1.0 / ratio, 1.0, k, k)
     tilt = base * ratio
 
     if tl.max(flat.to(tl.int32), 0) > 0:
@@ -194,8 +195,8 @@ def search_target(
     for j in tl.static_range(k):
         P = P + (P_after[j] * factor_j,)
         factor_j = factor_j * to_kth
-    b = tail_polynomial(P, k)
-    b_after = tail_polynomial(P_after, k)
+    b = tail_polynomial(P, k, k)
+    b_after = tail_polynomial(P_after, k, k)
 
     first = lane >= TP  # the family of the k largest
     own = in_group & (first == (member < depth))
@@ -222,7 +223,7 @@ def search_target(
     to_below = tl.where(own, g / e[k - 1], 0.0)
     to_last = tl.where(own, -g / e[k], 0.0)
 
-    of_row = balanced(c, 1.0 / ratio, 1.0, k)
+    of_row = balanced(c, 1.0 / ratio, 1.0, k, k)
     to_first = gap * u_kth  # from odds relative to the class after the k-th
     log_tilt = tl.log2(u_kth * ratio)
     of_tail = ()

@@ -1,9 +1,12 @@
 # type: ignore
 """The margin of each row's label, its gradient and its hinge in one Triton kernel.
 
-A flat row, with no softmax above 1 / (2k), is all tail: no class is searched for. After a pass for the largest score
+A flat row, with no softmax above limit / k, is all tail: no class is searched for. After a pass for the largest score
 its power sums and its gradient are a pass each. In any other row the top group is found one maximum at a time: first
 the k largest classes, then those with odds above 1/2 where k - 1/2 classes are drawn.
+
+For large k the limit is lower, so that J power sums are enough, and as many coefficients for the gradient. Rows that
+are not flat are then left to the kernels of passes.py, which skip those that are done.
 """
 
 import triton
@@ -32,11 +35,12 @@ from topk_registry.ops.rows.triton.tiles import aligned, held_and_largest, other
 
 @triton.jit
 def label_rows(
-    s_ptr, label_ptr, margin_ptr, gradient_ptr, B, depth, theta, theta_low, inverse,
+    s_ptr, label_ptr, margin_ptr, gradient_ptr, done_ptr, B, depth, theta, theta_low, inverse,
     alpha_ptr, weight_ptr, share_ptr, value_ptr, slope_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
     HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr, FINAL: tl.constexpr,
-    n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
-    TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
+    n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, J: tl.constexpr, LIMIT: tl.constexpr, SEARCH: tl.constexpr,
+    TP: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr,
+    VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """With ``FINAL`` the gradient is that of the value: of the hinge times ``factor``, the label's weight and share."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
@@ -52,15 +56,15 @@ def label_rows(
         odds = ()
         for tile in tl.static_range(TILES):
             odds = odds + (exp2((held[tile] - a[:, None]) * steep),)
-        sums = powers(odds[0], k)
+        sums = powers(odds[0], J)
         for tile in tl.static_range(1, TILES):
-            sums = add(sums, powers(odds[tile], k), k)
+            sums = add(sums, powers(odds[tile], J), J)
     else:
-        sums = powers(tl.zeros((R, N), tl.float32), k)
+        sums = powers(tl.zeros((R, N), tl.float32), J)
         for tile in tl.range(TILES, loop_unroll_factor=2):
             w = exp2((others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - a[:, None]) * steep)
-            sums = add(sums, powers(w, k), k)
-    flat, base, c = flat_rows(sums, live & (s_y == s_y), k)
+            sums = add(sums, powers(w, J), J)
+    flat, base, c = flat_rows(sums, live & (s_y == s_y), LIMIT, k, J)
     ratio = c[k - 1] / c[k]
     of_margin = store_margin(
         row, flat, y, s_y, a, ratio, base, theta, theta_low, flat == 0, margin_ptr,
@@ -70,29 +74,33 @@ def label_rows(
     )  # fmt: skip
 
     if tl.max(flat.to(tl.int32), 0) > 0:
-        balanced_c = columns(balanced(c, 1.0 / ratio, of_margin, k), k - 1)
+        count: tl.constexpr = k - 1 if k - 1 < J else J
+        balanced_c = columns(balanced(c, 1.0 / ratio, of_margin, k, J), count)
         tilt = (base * ratio)[:, None]
         if HELD:
             for tile in tl.static_range(TILES):
-                value = gradient(odds[tile] * tilt, balanced_c, of_margin[:, None], k)
+                value = gradient(odds[tile] * tilt, balanced_c, of_margin[:, None], count)
                 store(gradient_ptr + start, value, flat, shift, tile, n, R, N, SHIFTED)
         else:
             for tile in tl.range(TILES, loop_unroll_factor=2):
                 u = (others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - a[:, None]) * steep
-                value = gradient(exp2(u + tl.log2(tilt)), balanced_c, of_margin[:, None], k)
+                value = gradient(exp2(u + tl.log2(tilt)), balanced_c, of_margin[:, None], count)
                 store(gradient_ptr + start, value, flat, shift, tile, n, R, N, SHIFTED)
         tl.debug_barrier()  # the label's entries have been written with odds of zero, by other threads
         tl.store(gradient_ptr + row * S + y, of_margin, mask=flat)
 
-    for r in range(R):
-        here = tl.program_id(0).to(tl.int64) * R + r
-        if tl.sum(tl.where((row == here) & live & (flat == 0), 1, 0), 0) > 0:
-            search_row(
-                s_ptr, label_ptr, margin_ptr, gradient_ptr, here, depth, theta, theta_low, inverse,
-                alpha_ptr, weight_ptr, share_ptr, value_ptr, slope_ptr,
-                scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-                HINGE, PER_CLASS, WEIGHTED, SHARED, FINAL, n, S, k, TP, N, TILES, VECTOR, SHIFTED,
-            )  # fmt: skip
+    if SEARCH:
+        for r in range(R):
+            here = tl.program_id(0).to(tl.int64) * R + r
+            if tl.sum(tl.where((row == here) & live & (flat == 0), 1, 0), 0) > 0:
+                search_row(
+                    s_ptr, label_ptr, margin_ptr, gradient_ptr, here, depth, theta, theta_low, inverse,
+                    alpha_ptr, weight_ptr, share_ptr, value_ptr, slope_ptr,
+                    scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
+                    HINGE, PER_CLASS, WEIGHTED, SHARED, FINAL, n, S, k, TP, N, TILES, VECTOR, SHIFTED,
+                )  # fmt: skip
+    else:
+        tl.store(done_ptr + row, flat.to(tl.int8), mask=live)
 
 
 @triton.jit
@@ -120,7 +128,7 @@ def search_row(
     )
     x = (top - a) * inverse
     P = tail_powers(scores_ptr, live, y, shift, a, u, v, i, inverse, tiles, k, n, N, SHIFTED)
-    b = tail_polynomial(P, k)
+    b = tail_polynomial(P, k, k)
     e = ()
     for j in tl.static_range(k + 1):
         e = e + (b[j] + tl.zeros((TP,), tl.float32),)
@@ -139,13 +147,12 @@ def search_row(
     )  # fmt: skip
     of_margin = tl.where(broken, float("nan"), of_margin)
 
-    balanced_c = balanced(c, 1.0 / ratio, of_margin, k)
+    balanced_c = balanced(c, 1.0 / ratio, of_margin, k, k)
     tilt = u * ratio
     for tile in range(tiles):
         odds = tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, SHIFTED)
-        store(
-            gradient_ptr + start, gradient(odds * tilt, balanced_c, of_margin, k), live, shift, tile, n, 1, N, SHIFTED
-        )
+        value = gradient(odds * tilt, balanced_c, of_margin, k - 1)
+        store(gradient_ptr + start, value, live, shift, tile, n, 1, N, SHIFTED)
     _, p = chances(x, 1.0 / u)
     in_top = -e[k - 1] / c[k]
     if k > 1:
@@ -165,12 +172,15 @@ def label_and_score(s_ptr, label_ptr, row, live, n: tl.constexpr, S: tl.constexp
 
 
 @triton.jit
-def gradient(v, c, of_margin, k: tl.constexpr):
-    """of_margin v (d_{k-2} (1 + v) - 1), where d_{k-2} - d_{k-1} = d_{k-2} (1 + v) - 1; v the balanced odds."""
+def gradient(v, c, of_margin, count: tl.constexpr):
+    """of_margin v (d_{k-2} (1 + v) - 1), where d_{k-2} - d_{k-1} = d_{k-2} (1 + v) - 1; v the balanced odds.
+
+    c: ``count`` coefficients up to k-2.
+    """
     out = -v * of_margin
-    if k > 1:
+    if count > 0:
         d = tl.zeros_like(v) + c[0]
-        for j in tl.static_range(1, k - 1):
+        for j in tl.static_range(1, count):
             d = c[j] - v * d
         out = v * ((d - of_margin) + d * v)
     return out

@@ -7,6 +7,8 @@ its part of the row by Horner's rule. Logits are read three times.
 
 A class belongs to the top group if its score is above the smallest one there, or equal to it and not behind it.
 
+With ``SKIPS`` the rows that another kernel has done are left as they are.
+
 A solve kernel leaves a row's ``state``: coefficients 0..k of the row's polynomial, then the factors that turn
 exp((s - a) / theta), a the reference of a tilt, into odds.
 """
@@ -33,12 +35,22 @@ def load_scores(s_ptr, row, n, step, col):
 
 
 @triton.jit
+def is_done(done_ptr, row, SKIPS: tl.constexpr):
+    done = row < 0
+    if SKIPS:
+        done = tl.load(done_ptr + row) != 0
+    return done
+
+
+@triton.jit
 def select(
-    s_ptr, label_ptr, top_ptr, where_ptr, n, step,
-    T: tl.constexpr, N: tl.constexpr, WITHOUT_LABEL: tl.constexpr,
+    s_ptr, label_ptr, done_ptr, top_ptr, where_ptr, n, step,
+    T: tl.constexpr, N: tl.constexpr, WITHOUT_LABEL: tl.constexpr, SKIPS: tl.constexpr,
 ):  # fmt: skip
     """The T largest scores of a segment and their classes, largest first."""
     row = tl.program_id(0).to(tl.int64)
+    if is_done(done_ptr, row, SKIPS):
+        return
     first = tl.program_id(1) * N
     out = (row * tl.num_programs(1) + tl.program_id(1)) * T
     dtype: tl.constexpr = s_ptr.dtype.element_ty
@@ -64,11 +76,14 @@ def select(
 
 @triton.jit
 def sum_tail(
-    s_ptr, label_ptr, top_ptr, where_ptr, sums_ptr, n, step, inverse,
+    s_ptr, label_ptr, done_ptr, top_ptr, where_ptr, sums_ptr, n, step, inverse,
     k: tl.constexpr, T: tl.constexpr, N: tl.constexpr, REFERENCE: tl.constexpr, WITHOUT_LABEL: tl.constexpr,
+    SKIPS: tl.constexpr,
 ):  # fmt: skip
     """P_1..P_k of the tail's odds exp((s - a) / theta) in a part of the row, a of the given rank; NaN for a NaN."""
     row = tl.program_id(0).to(tl.int64)
+    if is_done(done_ptr, row, SKIPS):
+        return
     col = tl.program_id(1) * N + tl.arange(0, N)
     s = load_scores(s_ptr, row, n, step, col)
     outside = in_top_group(s, col, top_ptr, where_ptr, row, T)
@@ -106,13 +121,16 @@ def scatter_top(
 
 @triton.jit
 def solve_label(
-    s_ptr, label_ptr, top_ptr, sums_ptr, b_ptr, margin_ptr, state_ptr, in_top_ptr, n, step, theta, theta_low, inverse,
+    s_ptr, label_ptr, done_ptr, top_ptr, sums_ptr, b_ptr, margin_ptr, state_ptr, in_top_ptr, n, step,
+    theta, theta_low, inverse,
     alpha_ptr, weight_ptr, share_ptr, value_ptr, slope_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
     HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr, FINAL: tl.constexpr,
-    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr,
+    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr, SKIPS: tl.constexpr,
 ):  # fmt: skip
     """The margin, the gradient at the top group, and the coefficients, tilted so that c_{k-1} = c_k = 1."""
     row = tl.program_id(0).to(tl.int64)
+    if is_done(done_ptr, row, SKIPS):
+        return
     lane = tl.arange(0, TP)
     top_ptr += row * T
     top = tl.load(top_ptr + lane, mask=lane < T, other=float("-inf"))
@@ -157,11 +175,13 @@ def solve_label(
 
 @triton.jit
 def finish_label(
-    s_ptr, label_ptr, top_ptr, where_ptr, state_ptr, in_top_ptr, gradient_ptr, n, step, inverse,
-    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, N: tl.constexpr,
+    s_ptr, label_ptr, done_ptr, top_ptr, where_ptr, state_ptr, in_top_ptr, gradient_ptr, n, step, inverse,
+    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, N: tl.constexpr, SKIPS: tl.constexpr,
 ):  # fmt: skip
     """The gradient v (d_{k-2} (1 + v) - 1), v the balanced odds, d = c / (1 + v X)."""
     row = tl.program_id(0).to(tl.int64)
+    if is_done(done_ptr, row, SKIPS):
+        return
     first = tl.program_id(1) * N
     col = first + tl.arange(0, N)
     s = load_scores(s_ptr, row, n, step, col)

@@ -32,17 +32,18 @@ def least_rest(x, mass, lane, k: tl.constexpr):
 
 
 @triton.jit
-def tail_polynomial(P, k: tl.constexpr):
-    """b_0..b_k of prod (1 + w_i X) from the power sums P_1..P_k, by Newton's identities: j b_j = sum_i (-1)^(i-1)
-    b_{j-i} P_i; scaled by exp(-P_1 / 2) to stay in range."""
+def tail_polynomial(P, k: tl.constexpr, J: tl.constexpr):
+    """b_0..b_k of prod (1 + w_i X) from the power sums P_1..P_J, by Newton's identities: j b_j = sum_i (-1)^(i-1)
+    b_{j-i} P_i; scaled by exp(-P_1 / 2) to stay in range. Power sums beyond the J-th count for nothing."""
     b = (tl.exp(-0.5 * P[0]),)
     for j in tl.static_range(1, k + 1):
         total = b[j - 1] * P[0]
         for i in tl.static_range(2, j + 1):
-            if i % 2 == 0:
-                total -= b[j - i] * P[i - 1]
-            else:
-                total += b[j - i] * P[i - 1]
+            if i <= J:
+                if i % 2 == 0:
+                    total -= b[j - i] * P[i - 1]
+                else:
+                    total += b[j - i] * P[i - 1]
         b = b + (total * (1.0 / j),)
     return b
 
