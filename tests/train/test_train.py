@@ -92,7 +92,7 @@ def test_every_entrance_is_the_same_command(monkeypatch, capsys):
 def test_dry_run_writes_nothing(train):
     run = train("--loss", "topk_nll", "--mixup", "0.2", "--dry-run")
     assert run.status == 0
-    assert "soft targets [16, 12]" in run.out
+    assert "mixed labels [16, 2]" in run.out
     assert not run.folder.exists()
 
 

@@ -118,5 +118,8 @@ class LabelMixture(NamedTuple):
         return q.scatter_add_(1, self.labels, self.shares.to(q))
 
 
+Target = Tensor | LabelMixture  # of a loss: indices, a distribution or a mixture of labels
+
+
 def _widest(like: Tensor) -> torch.dtype:
     return torch.float32 if like.device.type == "mps" else torch.float64  # a few numbers a row, good for any logits

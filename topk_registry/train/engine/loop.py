@@ -7,6 +7,7 @@ from timm import utils
 from torch import Tensor
 from torch import distributed as dist
 
+from topk_registry.ops.label_mixture import LabelMixture, Target
 from topk_registry.train.engine.run import Run
 from topk_registry.train.errors import NonFiniteLossError
 
@@ -47,7 +48,7 @@ def mean_loss(run: Run) -> float:
     return (sums[0] / sums[1]).item() if sums[1] else math.nan
 
 
-def _step(run: Run, images: Tensor, target: Tensor, step: int, updates: bool) -> tuple[float, bool]:
+def _step(run: Run, images: Tensor, target: Target, step: int, updates: bool) -> tuple[float, bool]:
     syncs = updates or not run.compute.distributed
     with torch.enable_grad() if syncs else run.task.no_sync():
         with run.compute.autocast():
@@ -114,7 +115,7 @@ def _accumulated(run: Run, step: int) -> int:
     return size if step < steps - steps % size else steps % size
 
 
-def _to_device(run: Run, images: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def _to_device(run: Run, images: Tensor, target: Target) -> tuple[Tensor, Target]:
     images, target = images.to(device=run.compute.device, dtype=run.compute.dtype), target.to(device=run.compute.device)
     return (images.contiguous(memory_format=torch.channels_last) if run.config.channels_last else images), target
 
@@ -128,7 +129,7 @@ def agree(run: Run, stop: bool, bad: bool) -> tuple[bool, bool]:
     return bool(flags[0]), bool(flags[1])
 
 
-def _save_batch(run: Run, images: Tensor, target: Tensor, output: Tensor, value: float) -> str:
+def _save_batch(run: Run, images: Tensor, target: Target, output: Tensor, value: float) -> str:
     """Save the batch, its scores and the weights behind a non-finite loss; return the message."""
     where = f"epoch {run.progress.epoch + 1}, batch {run.progress.step + 1} of {len(run.loader)}"
     if math.isfinite(value):
@@ -139,7 +140,7 @@ def _save_batch(run: Run, images: Tensor, target: Tensor, output: Tensor, value:
     path = run.folder / f"nonfinite-batch-rank{run.compute.rank}.pth"
     content = {
         "images": images.cpu(),
-        "target": target.cpu(),
+        "target": target.to("cpu")._asdict() if isinstance(target, LabelMixture) else target.cpu(),
         "output": output.detach().cpu(),
         "loss": value,
         "loss_record": run.loss.record,

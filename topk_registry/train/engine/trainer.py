@@ -10,6 +10,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from topk_registry.ops.label_mixture import LabelMixture
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.begin import begin
 from topk_registry.train.engine.epochs import how_to_resume, run_epochs
@@ -131,7 +132,10 @@ class Trainer:
         with run.compute.autocast():
             result = run.task(images.to(run.compute.device, run.compute.dtype), target.to(run.compute.device))
         result["loss"].backward()
-        kind = f"{'soft targets' if target.is_floating_point() else 'labels'} {list(target.shape)}"
+        if isinstance(target, LabelMixture):
+            kind = f"mixed labels {list(target.labels.shape)}"
+        else:
+            kind = f"{'soft targets' if target.is_floating_point() else 'labels'} {list(target.shape)}"
         loss = result["loss"].item()
         run.report.say(f"dry run   images {list(images.shape)}, {kind}: loss {loss:.4f}, gradients made")
 

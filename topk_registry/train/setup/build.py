@@ -52,7 +52,9 @@ def build(given: TrainConfig, parts: Parts, hooks: Hooks, *, quiet: bool = False
         if compute.rank:
             utils.random_seed(config.seed, compute.rank)
     criterion = _criterion(config, loss, data)
-    loader = _train_loader(config, parts, data, data_config, compute)
+    context = Context.of(config, config.num_classes or 0, data.counts)
+    mixtures = loss.takes_mixtures(context, linear=config.class_parallel)
+    loader = _train_loader(config, parts, data, data_config, compute, mixtures)
     model = place_model(config, model, compute)
     if compute.distributed and config.sync_bn:
         config = config.replace(dist_bn="")
@@ -157,11 +159,11 @@ def settle_classes(config: TrainConfig, model: nn.Module, data: Data) -> TrainCo
 
 
 def _train_loader(
-    config: TrainConfig, parts: Parts, data: Data, data_config: dict[str, Any], compute: Compute
+    config: TrainConfig, parts: Parts, data: Data, data_config: dict[str, Any], compute: Compute, mixtures: bool
 ) -> TrainLoader:
     if parts.train_loader is not None:
         return TrainLoader(parts.train_loader, None, config.train_batches_per_epoch)
-    return create_train_loader(config, data.train, data_config, compute)
+    return create_train_loader(config, data.train, data_config, compute, mixtures=mixtures)
 
 
 def _evaluator(

@@ -12,12 +12,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from topk_registry.data.labels import is_indexed
+from topk_registry.ops.label_mixture import Target
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.signals import leave_to_the_run
 from topk_registry.train.errors import DataError
 from topk_registry.train.setup.batches import Batches, BatchOrder, SeededErasing
 from topk_registry.train.setup.compute import Compute
 from topk_registry.train.setup.loss import uses_soft_targets
+from topk_registry.train.setup.mixing import LabelMixup, LabelMixupCollate
 from topk_registry.train.setup.shards import Shards
 
 
@@ -37,7 +39,7 @@ class TrainLoader:
         """Images of a step in all processes; 0 where the order of images depends on the number of processes."""
         return self.order.batch_size * world if self.order is not None and self.order.repeated is None else 0
 
-    def pass_of(self, epoch: int, step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def pass_of(self, epoch: int, step: int = 0) -> Iterator[tuple[Tensor, Target]]:
         """The batches of an epoch from a step on."""
         erasing = getattr(self.loader, "random_erasing", None)
         if isinstance(erasing, SeededErasing):
@@ -47,7 +49,7 @@ class TrainLoader:
         self.order.start(epoch, step)
         return iter(self.loader)
 
-    def _stream(self, epoch: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _stream(self, epoch: int, step: int) -> Iterator[tuple[Tensor, Target]]:
         for part in ("dataset", "sampler"):
             if hasattr(getattr(self.loader, part, None), "set_epoch"):
                 getattr(self.loader, part).set_epoch(epoch)
@@ -56,14 +58,18 @@ class TrainLoader:
 
 
 def create_train_loader(
-    config: TrainConfig, dataset: Any, data_config: dict[str, Any], compute: Compute
+    config: TrainConfig, dataset: Any, data_config: dict[str, Any], compute: Compute, *, mixtures: bool = False
 ) -> TrainLoader:
-    """The training batches: timm's augmentation, mixup and collation, in our order."""
+    """The training batches: timm's augmentation, mixup and collation, in our order.
+
+    Args:
+        mixtures: whether mixed targets are a LabelMixture; else they are distributions over all classes.
+    """
     if isinstance(dataset, Shards):
         dataset.check_workers(config.workers)
     if config.aug_splits > 1:
         dataset = AugMixDataset(dataset, num_splits=config.aug_splits)
-    mixup = _mixup(config)
+    mixup = _mixup(config, mixtures)
     indexed = is_indexed(dataset)
     interpolation = config.train_interpolation
     loader = create_loader(
@@ -187,20 +193,21 @@ def end_workers(loader: Any) -> None:
         inner._iterator = None  # they end with what holds them
 
 
-def _mixup(config: TrainConfig) -> Mixup | None:
+def _mixup(config: TrainConfig, mixtures: bool) -> Mixup | None:
     if not uses_soft_targets(config):
         return None
+    options: dict[str, Any] = {
+        "mixup_alpha": config.mixup,
+        "cutmix_alpha": config.cutmix,
+        "cutmix_minmax": config.cutmix_minmax,
+        "prob": config.mixup_prob,
+        "switch_prob": config.mixup_switch_prob,
+        "mode": config.mixup_mode,
+    }
+    if mixtures:
+        return (LabelMixup if config.no_prefetcher else LabelMixupCollate)(smoothing=config.smoothing, **options)
     build = Mixup if config.no_prefetcher else FastCollateMixup
-    return build(
-        mixup_alpha=config.mixup,
-        cutmix_alpha=config.cutmix,
-        cutmix_minmax=config.cutmix_minmax,
-        prob=config.mixup_prob,
-        switch_prob=config.mixup_switch_prob,
-        mode=config.mixup_mode,
-        label_smoothing=config.smoothing,
-        num_classes=config.num_classes or 0,
-    )
+    return build(**options, label_smoothing=config.smoothing, num_classes=config.num_classes or 0)
 
 
 def _reordered(config: TrainConfig, loader: Any, dataset: Any, mixup: Mixup | None, compute: Compute) -> TrainLoader:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from topk_registry import registry
+from topk_registry.losses.base import ClassificationLoss
+from topk_registry.ops.label_mixture import LabelMixture
 from topk_registry.registry.options import accepted_context, accepts
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import TrainError
@@ -123,6 +125,28 @@ class LossSpec:
                 raise TrainError(f"{self} does not train on {kind}: {error}") from error
         if logits.grad is None or not bool(torch.isfinite(logits.grad).all()):
             raise TrainError(f"{self} has no finite gradient on {kind}")
+
+    def takes_mixtures(self, context: Context, *, linear: bool = False) -> bool:
+        """Whether the run's mixed targets can reach the loss as labels with shares, not as distributions.
+
+        Args:
+            linear: whether the loss is asked for by its method ``of_linear``.
+        """
+        if not context.soft_targets:
+            return False
+        loss: Any = self.build(context)
+        if not issubclass(type(loss), ClassificationLoss):
+            return False
+        n = context.num_classes
+        label = torch.arange(2) % n
+        target = LabelMixture.mixed(label, label.flip(0), 0.5, 0.1)
+        try:  # a third party's loss may have a forward of its own that knows nothing of them
+            with torch.random.fork_rng(devices=[]):
+                x = torch.randn(2, 1 if linear else n, requires_grad=True)
+                check_value(loss.of_linear(x, torch.randn(n, 1), None, target) if linear else loss(x, target))
+        except Exception:
+            return False
+        return True
 
     def __str__(self) -> str:
         options = " ".join(f"{key}={value}" for key, value in self.options.items())
