@@ -26,6 +26,9 @@ import torch
 import topk_registry as tr
 from tests.ops.triton_runs import Launches, compile_for
 from topk_registry.ops.hinge import Hinge
+from topk_registry.ops.ksubset.chunked.shards import problem
+from topk_registry.ops.ksubset.chunked.soft_targets import Costs
+from topk_registry.ops.ksubset.torch.all_classes import Common
 from topk_registry.ops.ksubset.torch.rows import finish
 from topk_registry.ops.label_mixture import LabelMixture
 from topk_registry.ops.rows.api import Options
@@ -35,8 +38,9 @@ CAPABILITIES = (80, 90)
 TARGET = 35
 SEARCH = {"search_row", "search_target", "take_place"}  # what only rows with a top group, or with a new best, execute
 EDGES = ("masked", "store_masked", "masked_masses")  # what only tiles with the label or an end of the row execute
-TARGETS = ("indices", "smoothing", "mixup", "distribution", "chunk")
+TARGETS = ("indices", "smoothing", "mixup", "distribution", "chunk", "chunk-smoothing")
 ROW_LOSSES = ("logit_adjustment", "focal", "sigmoid_mse", "mirror", "log_taylor_softmax", "spherical_bound")
+OVER_A_CHUNK = ("extend_state", "sum_costs")  # kernels whose programs go over all of its classes
 ROW_TARGETS = ("indices", "smoothing", "mixup", "distribution")
 
 
@@ -109,12 +113,26 @@ def count(
         patch.setattr(knobs.compilation, "always_compile", True)  # with the lines of these very files
         if largest_k is not None:
             patch.setattr(backend, "ONE_KERNEL_LARGEST_K", largest_k)
-        if target == "chunk":  # of classes, as linear_smooth_topk has them
+        if target == "chunk-smoothing":  # of classes, as linear_smooth_topk has them; its state is that of k + 1
+            launch_targets(s.float(), LabelMixture.smoothed(label, 0.1), k)
+        elif target == "chunk":
             state, _ = chunks.extend(None, None, s.float(), label, k, float(k))
             chunks.gradient(s.float(), label, finish(state, float(k)), float(k), torch.ones(8))
         else:
             backend.expected_hinges(s, q, k, float(k), Hinge(torch.ones(()), 1 / k, 1.0), None, 1 / B)
         return [_count(launch, n, capability, Path(directory)) for launch in launches.recorded]
+
+
+def launch_targets(s: torch.Tensor, target: torch.Tensor | LabelMixture, k: int) -> None:
+    """Launch what computes the hinges of a target on a chunk of scores, and their gradient."""
+    from topk_registry.ops.ksubset.triton import chunks
+
+    (B, n), T = s.shape, 2 * k + 3
+    f = Common(torch.zeros(B, T), torch.zeros(k + 1, B), torch.zeros(B), torch.zeros(B))
+    costs, p = Costs(torch.zeros(()), None, 1.0, k), problem(s[:0], n, k, 1.0, None, n, torch.float32)
+    kernels = chunks.OfTargets(target, costs, f, torch.zeros(B, T), torch.zeros(B, T, dtype=torch.long), p)
+    kernels.add_costs(torch.zeros(B, 2 + k + T, dtype=torch.float64), s, 0)
+    kernels.slopes(s, 0, torch.zeros(B), torch.zeros(B, T), torch.zeros(k, B))
 
 
 def count_rows(name: str, n: int, dtype: torch.dtype, capability: int, target: str) -> Count:
@@ -158,7 +176,7 @@ def _count(launch, n: int, capability: int, directory: Path) -> Count:
             if first <= place <= last:
                 weight *= _rounds(kernel.__name__, numbers)
         executed += weight
-    scores = n if "TILES" in numbers or kernel.__name__ == "extend_state" else min(n, numbers.get("N", n))
+    scores = n if "TILES" in numbers or kernel.__name__ in OVER_A_CHUNK else min(n, numbers.get("N", n))
     if kernel.__name__.startswith("solve_"):
         scores = n
     scores *= numbers.get("R", 1)
@@ -176,7 +194,7 @@ def _edge_tiles(n: int, numbers: dict) -> float:
 def _rounds(kernel: str, numbers: dict) -> int:
     if "TILES" in numbers:
         return numbers["TILES"] // 2  # two tiles a round, and one behind the loop
-    if kernel == "extend_state":
+    if kernel in OVER_A_CHUNK:
         return -(-numbers["n"] // numbers["N"])
     of_group, of_powers = numbers.get("T", 1), numbers.get("k", 1)
     return of_group if kernel == "select" or kernel.startswith("solve_") else of_powers

@@ -4,16 +4,19 @@ A distribution costs sum_c q_c L_c, with the hinge L_c on the margin of every cl
 makes the state, which is merged over the ranks. From it every rank knows the margins of the top group, and the
 coefficients that the margins of the tail need beside their odds. The second pass sums losses, and the cotangents of the
 margins and coefficients: O(k) numbers a row, which are summed over the ranks. The backward pass is a third one.
+
+A backend may bring ``OfTargets`` beside its functions for chunks, whose ``add_costs`` and ``slopes`` are the second and
+the third pass in a kernel each; torch operations take their place.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from topk_registry.ops.hinge import soft_hinge
-from topk_registry.ops.ksubset.chunked.custom_ops import Gradients
+from topk_registry.ops.ksubset.chunked.custom_ops import Gradients, kernels
 from topk_registry.ops.ksubset.chunked.shards import Problem, chunks_of, exchange, own_state
 from topk_registry.ops.ksubset.chunked.state import put
 from topk_registry.ops.ksubset.torch.all_classes import Common, LeaveTailOut, PowerSums, TailOdds, ToScores, common
@@ -63,7 +66,14 @@ class ExpectedHinge(torch.autograd.Function):
             with torch.enable_grad():
                 top, P = state.top.double().requires_grad_(), state.P[: p.k].double().requires_grad_()
                 f = common(top, P, p.k, p.theta)
-            sums = _second_pass(f, state.top, state.classes, target, costs, p, chunks_of(x, weight, bias, p))
+            of_targets = _kernels(target, costs, f, state.top, state.classes, p)
+            chunks = chunks_of(x, weight, bias, p)
+            if of_targets is None:
+                sums = _second_pass(f, state.top, state.classes, target, costs, p, chunks)
+            else:
+                sums = _no_sums(state.top, p.k)
+                for first, _, _, s in chunks:
+                    of_targets.add_costs(sums, s, first)
         if p.group is not None:
             all_reduce(sums, p.group, "summing the losses of classes")
         value, of_c, of_top = sums.split([1, p.k + 1, state.top.shape[1]], 1)
@@ -73,43 +83,65 @@ class ExpectedHinge(torch.autograd.Function):
         d_top, d_P = torch.autograd.grad(scalar, (top, P))
         ctx.save_for_backward(state.top, state.classes, f.in_top.detach(), f.c.detach(), f.scale, f.shift,
                               d_top, d_P, x, weight, bias)  # fmt: skip
-        ctx.rest = target, costs, p
+        ctx.rest = target, costs, p, of_targets
         return value[:, 0].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g: Tensor):
         top, classes, in_top, c, scale, shift, d_top, d_P, x, weight, bias = ctx.saved_tensors
-        (target, costs, p), wanted = ctx.rest, list(ctx.needs_input_grad[:3])
+        (target, costs, p, of_targets), wanted = ctx.rest, list(ctx.needs_input_grad[:3])
         if not any(wanted):
             return (None,) * 6
         f, found = Common(in_top, c, scale, shift), None
         if weight is not None:
             found = Gradients(x, weight, bias, p.like, wanted)
-        at_top = (d_top * g[:, None]).to(p.like)
+        given = g.to(p.like), (d_top * g[:, None]).to(p.like), (d_P * g).to(p.like)
+        given = [one.contiguous() for one in given]
         with torch.autocast(x.device.type, enabled=False):
             for first, W, flat, s in chunks_of(x, weight, bias, p):
-                q = mass(target, first, s, p.n)
-                put(flat, classes, torch.full_like(top, -torch.inf), first)
-                with torch.enable_grad():
-                    s = s.detach().requires_grad_()
-                    margins, w = _margins(s, f, top, classes, first, p)
-                    value = costs.of_chunk(margins, q, first, p.sign)
-                    outputs, cotangents = (value, PowerSums.apply(w, p.k)), (g.to(s), (d_P * g).to(s))
-                    (ds,) = torch.autograd.grad(outputs, s, cotangents)
-                # the memory of the scores takes their gradient
-                torch.mul(ds, p.sign, out=flat[:-1].view(ds.shape))
-                put(flat, classes, at_top * p.sign, first)
-                ds = flat[:-1].view(ds.shape)
+                if of_targets is None:
+                    ds = _slopes(f, top, classes, target, costs, p, (first, flat, s), *given)
+                else:
+                    ds = of_targets.slopes(s, first, *given)
                 if found is None:
                     return ds.to(x.dtype), *(None,) * 5
                 found.add(first, ds.to(p.dtype), x.to(p.dtype), W)
         return *(found.all() if found else (torch.zeros_like(x), None, None)), None, None, None
 
 
+def _kernels(target: Tensor | LabelMixture, costs: Costs, f: Common, top: Tensor, classes: Tensor, p: Problem) -> Any:
+    """What computes the hinges of a chunk in kernels, where there are any."""
+    module: Any = kernels(p.like, p.k + 1)
+    return module.OfTargets(target, costs, f, top, classes, p) if hasattr(module, "OfTargets") else None
+
+
+def _no_sums(top: Tensor, k: int) -> Tensor:
+    return torch.zeros(len(top), 2 + k + top.shape[1], dtype=torch.float64, device=top.device)
+
+
+def _slopes(
+    f: Common, top: Tensor, classes: Tensor, target, costs: Costs, p: Problem, chunk, g: Tensor, at_top: Tensor,
+    at_P: Tensor,
+) -> Tensor:  # fmt: skip
+    """The gradient of a chunk's scores, which their memory takes; at_top [B, T] is that of the top group's, and at_P
+    [k, B] that to the power sums."""
+    first, flat, s = chunk
+    q = mass(target, first, s, p.n)
+    put(flat, classes, torch.full_like(top, -torch.inf), first)
+    with torch.enable_grad():
+        s = s.detach().requires_grad_()
+        margins, w = _margins(s, f, top, classes, first, p)
+        value = costs.of_chunk(margins, q, first, p.sign)
+        (ds,) = torch.autograd.grad((value, PowerSums.apply(w, p.k)), s, (g, at_P))
+    ds = torch.mul(ds, p.sign, out=flat[:-1].view(ds.shape))
+    put(flat, classes, at_top * p.sign, first)
+    return ds
+
+
 def _second_pass(f: Common, top: Tensor, classes: Tensor, target, costs: Costs, p: Problem, chunks) -> Tensor:
     """Losses, and the cotangents of the coefficients and of the top group's margins: [B, 1 + (k + 1) + T]."""
-    sums = torch.zeros(len(top), 2 + p.k + top.shape[1], dtype=torch.float64, device=top.device)
+    sums = _no_sums(top, p.k)
     for first, _, flat, s in chunks:
         put(flat, classes, torch.full_like(top, -torch.inf), first)
         with torch.enable_grad():
