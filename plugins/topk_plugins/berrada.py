@@ -139,8 +139,7 @@ class SmoothTopKSVM(TopKLoss):
     def row_loss(self, logits: Tensor) -> RowLoss | None:
         if len(self.sizes) > 1 or 2 * self.k > logits.shape[1]:
             return None
-        self._check_alpha(logits)
-        return smooth_topk_loss(self.k, tau=self.tau, alpha=self.alpha)
+        return smooth_topk_loss(self.k, tau=self.tau, alpha=self._checked_alpha(logits))
 
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
         return self._over_sizes(logits, lambda k, tau, alpha: smooth_topk_hinge(logits, label, k, tau=tau, alpha=alpha))
@@ -201,13 +200,14 @@ class SmoothTopKSVM(TopKLoss):
         )
         return loss(mixture, self.weight, "none" if self.reduction == "none" else "sum")
 
-    def _check_alpha(self, logits: Tensor) -> None:
-        if self.alpha.ndim and self.alpha.numel() != logits.shape[1]:
-            raise ValueError(f"alpha has {self.alpha.numel()} entries, logits have {logits.shape[1]} classes")
+    def _checked_alpha(self, logits: Tensor) -> Tensor:
+        alpha = self.alpha
+        if alpha.ndim and alpha.numel() != logits.shape[1]:
+            raise ValueError(f"alpha has {alpha.numel()} entries, logits have {logits.shape[1]} classes")
+        return alpha
 
     def _alpha(self, logits: Tensor) -> Tensor:
-        self._check_alpha(logits)
-        return self.alpha.to(logits.device, torch.promote_types(logits.dtype, torch.float32))
+        return self._checked_alpha(logits).to(logits.device, torch.promote_types(logits.dtype, torch.float32))
 
     def extra_repr(self) -> str:
         alpha = f"{self.alpha.item():g}" if self.alpha.ndim == 0 else f"[{self.alpha.numel()}]"

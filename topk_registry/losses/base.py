@@ -141,9 +141,10 @@ class ClassificationLoss(nn.Module):
 
     def _rows(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
         check_logits(logits)
-        if self.weight is not None and self.weight.numel() != logits.shape[1]:
-            raise ValueError(f"weight has {self.weight.numel()} entries, logits have {logits.shape[1]} classes")
-        if (loss := self._fused(logits, target)) is not None:
+        weight = self.weight
+        if weight is not None and weight.numel() != logits.shape[1]:
+            raise ValueError(f"weight has {weight.numel()} entries, logits have {logits.shape[1]} classes")
+        if (loss := self._fused(logits, target, weight)) is not None:
             return loss
         labels = None
         if not isinstance(target, LabelMixture):
@@ -154,13 +155,13 @@ class ClassificationLoss(nn.Module):
                 return self._definition(logits, target, labels)
         return self._definition(logits, target, labels)
 
-    def _fused(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor | None:
+    def _fused(self, logits: Tensor, target: Tensor | LabelMixture, weight: Tensor | None) -> Tensor | None:
         """From logits to the reduced loss in one kernel, where there is one that serves."""
         if isinstance(target, Tensor):
             dense = target.is_floating_point()
             if target.dtype == torch.bool or target.shape != (logits.shape if dense else logits.shape[:1]):
                 return None
-        if not serves(logits, target, self.weight) or not self._suits_row_loss(target):
+        if not serves(logits, target, weight) or not self._suits_row_loss(target):
             return None
         rows = self.row_loss(logits)
         if rows is None or (kernel := rows.kernel_for(logits)) is None:
@@ -170,7 +171,7 @@ class ClassificationLoss(nn.Module):
             None if rows.piecewise_linear else lambda scores: self._definition(scores, target, None),
             logits,
             target,
-            weight=self.weight,
+            weight=weight,
             label_smoothing=self.label_smoothing,
             ignore_index=self.ignore_index,
             reduction=self.reduction,

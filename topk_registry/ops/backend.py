@@ -64,7 +64,12 @@ class Operator(Generic[Kernels]):
         """The name of the backend for a call: ``impl``, or for "auto" the first that serves, is wanted and works."""
         if impl == "auto":
             wanted = preferred()
-            return next(name for name in self.backends if self._chosen(name, wanted, device, request))
+            key = self.name, wanted, device, request
+            if (found := _choices.get(key)) is None:
+                found = next(name for name in self.backends if self._chosen(name, wanted, device, request))
+                if device.type != "cuda" or not _captures():  # there the trial is yet to come
+                    _choices[key] = found
+            return found
         check_name(impl, "impl", self.backends)
         if not self[impl].serves(device, *request):
             raise ValueError(f"impl {impl!r} is for {self[impl].where}: {', '.join(map(str, (device, *request)))}")
@@ -92,6 +97,8 @@ class Operator(Generic[Kernels]):
 
 # Tried backends and what is wrong with each, "" for nothing
 _problems: dict[tuple[Any, ...], str] = {}
+# The backend of calls that left the choice open
+_choices: dict[tuple[Any, ...], str] = {}
 
 
 def _problem(one: Backend[Any], device: torch.device, trial: Callable[[], bool]) -> str:
@@ -160,7 +167,9 @@ def preferred() -> str:
     """The backend that is wanted here: of :func:`backend`, else of the environment, else "auto"."""
     chosen = _wanted.get()
     if chosen is None:
-        chosen = os.environ.get(VARIABLE) or "auto"
+        if VARIABLE not in os.environ:  # in a third of the time that its absence takes get()
+            return "auto"
+        chosen = os.environ[VARIABLE] or "auto"
         check_name(chosen, VARIABLE)
     return chosen
 
@@ -191,6 +200,7 @@ def forget() -> None:
     for remembered in (load, too_old):
         remembered.cache_clear()
     _problems.clear()
+    _choices.clear()
 
 
 @dataclass(frozen=True)

@@ -60,11 +60,6 @@ def job_of(*values: Tensor | float | None) -> ctypes.Array:
     return ctypes.create_string_buffer(_layout(fields).pack(0, *numbers))
 
 
-def buffer(job: bytearray) -> ctypes.Array:
-    """Hand over a job that was packed elsewhere; it is read and written in place."""
-    return (ctypes.c_char * len(job)).from_buffer(job)
-
-
 def start(body: Body, job: ctypes.Array, threads: int) -> None:
     """Let ``threads`` threads run ``body`` on a job, and wait for them."""
     if threads == 1:

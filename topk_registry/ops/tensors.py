@@ -60,6 +60,12 @@ def check_dense(t: Tensor, name: str) -> None:
         raise ValueError(f"{name} must be a dense tensor, got a {kind} one")
 
 
+def laid_out(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor as contiguous memory in a precision, itself where it is that."""
+    as_it_is = t.dtype == dtype and t.is_contiguous() and not t.is_neg()
+    return t if as_it_is else t.detach().to(dtype).resolve_neg().contiguous()
+
+
 def operand(t: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return an argument of a kernel as contiguous memory, a copy where it is not; raise unless it is what is wanted.
 
@@ -70,13 +76,13 @@ def operand(t: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch
         raise ValueError(
             f"a kernel needs {dtype} {list(shape)} on {device}, got {t.dtype} {list(t.shape)} on {t.device}"
         )
-    return t.resolve_neg().contiguous()
+    return laid_out(t, dtype)
 
 
 def address(t: Tensor) -> int:
     """The address of a tensor's numbers on the CPU; raises unless they lie there one after the other."""
     _check_contiguous(t)
-    if t.device.type != "cpu":
+    if not t.is_cpu:
         raise TypeError(f"a kernel on the CPU was given a tensor on {t.device}")
     return t.data_ptr()
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from topk_registry import create_loss
+from topk_registry import backend, create_loss
+from topk_registry.ops.ksubset.numba.losses import Plan
 
 NAN = float("nan")
 
@@ -69,3 +70,20 @@ def test_what_is_wrong_is_told(smoothing):
     few[0, :3] = 0.0
     with pytest.raises(ValueError, match="at least k \\+ 1 = 4 scores"):
         value_and_gradient(few, torch.tensor([0]), label_smoothing=smoothing)
+
+
+def test_shapes_seen_before_follow_the_switch_and_transforms(monkeypatch):
+    loss, s, (label, _) = create_loss("smooth_topk_svm", k=3), logits()[:, :100].contiguous(), TARGETS["labels"]
+    wanted, exact = loss(s, label), value_and_gradient(s, label)[1]
+
+    def not_wanted(*_):
+        raise AssertionError("the kernel was called")
+
+    monkeypatch.setattr(Plan, "run", not_wanted)
+    with pytest.raises(AssertionError, match="the kernel was called"):
+        loss(s, label)
+    with backend("torch"):
+        torch.testing.assert_close(loss(s, label), wanted)
+    torch.testing.assert_close(torch.func.grad(lambda x: loss(x, label))(s), exact)
+    monkeypatch.setenv("TOPK_REGISTRY_BACKEND", "torch")
+    torch.testing.assert_close(loss(s, label), wanted)

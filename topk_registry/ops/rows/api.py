@@ -16,7 +16,7 @@ from topk_registry.ops.backend import load
 from topk_registry.ops.label_mixture import LabelMixture
 from topk_registry.ops.rows.autograd import Reduced
 from topk_registry.ops.rows.backends import OPERATOR
-from topk_registry.ops.tensors import Route, address, route
+from topk_registry.ops.tensors import Route, address, laid_out, route
 
 REDUCTIONS = ("none", "mean", "sum")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -76,16 +76,15 @@ class RowKernel:
         """See :class:`Kernel`."""
         target, weight, smoothing, ignore_index, reduction = options
         real = torch.float64 if scores.dtype == torch.float64 else torch.float32
-        scores = scores.detach().resolve_neg()
-        scores = scores if scores.stride(1) == 1 else scores.contiguous()
+        scores = (scores if scores.stride(1) == 1 else scores.contiguous()).detach().resolve_neg()
         kernel, numbers, tensors, _ = self.prepared(real)
         numbers = self.of_call(numbers)
         if isinstance(target, LabelMixture):
             uniform = None if target.uniform is None else in_memory(target.uniform)
             target = LabelMixture(in_memory(target.labels), in_memory(target.shares), uniform)
         else:
-            target = in_memory(target, real if target.is_floating_point() else torch.int64)
-        weight = None if weight is None else weight.detach().to(real).contiguous()
+            target = laid_out(target, real if target.is_floating_point() else torch.int64)
+        weight = None if weight is None else laid_out(weight, real)
         value, gradient, right = (
             OPERATOR["numba"]
             .kernels()
@@ -99,7 +98,7 @@ class RowKernel:
 def in_memory(part: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """A target, or a part of a :class:`LabelMixture`, as kernels read it: contiguous, shares in double precision."""
     dtype = dtype or (torch.float64 if part.is_floating_point() else torch.int64)
-    return part.detach().to(dtype).resolve_neg().contiguous()
+    return laid_out(part, dtype)
 
 
 @dataclass(frozen=True, eq=False)

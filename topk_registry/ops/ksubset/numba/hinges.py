@@ -12,8 +12,9 @@ def hinge(margin, alpha, scale, tau):
     """The hinge of a margin and its slope; see :class:`topk_registry.ops.hinge.Hinge`."""
     violation = alpha - scale * margin
     z = violation / tau
-    value = violation if z > 40 else tau * math.log1p(math.exp(z))
-    return value, -scale / (1 + math.exp(-z))
+    e = math.exp(min(z, 40.0))
+    value = violation if z > 40 else tau * math.log1p(e)
+    return value, -scale * (e / (1 + e))
 
 
 @compiled

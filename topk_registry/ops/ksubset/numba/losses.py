@@ -4,6 +4,7 @@ precision, with the gradient. Rows are shared among threads and added up in orde
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
+import ctypes
 import struct
 from functools import lru_cache
 
@@ -17,14 +18,15 @@ from topk_registry.ops.ksubset.numba import backend as cpu
 from topk_registry.ops.ksubset.numba import expected, kernels, rows
 from topk_registry.ops.ksubset.numba.compiled import compiled
 from topk_registry.ops.rows.numba.driver import MEAN, NONE, count, reduce
-from topk_registry.ops.tensors import address
+from topk_registry.ops.tensors import address, laid_out
 
 LABEL_OUT_OF_RANGE, NOT_FINITE = 1, 2  # what may be wrong
 
-# the job: a counter, then these; the last four are float64, the others int64
-_, SIZE, CLASSES, K, STEP, STRIDE, S, G, LOSSES, VALUE, LABEL, Q, WEIGHT, ALPHA, GAIN, GAPS = range(16)
-IGNORED, REDUCTION, STATUS, THETA, SCALE, TAU, SMOOTHING, FIELDS = range(16, 24)
+# the job: a counter, then these, then the losses of the rows; from THETA on they are float64, before int64
+_, SIZE, CLASSES, K, STEP, STRIDE, S, G, VALUE, LABEL, Q, WEIGHT, ALPHA, GAIN, GAPS, IGNORED, REDUCTION = range(17)
+STATUS, THETA, SCALE, TAU, SMOOTHING, FIELDS = range(17, 23)
 LAYOUT = struct.Struct(f"={THETA}q{FIELDS - THETA}d")
+NUMBER = struct.Struct("=q")
 
 
 class Plan:
@@ -39,14 +41,15 @@ class Plan:
         (B, n), stride = scores.shape, scores.stride(0)
         # below this the loss no longer depends on tau, but its reciprocal would overflow
         tau = max(tau, 4 * torch.finfo(torch.float32).tiny)
-        self.shape, self.steps = scores.shape, cpu.steps_of(B, n, k)
+        self.steps = cpu.steps_of(B, n, k)
+        self.job = ctypes.c_char * (8 * (FIELDS + B))
         self.sizes, self.numbers = (B, n, k), (float(k * tau), 1 / k, float(tau))
         self.as_it_is = scores.stride(1) == 1 and stride >= n
         self.stride = stride if self.as_it_is else n
         alpha = alpha.to("cpu", torch.float32).contiguous()
         gain = torch.exp(-alpha / tau)
         self.gaps, self.gap_sizes = (alpha, gain), (address(alpha), address(gain), alpha.numel())
-        self.dtype, self.bodies = scores.dtype, bodies(scores.dtype)
+        self.bodies = bodies(scores.dtype)
 
     def run(
         self, scores: Tensor, target: Tensor, weight: Tensor | None, smoothing: float, ignore_index: int, reduction: int
@@ -60,27 +63,27 @@ class Plan:
         """
         B = self.sizes[0]
         scores = (scores if self.as_it_is else scores.contiguous()).resolve_neg()
-        dense = target.dtype.is_floating_point
-        target = target.to(torch.float32 if dense else torch.int64).resolve_neg().contiguous()
-        weight = None if weight is None else weight.to(torch.float32).contiguous()
-        gradient = torch.empty(self.shape, dtype=self.dtype)
-        losses = torch.empty(B, dtype=torch.float64)
+        dense = target.is_floating_point()
+        target = laid_out(target, torch.float32 if dense else torch.int64)
+        label, q = (0, address(target)) if dense else (address(target), 0)
+        weight = None if weight is None else laid_out(weight, torch.float32)
+        gradient = torch.empty_like(scores, memory_format=torch.contiguous_format)
         value = torch.empty((B,) if reduction == NONE else (), dtype=torch.float32)
         threads, step = cpu.threads_and_step(self.steps, *self.sizes)
-        label, q = (0, address(target)) if dense else (address(target), 0)
         first = scores if B == 0 or scores.is_contiguous() else scores[0]  # its address is that of the first row
+        job = self.job()
         # fmt: off
-        job = bytearray(LAYOUT.pack(
-            0, *self.sizes, step, self.stride, address(first), address(gradient), address(losses),
-            address(value), label, q, 0 if weight is None else address(weight), *self.gap_sizes,
+        LAYOUT.pack_into(
+            job, 0,
+            0, *self.sizes, step, self.stride, address(first), address(gradient), address(value),
+            label, q, 0 if weight is None else address(weight), *self.gap_sizes,
             ignore_index, reduction, 0, *self.numbers, smoothing,
-        ))
+        )
         # fmt: on
-        buffer = team.buffer(job)
         of_rows, add_up = self.bodies
-        team.start(of_rows, buffer, threads)
-        add_up(buffer)
-        return value, gradient, LAYOUT.unpack_from(job)[STATUS]
+        team.start(of_rows, job, threads)
+        add_up(job)
+        return value, gradient, NUMBER.unpack_from(job, 8 * STATUS)[0]
 
 
 @lru_cache(maxsize=2)
@@ -101,7 +104,7 @@ def bodies(stored: torch.dtype) -> tuple[team.Body, team.Body]:
         )
         weight = cpu.array(field[WEIGHT], n if field[WEIGHT] != 0 else 0, real)
         alpha, gain = cpu.array(field[ALPHA], field[GAPS], real), cpu.array(field[GAIN], field[GAPS], real)
-        losses = cpu.array(field[LOSSES], B, np.float64)
+        losses = carray(job, FIELDS + B, np.float64)[FIELDS:]
         total = np.float64(B) if dense else count(label, weight, n, field[IGNORED])
         if total < 0:
             field[STATUS] = LABEL_OUT_OF_RANGE
@@ -144,7 +147,7 @@ def bodies(stored: torch.dtype) -> tuple[team.Body, team.Body]:
         assert edition  # as above
         field = carray(job, FIELDS, np.int64)
         B, n, dense = field[SIZE], field[CLASSES], field[Q] != 0
-        losses = cpu.array(field[LOSSES], B, np.float64)
+        losses = carray(job, FIELDS + B, np.float64)[FIELDS:]
         value = cpu.array(field[VALUE], B if field[REDUCTION] == NONE else 1, real)
         if field[STATUS] != 0:
             return
