@@ -11,13 +11,7 @@ from topk_registry import ClassificationLoss, Curve, RowLoss, softmax_loss
 
 def _generalised(log_p, log_not, p, not_p, own, numbers):
     x = numbers[0] * log_p
-    power = math.exp(x)
-    rest = 1.0 - power
-    if 0.5 < power < 1.0:
-        rest *= x / math.log(power)  # Kahan's expm1: the rounding of the power cancels
-    elif power == 1.0:
-        rest = -x
-    return rest * numbers[1], -power * not_p
+    return -math.expm1(x) * numbers[1], -math.exp(x) * not_p
 
 
 class GeneralisedCrossEntropy(ClassificationLoss):

@@ -181,12 +181,12 @@ def test_elementary_functions_of_a_curve_become_vector_instructions():
     compiled = cfunc(signature, error_model="numpy", fastmath={"contract", "reassoc"})(body)
     code = compiled.inspect_llvm()
     assert re.search(r"fdiv [a-z ]*<\d+ x float>", code)
-    assert not re.search(r"call .*@(expf?|logf?|log1pf?)\(", code)
+    assert not re.search(r"call .*@(expf?|expm1f?|logf?|log1pf?)\(", code)
 
 
 def _of_every_function(log_p, log_not, p, not_p, own, numbers):
     e = math.exp(-abs(log_p - log_not))
-    return math.log1p(e) - math.log(p + 1.0), 1.0 / (1.0 + e)
+    return math.log1p(e) - math.log(p + 1.0) - math.expm1(log_p), 1.0 / (1.0 + e)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -199,6 +199,26 @@ def test_log1p_keeps_its_digits(dtype):
     value, _ = both(softmax_loss(Curve(lambda log_p, log_not, own: -log_p, _softplus)), s, q)
     wanted = s[:, 0].double().exp().log1p()
     torch.testing.assert_close(value, wanted, rtol=6 * torch.finfo(dtype).eps, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.slow
+def test_expm1_keeps_its_digits(dtype):
+    """Of the shares 1e-4 to 3 of log p: from numbers that round to 0 beside 1 to those whose exponential does."""
+    s = torch.tensor([[x, 0.0] for x in (-30.0, -3.0, -1e-3, 0.0, 0.5, 3.0, 12.0, 80.0)], dtype=dtype)
+    q = torch.zeros_like(s)
+    q[:, 1] = 1.0
+    log_p = -s[:, 0].double().exp().log1p()
+    for share in (1e-4, 0.3, 3.0):
+        curve = Curve(lambda log_p, log_not, own: -(share * log_p).expm1(), _less_power, (share,))  # noqa: B023
+        value, _ = both(softmax_loss(curve), s, q)
+        # the product is rounded, and log p itself by up to two units
+        torch.testing.assert_close(value, -(share * log_p).expm1(), rtol=6 * torch.finfo(dtype).eps, atol=0.0)
+
+
+def _less_power(log_p, log_not, p, not_p, own, numbers):
+    x = numbers[0] * log_p
+    return -math.expm1(x), -numbers[0] * math.exp(x) * not_p
 
 
 def _softplus(log_p, log_not, p, not_p, own, numbers):

@@ -56,7 +56,7 @@ LOSSES = {
     "scaled and shifted": lambda n: softmax_loss(scale=2.0, shift=torch.linspace(-1, 1, n)),
     "focal": lambda n: built("focal", n),
     "a margin a class": lambda n: built("ldam", n, scale=3.0),
-    "with branches": lambda n: built("generalised_cross_entropy", n),
+    "of a power": lambda n: built("generalised_cross_entropy", n),
     "with others": lambda n: built("mirror", n, link="softmax", gamma=0.7),
     "sigmoid": lambda n: built("sigmoid_mse", n),
     "sigmoid with logarithms": lambda n: built("mirror", n, base="mae", gamma=1.5),

@@ -35,6 +35,7 @@ LOSSES = [
     (Focal(gamma=5), lambda row, y: focal(row, y, 5)),
     (LDAM(class_counts=COUNTS), lambda row, y: ldam(row, y, 0.5, 30.0)),
     (LDAM(class_counts=COUNTS, max_margin=1.5, scale=2), lambda row, y: ldam(row, y, 1.5, 2.0)),
+    (LDAM(class_counts=COUNTS, max_margin=2.0, scale=40), lambda row, y: ldam(row, y, 2.0, 40.0)),  # far
 ]
 
 

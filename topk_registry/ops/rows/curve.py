@@ -22,8 +22,8 @@ class Curve:
             class is the label, and what the class adds where another one is. It is differentiated by autograd.
         compiled: the same for one class in plain floats, ``(log_p, log_not_p, p, not_p, own, numbers) -> (on, slope)``
             or ``-> (on, slope, off, slope of off)``. Slopes are those in the log-odds: that of log p is 1 - p, that of
-            log(1 - p) is -p. It is a function of a module that may use ``math.exp``, ``math.log`` and ``math.log1p``,
-            and writes its numbers as floats. None: the definition serves alone.
+            log(1 - p) is -p. It is a function of a module that may use ``math.exp``, ``math.expm1``, ``math.log``
+            and ``math.log1p``, and writes its numbers as floats. None: the definition serves alone.
         numbers: parameters for ``compiled``, up to 6.
         own: a number for each class [n], which the definition gets in the shape of the probabilities; None for none.
         others: whether there is an ``off``.

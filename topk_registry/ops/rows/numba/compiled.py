@@ -1,7 +1,7 @@
 """Elementary functions for kernels of either precision, and C functions that call each other by address.
 
-A curve written in plain Python with ``math.exp``, ``math.log`` and ``math.log1p`` is compiled with the functions here
-in their place, which turn into vector instructions.
+A curve written in plain Python with ``math.exp``, ``math.expm1``, ``math.log`` and ``math.log1p`` is compiled with the
+functions here in their place, which turn into vector instructions.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
@@ -16,7 +16,17 @@ from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.extending import intrinsic, overload
 
-from topk_registry.ops.ksubset.numba.compiled import compiled, exp32, exp64, log32, log64, number_32, number_64
+from topk_registry.ops.ksubset.numba.compiled import (
+    compiled,
+    exp32,
+    exp64,
+    expm1_32,
+    expm1_64,
+    log32,
+    log64,
+    number_32,
+    number_64,
+)
 from topk_registry.ops.ksubset.numba.rows import total
 
 BLOCK = 512  # numbers that are added up in their own precision; sums of blocks are added in double precision
@@ -91,6 +101,10 @@ def exp(x) -> Any:
     """exp(x), 0 below the range of normal numbers and the largest power above it."""
 
 
+def expm1(x) -> Any:
+    """exp(x) - 1 to full relative precision, -1 below the range of normal numbers, the largest power above it."""
+
+
 def log(x) -> Any:
     """log(x) of a normal number; -inf of 0 and of denormal numbers."""
 
@@ -118,6 +132,23 @@ def _exp(x):
         u = 709.0 if x > 709.0 else x
         u = -708.0 if u < -708.0 else u
         return 0.0 if u == -708.0 else exp64(u)
+
+    return double
+
+
+@overload(expm1, **_OPTIONS)
+def _expm1(x):
+    if x == types.float32:
+
+        def single(x):
+            u = np.float32(88) if x > np.float32(88) else x
+            return expm1_32(np.float32(-87) if u < np.float32(-87) else u)
+
+        return single
+
+    def double(x):
+        u = 709.0 if x > 709.0 else x
+        return expm1_64(-708.0 if u < -708.0 else u)
 
     return double
 
@@ -177,7 +208,7 @@ def _is_slow(value: object) -> bool:
     return any(value is slow for slow in FAST)
 
 
-FAST = {math.exp: exp, math.log: log, math.log1p: log1p}
+FAST = {math.exp: exp, math.expm1: expm1, math.log: log, math.log1p: log1p}
 _MATH = ModuleType("math", "The module math with the functions of this file in place of its own.")
 _MATH.__dict__.update({name: FAST[one] if _is_slow(one) else one for name, one in vars(math).items()})
 

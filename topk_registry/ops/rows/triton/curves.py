@@ -1,7 +1,8 @@
 """Curves as Triton functions: the plain Python of a curve, rewritten for tensors.
 
 A condition becomes a choice between two results, both of which are computed. A curve with a loop, a return inside a
-branch, or a function other than ``exp``, ``log``, ``log1p``, ``abs``, ``max`` and ``min`` has no such form.
+branch, or a function other than ``exp``, ``expm1``, ``log``, ``log1p``, ``abs``, ``max`` and ``min`` has no such
+form.
 """
 
 import ast
@@ -18,9 +19,11 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from topk_registry.ops.rows.triton.arithmetic import exp, log, log1p
+from topk_registry.ops.rows.triton.arithmetic import exp, expm1, log, log1p
 
-_FUNCTIONS = {math.exp: "exp", math.log: "log", math.log1p: "log1p", abs: "tl.abs", math.fabs: "tl.abs"}
+_FUNCTIONS = {
+    math.exp: "exp", math.expm1: "expm1", math.log: "log", math.log1p: "log1p", abs: "tl.abs", math.fabs: "tl.abs",
+}  # fmt: skip
 _CHOICES = {max: "tl.maximum", min: "tl.minimum"}
 
 
@@ -43,7 +46,7 @@ def compiled(curve: Callable) -> Any:
     source = ast.unparse(tree) + "\n"
     file = f"<curve {curve.__qualname__} {zlib.crc32(source.encode()):08x}>"
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # Triton reads sources
-    seen = {"__name__": __name__, "tl": tl, "exp": exp, "log": log, "log1p": log1p}
+    seen = {"__name__": __name__, "tl": tl, "exp": exp, "expm1": expm1, "log": log, "log1p": log1p}
     exec(compile(source, file, "exec"), seen)
     return triton.jit(seen[tree.name])
 
