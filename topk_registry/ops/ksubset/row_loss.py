@@ -55,6 +55,7 @@ class HingeKernel:
 
     def run(self, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
         """The losses or their sum or mean, and the gradient in a precision that holds it."""
+        given = scores
         if scores.dtype == torch.float16:  # its gradient is in single precision anyway
             scores = scores.float()
         if isinstance(options.target, LabelMixture) or (plan := self._plan(scores)) is None:
@@ -64,11 +65,12 @@ class HingeKernel:
         dense = target.is_floating_point()
         if dense and smoothing:
             target, smoothing = torch.lerp(target, torch.full_like(target, 1 / scores.shape[1]), smoothing), 0.0
-        value, gradient, wrong = plan.run(scores, target, weight, smoothing, ignore_index, reduction)
+        copied = scores is not given
+        value, gradient, wrong = plan.run(scores, target, weight, smoothing, ignore_index, reduction, copied)
         if wrong:
             if not dense:
                 check_range(target, scores.shape[1], ignore_index)
-            api._check_finite(scores, self.k)
+            api._check_finite(given, self.k)
         return value, gradient
 
     def _plan(self, scores: Tensor) -> Any:

@@ -89,7 +89,7 @@ def borrowed(array) -> Any:
 
 
 @inlined
-def _parts_32(u):
+def _parts_32(u) -> Any:
     """2^m, f and e of exp(u) = 2^m (1 + e f), where seven terms of the series for e leave an error of 6e-9."""
     shifted = u * LOG2E_32 + ROUND_32
     m = shifted - ROUND_32
@@ -101,7 +101,7 @@ def _parts_32(u):
 
 
 @inlined
-def _parts_64(u):
+def _parts_64(u) -> Any:
     """As :func:`_parts_32`, within 2e-16 or so."""
     shifted = u * LOG2E + ROUND
     m = shifted - ROUND

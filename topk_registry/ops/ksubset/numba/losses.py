@@ -52,7 +52,14 @@ class Plan:
         self.bodies = bodies(scores.dtype)
 
     def run(
-        self, scores: Tensor, target: Tensor, weight: Tensor | None, smoothing: float, ignore_index: int, reduction: int
+        self,
+        scores: Tensor,
+        target: Tensor,
+        weight: Tensor | None,
+        smoothing: float,
+        ignore_index: int,
+        reduction: int,
+        in_place: bool = False,
     ) -> tuple[Tensor, Tensor, int]:
         """The losses or their sum or mean, the gradient, and what is wrong, 0 for nothing.
 
@@ -60,6 +67,7 @@ class Plan:
             target: int64 labels [B], or a distribution [B, n].
             weight: a factor a class [n].
             reduction: a place in :data:`topk_registry.ops.rows.api.REDUCTIONS`.
+            in_place: whether the gradient may take the place of the scores.
         """
         B = self.sizes[0]
         scores = (scores if self.as_it_is else scores.contiguous()).resolve_neg()
@@ -67,7 +75,8 @@ class Plan:
         target = laid_out(target, torch.float32 if dense else torch.int64)
         label, q = (0, address(target)) if dense else (address(target), 0)
         weight = None if weight is None else laid_out(weight, torch.float32)
-        gradient = torch.empty_like(scores, memory_format=torch.contiguous_format)
+        # a row is copied before its gradient is written
+        gradient = scores if in_place else torch.empty_like(scores, memory_format=torch.contiguous_format)
         value = torch.empty((B,) if reduction == NONE else (), dtype=torch.float32)
         threads, step = cpu.threads_and_step(self.steps, *self.sizes)
         first = scores if B == 0 or scores.is_contiguous() else scores[0]  # its address is that of the first row
