@@ -150,7 +150,7 @@ class ClassificationLoss(nn.Module):
         if not isinstance(target, LabelMixture):
             labels = check_target(logits, target, ignore_index=self.ignore_index)
         kind = logits.device.type
-        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):  # not for meta tensors
+        if _has_autocast(kind) and torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
                 return self._definition(logits, target, labels)
         return self._definition(logits, target, labels)
@@ -220,6 +220,12 @@ class ClassificationLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"reduction={self.reduction!r}, label_smoothing={self.label_smoothing:g}"
+
+
+@torch.compiler.assume_constant_result  # some versions of torch.compile do not know the question
+def _has_autocast(kind: str) -> bool:
+    """Whether devices of this kind know autocast; meta tensors do not."""
+    return torch.amp.is_autocast_available(kind)
 
 
 class TopKLoss(ClassificationLoss):

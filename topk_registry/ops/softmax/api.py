@@ -25,7 +25,7 @@ def softmax_loss(curve: Curve | None = None, *, scale: float = 1.0, shift: Tenso
     compiled = curve is None or curve.compiled is not None
     of_shift = None if shift is None else (shift, shift._version)
     kernel = partial(_kernel, None if curve is None else curve.key, float(scale), of_shift) if compiled else None
-    of_gpu = partial(_on_gpu, *kernel.args) if kernel else None
+    of_gpu = None if kernel is None else partial(_on_gpu, *kernel.args)
     return RowLoss(partial(definition, curve, scale, shift), kernel, of_gpu)
 
 
