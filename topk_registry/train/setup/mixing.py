@@ -50,4 +50,4 @@ def of_rows(rows: Tensor, target: Tensor, smoothing: float) -> LabelMixture:
     image in the batch."""
     label = target.long()
     count = len(rows)  # half of the batch, where timm halves it
-    return LabelMixture.mixed(label[:count], label.flip(0)[:count], rows.diagonal().double(), smoothing)
+    return LabelMixture.mixed(label[:count], label.flip(0)[:count], rows.diagonal(), smoothing)
