@@ -5,11 +5,13 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from topk_registry.ops.rows.api import RowKernel, RowLoss
+from topk_registry.ops.backend import load
+from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss
 from topk_registry.ops.selection.definition import hinge
 
 MODULE = "topk_registry.ops.selection.numba.kernel"
 AGAINST = {"rival": 0, "rank": 1, "mean": 2}
+LARGEST_K_ON_GPU = 64  # its kernel takes a pass for each; beyond, the selection of torch is better
 
 
 def topk_hinge_loss(k: int, *, against: str = "rival", alpha: float | Tensor = 1.0, factor: float = 1.0) -> RowLoss:
@@ -25,9 +27,8 @@ def topk_hinge_loss(k: int, *, against: str = "rival", alpha: float | Tensor = 1
     if against not in AGAINST:
         raise ValueError(f"against must be one of {', '.join(map(repr, AGAINST))}, got {against!r}")
     version = alpha._version if isinstance(alpha, Tensor) else 0
-    return RowLoss(
-        partial(hinge, against, k, alpha, factor), partial(_kernel, AGAINST[against], k, alpha, version, factor)
-    )
+    options = AGAINST[against], k, alpha, version, factor
+    return RowLoss(partial(hinge, against, k, alpha, factor), partial(_kernel, *options), partial(_on_gpu, *options))
 
 
 @lru_cache(maxsize=64)
@@ -37,3 +38,17 @@ def _kernel(kind: int, k: int, alpha: float | Tensor, version: int, factor: floa
         return [kind, k, 0.0 if isinstance(alpha, Tensor) else alpha, factor], [own]
 
     return RowKernel(MODULE, given)
+
+
+@lru_cache(maxsize=64)
+def _on_gpu(kind: int, k: int, alpha: float | Tensor, version: int, factor: float) -> Kernel | None:
+    if k > LARGEST_K_ON_GPU:
+        return None
+    rows = load("topk_registry.ops.selection.triton.rows")
+    each = isinstance(alpha, Tensor)
+    return load("topk_registry.ops.rows.triton.driver").TritonRows(
+        rows.selection_rows,
+        {"alpha": 0.0 if each else float(alpha), "factor": float(factor)},
+        {"own_ptr": alpha if each else None},
+        {"KIND": kind, "k": k, "EACH": each},
+    )

@@ -1,0 +1,1 @@
+"""Rows of the top-k hinges on GPUs."""
