@@ -158,7 +158,7 @@ def _count(launch, n: int, capability: int, directory: Path) -> Count:
     numbers = dict(zip(kernel.arg_names, args, strict=False)) | options
     instructions, branches = disassemble(compiled.file)
     if numbers.get("SKIPS"):
-        leaves = next(place for place, one in enumerate(instructions) if "EXIT" in one.text)
+        leaves = next(place for place, one in enumerate(instructions) if one.text.endswith("EXIT"))
         instructions, branches = instructions[: leaves + 1], []
     searches = [bool(SEARCH & one.functions) for one in instructions]
     # a way back over the search is no loop: it returns from what the compiler has moved behind it
@@ -217,7 +217,7 @@ def disassemble(file: Path) -> tuple[list[Instruction], list[tuple[int, int]]]:
         elif found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(.*);", line):
             open_chain = False
             functions = frozenset(_function(file, int(number)) for file, number in chain)
-            instructions.append(Instruction(found[1], functions))
+            instructions.append(Instruction(found[1].rstrip(), functions))
     return instructions, list(_branches(instructions, labels))
 
 

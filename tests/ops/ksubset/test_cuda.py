@@ -56,7 +56,8 @@ def every_kind(n: int, kinds: tuple[str, ...] = KINDS) -> tuple[torch.Tensor, to
 @pytest.fixture
 def in_passes(monkeypatch):
     monkeypatch.setattr(cuda, "ONE_KERNEL_LARGEST_K", 0)
-    monkeypatch.setattr(cuda, "POWERS", 0)  # no row is flat enough for these
+    for powers in ("POWERS", "POWERS_OF_TARGETS"):
+        monkeypatch.setattr(cuda, powers, 0)  # no row is flat enough for these
 
 
 @pytest.fixture
@@ -503,6 +504,54 @@ def test_hinges_of_distributions(n, k, tau, form, options):
 def test_hinges_of_distributions_on_rows_in_tiles(n, k, form, options):
     s, label = every_kind(n, IN_TILES)
     check_distributions(s, targets(form, label, n), k, 0.2, **options)
+
+
+@runs_kernels
+@pytest.mark.usefixtures("in_short_passes")
+@pytest.mark.parametrize(("target", "options"), [("dense", {"per_class": True}), ("smoothed", {"weighted": True})])
+def test_hinges_of_distributions_in_passes(target, options):
+    s, label = every_kind(40)
+    check_distributions(s, targets(target, label, 40), 4, 0.5, **options)
+
+
+@runs_kernels
+@pytest.mark.parametrize(
+    ("kind", "form", "target", "options"),
+    [
+        ("gaussian", None, "smoothed", {"per_class": True}),
+        ("tied at 3 values", "in_short_tiles", "dense", {"weighted": True}),
+        ("2k nearly equal leaders", None, "dense", {}),
+    ],
+)
+def test_hinges_of_distributions_on_flat_rows_at_large_k(kind, form, target, options, request, monkeypatch):
+    if form:
+        request.getfixturevalue(form)
+    n, k, marks, margins = 160, 16, [], cuda._margins
+    monkeypatch.setattr(cuda, "_margins", lambda *args: marks.append(args[-1]) or margins(*args))
+    limit = cuda.limit_of_flat_rows(k, cuda.POWERS_OF_TARGETS)
+    s = torch.cat([nearly_flat(kind, n, k, 2 * limit * side) for side in (0.8, 0.999, 1.001, 4.0)]).to(DEVICE)
+    label = torch.tensor([0, 20, n - 1, 7], device=DEVICE)
+    check_distributions(s, targets(target, label, n), k, 1 / k, **options)
+    assert marks[0].tolist() == [1, 1, 0, 0]
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_hinges_of_distributions_at_large_k_of_strided_rows_that_may_be_broken(dtype):
+    n, k = 160, 16
+    s = (randn(4, n + 3) / 8).to(dtype)[:, 1 : n + 1]
+    s[1] *= 40  # not a flat row
+    s[3, 5] = NAN
+    label, of = torch.tensor([3, 0, n, 4], device=DEVICE), Hinge(torch.ones((), device=DEVICE), 1 / k, 0.5)
+    value, gradient = cuda.expected_hinges(s, LabelMixture.smoothed(label, 0.1), k, 8.0, of, None, 0.25)
+    assert gradient.dtype == (torch.float32 if dtype == torch.float16 else dtype)
+    exact = LabelMixture.smoothed(label[:2], 0.1), k, 8.0, of._replace(alpha=of.alpha.double()), None, 0.25
+    wanted, wanted_gradient = soft_targets.expected_hinges(torch_kernels, s[:2].double(), *exact)
+    torch.testing.assert_close(value[:2].double(), wanted, rtol=2e-6, atol=0)
+    close = {"rtol": torch.finfo(gradient.dtype).eps, "atol": 20 * EPS / k / 4}
+    torch.testing.assert_close(gradient[:2].double(), wanted_gradient, **close)
+    assert value[2:].isnan().all()
+    assert gradient[2:].isnan().all()
 
 
 @runs_kernels

@@ -18,7 +18,7 @@ group carries along E and F, the sum so far: with a factor q + p X and its alpha
 import triton
 import triton.language as tl
 
-from topk_registry.ops.ksubset.triton.passes import in_top_group, load_scores, scatter_top
+from topk_registry.ops.ksubset.triton.passes import in_top_group, is_done, load_scores, scatter_top
 from topk_registry.ops.ksubset.triton.polynomial import (
     broadcast,
     chances,
@@ -33,11 +33,13 @@ from topk_registry.ops.ksubset.triton.polynomial import (
 
 @triton.jit
 def solve_margins(
-    top_ptr, where_ptr, sums_ptr, b_ptr, g_ptr, state_ptr, in_top_ptr, cotangents_ptr, n, theta, inverse,
-    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr, BACKWARD: tl.constexpr,
+    done_ptr, top_ptr, where_ptr, sums_ptr, b_ptr, g_ptr, state_ptr, in_top_ptr, cotangents_ptr, n, theta, inverse,
+    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr, BACKWARD: tl.constexpr, SKIPS: tl.constexpr,
 ):  # fmt: skip
     """The margins of the top group, or for the backward pass its alpha and beta; and the state."""
     row = tl.program_id(0).to(tl.int64)
+    if is_done(done_ptr, row, SKIPS):
+        return
     lane = tl.arange(0, TP)
     top = tl.load(top_ptr + row * T + lane, mask=lane < T, other=float("-inf"))
     sums_ptr += row * k
@@ -82,11 +84,13 @@ def solve_margins(
 
 @triton.jit
 def finish_margins(
-    s_ptr, top_ptr, where_ptr, state_ptr, in_top_ptr, out_ptr, n, step, theta, inverse,
-    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, N: tl.constexpr,
+    s_ptr, done_ptr, top_ptr, where_ptr, state_ptr, in_top_ptr, out_ptr, n, step, theta, inverse,
+    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, N: tl.constexpr, SKIPS: tl.constexpr,
 ):  # fmt: skip
     """(s - a) + theta (log(d_{k-1} / d_k) - t), d = c / (1 + w X)."""
     row = tl.program_id(0).to(tl.int64)
+    if is_done(done_ptr, row, SKIPS):
+        return
     first = tl.program_id(1) * N
     col = first + tl.arange(0, N)
     s = load_scores(s_ptr, row, n, step, col)
@@ -105,11 +109,13 @@ def finish_margins(
 
 @triton.jit
 def sum_cotangents(
-    s_ptr, g_ptr, top_ptr, where_ptr, state_ptr, W_ptr, n, step, inverse,
-    k: tl.constexpr, T: tl.constexpr, N: tl.constexpr,
+    s_ptr, done_ptr, g_ptr, top_ptr, where_ptr, state_ptr, W_ptr, n, step, inverse,
+    k: tl.constexpr, T: tl.constexpr, N: tl.constexpr, SKIPS: tl.constexpr,
 ):  # fmt: skip
     """W_0..W_{k-1} of a segment's tail classes."""
     row = tl.program_id(0).to(tl.int64)
+    if is_done(done_ptr, row, SKIPS):
+        return
     segment = tl.program_id(1)
     col = segment * N + tl.arange(0, N)
     s = load_scores(s_ptr, row, n, step, col)
@@ -143,11 +149,13 @@ def with_cotangents(F, e, q, p, alpha, beta, degree: tl.constexpr):
 
 @triton.jit
 def solve_cotangents(
-    top_ptr, where_ptr, b_ptr, W_ptr, cotangents_ptr, g_ptr, state_ptr, H_ptr, in_top_ptr, n, inverse,
-    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr,
+    done_ptr, top_ptr, where_ptr, b_ptr, W_ptr, cotangents_ptr, g_ptr, state_ptr, H_ptr, in_top_ptr, n, inverse,
+    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr, SKIPS: tl.constexpr,
 ):  # fmt: skip
     """A family's share of the product at the top group, and its F where nothing is left out; a program a family."""
     row = tl.program_id(0).to(tl.int64)
+    if is_done(done_ptr, row, SKIPS):
+        return
     family = tl.program_id(1)  # 1: the k largest
     lane = tl.arange(0, TP)
     top_ptr += row * T
@@ -186,11 +194,13 @@ def solve_cotangents(
 
 @triton.jit
 def finish_cotangents(
-    s_ptr, g_ptr, top_ptr, where_ptr, state_ptr, H_ptr, in_top_ptr, out_ptr, n, step, inverse,
-    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, N: tl.constexpr,
+    s_ptr, done_ptr, g_ptr, top_ptr, where_ptr, state_ptr, H_ptr, in_top_ptr, out_ptr, n, step, out_step, inverse,
+    k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, N: tl.constexpr, SKIPS: tl.constexpr,
 ):  # fmt: skip
     """The product at the tail: all cotangents divided by 1 + w X, less the class's own."""
     row = tl.program_id(0).to(tl.int64)
+    if is_done(done_ptr, row, SKIPS):
+        return
     first = tl.program_id(1) * N
     col = first + tl.arange(0, N)
     s = load_scores(s_ptr, row, n, step, col)
@@ -214,5 +224,5 @@ def finish_cotangents(
         d = tl.load(state_ptr + j) - w * d
     last = tl.load(state_ptr + k) - w * d
     own = g / d * e - g / last * (d - w * e)
-    tl.store(out_ptr + row * n + col, g + w * (h - own) + w_after * h_after, mask=col < n)
-    scatter_top(out_ptr, in_top_ptr, top_ptr, where_ptr, row, n, first, T, TP, N)
+    tl.store(out_ptr + row * out_step + col, g + w * (h - own) + w_after * h_after, mask=col < n)
+    scatter_top(out_ptr, in_top_ptr, top_ptr, where_ptr, row, out_step, first, T, TP, N)

@@ -3,9 +3,9 @@
 Losses with k up to 10, of one label a row (one_label.py) or of a distribution (expected.py): one kernel, which writes
 the gradient as it is wanted in the end, with the slopes of the hinges, class weights and the factor of a mean. Flat
 rows need no selection there. For larger k, and for the margins of all classes themselves, a few passes over the logits,
-and between them a small kernel that works on a few numbers a row. For one label a row, the one kernel does the flat
-rows of larger k before, and the passes skip them. The split is by registers and compile time: coefficients and powers
-of the one kernel are unrolled.
+and between them a small kernel that works on a few numbers a row. For losses with larger k the one kernel does the flat
+rows before, and the passes skip them; a target of several labels and no more is a sum of such losses. The split is by
+registers and compile time: coefficients and powers of the one kernel are unrolled.
 
 The kernels are held against the definition under Triton's interpreter, and compiled for GPUs where there is none; the
 sizes below follow from the registers that the compiler reports and from the instructions of the machine code
@@ -32,6 +32,7 @@ from topk_registry.ops.tensors import launch, operand
 
 ONE_KERNEL_LARGEST_K = 10
 POWERS = 12  # of a flat row for larger k; 16 would make few more rows flat, at 80 instead of 65 instructions a score
+POWERS_OF_TARGETS = 10  # the same for distributions, whose rows need more registers
 SEGMENT = 16384  # scores that one program selects the largest from, twice as many in half precision
 TILE = 4096  # scores that one program writes
 
@@ -87,7 +88,7 @@ def expected_hinges(
         share = operand(target.shares[:, 0], s.shape[:1], target.shares.dtype, s.device)
         target = target.labels[:, 0]
     if isinstance(target, LabelMixture) or target.is_floating_point():
-        if k <= ONE_KERNEL_LARGEST_K:
+        if k <= ONE_KERNEL_LARGEST_K or not isinstance(target, LabelMixture) or target.uniform is not None:
             return _of_distributions(s, target, k, theta, hinge, weight, factor)
         return soft_targets.expected_hinges(kernels, s.float() if wide else s, target, k, theta, hinge, weight, factor)
     rows = Rows.of(s)
@@ -99,33 +100,64 @@ def expected_hinges(
 def _of_distributions(
     s: Tensor, target: Tensor | LabelMixture, k: int, theta: float, hinge: Hinge, weight: Tensor | None, factor: float
 ) -> tuple[Tensor, Tensor]:
-    rows, alpha = Rows.of(s), operand(hinge.alpha, hinge.alpha.shape, torch.float32, s.device)
-    B, n = s.shape
-    value = alpha.new_empty(B)
+    rows, given, choices = Rows.of(s), *_masses(s, target, hinge, weight)
+    value = given["alpha_ptr"].new_empty(s.shape[0])
     out, gradient = rows.like(torch.float32 if s.dtype == torch.float16 else None)
+    given |= {"value_ptr": value, "factor": float(factor), **_numbers(hinge)}
+    if s.numel() and k <= ONE_KERNEL_LARGEST_K:
+        _targets_in_one_kernel(rows, k, theta, out, None, given | choices)
+    elif s.numel():
+        done = None
+        if limit_of_flat_rows(k, POWERS_OF_TARGETS) * s.shape[1] >= k:  # else no row is flat
+            done = torch.empty_like(value, dtype=torch.int8)
+            _targets_in_one_kernel(rows, k, theta, out, done, given | choices)
+        table = _margins(rows, k, theta, done)
+        n, N = s.shape[1], min(TILE, power_of_two(s.shape[1]))
+        launch(
+            expected.hinges_of_margins, (len(s),), table, value if done is None else done, **given, **choices,
+            n=n, N=N, SKIPS=done is not None, **options(N // 512),
+        )  # fmt: skip
+        _margins_backward(table, rows, k, theta, out, done)
+    return value, gradient
+
+
+def _masses(
+    s: Tensor, target: Tensor | LabelMixture, hinge: Hinge, weight: Tensor | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A target with alpha and weight as kernels take them, and the constants that go with it."""
+    (B, n), device = s.shape, s.device
+    alpha = operand(hinge.alpha, hinge.alpha.shape, torch.float32, device)
     # what a kernel does not read may be any tensor
-    q, labels, shares, even, few = Rows(value, rows.step, s.shape), value, value, value, 0
+    q, labels, shares, even, few = Rows(alpha, n, s.shape), alpha, alpha, alpha, 0
     if isinstance(target, LabelMixture):
         few = target.labels.shape[1]
-        labels = operand(target.labels, (B, few), torch.int64, s.device)
-        shares = operand(target.shares, (B, few), target.shares.dtype, s.device)
-        even = value if target.uniform is None else operand(target.uniform, (B,), target.uniform.dtype, s.device)
+        labels = operand(target.labels, (B, few), torch.int64, device)
+        shares = operand(target.shares, (B, few), target.shares.dtype, device)
+        even = alpha if target.uniform is None else operand(target.uniform, (B,), target.uniform.dtype, device)
     else:
         q = Rows.of(target)
-    uses = {
-        "DENSE": not isinstance(target, LabelMixture), "M": few, "EVEN": even is not value,
+    weighted = alpha if weight is None else operand(weight, (n,), torch.float32, device)
+    tensors = {"q_ptr": q.memory, "label_ptr": labels, "share_ptr": shares, "even_ptr": even}
+    choices = {
+        "DENSE": not isinstance(target, LabelMixture), "M": few, "EVEN": even is not alpha, "SQ": q.step,
         "PER_CLASS": alpha.ndim > 0, "WEIGHTED": weight is not None,
     }  # fmt: skip
-    weighted = alpha if weight is None else operand(weight, (n,), torch.float32, s.device)
+    return tensors | {"alpha_ptr": alpha, "weight_ptr": weighted}, choices
+
+
+def _targets_in_one_kernel(
+    s: Rows, k: int, theta: float, gradient: Rows, done: Tensor | None, given: dict[str, Any]
+) -> None:
+    """Work on all rows, or with ``done`` on flat rows alone, which are marked there."""
+    B, n = s.shape
     theta, low = _two_singles(theta)
-    sizes = {"k": k, "TP": power_of_two(3 * k + 5), "SQ": q.step, **tiles(n, rows.step, s.element_size())}
-    if s.numel():
-        launch(
-            expected.target_rows, (-(-B // sizes["R"]),), rows.memory, q.memory, labels, shares, even, alpha, weighted,
-            value, out.memory, B, k, theta, low, 1 / (theta + low), **_numbers(hinge), factor=float(factor),
-            **uses, **sizes,
-        )  # fmt: skip
-    return value, gradient
+    J = k if done is None else POWERS_OF_TARGETS
+    sizes = {"k": k, "J": J, "TP": power_of_two(3 * k + 5), **tiles(n, s.step, s.memory.element_size())}
+    launch(
+        expected.target_rows, (-(-B // sizes["R"]),), s.memory, gradient_ptr=gradient.memory,
+        done_ptr=gradient.memory if done is None else done, B=B, depth=k, theta=theta, theta_low=low,
+        inverse=1 / (theta + low), LIMIT=limit_of_flat_rows(k, J), SEARCH=done is None, **given, **sizes,
+    )  # fmt: skip
 
 
 def _hinges(
@@ -179,59 +211,65 @@ def _at_labels(
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
     """The margins theta l of every class, in single precision: [B, n] -> [B, n]."""
-    out = s.new_empty(s.shape, dtype=torch.float32)
-    if not s.numel():
-        return out
-    rows, n, inverse, group = Rows.of(s), s.shape[1], 1 / theta, _group(k, k + 1)
-    top, where, _, state, in_top, _ = _solved_margins(rows, None, k, theta)
-    grid, tile = _tiles(s.shape)
-    launch(
-        all_classes.finish_margins, grid, rows.memory, top, where, state, in_top, out, n, rows.step, theta, inverse,
-        **group, **tile,
-    )  # fmt: skip
-    return out
+    return _margins(Rows.of(s), k, theta) if s.numel() else s.new_empty(s.shape, dtype=torch.float32)
 
 
 def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     """The product of g with the derivatives of :func:`margins`: [B, n], [B, n] -> [B, n] in the dtype of the scores."""
     g, out = operand(g, s.shape, torch.float32, s.device), s.new_empty(s.shape)
-    if not s.numel():
-        return out
-    (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k + 1), power_of_two(k + 1)
-    rows = Rows.of(s)
-    top, where, b, state, _, of_top = _solved_margins(rows, g, k, theta)
+    if s.numel():
+        _margins_backward(g, Rows.of(s), k, theta, Rows.of(out), None)
+    return out
+
+
+def _margins(s: Rows, k: int, theta: float, done: Tensor | None = None) -> Tensor:
+    """The margins of the rows that are not ``done``."""
+    out = s.memory.new_empty(s.shape, dtype=torch.float32)
+    top, where, _, state, in_top, _ = _solved_margins(s, None, k, theta, done)
     grid, tile = _tiles(s.shape)
-    products, H, W = torch.empty_like(of_top), top.new_empty(B, 2, k), top.new_empty(*grid, k)
     launch(
-        all_classes.sum_cotangents, grid, rows.memory, g, top, where, state, W, n, rows.step, inverse,
-        k=k, T=group["T"], **tile,
-    )  # fmt: skip
-    launch(
-        all_classes.solve_cotangents, (B, 2), top, where, b, W.sum(1), of_top, g, state, H, products, n, inverse,
-        KP=KP, **group, **_lanes(group),
-    )  # fmt: skip
-    launch(
-        all_classes.finish_cotangents, grid, rows.memory, g, top, where, state, H, products.sum(1), out, n, rows.step,
-        inverse, **group, **tile,
+        all_classes.finish_margins, grid, s.memory, top if done is None else done, top, where, state, in_top, out,
+        s.shape[1], s.step, theta, 1 / theta, SKIPS=done is not None, **_group(k, k + 1), **tile,
     )  # fmt: skip
     return out
 
 
-def _solved_margins(s: Rows, g: Tensor | None, k: int, theta: float) -> tuple[Tensor, ...]:
+def _margins_backward(g: Tensor, s: Rows, k: int, theta: float, out: Rows, done: Tensor | None) -> None:
+    (B, n), inverse, group, KP = s.shape, 1 / theta, _group(k, k + 1), power_of_two(k + 1)
+    top, where, b, state, _, of_top = _solved_margins(s, g, k, theta, done)
+    grid, tile = _tiles(s.shape)
+    products, H, W = torch.empty_like(of_top), top.new_empty(B, 2, k), top.new_empty(*grid, k)
+    skips, done = {"SKIPS": done is not None}, top if done is None else done
+    launch(
+        all_classes.sum_cotangents, grid, s.memory, done, g, top, where, state, W, n, s.step, inverse,
+        k=k, T=group["T"], **tile, **skips,
+    )  # fmt: skip
+    launch(
+        all_classes.solve_cotangents, (B, 2), done, top, where, b, W.sum(1), of_top, g, state, H, products, n, inverse,
+        KP=KP, **group, **_lanes(group), **skips,
+    )  # fmt: skip
+    launch(
+        all_classes.finish_cotangents, grid, s.memory, done, g, top, where, state, H, products.sum(1), out.memory,
+        n, s.step, out.step, inverse, **group, **tile, **skips,
+    )  # fmt: skip
+
+
+def _solved_margins(s: Rows, g: Tensor | None, k: int, theta: float, done: Tensor | None) -> tuple[Tensor, ...]:
     """Solve each row for the last passes over all classes.
 
     Returns its top group, the polynomials' coefficients, and the margins of the top group or, with cotangents g, the
     polynomials that carry them.
     """
     (B, n), group, KP = s.shape, _group(k, k + 1), power_of_two(k + 1)
-    top, where, sums = _top_and_sums(s, None, theta, k, k, group["T"])
+    top, where, sums = _top_and_sums(s, None, theta, k, k, group["T"], done)
     b, state, in_top = top.new_empty(B, 4, KP), top.new_empty(B, k + 4), torch.empty_like(top)
     of_top = in_top if g is None else top.new_empty(B, 2, group["T"])
-    solving = {"KP": KP, "BACKWARD": g is not None, **group, **_lanes(group)}
-    g = top if g is None else g
+    solving = {"KP": KP, "BACKWARD": g is not None, "SKIPS": done is not None, **group, **_lanes(group)}
+    g, done = top if g is None else g, top if done is None else done
     launch(
-        all_classes.solve_margins, (B,), top, where, sums, b, g, state, in_top, of_top, n, theta, 1 / theta, **solving
-    )
+        all_classes.solve_margins, (B,), done, top, where, sums, b, g, state, in_top, of_top, n, theta, 1 / theta,
+        **solving,
+    )  # fmt: skip
     return top, where, b, state, in_top, of_top
 
 

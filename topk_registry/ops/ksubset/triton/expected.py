@@ -10,6 +10,9 @@ classes, d = c / (1 + v X) and e = d / (1 + v X), class i of the tail puts its c
 and its gradient is chain (d_{k-1} - v e_{k-2}) + v h, h the last of coefficients 0..k-1 of c W / (1 + v X). So a row is
 read for its maximum, for power sums, for the hinges with W, and for the gradient.
 
+For large k rows are flat as for one label, with J power sums, W_0..W_J and as many coefficients. The other rows are
+left to the kernels of passes.py and all_classes.py, and to ``hinges_of_margins`` between them.
+
 A target is a distribution in memory (``DENSE``), its rows SQ numbers apart, or M labels with their shares beside a mass
 that all classes share (``EVEN``). Without that mass the hinges of the labels alone are computed.
 """
@@ -19,6 +22,7 @@ import triton.language as tl
 
 from topk_registry.ops.ksubset.triton.all_classes import with_cotangents
 from topk_registry.ops.ksubset.triton.hinge import hinge, log64
+from topk_registry.ops.ksubset.triton.passes import is_done
 from topk_registry.ops.ksubset.triton.polynomial import (
     chances,
     lane_of,
@@ -26,7 +30,6 @@ from topk_registry.ops.ksubset.triton.polynomial import (
     times,
 )
 from topk_registry.ops.ksubset.triton.rows import (
-    LIMIT,
     add,
     balance,
     balanced,
@@ -38,18 +41,19 @@ from topk_registry.ops.ksubset.triton.rows import (
     tail_powers,
     top_group,
 )
-from topk_registry.ops.rows.triton.arithmetic import LN2, LOG2E, exp2, log2, reciprocal
+from topk_registry.ops.rows.triton.arithmetic import LN2, LOG2E, exp, exp2, log1p, log2, reciprocal
 from topk_registry.ops.rows.triton.targets import few_labels, masses, masses_at
 from topk_registry.ops.rows.triton.tiles import aligned, classes, held_and_largest, others, store
 
 
 @triton.jit
 def target_rows(
-    s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr,
+    s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr, done_ptr,
     B, depth, theta, theta_low, inverse, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
     DENSE: tl.constexpr, M: tl.constexpr, EVEN: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr,
-    n: tl.constexpr, S: tl.constexpr, SQ: tl.constexpr, k: tl.constexpr, TP: tl.constexpr, R: tl.constexpr,
-    N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
+    n: tl.constexpr, S: tl.constexpr, SQ: tl.constexpr, k: tl.constexpr, J: tl.constexpr, LIMIT: tl.constexpr,
+    SEARCH: tl.constexpr, TP: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
+    TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     live = row < B
@@ -58,26 +62,31 @@ def target_rows(
     scores_ptr = s_ptr + start
     masses_ptr = q_ptr + (start if SQ == S else row * SQ - shift)
     FEW: tl.constexpr = M > 0 and not EVEN  # classes with a mass
+    # of J powers: coefficients that a class wants, sums over classes, and coefficients for both together
+    near: tl.constexpr = k - 1 if k - 1 < J else J
+    count: tl.constexpr = k if k < J + 1 else J + 1
+    held_c: tl.constexpr = k - 1 if k - 1 < 2 * J else 2 * J
     steep = inverse * LOG2E
     known, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, live, factor, M, EVEN, n)
 
     held, a = held_and_largest(scores_ptr, live, y, shift, n, R, N, TILES, HELD, SHIFTED)
 
-    sums = powers(tl.zeros((R, N), tl.float32), k)
+    sums = powers(tl.zeros((R, N), tl.float32), J)
     if HELD:
         for tile in tl.static_range(TILES):
-            sums = add(sums, powers(exp2((held[tile] - a[:, None]) * steep), k), k)
+            sums = add(sums, powers(exp2((held[tile] - a[:, None]) * steep), J), J)
     else:
         for tile in tl.range(TILES, loop_unroll_factor=2):
             s = others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED)
-            sums = add(sums, powers(exp2((s - a[:, None]) * steep), k), k)
-    flat, base, c = flat_rows(sums, live & known, LIMIT, k, k)
+            sums = add(sums, powers(exp2((s - a[:, None]) * steep), J), J)
+    flat, base, c = flat_rows(sums, live & known, LIMIT, k, J)
     ratio = c[k - 1] / c[k]
-    c = balanced(c, 1.0 / ratio, 1.0, k, k)
+    c = balanced(c, 1.0 / ratio, 1.0, k, 2 * J)
+    near_c = last_of(c, held_c, near)
     tilt = base * ratio
 
     if tl.max(flat.to(tl.int32), 0) > 0:
-        of_row = columns(c, k - 1)
+        of_row = columns(near_c, near)
         reference = a[:, None]
         log_tilt = tl.log2(tilt)[:, None]
         direct = ()
@@ -87,40 +96,40 @@ def target_rows(
                 wanted = wanted + (flat,)
             costs, W, odds, _, steps = few_hinges(
                 s_ptr + row * S, weight_ptr, alpha_ptr, labels, shares, wanted, a, a, steep, tl.log2(tilt),
-                tl.log2(tilt), inverse_tau, c, scale, tau, M, PER_CLASS, WEIGHTED, k,
+                tl.log2(tilt), inverse_tau, near_c, scale, tau, M, PER_CLASS, WEIGHTED, near, count,
             )  # fmt: skip
         elif HELD:
-            totals = powers(tl.zeros((R, N), tl.float32), k + 1)
+            totals = powers(tl.zeros((R, N), tl.float32), count + 1)
             for tile in tl.static_range(TILES):
                 u = held[tile] - reference
                 v, cost, chain, d, e = flat_hinges(
                     u, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, shift, tile, steep, log_tilt,
-                    inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED, n, k, R, N, SHIFTED,
+                    inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED, n, near, R, N, SHIFTED,
                 )  # fmt: skip
-                totals = add(totals, moments(cost, chain, d, v, k), k + 1)
+                totals = add(totals, moments(cost, chain, d, v, count), count + 1)
                 direct = direct + (chain * (d - v * e),)
         else:
-            totals = powers(tl.zeros((R, N), tl.float32), k + 1)
+            totals = powers(tl.zeros((R, N), tl.float32), count + 1)
             for tile in tl.range(TILES, loop_unroll_factor=2):
                 u = others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - reference
                 v, cost, chain, d, e = flat_hinges(
                     u, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, shift, tile, steep, log_tilt,
-                    inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED, n, k, R, N, SHIFTED,
+                    inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED, n, near, R, N, SHIFTED,
                 )  # fmt: skip
-                totals = add(totals, moments(cost, chain, d, v, k), k + 1)
+                totals = add(totals, moments(cost, chain, d, v, count), count + 1)
         if FEW:
             tl.store(value_ptr + row, costs, mask=flat)
         else:
             tl.store(value_ptr + row, tl.sum(totals[0], 1), mask=flat)
             W = ()
-            for j in tl.static_range(k):
+            for j in tl.static_range(count):
                 W = W + (tl.sum(totals[j + 1], 1),)
-        of_all = product(with_last(c, tilt, k), W, k)
-        H = columns(of_all, k)
+        of_all = product(with_last(c, tilt, held_c), W, held_c + 1, count)
+        H = columns(of_all, count)
         if HELD:
             for tile in tl.static_range(TILES):
                 v = exp2((held[tile] - reference) * steep + log_tilt)
-                out = v * quotient(v, H, k)
+                out = v * quotient(v, H, count)
                 if not FEW:
                     out += direct[tile]
                 store(gradient_ptr + start, out, flat, shift, tile, n, R, N, SHIFTED)
@@ -129,28 +138,66 @@ def target_rows(
                 u = others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - reference
                 if FEW:
                     v = exp2(u * steep + log_tilt)
-                    out = v * quotient(v, H, k)
+                    out = v * quotient(v, H, count)
                 else:
                     v, _, chain, d, e = flat_hinges(
                         u, masses_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, shift, tile, steep,
-                        log_tilt, inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED, n, k, R, N, SHIFTED,
+                        log_tilt, inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED,
+                        n, near, R, N, SHIFTED,
                     )  # fmt: skip
-                    out = chain * (d - v * e) + v * quotient(v, H, k)
+                    out = chain * (d - v * e) + v * quotient(v, H, count)
                 store(gradient_ptr + start, out, flat, shift, tile, n, R, N, SHIFTED)
         if FEW:
             tl.debug_barrier()  # the labels' entries have been written as all others, by other threads
             for m in tl.static_range(M):
-                own = at_label(steps, labels, m, M) + odds[m] * quotient(odds[m], of_all, k)
+                own = at_label(steps, labels, m, M) + odds[m] * quotient(odds[m], of_all, count)
                 tl.store(gradient_ptr + row * S + labels[m + 1], own, mask=flat)
 
-    for r in range(R):
-        here = tl.program_id(0).to(tl.int64) * R + r
-        if tl.sum(tl.where((row == here) & live & (flat == 0), 1, 0), 0) > 0:
-            search_target(
-                s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr,
-                here, depth, theta, theta_low, inverse, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-                DENSE, M, EVEN, PER_CLASS, WEIGHTED, n, S, SQ, k, TP, N, TILES, VECTOR, SHIFTED,
-            )  # fmt: skip
+    if SEARCH:
+        for r in range(R):
+            here = tl.program_id(0).to(tl.int64) * R + r
+            if tl.sum(tl.where((row == here) & live & (flat == 0), 1, 0), 0) > 0:
+                search_target(
+                    s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr,
+                    here, depth, theta, theta_low, inverse, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
+                    DENSE, M, EVEN, PER_CLASS, WEIGHTED, n, S, SQ, k, TP, N, TILES, VECTOR, SHIFTED,
+                )  # fmt: skip
+    else:
+        tl.store(done_ptr + row, flat.to(tl.int8), mask=live)
+
+
+@triton.jit
+def hinges_of_margins(
+    margins_ptr, done_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr,
+    scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
+    DENSE: tl.constexpr, M: tl.constexpr, EVEN: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr,
+    n: tl.constexpr, SQ: tl.constexpr, N: tl.constexpr, SKIPS: tl.constexpr,
+):  # fmt: skip
+    """The value of a row from the margins of all its classes, in whose place their cotangents are written."""
+    here = tl.program_id(0).to(tl.int64)
+    if is_done(done_ptr, here, SKIPS):
+        return
+    row = here + tl.arange(0, 1)
+    live = row >= 0
+    shift = tl.zeros((1,), tl.int32)
+    known, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, live, factor, M, EVEN, n)
+    spoilt = tl.where(known, 0.0, float("nan"))[:, None]
+    value = tl.zeros((1, N), tl.float32)
+    for tile in range((n + N - 1) // N):
+        col, there = classes(shift, tile, n, N, False)
+        margin = tl.load(margins_ptr + here * n + col, mask=there, other=0.0)
+        q = masses(q_ptr + row * SQ, weight_ptr, labels, shares, factor, live, shift, tile,
+                   DENSE, M, WEIGHTED, n, 1, N, False)  # fmt: skip
+        alpha = tl.load(alpha_ptr + col, mask=there, other=0.0) if PER_CLASS else tl.load(alpha_ptr)
+        violation = alpha - scale * margin
+        z = violation * inverse_tau
+        e = exp(-tl.abs(z))
+        cost = tl.maximum(violation, 0.0) + tau * log1p(e)
+        cost = tl.where(violation == violation, cost, violation)
+        chance = tl.where(z > 0, 1.0, e) / (1.0 + e)
+        value += tl.where((q == 0.0) & (cost == cost), 0.0, q * cost)
+        tl.store(margins_ptr + here * n + col, (q + spoilt) * (-scale * chance), mask=there)
+    tl.store(value_ptr + row, tl.sum(value + spoilt, 1))
 
 
 @triton.jit
@@ -231,7 +278,7 @@ def search_target(
         wanted = in_tail(s_ptr + row * S, labels, v, i, M, n)
         costs, found, _, odds, steps = few_hinges(
             s_ptr + row * S, weight_ptr, alpha_ptr, labels, shares, wanted, kth, after, inverse * LOG2E,
-            tl.log2(to_first * ratio), log_tilt, inverse_tau, of_row, scale, tau, M, PER_CLASS, WEIGHTED, k,
+            tl.log2(to_first * ratio), log_tilt, inverse_tau, of_row, scale, tau, M, PER_CLASS, WEIGHTED, k - 1, k,
         )  # fmt: skip
         value += tl.sum(costs, 0)
         for j in tl.static_range(k):
@@ -245,7 +292,7 @@ def search_target(
             )  # fmt: skip
             balanced_w = w * (to_first * ratio)
             costs, chain, d, _ = tail_hinges(
-                distance, balanced_w, mass, required, gain, of_row, scale, tau, log_tilt, k
+                distance, balanced_w, mass, required, gain, of_row, scale, tau, log_tilt, k - 1
             )  # fmt: skip
             sums = add(sums, moments(costs, chain, d, balanced_w, k), k + 1)
         value += number(sums[0])
@@ -258,7 +305,7 @@ def search_target(
         back = back / ratio
     tl.store(value_ptr + here, tl.where(broken, float("nan"), value))
 
-    H = product(b, W, k)
+    H = product(b, W, k, k)
     F = ()
     for j in tl.static_range(k):
         F = F + (tl.where(first, 0.0, H[j]),)
@@ -290,7 +337,7 @@ def search_target(
             )  # fmt: skip
             balanced_w = w * (to_first * ratio)
             _, chain, d, e_below = tail_hinges(
-                distance, balanced_w, mass, required, gain, of_row, scale, tau, log_tilt, k
+                distance, balanced_w, mass, required, gain, of_row, scale, tau, log_tilt, k - 1
             )  # fmt: skip
             out = chain * (d - balanced_w * e_below) + of_both(w, to_first, u_after, H, H_after, k)
         store(gradient_ptr + start, out + spoilt, live, shift, tile, n, 1, N, SHIFTED)
@@ -322,14 +369,14 @@ def in_tail(s_ptr, labels, v, i, M: tl.constexpr, n: tl.constexpr):
 def few_hinges(
     s_ptr, weight_ptr, alpha_ptr, labels, shares, wanted, kth, after, steep, log_scale, log_tilt,
     inverse_tau, c, scale, tau,
-    M: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, k: tl.constexpr,
+    M: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, near: tl.constexpr, count: tl.constexpr,
 ):  # fmt: skip
-    """The hinges of the wanted labels alone: their costs, W_0..W_{k-1}, balanced odds, odds and own steps.
+    """The hinges of the wanted labels alone: their costs, W_0..W_{count-1}, balanced odds, odds and own steps.
 
     kth and after: what distances and odds are relative to; log_scale: what balances the odds.
     """
     costs = tl.zeros_like(shares[0])
-    W = powers(costs, k)
+    W = powers(costs, count)
     balanced_odds = ()
     odds = ()
     steps = ()
@@ -343,11 +390,11 @@ def few_hinges(
         u = (s - after) * steep
         v = exp2(u + log_scale)
         cost, chain, d, e = tail_hinges(
-            s - kth, v, q, alpha, tl.exp(-alpha * inverse_tau), c, scale, tau, log_tilt, k
+            s - kth, v, q, alpha, tl.exp(-alpha * inverse_tau), c, scale, tau, log_tilt, near
         )  # fmt: skip
-        terms = moments(cost, chain, d, v, k)
+        terms = moments(cost, chain, d, v, count)
         costs += terms[0]
-        W = add(W, terms[1:], k)
+        W = add(W, terms[1:], count)
         balanced_odds = balanced_odds + (v,)
         odds = odds + (exp2(u),)
         steps = steps + (chain * (d - v * e),)
@@ -390,14 +437,14 @@ def flat_hinges(
     u, q_ptr, weight_ptr, alpha_ptr, labels, shares, factor, live, shift, tile, steep, log_tilt,
     inverse_tau, c, scale, tau,
     DENSE: tl.constexpr, M: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr,
-    n: tl.constexpr, k: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
+    n: tl.constexpr, near: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """The balanced odds of a tile of flat rows, whose scores are u above their tilts' references; and its hinges."""
     q = masses(q_ptr, weight_ptr, labels, shares, factor, live, shift, tile,
                DENSE, M, WEIGHTED, n, R, N, SHIFTED)  # fmt: skip
     alpha, gain = gaps(alpha_ptr, inverse_tau, shift, tile, PER_CLASS, n, N, SHIFTED)
     v = exp2(u * steep + log_tilt)
-    cost, chain, d, e = tail_hinges(u, v, q, alpha, gain, c, scale, tau, log_tilt, k)
+    cost, chain, d, e = tail_hinges(u, v, q, alpha, gain, c, scale, tau, log_tilt, near)
     return v, cost, chain, d, e
 
 
@@ -420,18 +467,18 @@ def tail_tile(
 
 
 @triton.jit
-def tail_hinges(u, v, q, alpha, gain, c, scale, tau, log_tilt, k: tl.constexpr):
+def tail_hinges(u, v, q, alpha, gain, c, scale, tau, log_tilt, count: tl.constexpr):
     """The hinge of each class times its mass q, its chain, d_{k-1} and e_{k-2}; the hinge is tau log(1 + exp(alpha /
     tau) / odds), the odds v d_{k-1} / d_k.
 
-    u: the score less the tilt's reference; v: balanced odds; c: coefficients 0..k-2, the next two are 1; gain:
-    exp(-alpha / tau).
+    u: the score less the tilt's reference; v: balanced odds; c: ``count`` coefficients up to k-2, the next two are 1;
+    gain: exp(-alpha / tau).
     """
     d = tl.zeros_like(v) + 1.0
     e = tl.zeros_like(v)
-    if k > 1:
+    if count > 0:
         d = tl.zeros_like(v) + c[0]
-        for j in tl.static_range(1, k - 1):
+        for j in tl.static_range(1, count):
             e = d - v * e
             d = c[j] - v * d
         e = d - v * e
@@ -443,44 +490,54 @@ def tail_hinges(u, v, q, alpha, gain, c, scale, tau, log_tilt, k: tl.constexpr):
 
 
 @triton.jit
-def moments(cost, chain, d, v, k: tl.constexpr):
-    """The cost, and a class's terms of W_0..W_{k-1}."""
+def moments(cost, chain, d, v, count: tl.constexpr):
+    """The cost, and a class's terms of W_0..W_{count-1}."""
     out = (cost, -chain * d)
     term = chain
-    for _ in tl.static_range(1, k):
+    for _ in tl.static_range(1, count):
         out = out + (term,)
         term = -v * term
     return out
 
 
 @triton.jit
-def product(a, b, k: tl.constexpr):
-    """Coefficients 0..k-1 of a b, numbers of rows."""
+def product(a, b, held: tl.constexpr, count: tl.constexpr):
+    """The last ``count`` of coefficients 0..k-1 of a b, numbers of rows; a has its last ``held`` there, b its first."""
     out = ()
-    for m in tl.static_range(k):
-        total = a[0] * b[m]
-        for j in tl.static_range(1, m + 1):
-            total += a[j] * b[m - j]
+    for m in tl.static_range(held - count, held):
+        total = a[m] * b[0]
+        for j in tl.static_range(1, count):
+            if j <= m:
+                total += a[m - j] * b[j]
         out = out + (total,)
     return out
 
 
 @triton.jit
-def quotient(v, H, k: tl.constexpr):
-    """The last of coefficients 0..k-1 of H / (1 + v X)."""
+def quotient(v, H, count: tl.constexpr):
+    """The last coefficient of H / (1 + v X), from the last ``count`` of H."""
     h = tl.zeros_like(v) + H[0]
-    for j in tl.static_range(1, k):
+    for j in tl.static_range(1, count):
         h = H[j] - v * h
     return h
 
 
 @triton.jit
-def with_last(c, like, k: tl.constexpr):
-    """Balanced coefficients 0..k-2, and the next one, which is 1; ``like`` is a number of each row."""
+def with_last(c, like, count: tl.constexpr):
+    """``count`` balanced coefficients up to k-2, and the next one, which is 1; ``like`` is a number of each row."""
     out = ()
-    for j in tl.static_range(k - 1):
+    for j in tl.static_range(count):
         out = out + (c[j],)
     return out + (tl.zeros_like(like) + 1.0,)
+
+
+@triton.jit
+def last_of(c, held: tl.constexpr, count: tl.constexpr):
+    """The last ``count`` of the coefficients held."""
+    out = ()
+    for j in tl.static_range(held - count, held):
+        out = out + (c[j],)
+    return out
 
 
 @triton.jit
