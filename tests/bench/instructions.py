@@ -39,7 +39,15 @@ TARGET = 35
 SEARCH = {"search_row", "search_target", "take_place"}  # what only rows with a top group, or with a new best, execute
 EDGES = ("masked", "store_masked", "masked_masses")  # what only tiles with the label or an end of the row execute
 TARGETS = ("indices", "smoothing", "mixup", "distribution", "chunk", "chunk-smoothing")
-ROW_LOSSES = ("logit_adjustment", "focal", "sigmoid_mse", "mirror", "log_taylor_softmax", "spherical_bound")
+ROW_LOSSES = (
+    "logit_adjustment",
+    "focal",
+    "sigmoid_mse",
+    "mirror",
+    "log_taylor_softmax",
+    "spherical_bound",
+    "topk_hinge",
+)
 OVER_A_CHUNK = ("extend_state", "sum_costs")  # kernels whose programs go over all of its classes
 ROW_TARGETS = ("indices", "smoothing", "mixup", "distribution")
 
@@ -174,7 +182,8 @@ def _count(launch, n: int, capability: int, directory: Path) -> Count:
         weight = at_edges if rare else 1.0
         for first, last in loops:
             if first <= place <= last:
-                weight *= _rounds(kernel.__name__, numbers)
+                outer = any(first <= start and end < last for start, end in loops)
+                weight *= _rounds(kernel.__name__, numbers, outer)
         executed += weight
     scores = n if "TILES" in numbers or kernel.__name__ in OVER_A_CHUNK else min(n, numbers.get("N", n))
     if kernel.__name__.startswith("solve_"):
@@ -191,7 +200,11 @@ def _edge_tiles(n: int, numbers: dict) -> float:
     return ends + 1 - ends / numbers["TILES"]
 
 
-def _rounds(kernel: str, numbers: dict) -> int:
+def _rounds(kernel: str, numbers: dict, outer: bool) -> int:
+    if kernel == "selection_rows":
+        at_label = numbers["M"] == 1 and not numbers["EVEN"]
+        selected = numbers["k"] - at_label  # after the first one; at a label it is left out
+        return selected if outer or numbers["HELD"] else numbers["TILES"]
     if "TILES" in numbers:
         return numbers["TILES"] // 2  # two tiles a round, and one behind the loop
     if kernel in OVER_A_CHUNK:

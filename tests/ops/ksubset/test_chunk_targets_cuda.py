@@ -36,25 +36,25 @@ def chunks_in_kernels(monkeypatch):
         ("distribution", 5, 0.1, {"class_weight": True, "reduction": "mean"}),
         ("smoothing", 3, 1.0, {"class_weight": True, "alpha": True, "reduction": "sum"}),
         ("mixup", 2, 0.3, {"alpha": True, "reduction": "none"}),
-        ("mixup and smoothing", 10, 0.05, {"reduction": "mean"}),
-        ("distribution", 40, 0.02, {"reduction": "none"}),  # the complement's rows, of -scores
+        ("mixup and smoothing", 7, 0.05, {"reduction": "mean"}),
+        ("distribution", 29, 0.02, {"reduction": "none"}),  # the complement's rows, of -scores
     ],
 )
 def test_targets_of_a_linear_classifier_in_chunks(form, k, tau, options: dict[str, Any]):
-    n = 45
-    features, weight = randn(6, 5).requires_grad_(), randn(n, 5, seed=1).requires_grad_()
+    n = 33
+    features, weight = randn(4, 5).requires_grad_(), randn(n, 5, seed=1).requires_grad_()
     with torch.no_grad():
         features[2] *= 40  # far from flat
         weight[7] = weight[30]  # a tie
-    label = torch.tensor([0, 20, 44, 3, 30, 7], device=DEVICE)
+    label = torch.tensor([0, 20, 30, 7], device=DEVICE)
     target = {
-        "smoothing": LabelMixture.smoothed(label, 0.1).scaled((label != 3).double()),
+        "smoothing": LabelMixture.smoothed(label, 0.1).scaled((label != 20).double()),
         "mixup": LabelMixture.mixed(label, label.flip(0), 0.7),
-        "mixup and smoothing": LabelMixture.mixed(label, label.flip(0), torch.rand(6, device=DEVICE), 0.1),
-    }.get(form, torch.where(torch.arange(n, device=DEVICE) % 4 == 0, 0.0, randn(6, n, seed=2).softmax(1)))
+        "mixup and smoothing": LabelMixture.mixed(label, label.flip(0), torch.rand(4, device=DEVICE), 0.1),
+    }.get(form, torch.where(torch.arange(n, device=DEVICE) % 4 == 0, 0.0, randn(4, n, seed=2).softmax(1)))
     numbers = torch.linspace(0, 2, n, device=DEVICE)
     options = {name: numbers if one is True else one for name, one in options.items()}
-    found = linear_smooth_topk(features, weight, None, target, k=k, tau=tau, chunk=20, **options)
+    found = linear_smooth_topk(features, weight, None, target, k=k, tau=tau, chunk=18, **options)
     exact = [t.detach().double().requires_grad_() for t in (features, weight)]
     q = target.dense(n, torch.float64) if isinstance(target, LabelMixture) else target.double()
     options = {name: one.double() if isinstance(one, torch.Tensor) else one for name, one in options.items()}
@@ -90,9 +90,7 @@ def test_under_the_interpreter():
 
 @compiles
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("form", "k", "capability"), [("distribution", 5, 80), ("smoothing", 5, 90), ("mixup", 10, 80)]
-)
+@pytest.mark.parametrize(("form", "k", "capability"), [("distribution", 5, 80), ("mixup", 10, 90)])
 def test_compiles_for_gpus_and_stays_in_registers(form, k, capability, monkeypatch, tmp_path):
     launches = Launches(monkeypatch)
     label = torch.zeros(2, dtype=torch.long)
