@@ -147,6 +147,19 @@ def test_the_largest_of_more_candidates_than_are_ranked_one_by_one(n, T, order):
     assert 5 not in where
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_bound_that_so_many_reach(dtype):
+    generator = np.random.default_rng(0)
+    for count in (1, 5, 40, 64):
+        for x in (generator.standard_normal(64), 1e6 * generator.standard_normal(64), np.zeros(64), np.arange(64) // 8):
+            x = x.astype(dtype)
+            x[40:] = x[40:] if count > 40 else -np.inf
+            bound, exact = select.reached_by(x, count), np.sort(x)[-count]
+            assert (x >= bound).sum() >= count
+            # as many, or those that are equal to the last of them or less by what the halvings leave
+            assert (x >= bound).sum() == count or bound >= exact - 0.004 * abs(exact) - np.finfo(dtype).tiny
+
+
 def test_an_empty_batch():
     s = torch.zeros(0, 9)
     margin, gradient = cpu.label_margins(s, torch.zeros(0, dtype=torch.long), 2, 1.0)

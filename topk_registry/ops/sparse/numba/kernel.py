@@ -10,6 +10,7 @@ import torch
 from numba import carray
 
 from topk_registry.ops import openmp
+from topk_registry.ops.ksubset.numba import select
 from topk_registry.ops.ksubset.numba.compiled import compiled, summing
 from topk_registry.ops.rows.numba.compiled import BLOCK, c_function
 from topk_registry.ops.rows.numba.driver import ROW
@@ -66,7 +67,7 @@ def candidates(s, k, scale):
 
 @compiled
 def lower_bound(s, k):
-    """A finite score that k scores reach: the k-th largest of the maxima over every so-many-th score, or the least."""
+    """A finite score that k scores reach, as k of the maxima over every so-many-th score do, or the least."""
     n, lines = len(s), LINES
     while lines < 2 * k:
         lines *= 2
@@ -77,22 +78,8 @@ def lower_bound(s, k):
         part = s[start : start + lines]
         for j in range(len(part)):
             maxima[j] = part[j] if part[j] > maxima[j] else maxima[j]
-    found = kth(maxima, k)
+    found = select.reached_by(maxima, k)
     return found if found > -np.inf else lowest(s)
-
-
-@compiled
-def kth(x, k):
-    """The k-th largest number."""
-    top = np.full(k, -np.inf)
-    for v in x:
-        if v > top[k - 1]:
-            j = k - 1
-            while j > 0 and top[j - 1] < v:
-                top[j] = top[j - 1]
-                j -= 1
-            top[j] = v
-    return top[k - 1]
 
 
 @compiled
@@ -241,9 +228,13 @@ def at_masses(s, m, x, where, origin, k, scale, g):
     for j in range(count):
         g[where[j]] = x[j] - inside[j]
     if k > 1:  # a mask of one class has no other inside
-        kept = np.flatnonzero(u > 0)
-        order = kept[np.argsort(u[kept])]
-        slopes = np.empty(len(order))
+        scores, kept, size = np.empty(count + 16), np.empty(count, np.int64), 0
+        for j in range(count):
+            scores[size], kept[size] = u[j], j
+            size += u[j] > 0
+        falling, order, slopes = np.empty(size), np.empty(size, np.int64), np.empty(size)
+        select.in_order(scores, kept, size, falling, order)
+        order = order[::-1].copy()
         value += of_each(u[order], own[order], k, slopes)
         for j in range(len(order)):
             g[where[order[j]]] += slopes[j]
