@@ -163,9 +163,11 @@ def serves(scores: Tensor, target: Tensor | LabelMixture, weight: Tensor | None 
     """Whether row kernels can compute losses of these: plain memory of one device, and no gradient to the target."""
     device = scores.device
     parts = [part for part in target if part is not None] if isinstance(target, LabelMixture) else [target]
+    for part in parts:
+        if part.requires_grad or part.device != device:
+            return False
     return (
         route(scores, weight, *parts) is Route.KERNELS
-        and all(device == part.device and not part.requires_grad for part in parts)
         and scores.dtype in DTYPES
         and scores.ndim == 2
         and (weight is None or weight.device == device)

@@ -39,7 +39,7 @@ def scaled(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
     """The gradient [B, n] times g, a number or one a row, in a dtype; the gradient itself where g is 1."""
     if g.ndim:
         g = g[:, None]
-    elif g.device.type == "cpu" and not g.requires_grad and float(g) == 1.0:
+    elif g.is_cpu and not g.requires_grad and float(g) == 1.0:
         return gradient if gradient.dtype == dtype else gradient.to(dtype)
     if gradient.is_cuda and route(gradient, g) is Route.KERNELS:
         return torch.mul(
