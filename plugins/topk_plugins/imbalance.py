@@ -25,14 +25,13 @@ def _focal(log_p, log_not, p, not_p, own, numbers):
 
 
 def _with_margin(log_p, log_not, p, not_p, own, numbers):
-    # own: exp(gap) - 1; log(1 + exp(gap - log-odds)), without exponentials
+    # own: exp(scale m) - 1; log(1 + exp(scale m - log-odds)), without exponentials
     rest = own * not_p
     return math.log1p(rest) - log_p, -(rest + not_p) / (1.0 + rest)
 
 
 def _with_large_margin(log_p, log_not, p, not_p, own, numbers):
-    # own: the gap
-    z = own - (log_p - log_not)
+    z = numbers[0] * own - (log_p - log_not)
     e = math.exp(-abs(z))
     most = 1.0 / (1.0 + e)
     return max(z, 0.0) + math.log1p(e), -most if z > 0.0 else -e * most
@@ -139,7 +138,7 @@ class LDAM(ClassificationLoss):
     tuning_grid: ClassVar = {"max_margin": (0.2, 0.35, 0.5)}
 
     margin: Tensor
-    gap: Tensor
+    lead: Tensor
     phases: Tensor
 
     def __init__(
@@ -163,9 +162,7 @@ class LDAM(ClassificationLoss):
         self.max_margin, self.scale, self.beta = float(max_margin), float(scale), float(beta)
         # not in the state_dict: they are options, and a checkpoint must load whatever the phase it was written in
         self.register_buffer("margin", ldam_margins(class_counts, max_margin), persistent=False)
-        gap = self.scale * self.margin.double()
-        self.far = bool((gap > LARGE).any())
-        self.register_buffer("gap", (gap if self.far else gap.expm1()).to(self.margin), persistent=False)
+        self.register_buffer("lead", (scale * self.margin.double()).expm1().to(self.margin), persistent=False)
         self.drw_epoch = _first_epoch(drw_epoch, total_epochs)
         if self.drw_epoch is not None:
             assert class_counts is not None, "ldam_margins raises without it"
@@ -188,11 +185,17 @@ class LDAM(ClassificationLoss):
     takes_half = True
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        form = _with_large_margin if self.far else _with_margin
-        return softmax_loss(Curve(self._loss, form, own=self.gap), scale=self.scale)
+        if self.scale * self.max_margin > LARGE or self.lead.dtype == torch.float16:  # which may hold infinity
+            curve = Curve(self._of_margin, _with_large_margin, (self.scale,), own=self.margin)
+        else:
+            curve = Curve(self._of_lead, _with_margin, own=self.lead)
+        return softmax_loss(curve, scale=self.scale)
 
-    def _loss(self, log_p: Tensor, log_not: Tensor, gap: Tensor) -> Tensor:
-        return F.softplus((gap if self.far else gap.log1p()) - (log_p - log_not), threshold=40.0)
+    def _of_margin(self, log_p: Tensor, log_not: Tensor, margin: Tensor) -> Tensor:
+        return F.softplus(self.scale * margin - (log_p - log_not), threshold=40.0)
+
+    def _of_lead(self, log_p: Tensor, log_not: Tensor, lead: Tensor) -> Tensor:
+        return F.softplus(lead.log1p() - (log_p - log_not), threshold=40.0)
 
     def extra_repr(self) -> str:
         drw = "" if self.drw_epoch is None else f"drw_epoch={self.drw_epoch}, beta={self.beta:g}, "

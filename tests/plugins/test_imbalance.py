@@ -51,6 +51,15 @@ def test_a_loss_is_its_formula(loss, formula):
     assert loss(logits, target).item() == pytest.approx(expected, rel=1e-6)
 
 
+def test_margins_in_half_precision_stay_finite():
+    """A module is turned into half precision with the network it is a part of; exp(15) is beyond float16."""
+    logits, target = batch(N, scale=0.3)
+    wanted = LDAM(class_counts=COUNTS)(logits, target)
+    found = LDAM(class_counts=COUNTS).half()(logits, target)
+    # margins of up to 0.5, times the scale of 30, are rounded to 11 bits
+    assert abs(found - wanted) <= 30 * 0.5 * 2**-11
+
+
 @each_loss()
 def test_the_table_is_the_formula_for_every_label(loss, formula):
     logits, _ = batch(N, scale=0.3)
