@@ -3,6 +3,8 @@
 Backends see rows [B, n] with 2k <= n (backends.py). Other shapes and dtypes, larger k and bad input are settled here.
 """
 
+from __future__ import annotations  # torch 2.8 cannot compile a function in a function that makes a union
+
 from math import inf, isfinite
 from numbers import Integral
 from typing import Any

@@ -5,6 +5,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
+from topk_registry.ops.distributed import by_shards, is_distributed
 from topk_registry.ops.perturbed.api import SEEDS, check_options, perturbed_topk
 from topk_registry.ops.perturbed.backends import EPSILONS
 from topk_registry.ops.rows.api import RowKernel, RowLoss, of_table, wide
@@ -54,6 +55,9 @@ def definition(
     target: Tensor | None,
 ) -> Tensor:
     """The losses in torch operations beside the operator."""
+    if is_distributed(scores):
+        of_shard = partial(definition, k, epsilon, num_samples, alpha, scale, impl)
+        return by_shards(of_shard, scores, target)
     s = wide(scores)
     threshold = perturbed_topk(s, k, epsilon=epsilon, num_samples=num_samples, impl=impl)
     own = alpha.to(s) if isinstance(alpha, Tensor) else alpha
