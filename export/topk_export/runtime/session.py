@@ -68,12 +68,21 @@ def open_session(
         files_of(model)
     if weights is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights))
-    try:
+
+    def opened(chosen: list[tuple[str, dict[str, Any]]]) -> Any:
         with contextlib.redirect_stdout(sys.stderr):  # onnxruntime prints the failure of a provider
-            session = ort.InferenceSession(source, options, providers=providers)
+            return ort.InferenceSession(source, options, providers=chosen)
+
+    cause = ""
+    try:
+        session = opened(providers)
     except Exception as error:  # onnxruntime's errors share no base class below Exception
-        raise ModelFileError(f"{name} is not a model that onnxruntime can load: {error}") from error
-    _check_device(session, device, require_gpu)
+        try:
+            session = opened(providers[-1:])  # it may be the GPU's driver or libraries, and not the model
+        except Exception:
+            raise ModelFileError(f"{name} is not a model that onnxruntime can load: {error}") from error
+        cause = str(error)
+    _check_device(session, device, require_gpu, cause)
     return session
 
 
@@ -139,7 +148,7 @@ def _session_options(ort: Any, threads: int | None, profile: str | None, optimis
     return options
 
 
-def _check_device(session: Any, device: str, require_gpu: bool) -> None:
+def _check_device(session: Any, device: str, require_gpu: bool, cause: str) -> None:
     on_cpu = session.get_providers()[0] == PROVIDERS["cpu"]
     fell_back = on_cpu and (device in ("cuda", "tensorrt") or (device == "auto" and nvidia_gpus() > 0))
     if not fell_back and not (require_gpu and on_cpu):
@@ -150,7 +159,7 @@ def _check_device(session: Any, device: str, require_gpu: bool) -> None:
         f"wanted {wanted}, but onnxruntime runs on the CPU (NVIDIA GPUs here: {nvidia_gpus()}; providers of this "
         f"installation: {available}). For a GPU install onnxruntime-gpu[cuda,cudnn], and not onnxruntime beside it: "
         "the two wheels overwrite each other"
-    )
+    ) + (f". It said: {cause}" if cause else "")
     if require_gpu:
         raise DeviceError(message)
     warnings.warn(message, RuntimeWarning, stacklevel=4)

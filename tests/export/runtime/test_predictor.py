@@ -318,8 +318,8 @@ def test_auto_is_the_cpu_without_a_word_where_there_is_no_gpu(model_file, capfd)
 class FakeRuntime:
     """An onnxruntime that claims CUDA, and whose sessions say the CPU, as one with broken CUDA libraries does."""
 
-    def __init__(self, honoured: bool) -> None:
-        self.honoured, self.asked = honoured, None
+    def __init__(self, honoured: bool, raises: bool = False) -> None:
+        self.honoured, self.raises, self.asked = honoured, raises, None
         self.SessionOptions = onnxruntime.SessionOptions
 
     def preload_dlls(self) -> None:
@@ -330,14 +330,16 @@ class FakeRuntime:
 
     def InferenceSession(self, source, options, providers):  # noqa: N802
         self.asked = providers
+        if self.raises and len(providers) > 1:
+            raise RuntimeError("CUDA driver version is insufficient")
         names = [name for name, _ in providers] if self.honoured else ["CPUExecutionProvider"]
         return SimpleNamespace(get_providers=lambda: names)
 
 
 @pytest.fixture
 def machine(monkeypatch):
-    def make(*, gpus: int, honoured: bool) -> FakeRuntime:
-        fake = FakeRuntime(honoured)
+    def make(*, gpus: int, honoured: bool, raises: bool = False) -> FakeRuntime:
+        fake = FakeRuntime(honoured, raises)
         monkeypatch.setattr(runtime, "nvidia_gpus", lambda: gpus)
         monkeypatch.setattr(runtime, "import_onnxruntime", lambda: fake)
         return fake
@@ -352,6 +354,14 @@ def test_a_gpu_that_fails_is_told_even_where_nobody_asked(machine, capsys):
     with pytest.raises(DeviceError):
         runtime.open_session(b"", device="auto", require_gpu=True)
     assert capsys.readouterr().out == ""  # what libraries print goes beside the answer, not into it
+
+
+def test_a_gpu_whose_libraries_raise_is_told_with_the_cause(machine):
+    machine(gpus=1, honoured=False, raises=True)
+    with pytest.warns(RuntimeWarning, match="runs on the CPU .* It said: CUDA driver version is insufficient"):
+        assert runtime.device_of(runtime.open_session(b"", device="cuda")) == "cpu"
+    with pytest.raises(DeviceError, match="It said: CUDA driver version is insufficient"):
+        runtime.open_session(b"", device="auto", require_gpu=True)
 
 
 def test_a_gpu_that_works_is_taken(machine):
