@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.distributed import whole
+from topk_registry.ops.tensors import laid_out
 
 
 class LabelMixture(NamedTuple):
@@ -109,6 +110,12 @@ class LabelMixture(NamedTuple):
 
         labels, shares, uniform = self
         return LabelMixture(moved(labels), moved(shares), None if uniform is None else moved(uniform))
+
+    def in_memory(self) -> "LabelMixture":
+        """The same as kernels on the CPU read it: contiguous, shares in double precision."""
+        labels, shares, uniform = self
+        even = None if uniform is None else laid_out(uniform, torch.float64)
+        return LabelMixture(laid_out(labels, torch.int64), laid_out(shares, torch.float64), even)
 
     def dense(self, n: int, dtype: torch.dtype | None = None) -> Tensor:
         """The distribution as a tensor [B, n], in torch's default dtype unless one is given."""

@@ -148,6 +148,24 @@ def test_the_largest_of_more_candidates_than_are_ranked_one_by_one(n, T, order):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("n", "T"), [(64, 3), (256, 5), (256, 50), (1000, 11), (1000, 101)])
+def test_the_largest_of_rows_with_classes_left_out_and_near_ties(n, T, dtype):
+    """Few scores far apart, nearly all tied, or many left out: then most lines of the search are of interest, and most
+    classes are candidates."""
+    generator, space = np.random.default_rng(n + T), select.room(n, T, dtype)
+    for left_out in (0, 1, n // 4, n - T):
+        for spread in (1.0, 1e-6, 0.0):
+            for _ in range(10):
+                row = (5000 + spread * generator.standard_normal(n)).astype(dtype)
+                row[generator.permutation(n)[:left_out]] = -np.inf
+                top, where = np.empty(T, dtype), np.empty(T, np.int64)
+                assert select.largest(row, -1, top, where, space)
+                assert np.array_equal(top, np.sort(row)[::-1][:T])
+                assert np.array_equal(row[where], top)
+                assert len(set(where.tolist())) == T
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_bound_that_so_many_reach(dtype):
     generator = np.random.default_rng(0)
     for count in (1, 5, 40, 64):

@@ -58,13 +58,12 @@ class HingeKernel:
         given = scores
         if scores.dtype == torch.float16:  # its gradient is in single precision anyway
             scores = scores.float()
-        if isinstance(options.target, LabelMixture) or (plan := self._plan(scores)) is None:
+        if (plan := self._plan(scores)) is None:
             return self._by_operations(options, scores)
         target, weight, smoothing, ignore_index, reduction = options
-        assert isinstance(target, Tensor), "a mixture goes by operations"
-        dense = target.is_floating_point()
+        dense = isinstance(target, Tensor) and target.is_floating_point()
         if dense and smoothing:
-            target, smoothing = torch.lerp(target, torch.full_like(target, 1 / scores.shape[1]), smoothing), 0.0
+            target, smoothing = target.to(torch.float32) * (1 - smoothing) + smoothing / scores.shape[1], 0.0
         copied = scores is not given
         value, gradient, wrong = plan.run(scores, target, weight, smoothing, ignore_index, reduction, copied)
         if wrong:

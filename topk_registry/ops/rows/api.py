@@ -80,8 +80,7 @@ class RowKernel:
         kernel, numbers, tensors, _ = self.prepared(real)
         numbers = self.of_call(numbers)
         if isinstance(target, LabelMixture):
-            uniform = None if target.uniform is None else in_memory(target.uniform)
-            target = LabelMixture(in_memory(target.labels), in_memory(target.shares), uniform)
+            target = target.in_memory()
         else:
             target = laid_out(target, real if target.is_floating_point() else torch.int64)
         weight = None if weight is None else laid_out(weight, real)
@@ -93,12 +92,6 @@ class RowKernel:
         if not right:
             check_range(target, scores.shape[1], ignore_index)
         return value, gradient
-
-
-def in_memory(part: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A target, or a part of a :class:`LabelMixture`, as kernels read it: contiguous, shares in double precision."""
-    dtype = dtype or (torch.float64 if part.is_floating_point() else torch.int64)
-    return laid_out(part, dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,14 +17,15 @@ from topk_registry.ops import openmp as team
 from topk_registry.ops.ksubset.numba import backend as cpu
 from topk_registry.ops.ksubset.numba import expected, kernels, rows
 from topk_registry.ops.ksubset.numba.compiled import compiled
-from topk_registry.ops.rows.numba.driver import MEAN, NONE, count, reduce
+from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.rows.numba.driver import MEAN, NONE, counted, massless, reduce
 from topk_registry.ops.tensors import address, laid_out
 
 LABEL_OUT_OF_RANGE, NOT_FINITE = 1, 2  # what may be wrong
 
 # the job: a counter, then these, then the losses of the rows; from THETA on they are float64, before int64
-_, SIZE, CLASSES, K, STEP, STRIDE, S, G, VALUE, LABEL, Q, WEIGHT, ALPHA, GAIN, GAPS, IGNORED, REDUCTION = range(17)
-STATUS, THETA, SCALE, TAU, SMOOTHING, FIELDS = range(17, 23)
+_, SIZE, CLASSES, K, STEP, STRIDE, S, G, VALUE, LABEL, Q, SHARES, UNIFORM, EACH, WEIGHT, ALPHA, GAIN, GAPS = range(18)
+IGNORED, REDUCTION, STATUS, THETA, SCALE, TAU, SMOOTHING, FIELDS = range(18, 26)
 LAYOUT = struct.Struct(f"={THETA}q{FIELDS - THETA}d")
 NUMBER = struct.Struct("=q")
 
@@ -54,7 +55,7 @@ class Plan:
     def run(
         self,
         scores: Tensor,
-        target: Tensor,
+        target: Tensor | LabelMixture,
         weight: Tensor | None,
         smoothing: float,
         ignore_index: int,
@@ -64,16 +65,21 @@ class Plan:
         """The losses or their sum or mean, the gradient, and what is wrong, 0 for nothing.
 
         Args:
-            target: int64 labels [B], or a distribution [B, n].
+            target: int64 labels [B], a distribution [B, n], or a mixture of labels without a smoothing of its own.
             weight: a factor a class [n].
             reduction: a place in :data:`topk_registry.ops.rows.api.REDUCTIONS`.
             in_place: whether the gradient may take the place of the scores.
         """
         B = self.sizes[0]
         scores = (scores if self.as_it_is else scores.contiguous()).resolve_neg()
-        dense = target.is_floating_point()
-        target = laid_out(target, torch.float32 if dense else torch.int64)
-        label, q = (0, address(target)) if dense else (address(target), 0)
+        if isinstance(target, LabelMixture):
+            target = target.in_memory()
+            label, q, several = address(target.labels), 0, target.labels.shape[1]
+            shares, uniform = address(target.shares), 0 if target.uniform is None else address(target.uniform)
+        else:
+            dense, several, shares, uniform = target.is_floating_point(), 0, 0, 0
+            target = laid_out(target, torch.float32 if dense else torch.int64)
+            label, q = (0, address(target)) if dense else (address(target), 0)
         weight = None if weight is None else laid_out(weight, torch.float32)
         # a row is copied before its gradient is written
         gradient = scores if in_place else torch.empty_like(scores, memory_format=torch.contiguous_format)
@@ -85,7 +91,7 @@ class Plan:
         LAYOUT.pack_into(
             job, 0,
             0, *self.sizes, step, self.stride, address(first), address(gradient), address(value),
-            label, q, 0 if weight is None else address(weight), *self.gap_sizes,
+            label, q, shares, uniform, several, 0 if weight is None else address(weight), *self.gap_sizes,
             ignore_index, reduction, 0, *self.numbers, smoothing,
         )
         # fmt: on
@@ -105,57 +111,65 @@ def bodies(stored: torch.dtype) -> tuple[team.Body, team.Body]:
     def of_rows(job):
         assert edition  # part of the cache's key: numba does not see that other files have changed
         field, number = carray(job, FIELDS, np.int64), carray(job, FIELDS, np.float64)
-        B, n, k, dense = field[SIZE], field[CLASSES], field[K], field[Q] != 0
+        B, n, k, dense, few = field[SIZE], field[CLASSES], field[K], field[Q] != 0, field[EACH]
         s, gradient = cpu.array(field[S], (B, field[STRIDE]), kind), cpu.array(field[G], (B, n), kind)
         label, q = (
-            cpu.array(field[LABEL], 0 if dense else B, np.int64),
+            cpu.array(field[LABEL], B * max(few, 1) * (not dense), np.int64),
             cpu.array(field[Q], (B if dense else 0, n), real),
         )
+        share = cpu.array(field[SHARES], B * few, np.float64)
+        even = cpu.array(field[UNIFORM], B if field[UNIFORM] != 0 else 0, np.float64)
         weight = cpu.array(field[WEIGHT], n if field[WEIGHT] != 0 else 0, real)
         alpha, gain = cpu.array(field[ALPHA], field[GAPS], real), cpu.array(field[GAIN], field[GAPS], real)
         losses = carray(job, FIELDS + B, np.float64)[FIELDS:]
-        total = np.float64(B) if dense else count(label, weight, n, field[IGNORED])
+        total = counted(label, weight, n, field[IGNORED], B, dense, few)
         if total < 0:
             field[STATUS] = LABEL_OUT_OF_RANGE
             return
         factor = 1.0 if field[REDUCTION] != MEAN else 1 / total if total > 0 else 0.0
         theta, scale, tau, smoothing = number[THETA], number[SCALE], number[TAU], number[SMOOTHING]
-        step, ignored = field[STEP], field[IGNORED]
-        if dense or smoothing != 0:
+        step = field[STEP]
+        ignored = np.zeros(step, np.bool_)
+        if dense or few > 0 or smoothing != 0:
             memory = expected.hinge_memory(step, n, k, real, alpha, gain)
-            labels, shares = np.empty((0 if dense else step, 1), np.int64), np.empty((0 if dense else step, 1), real)
-            uniform = np.empty(0 if dense else step, real)
+            known = np.zeros((0 if dense else step, max(few, 1)), np.int64)
+            shares = np.empty(known.shape, real)
+            uniform = np.empty(step if smoothing != 0 or len(even) else 0, real)
             for i, j in team.spans(job, step, B):
                 for r in range(0 if dense else j - i):
-                    kept = label[i + r] != ignored
-                    labels[r, 0], shares[r, 0] = label[i + r] if kept else 0, 1 - smoothing if kept else 0.0
-                    uniform[r] = smoothing if kept else 0.0
+                    if few > 0:
+                        of_mixture(i + r, few, label, share, even, r, known, shares, uniform, ignored)
+                    else:
+                        ignored[r] = label[i + r] == field[IGNORED]
+                        known[r, 0] = 0 if ignored[r] else label[i + r]
+                        shares[r, 0] = 0.0 if ignored[r] else 1 - smoothing
+                        uniform[r] = 0.0 if ignored[r] else smoothing
                 expected.hinge_rows(
-                    s[i:j], brain, q[i:j], labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau,
+                    s[i:j], brain, q[i:j], known, shares, uniform, weight, alpha, factor, k, theta, scale, tau,
                     losses[i:j], gradient[i:j], memory,
                 )  # fmt: skip
-                if not dense:
-                    forget_ignored(label[i:j], ignored, losses[i:j], gradient[i:j])
+                forget(ignored, losses[i:j], gradient[i:j])
         else:
             of_labels = kernels.label_memory(step, n, k, real)
             margin, slope = np.empty(step), np.empty(step, real)
-            known, factors = np.empty(step, np.int64), np.empty(step)
+            place, factors = np.empty(step, np.int64), np.empty(step)
             for i, j in team.spans(job, step, B):
                 for r in range(j - i):
-                    kept = label[i + r] != ignored
-                    known[r] = label[i + r] if kept else 0
-                    factors[r] = factor * (np.float64(weight[known[r]]) if len(weight) else 1.0)
+                    ignored[r] = label[i + r] == field[IGNORED]
+                    place[r] = 0 if ignored[r] else label[i + r]
+                    factors[r] = factor * (np.float64(weight[place[r]]) if len(weight) else 1.0)
                 kernels.label_rows(
-                    s[i:j], brain, known, k, theta, margin, gradient[i:j], alpha, scale, tau, factors, losses[i:j],
+                    s[i:j], brain, place, k, theta, margin, gradient[i:j], alpha, scale, tau, factors, losses[i:j],
                     slope, of_labels,
                 )  # fmt: skip
-                forget_ignored(label[i:j], ignored, losses[i:j], gradient[i:j])
+                forget(ignored, losses[i:j], gradient[i:j])
 
     @team.compiled
     def add_up(job):
         assert edition  # as above
         field = carray(job, FIELDS, np.int64)
-        B, n, dense = field[SIZE], field[CLASSES], field[Q] != 0
+        B, n = field[SIZE], field[CLASSES]
+        dense = field[Q] != 0 or field[EACH] > 0  # a mean of mixtures divides by the number of rows, too
         losses = carray(job, FIELDS + B, np.float64)[FIELDS:]
         value = cpu.array(field[VALUE], B if field[REDUCTION] == NONE else 1, real)
         if field[STATUS] != 0:
@@ -170,9 +184,21 @@ def bodies(stored: torch.dtype) -> tuple[team.Body, team.Body]:
 
 
 @compiled
-def forget_ignored(label, ignored, losses, gradient):
+def of_mixture(b, few, label, share, even, r, known, shares, uniform, ignored):
+    """Row r <- the labels and shares of row b of the batch, and whether it has no mass."""
+    own = share[b * few : (b + 1) * few]
+    ignored[r] = massless(own, even[b] if len(even) else 0.0)
+    for j in range(few):
+        known[r, j] = label[b * few + j]
+        shares[r, j] = own[j]
+    if len(even):
+        uniform[r] = even[b]
+
+
+@compiled
+def forget(ignored, losses, gradient):
     """Rows that are ignored cost nothing, whatever their scores."""
-    for r in range(len(label)):
-        if label[r] == ignored:
+    for r in range(len(losses)):
+        if ignored[r]:
             losses[r] = 0.0
             rows.clear(gradient[r])

@@ -5,6 +5,7 @@ import numpy as np
 from topk_registry.ops.ksubset.numba.compiled import compiled, number_at, place_of
 
 HALVINGS = 20  # leave about 1 in 500 of a number, with 2^31 numbers between the lowest and the highest score
+LAST = np.iinfo(np.int64).max
 
 
 @compiled
@@ -18,8 +19,9 @@ def lines_of_search(n, T):
 
 @compiled
 def room(n, T, dtype):
-    """Scratch memory of :func:`largest`."""
-    return np.empty(lines_of_search(n, T), dtype), np.empty(n, np.int64), np.empty(n + 16, dtype)
+    """Scratch memory of :func:`largest`: room for classes comes before that for lines, as all may be candidates."""
+    lines = lines_of_search(n, T)
+    return np.empty(lines, dtype), np.empty(n + lines, np.int64), np.empty(n + 16, dtype)
 
 
 @compiled
@@ -39,10 +41,10 @@ def largest(row, skip, top, where, space):
     else:
         least, of_interest = _lower_bound(row, maxima, scores, T), 0
         for line in range(lines):
-            found[n - 1 - of_interest] = line
+            found[n + of_interest] = line
             of_interest += maxima[line] >= least
         for j in range(of_interest):
-            i = found[n - 1 - j]
+            i = found[n + j]
             while i < n:
                 found[candidates] = i
                 candidates += (row[i] >= least) & (i != skip)
@@ -147,10 +149,16 @@ def _lower_bound(row, maxima, folded, T):
 @compiled
 def reached_by(x, count):
     """A number that ``count`` of these reach, and few more: the interval of their places in the order of all numbers is
-    halved until so many are in it."""
-    low = high = np.int64(place_of(x[0]))
+    halved until so many are in it. It begins above -inf, which is far from all others."""
+    lowest = np.int64(place_of(x.dtype.type(-np.inf)))
+    low, high, numbers = np.int64(LAST), lowest, 0
     for v in x:
-        low, high = min(low, np.int64(place_of(v))), max(high, np.int64(place_of(v)))
+        place = np.int64(place_of(v))
+        high = max(high, place)
+        low = min(low, place if place > lowest else np.int64(LAST))
+        numbers += place > lowest
+    if numbers < count:
+        return x.dtype.type(-np.inf)
     for _ in range(HALVINGS):
         middle = (low >> 1) + (high >> 1) + (low & high & 1)
         reached = _number_from(x, _number_at(middle, x))

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.label_mixture import LabelMixture
-from topk_registry.ops.rows.api import REDUCTIONS, Options, in_memory
+from topk_registry.ops.rows.api import REDUCTIONS, Options
 from topk_registry.ops.rows.backends import Kernels
 from topk_registry.ops.rows.triton.add_up import add_up
 from topk_registry.ops.rows.triton.layout import in_rows, like_rows, tiles
-from topk_registry.ops.tensors import launch, operand
+from topk_registry.ops.tensors import laid_out, launch, operand
 
 BLOCK = 1024  # losses that are added up together
 
@@ -48,10 +48,10 @@ def run(
     shares = uniform = None
     if mixed := isinstance(target, LabelMixture):
         target, *parts = target
-        shares, uniform = (None if part is None else in_memory(part, torch.float32).view(-1) for part in parts)
+        shares, uniform = (None if part is None else laid_out(part, torch.float32).view(-1) for part in parts)
     dense = target.is_floating_point()
     few = target.shape[1] if mixed else 0 if dense else 1  # labels a row
-    target = in_memory(target, target.dtype if dense else torch.int64).view(-1)
+    target = laid_out(target, target.dtype if dense else torch.int64).view(-1)
     memory, stride = (s.resolve_neg().contiguous().view(-1), n) if dense else in_rows(s)
     weight = None if weight is None else operand(weight.detach().float(), (n,), torch.float32, s.device)
     losses = torch.empty(B, dtype=torch.float32, device=s.device)
