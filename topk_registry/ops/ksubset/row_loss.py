@@ -61,13 +61,12 @@ class HingeKernel:
         if (plan := self._plan(scores)) is None:
             return self._by_operations(options, scores)
         target, weight, smoothing, ignore_index, reduction = options
-        dense = isinstance(target, Tensor) and target.is_floating_point()
-        if dense and smoothing:
+        if smoothing and isinstance(target, Tensor) and target.is_floating_point():
             target, smoothing = target.to(torch.float32) * (1 - smoothing) + smoothing / scores.shape[1], 0.0
         copied = scores is not given
         value, gradient, wrong = plan.run(scores, target, weight, smoothing, ignore_index, reduction, copied)
         if wrong:
-            if not dense:
+            if isinstance(target, LabelMixture) or not target.is_floating_point():
                 check_range(target, scores.shape[1], ignore_index)
             api._check_finite(given, self.k)
         return value, gradient
