@@ -76,15 +76,26 @@ def store_masked(pointers, values, col, n: tl.constexpr):
 
 
 @triton.jit
-def held_and_largest(
-    s_ptr, live, y, shift,
-    n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
+def tiles_of(
+    s_ptr, live, y, shift, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr,
+    HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """The tiles of the rows, none unless ``HELD``, and the largest score of each row."""
+    """The tiles of the rows in registers, none unless ``HELD``."""
     held = ()
     if HELD:
         for tile in tl.static_range(TILES):
             held = held + (others(s_ptr, live, y, shift, tile, n, R, N, SHIFTED),)
+    return held
+
+
+@triton.jit
+def held_and_largest(
+    s_ptr, live, y, shift,
+    n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """:func:`tiles_of` the rows, and the largest score of each row."""
+    held = tiles_of(s_ptr, live, y, shift, n, R, N, TILES, HELD, SHIFTED)
+    if HELD:
         best = held[0]
         for tile in tl.static_range(1, TILES):
             best = tl.maximum(best, held[tile])

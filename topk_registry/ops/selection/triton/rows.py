@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from topk_registry.ops.rows.triton.targets import clear, masses, targets
-from topk_registry.ops.rows.triton.tiles import aligned, classes, others, store
+from topk_registry.ops.rows.triton.tiles import aligned, classes, others, store, tiles_of
 
 RIVAL, RANK, CONVEX = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # what a label's score is held against
 
@@ -117,19 +117,17 @@ def at_masses(
         held, s_ptr, counted, none, shift, k + 1, n, R, N, TILES, HELD, SHIFTED
     )
     of_row = kth, i_kth, after, total
+    target = q_ptr, weight_ptr, labels, shares, share
     costs = tl.zeros((R, N), tl.float32)
     outside = tl.zeros((R, N), tl.float32)
     inside = tl.zeros((R, N), tl.float32)
     at_last = tl.zeros((R, N), tl.float32)
     if HELD:
         for tile in tl.static_range(TILES):
-            m = masses(
-                q_ptr, weight_ptr, labels, shares, share, counted, shift, tile,
-                M == 0, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
-            )  # fmt: skip
             cost, out, within, further, _own = hinges(
-                held[tile], m, of_row, own_ptr, shift, tile, alpha, factor, KIND, k, EACH, n, N, SHIFTED
-            )
+                held[tile], of_row, target, own_ptr, counted, shift, tile, alpha, factor,
+                KIND, k, EACH, M, EVEN, WEIGHTED, n, R, N, SHIFTED,
+            )  # fmt: skip
             costs += cost
             outside += out
             inside += within
@@ -137,13 +135,10 @@ def at_masses(
     else:
         for tile in tl.range(TILES):
             s = others(s_ptr, counted, none, shift, tile, n, R, N, SHIFTED)
-            m = masses(
-                q_ptr, weight_ptr, labels, shares, share, counted, shift, tile,
-                M == 0, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
-            )  # fmt: skip
             cost, out, within, further, _own = hinges(
-                s, m, of_row, own_ptr, shift, tile, alpha, factor, KIND, k, EACH, n, N, SHIFTED
-            )
+                s, of_row, target, own_ptr, counted, shift, tile, alpha, factor,
+                KIND, k, EACH, M, EVEN, WEIGHTED, n, R, N, SHIFTED,
+            )  # fmt: skip
             costs += cost
             outside += out
             inside += within
@@ -164,13 +159,10 @@ def at_masses(
             to_after = tl.where(counted, factor * within, 0.0)[:, None]
         if HELD:
             for tile in tl.static_range(TILES):
-                m = masses(
-                    q_ptr, weight_ptr, labels, shares, share, counted, shift, tile,
-                    M == 0, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
-                )  # fmt: skip
                 _cost, _out, _within, _further, g = hinges(
-                    held[tile], m, of_row, own_ptr, shift, tile, alpha, factor, KIND, k, EACH, n, N, SHIFTED
-                )
+                    held[tile], of_row, target, own_ptr, counted, shift, tile, alpha, factor,
+                    KIND, k, EACH, M, EVEN, WEIGHTED, n, R, N, SHIFTED,
+                )  # fmt: skip
                 col, _there = classes(shift, tile, n, N, SHIFTED)
                 g += tl.where(col == i_kth[:, None], to_kth, spoilt[:, None])
                 g += tl.where(col == i_after[:, None], to_after, 0.0)
@@ -180,13 +172,10 @@ def at_masses(
         else:
             for tile in tl.range(TILES):
                 s = others(s_ptr, counted, none, shift, tile, n, R, N, SHIFTED)
-                m = masses(
-                    q_ptr, weight_ptr, labels, shares, share, counted, shift, tile,
-                    M == 0, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
-                )  # fmt: skip
                 _cost, _out, _within, _further, g = hinges(
-                    s, m, of_row, own_ptr, shift, tile, alpha, factor, KIND, k, EACH, n, N, SHIFTED
-                )
+                    s, of_row, target, own_ptr, counted, shift, tile, alpha, factor,
+                    KIND, k, EACH, M, EVEN, WEIGHTED, n, R, N, SHIFTED,
+                )  # fmt: skip
                 col, _there = classes(shift, tile, n, N, SHIFTED)
                 g += tl.where(col == i_kth[:, None], to_kth, spoilt[:, None])
                 g += tl.where(col == i_after[:, None], to_after, 0.0)
@@ -197,12 +186,18 @@ def at_masses(
 
 @triton.jit
 def hinges(
-    s, m, of_row, own_ptr, shift, tile, alpha, factor,
-    KIND: tl.constexpr, k: tl.constexpr, EACH: tl.constexpr, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
+    s, of_row, target, own_ptr, counted, shift, tile, alpha, factor,
+    KIND: tl.constexpr, k: tl.constexpr, EACH: tl.constexpr,
+    M: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr,
+    n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Of a tile: costs, masses of hinges that are not 0 outside and inside the k largest, what those inside put on the
     next score, and each hinge's slope in its own score."""
     kth, i_kth, after, total = of_row
+    q_ptr, weight_ptr, labels, shares, share = target
+    m = masses(
+        q_ptr, weight_ptr, labels, shares, share, counted, shift, tile, M == 0, M, WEIGHTED, n, R, N, SHIFTED, EVEN
+    )
     col, there = classes(shift, tile, n, N, SHIFTED)
     is_top = comes_before(s, col, kth, i_kth + 1)
     if KIND == CONVEX:
@@ -231,19 +226,6 @@ def hinges(
 def gap_of(own_ptr, where, there, alpha, EACH: tl.constexpr):
     """The gap that a class must have."""
     return tl.load(own_ptr + where, mask=there, other=0.0) if EACH else alpha
-
-
-@triton.jit
-def tiles_of(
-    s_ptr, counted, y, shift, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr,
-    HELD: tl.constexpr, SHIFTED: tl.constexpr,
-):  # fmt: skip
-    """The tiles of the rows in registers, none unless ``HELD``."""
-    held = ()
-    if HELD:
-        for tile in tl.static_range(TILES):
-            held = held + (others(s_ptr, counted, y, shift, tile, n, R, N, SHIFTED),)
-    return held
 
 
 @triton.jit
