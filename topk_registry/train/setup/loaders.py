@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from topk_registry.data.labels import is_indexed
 from topk_registry.ops.label_mixture import Target
 from topk_registry.train.config.config import TrainConfig
-from topk_registry.train.engine.signals import leave_to_the_run
+from topk_registry.train.engine.signals import end_of_process, leave_to_the_run
 from topk_registry.train.errors import DataError
 from topk_registry.train.setup.batches import Batches, BatchOrder, SeededErasing
 from topk_registry.train.setup.compute import Compute
@@ -183,7 +183,7 @@ def _set_workers(config: TrainConfig, loader: Any) -> None:
     """Leave signals to the run, and draw the workers' seeds from another stream than the run's."""
     inner = getattr(loader, "loader", loader)
     inner.generator = torch.Generator().manual_seed(config.seed)
-    inner.worker_init_fn = partial(leave_to_the_run, then=inner.worker_init_fn)
+    inner.worker_init_fn = partial(leave_to_the_run, over=end_of_process(), then=inner.worker_init_fn)
 
 
 def end_workers(loader: Any) -> None:
