@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topk_registry import get_loss_builder
+from topk_registry import ClassificationLoss, LabelMixture, get_loss_builder
 from topk_registry.testing import LossCheckError, check_loss, iter_checks, parametrize_with_checks, run_checks
 
 pytest_plugins = ["pytester"]
@@ -78,6 +78,14 @@ class RefusingDenseTargets(Wrong):
         if target.is_floating_point():
             raise ValueError("class indices only")
         return super().forward(logits, target)
+
+
+class IgnoringOtherLabels(ClassificationLoss):
+    def per_class(self, logits):
+        return -logits.log_softmax(-1)
+
+    def forward(self, logits, target):
+        return super().forward(logits, target.labels[:, 0] if isinstance(target, LabelMixture) else target)
 
 
 class WrongReduction(Wrong):
@@ -411,6 +419,7 @@ SINGLE = [
     ("accepts_noncontiguous_targets", assuming_strides_of_labels, "expected loss of strided targets = "),
     ("one_hot_targets_equal_indices", dense_over_classes, "expected loss of one-hot targets = 2.77466, got 0.173416"),
     ("dense_targets_count_in_full", IgnoringDenseTargets, "expected targets mixed 70:30 to change the loss"),
+    ("mixtures_equal_their_distributions", IgnoringOtherLabels, "expected loss of a LabelMixture = "),
     ("bad_targets_raise", wrapping_labels, "expected an error for a label of 16 with 16 classes, got the loss "),
     ("gradient_equals_differences", float32_inside, "expected a float64 loss of float64 logits, got torch.float32"),
     ("gradient_equals_differences", WrongSign, "expected gradient at ["),

@@ -4,7 +4,6 @@ import inspect
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from topk_registry.registry.options import tuning_grid
 from topk_registry.registry.ranges import Interval, option_ranges
@@ -31,14 +30,14 @@ def reduction_is_consistent(subject: Subject) -> None:
 def weight_scales_rows(subject: Subject) -> None:
     """``weight`` multiplies a row by its label's factor; ``mean`` divides by the sum of those factors."""
     subject.require("weight", "reduction")
-    logits, labels, weight = subject.logits(), subject.labels(), _weight(subject)
+    logits, labels, weight = subject.logits(), subject.labels(), subject.class_weight()
     hard = {"label_smoothing": 0.0} if subject.takes("label_smoothing") else {}
     plain = evaluate(subject.build(weight=None, reduction="none", **hard), logits, labels)
     rows, mean = (evaluate(subject.build(weight=weight, reduction=r, **hard), logits, labels) for r in ("none", "mean"))
     wanted = plain * weight[labels]
     expect_close(rows, wanted, "loss of weighted rows", floor=1.0)
     expect_close(mean, wanted.sum() / weight[labels].sum(), "weighted mean loss", floor=1.0)
-    expect_close(weight, _weight(subject), "weight after the call")
+    expect_close(weight, subject.class_weight(), "weight after the call")
 
 
 def ignore_index_skips_rows(subject: Subject) -> None:
@@ -64,7 +63,7 @@ def label_smoothing_is_a_soft_target(subject: Subject) -> None:
     subject.require("label_smoothing", "reduction")
     logits, labels, n = subject.logits(), subject.labels(), subject.num_classes
     target = 0.9 * subject.one_hot(labels) + 0.1 / n
-    for weight in (None, _weight(subject)) if subject.takes("weight") else (None,):
+    for weight in (None, subject.class_weight()) if subject.takes("weight") else (None,):
         common = {"reduction": "none", "weight": weight} if subject.takes("weight") else {"reduction": "none"}
         value, gradient = value_and_gradient(subject.build(label_smoothing=0.1, **common), logits, labels)
         wanted, wanted_gradient = value_and_gradient(subject.build(label_smoothing=0.0, **common), logits, target)
@@ -125,10 +124,6 @@ def set_epoch_is_harmless(subject: Subject) -> None:
         expect(
             bool(value.isfinite() & gradient.isfinite().all()), f"expected a finite loss in epoch {epoch}, got {value}"
         )
-
-
-def _weight(subject: Subject) -> Tensor:
-    return torch.linspace(0.5, 2.0, subject.num_classes)
 
 
 CHECKS = (

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from topk_registry.ops.label_mixture import Target
 from topk_registry.registry import get_loss_builder
 from topk_registry.registry.options import CONTEXT, accepted_context
 from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect_close
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Tensor, Any], Tensor]  # of logits and a target
 
 BATCH = 4
 EPOCHS = 10
@@ -95,6 +96,10 @@ class Subject:
     def one_hot(self, labels: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
         return nn.functional.one_hot(labels, self.num_classes).to(dtype)
 
+    def class_weight(self) -> Tensor:
+        """A factor for each class [n]."""
+        return torch.linspace(0.5, 2.0, self.num_classes)
+
     def expect_same_value(self, left: Callable[[], Tensor], right: Callable[[], Tensor], what: str) -> None:
         """Raise unless both give the same; of a random loss, the same mean within six standard errors."""
         if not self.is_random:
@@ -118,13 +123,13 @@ def seed(number: int) -> None:
         torch.cuda.manual_seed_all(number)
 
 
-def evaluate(loss: Loss, logits: Tensor, target: Tensor) -> Tensor:
+def evaluate(loss: Loss, logits: Tensor, target: Target) -> Tensor:
     """The loss under the same seed at every call, so that a random loss repeats itself."""
     seed(SEED)
     return loss(logits, target)
 
 
-def value_and_gradient(loss: Loss, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def value_and_gradient(loss: Loss, logits: Tensor, target: Target) -> tuple[Tensor, Tensor]:
     """The loss, and the gradient of its sum with respect to the logits."""
     leaf = logits.detach().clone().requires_grad_()
     value = evaluate(loss, leaf, target)

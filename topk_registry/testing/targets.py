@@ -1,9 +1,13 @@
 """Kinds of targets: indices, distributions, and what is neither."""
 
+import itertools
+
 import torch
 from torch import Tensor
 
-from topk_registry.testing.expect import CheckFailedError, expect, expect_close
+from topk_registry.losses.base import ClassificationLoss
+from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect, expect_close
 from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gradient
 
 
@@ -25,6 +29,25 @@ def dense_targets_count_in_full(subject: Subject) -> None:
         not torch.isclose(pure, mixed, rtol=1e-4, atol=0),
         f"expected targets mixed 70:30 to change the loss, got {mixed.item():.6g} as for the larger part alone",
     )
+
+
+def mixtures_equal_their_distributions(subject: Subject) -> None:
+    """Training hands mixed labels over as labels and shares where a loss takes them, in place of a distribution."""
+    logits, labels, n = subject.logits(), subject.labels(), subject.num_classes
+    other = torch.cat([labels[:1], labels[1:].roll(1, 0)])  # the first row is mixed with its own label
+    common = [{}, {"weight": subject.class_weight()}] if subject.takes("weight") else [{}]
+    for smoothing, options in itertools.product((0.0, 0.1), common):
+        loss = subject.build(**options)
+        mixture = LabelMixture.mixed(labels, other, 0.7, smoothing)
+        if not isinstance(loss, ClassificationLoss):
+            raise NotApplicableError("is no ClassificationLoss, and is given distributions")
+        try:
+            value, gradient = value_and_gradient(loss, logits, mixture)
+        except Exception as error:  # training then hands it distributions
+            raise NotApplicableError(f"takes no LabelMixture ({type(error).__name__}: {error})") from error
+        wanted, wanted_gradient = value_and_gradient(loss, logits, mixture.dense(n))
+        expect_close(value, wanted, "loss of a LabelMixture", floor=1.0)
+        expect_close(gradient, wanted_gradient, "gradient of a LabelMixture")
 
 
 def bad_targets_raise(subject: Subject) -> None:
@@ -51,4 +74,9 @@ def _expect_error(loss: Loss, logits: Tensor, target: Tensor, what: str) -> None
     raise CheckFailedError(f"expected an error for {what}, got the loss {value.detach()}")
 
 
-CHECKS = (one_hot_targets_equal_indices, dense_targets_count_in_full, bad_targets_raise)
+CHECKS = (
+    one_hot_targets_equal_indices,
+    dense_targets_count_in_full,
+    mixtures_equal_their_distributions,
+    bad_targets_raise,
+)
