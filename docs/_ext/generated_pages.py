@@ -139,7 +139,7 @@ def loss_page(name: str, cells: list[str] | None, pictures: str) -> str:
 
 
 def _definition(builder: Any) -> str:
-    """What autodoc tells of a class or function; a factory without a name of its own has only a docstring."""
+    """Return autodoc's directive for a class or function; a factory without a name of its own has only a docstring."""
     if not hasattr(builder, "__qualname__"):
         return "```text\n" + (inspect.getdoc(builder) or repr(builder)) + "\n```"
     kind = "autoclass" if inspect.isclass(builder) else "autofunction"

@@ -177,7 +177,7 @@ def label_scores(axes: "Axes", name: str, **options: Any) -> None:
 
 
 def _figure(panels: int) -> tuple["Figure", list["Axes"]]:
-    """An empty figure with so many panels, in rows."""
+    """Make an empty figure with this number of panels, in rows."""
     from matplotlib.figure import Figure
 
     columns = min(panels, PANELS)

@@ -1,4 +1,4 @@
-"""What the built-in data sets share: splits, sizes, and samples in memory."""
+"""Shared parts of the built-in data sets: splits, sizes, and samples in memory."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ class DrawnImages:
 
     @property
     def transform(self) -> Any:
-        """What is applied to each image, where it is not None."""
+        """Function applied to each image; None for none."""
         return self._transform
 
     @transform.setter

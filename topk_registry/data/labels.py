@@ -50,7 +50,7 @@ def is_indexed(dataset: object) -> bool:
 
 
 def class_counts(labels: Labels, num_classes: int) -> list[int]:
-    """How many samples each class has [num_classes]; a label out of range is an error that names it."""
+    """Count the samples of each class [num_classes]; a label out of range is an error that names it."""
     if len(labels) and not (labels.min() >= 0 and labels.max() < num_classes):
         wrong = labels.min() if labels.min() < 0 else labels.max()
         raise ValueError(f"the data has label {wrong}, expected labels in [0, {num_classes - 1}]; see --num-classes")

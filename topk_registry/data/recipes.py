@@ -69,7 +69,7 @@ def noisy_labels(labels: Labels, superclasses: Sequence[int], p: float, *, seed:
 
 
 def long_tail_counts(counts: Sequence[int], profile: str, factor: float) -> list[int]:
-    """How many samples to keep of each class [n], from all of class 0 down to a ``factor``-th of it for the last class.
+    """Number of samples to keep of each class [n], from all of class 0 down to a ``factor``-th of it for the last.
 
     With u = c / (n - 1): ``exp`` keeps factor^-u (Cui et al. 2019), ``pareto`` keeps
     (1 + u (factor^(1/alpha) - 1))^-alpha with alpha = 6 (Liu et al. 2019). Never more than there are, and at least one.
@@ -88,7 +88,7 @@ def long_tail_counts(counts: Sequence[int], profile: str, factor: float) -> list
 
 
 def fraction_counts(counts: Sequence[int], fraction: float) -> list[int]:
-    """The same ``fraction`` of each class [n], rounded, and at least one sample of a class that has any."""
+    """Number of samples to keep of each class [n]: the fraction, rounded, and at least one of a class that has any."""
     if not 0.0 < fraction <= 1.0:
         raise ValueError(f"the fraction must be in (0, 1], got {fraction!r}")
     return [min(count, max(1, round(fraction * count))) for count in counts]

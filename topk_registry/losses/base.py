@@ -5,8 +5,8 @@ distribution q over labels costs its expectation,
 
     L(s, q) = sum_c q_c w_c L(s, c),
 
-so an index is the one-hot q, and mixup, cutmix and label smoothing are others. Those that have mass on a few labels and
-the same on all other classes need not be written out: a LabelMixture holds them. ``weight``, ``reduction``,
+so an index is the one-hot q, and mixup, cutmix and label smoothing are others. A LabelMixture holds a distribution with
+mass on a few labels and the same on all other classes; it is never written out. ``weight``, ``reduction``,
 ``label_smoothing`` and ``ignore_index`` mean what they mean in ``torch.nn.CrossEntropyLoss``. A subclass writes the
 table and nothing else, or names a fused operator that computes it.
 """

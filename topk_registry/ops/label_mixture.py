@@ -101,7 +101,7 @@ class LabelMixture(NamedTuple):
             )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "LabelMixture":
-        """The same on another device."""
+        """Move to another device."""
         device = torch.device(device)
 
         def moved(part: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class LabelMixture(NamedTuple):
         return LabelMixture(moved(labels), moved(shares), None if uniform is None else moved(uniform))
 
     def in_memory(self) -> "LabelMixture":
-        """The same as kernels on the CPU read it: contiguous, shares in double precision."""
+        """Lay out for kernels on the CPU: contiguous, shares in double precision."""
         labels, shares, uniform = self
         even = None if uniform is None else laid_out(uniform, torch.float64)
         return LabelMixture(laid_out(labels, torch.int64), laid_out(shares, torch.float64), even)

@@ -14,7 +14,7 @@ _INTERVAL = re.compile(r"([\[(])\s*([^,\s]+)\s*,\s*([^,\s]+)\s*([\])])")
 
 @dataclass(frozen=True)
 class Interval:
-    """Numbers between two ends, each of which may belong to it.
+    """Numbers between two ends; each end may belong to them.
 
     Args:
         low, high: the ends; ``high`` is ``"n"`` where it is the number of classes.
@@ -74,7 +74,7 @@ def option_ranges(builder: Callable[..., Any]) -> dict[str, Range]:
     """The values that options may have, as a factory and the classes it derives from declare them.
 
     A factory declares ``option_ranges``, from names of options to an interval in a string, or to a tuple of choices.
-    What a base class declares holds where the factory takes that option.
+    A base class's declaration holds where the factory takes that option.
 
     Example:
         >>> class TheirLoss:

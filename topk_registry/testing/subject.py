@@ -169,7 +169,7 @@ def _as_factory(loss: Any) -> Callable[..., Loss]:
 
 
 def _takes_scores(function: Any) -> bool:
-    """Whether it must be given two things that are no context of a factory: scores and a target."""
+    """Whether a call needs two arguments that are no context of a factory: scores and a target."""
     if isinstance(function, type) or not callable(function):
         return False
     needed = [

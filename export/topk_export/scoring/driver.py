@@ -16,7 +16,7 @@ AHEAD = 2  # shards handed out for each worker: one under way, one that waits
 
 @dataclass
 class Summary:
-    """What became of the shards: counts of files, rows and errors, and the shards that could not be scored."""
+    """Outcome of a call: counts of files, rows and errors, and the shards that could not be scored."""
 
     shards: int = 0
     before: int = 0  # shards that an earlier call finished

@@ -46,7 +46,7 @@ class Settings:
     max_pixels: int = MAX_PIXELS
 
     def about(self, shard: Shard) -> dict[str, str]:
-        """What the shard's file says of itself; equal where its rows are."""
+        """Return the metadata of the shard's file; files of equal rows have equal metadata."""
         return {ABOUT: json.dumps({"schema": 1, **asdict(self), "shard": shard.digest()}, sort_keys=True)}
 
 

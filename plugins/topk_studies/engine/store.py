@@ -99,7 +99,7 @@ class Store:
 
 
 def key_of(version: int, configuration: Configuration) -> str:
-    """The same for equal configurations, however their entries are ordered."""
+    """Return a key of the run; equal configurations have equal keys, whatever the order of their entries."""
     return hashlib.sha256(f"{version}:{canonical(configuration)}".encode()).hexdigest()[:20]
 
 

@@ -186,7 +186,7 @@ class _Watch:
         return {f"test_{name}": value for name, value in test.items()} | training
 
     def _observers(self) -> list[Any]:
-        """What is measured on the test split besides accuracy."""
+        """Return the measures on the test split besides accuracy."""
         calibrations = [Calibration(k) for k in self.sizes if 1 < k < self.test.num_classes]
         observers: list[Any] = [*calibrations, *self.excess]
         if len(self.test.loader.dataset) // 2 >= fewest(MISSED):

@@ -111,7 +111,7 @@ def _short(options: Options, part: int, **flags: Any) -> Configuration:
 
 
 def trials(options: Options, loss: str) -> list[Trial]:
-    """As many trials for every loss, spread over its grid and over the learning rates."""
+    """Return the trials of a loss, the same number for every loss, spread over its grid and the learning rates."""
     grid = grid_of(loss)
     if len(grid) > TRIALS:
         grid = [grid[i * len(grid) // TRIALS] for i in range(TRIALS)]

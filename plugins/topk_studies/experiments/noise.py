@@ -73,7 +73,7 @@ class LabelNoise(TunedStudy):
 
 
 def _memory(found: Sequence[Choice], level: float) -> Figure:
-    """What is learned by heart, and what that costs."""
+    """Draw the share of noisy labels learned by heart, beside the accuracy on the test split."""
     return curves_figure(
         f"Noisy labels learned by heart, noise {level:g}",
         "Share of the training labels, noisy ones among them, that the network gives back, and its accuracy on clean "

@@ -28,7 +28,7 @@ class LittleData(TunedStudy):
         return [{"subset": share} for share in SHARES[options.budget]]
 
     def options_of(self, options: Options, flags: Mapping[str, Any]) -> Options:
-        """As many updates and evaluations on a subset as on the whole."""
+        """Train longer on a subset, so that updates and evaluations are as many as on the whole."""
         longer = round(1 / flags["subset"])
         if longer == 1:
             return options

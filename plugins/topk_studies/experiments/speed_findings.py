@@ -124,7 +124,7 @@ def _notes_classes(sweep: Sweep) -> list[Note]:
 
 
 def _faster(sweep: Sweep, claim: str, slower: str, faster: str, which: str) -> list[Note]:
-    """It agrees where one is the faster at every n by more than the quartiles; differs where the other is."""
+    """Judge the claim that ``faster`` is faster: it agrees, or differs, beyond the quartiles at every n."""
     pairs = {
         n: (_median(times.get(slower, {}), which), _median(times.get(faster, {}), which)) for n, times in sweep.items()
     }
@@ -150,7 +150,7 @@ def _notes_k(sweep: Sweep) -> list[Note]:
 
 
 def _grows(sweep: Sweep, claim: str, grows: str, stay: Sequence[str], *, beyond: bool) -> list[Note]:
-    """It agrees where from the least k to the largest that all reach, the one grows twice as much as any other."""
+    """Judge the claim that ``grows`` grows most: twice as much as any other, from the least k to the largest of all."""
     names = (grows, *stay)
     reached = [k for k, times in sweep.items() if all(_median(times.get(name, {}), "both") for name in names)]
     if len(reached) < 2:

@@ -139,7 +139,7 @@ def _minima(risk: Callable[[Tensor], Tensor], basis: Tensor, starts: Tensor) -> 
 
 
 def _sparsity(c: Configuration) -> dict[str, Any]:
-    """How many scores of a row have a gradient, and how many carry most of it, in the mean over rows that have any."""
+    """Count the scores of a row that have a gradient, and those that carry most of it, on average over rows."""
     s = torch.randn(c["B"], c["n"], dtype=torch.float64).requires_grad_()
     loss = _rows(c["loss"], c["n"], c["k"])(s, torch.randint(c["n"], (c["B"],)))
     size = torch.autograd.grad(loss.sum(), s)[0].abs()

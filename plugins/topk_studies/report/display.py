@@ -102,7 +102,7 @@ def list_table(
 def quality_table(
     key_name: str, key: Key, found: Sequence[Choice], metric: str, *, name: Name = loss_name
 ) -> Table | None:
-    """What else the runs' probabilities are good for, at the epochs that ``metric`` chose; None for older runs."""
+    """Table of the probabilities' calibration and sets, at the epochs that ``metric`` chose; None for older runs."""
     rows = [row for choice in found for record in choice.runs.values() for row in record.result.get("history", ())]
     measured = [column for column in QUALITY if all(f"test_{column}" in row for row in rows if metric in row)]
     if not rows or not measured:

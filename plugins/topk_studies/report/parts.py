@@ -87,7 +87,7 @@ def commands(every: Sequence[tuple[str, str]]) -> str:
 
 
 def facts(records: Sequence[Record]) -> str:
-    """How many runs, how long, when, on what and with which versions."""
+    """Line of facts: number of runs, their time, dates, machine and versions."""
     if not records:
         return ""
     days = sorted({record.when[:10] for record in records})

@@ -198,7 +198,7 @@ def _few_colours(image: str) -> str:
 
 
 def _compact(path: str) -> str:
-    """The same path in fewer letters: straight lines by their steps, in tenths of a point, curves to a hundredth."""
+    """Shorten a path: straight lines by their steps, in tenths of a point, curves to a hundredth."""
     if set(re.findall("[A-Za-z]", path)) - set("MLz"):
         return re.sub(r"(\.\d\d)\d+", r"\1", path)
     parts: list[str] = []

@@ -29,7 +29,7 @@ class Batch:
     dH: Tensor  # [m, d]  # noqa: N815  the README's symbol
 
     def scaled(self, factor: Tensor | float) -> "Batch":
-        """The same samples with a loss that is ``factor`` times as large; a number, or one a sample [m]."""
+        """Multiply the loss of the samples by ``factor``, one number or one for each sample [m]."""
         column = factor[:, None] if isinstance(factor, Tensor) and factor.ndim else factor
         scaled = {name: getattr(self, name) * factor for name in ("gs", "gq")}
         scaled |= {name: getattr(self, name) * column for name in ("ga", "dH")}

@@ -142,7 +142,7 @@ def _at_few_labels(
 
 
 def _by_table(logits: Tensor, target: Tensor | LabelMixture, options: Options, factor: float, total: bool) -> Tensor:
-    """The same by differentiable operations on the margins of every class."""
+    """Compute the loss by differentiable operations on the margins of every class."""
     from topk_registry.ops.ksubset import api
 
     k, tau, alpha, weight, _, impl = options

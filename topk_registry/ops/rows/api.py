@@ -33,7 +33,7 @@ class Options(NamedTuple):
 
 
 class Kernel(Protocol):
-    """What computes a loss and its gradient in one call."""
+    """Kernel that computes a loss and its gradient in one call."""
 
     def run(self, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor | None, ...]:
         """The losses or their sum or mean, and, if wanted, the gradient in a precision that holds it.

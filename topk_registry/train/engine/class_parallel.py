@@ -55,7 +55,7 @@ class ClassParallelTask(RegistryTask):
 
     @torch.no_grad()
     def clip_gradients(self, value: float, mode: str) -> None:
-        """As timm clips; the norm is that of the whole model."""
+        """Clip gradients as timm does, by the norm of the whole model."""
         if mode != "norm":
             return super().clip_gradients(value, mode)
         rows = list(self.rows.parameters())

@@ -70,7 +70,7 @@ def _end_with(over: Connection) -> None:
 
 
 def end_of_process() -> Connection:
-    """What has a message to read as soon as this process exits."""
+    """Connection that has a message to read as soon as this process exits."""
     return _end_of(os.getpid())
 
 

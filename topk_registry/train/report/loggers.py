@@ -28,7 +28,7 @@ Row = Mapping[str, float]
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """What a logger is told of the run that it logs.
+    """Facts of the run that a logger logs.
 
     Args:
         name: of the run, which is its folder's.

@@ -53,7 +53,7 @@ class Shard(NamedTuple):
 
 
 def layout(n: int, ranks: int) -> list[int]:
-    """How many of n classes each rank holds.
+    """Number of the n classes that each rank holds.
 
     Example:
         >>> layout(9, 4)

@@ -25,7 +25,7 @@ BY_ROWS = 3  # ranks, from which on sharing the rows sends fewer bytes than gath
 
 
 class Problem(NamedTuple):
-    """What all ranks know: the options of the operator, and where the classes lie."""
+    """Options of the operator and layout of the classes, known to all ranks."""
 
     group: Group | None  # None where one process has all classes
     n: int  # classes of all ranks

@@ -111,7 +111,7 @@ class ExpectedHinge(torch.autograd.Function):
 
 
 def _kernels(target: Tensor | LabelMixture, costs: Costs, f: Common, top: Tensor, classes: Tensor, p: Problem) -> Any:
-    """What computes the hinges of a chunk in kernels, where there are any."""
+    """Return the kernels for the hinges of a chunk; None where the device has none."""
     module: Any = kernels(p.like, p.k + 1)
     return module.OfTargets(target, costs, f, top, classes, p) if hasattr(module, "OfTargets") else None
 

@@ -18,7 +18,7 @@ SAMPLED = 8  # one class of eight
 
 
 class Odds(NamedTuple):
-    """The odds of rows of which most are flat."""
+    """Odds of a batch where most rows are flat."""
 
     w: Tensor  # [B, n], exp((s - a) / theta), 0 for a class that is left out
     a: Tensor  # [B], the largest score

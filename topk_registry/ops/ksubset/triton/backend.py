@@ -275,7 +275,7 @@ def _solved_margins(s: Rows, g: Tensor | None, k: int, theta: float, done: Tenso
 
 @cache
 def limit_of_flat_rows(k: int, powers: int) -> float:
-    """The largest odds of a flat row for which so many power sums are enough.
+    """Return the largest odds of a flat row for which this number of power sums is enough.
 
     Balanced odds are at most v = w / (1 - w), and neighbouring coefficients differ by a factor of at most 1 + v. All
     later power sums together would change c_k by less than its part k (1 + v) v^J / ((J + 1) (1 - v)), J = powers,

@@ -208,7 +208,7 @@ def search_target(
     n: tl.constexpr, S: tl.constexpr, SQ: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
     N: tl.constexpr, TILES: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """The same for a row that is not flat, or that has a NaN, too few scores, or a label that is no class.
+    """Do a row that the flat rows leave: not flat, with a NaN, too few scores, or a label that is no class.
 
     There are two families, see all_classes.py: the k largest classes, with a tilt that draws k + 1/2 classes, and all
     others, with one that draws k - 1/2. Lanes i and TP + i leave out class i of the group: lane i from the polynomial
@@ -356,7 +356,7 @@ def search_target(
 
 @triton.jit
 def in_tail(s_ptr, labels, v, i, M: tl.constexpr, n: tl.constexpr):
-    """Which labels are classes that come after score v at i."""
+    """Mark the labels that are classes and come after score v at i."""
     out = ()
     for m in tl.static_range(M):
         known = (labels[m + 1] >= 0) & (labels[m + 1] < n)

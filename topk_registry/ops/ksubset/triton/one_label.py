@@ -111,7 +111,7 @@ def search_row(
     n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
     N: tl.constexpr, TILES: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """The same for a row that is not flat, or that has a NaN, too few scores, or a label that is no class.
+    """Do a row that the flat rows leave: not flat, with a NaN, too few scores, or a label that is no class.
 
     ``depth`` is k, which the compiler is not to know: it would unroll loops and run out of registers.
     """

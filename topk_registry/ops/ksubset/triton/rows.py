@@ -13,7 +13,7 @@ BALANCING = tl.constexpr(6)  # steps of Newton's method for the tilt, which need
 
 @triton.jit
 def flat_rows(sums, usable, limit: tl.constexpr, k: tl.constexpr, J: tl.constexpr):
-    """Which of the usable rows are flat, their tilt ``base``, and the coefficients 0..k of their polynomials there.
+    """Find the flat ones of the usable rows, their tilt ``base``, and the coefficients 0..k of their polynomials.
 
     sums: J powers of odds relative to the largest score, of tiles; limit: of the largest odds.
     """

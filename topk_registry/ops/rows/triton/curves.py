@@ -1,6 +1,6 @@
 """Curves as Triton functions: the plain Python of a curve, rewritten for tensors.
 
-A condition becomes a choice between two results, both of which are computed. A curve with a loop, a return inside a
+A condition becomes a choice between two results; both are computed. A curve with a loop, a return inside a
 branch, or a function other than ``exp``, ``expm1``, ``log``, ``log1p``, ``abs``, ``max`` and ``min`` has no such
 form.
 """
@@ -63,7 +63,7 @@ class _Rewriter(ast.NodeTransformer):
         return [found for one in body for found in self._statement(one, condition)]
 
     def _statement(self, node: ast.stmt, condition: ast.expr | None) -> list[ast.stmt]:
-        """What a statement becomes where it holds under a condition only."""
+        """Rewrite a statement that holds under a condition only."""
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             return []  # a docstring
         if isinstance(node, ast.AugAssign):
@@ -144,7 +144,7 @@ class _Rewriter(ast.NodeTransformer):
         raise self._without_form(f"`{node.id}`")
 
     def _value(self, node: ast.expr) -> Any:
-        """What a name of the curve's module stands for."""
+        """Look up a name in the curve's module."""
         try:
             seen = {**vars(__import__("builtins")), **self.curve.__globals__}
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):

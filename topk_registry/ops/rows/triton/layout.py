@@ -41,7 +41,7 @@ def tiles(n: int, stride: int, size: int) -> dict[str, int | bool]:
 
 
 def options(warps: int) -> dict[str, int | bool]:
-    """How many warps a program has, and that products are added up unrounded."""
+    """Compile options: the number of warps, and products that are added up unrounded."""
     # the number of warps follows from n and k alone: it decides the order of sums, and with it the last bit
     return {"num_warps": min(16, max(1, warps)), "enable_fp_fusion": True}
 

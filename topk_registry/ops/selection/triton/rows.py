@@ -284,5 +284,5 @@ def larger(
 
 @triton.jit
 def comes_before(s, col, v, i):
-    """Which scores come before v at i."""
+    """Mark the scores that come before v at i."""
     return (s > v[:, None]) | ((s == v[:, None]) & (col < i[:, None]))

@@ -59,8 +59,10 @@ def log_likelihood(s, m, y, mass, shift, epsilon, g):
 
 @summing
 def likelihoods(x, m, root, first, factor):
-    """x <- its gradient, of which x first factor is the part of the partition function; the sum of m log(x^2 + root^2),
-    the larger of x and root out of the square."""
+    """Return the sum of m log(x^2 + root^2), with the larger of x and root taken out of the square.
+
+    x <- the gradient of the loss; the partition function's part of it is x first factor.
+    """
     total, one, two = x.dtype.type(0), x.dtype.type(1), x.dtype.type(2)
     for i in range(len(x)):
         size = abs(x[i])

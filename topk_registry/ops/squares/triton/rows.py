@@ -166,7 +166,7 @@ def centred(s, middle, shift, tile, BOUND: tl.constexpr, n: tl.constexpr, N: tl.
 
 @triton.jit
 def cost_of(x, root, BOUND: tl.constexpr):
-    """What a class takes off: log(x^2 + root^2), the larger of the two out of the square, or the bound's score."""
+    """Return a class's score, log(x^2 + root^2) with the larger out of the square, or x itself for the bound."""
     if BOUND:
         return x
     else:
@@ -176,7 +176,7 @@ def cost_of(x, root, BOUND: tl.constexpr):
 
 @triton.jit
 def slope_of(x, root, BOUND: tl.constexpr):
-    """Its slope."""
+    """Return the slope of a class's score."""
     if BOUND:
         return tl.zeros_like(x) + 1.0
     else:
