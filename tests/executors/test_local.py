@@ -3,13 +3,14 @@
 import os
 import signal
 import time
-from concurrent.futures import wait
+from concurrent.futures import CancelledError, wait
 from pathlib import Path
 
 import pytest
 
 from topk_registry.executors.errors import WorkerDiedError
 from topk_registry.executors.local import GPUS, LocalExecutor, environments, visible_gpus
+from topk_registry.executors.pool import Interruptible
 
 
 @pytest.fixture
@@ -23,6 +24,13 @@ def executor():
     yield start
     for one in executors:
         one.kill()
+
+
+def nap() -> None:
+    """Wait in steps: a signal that comes just before a system call interrupts Python, but not the call."""
+    for _ in range(12_000):
+        time.sleep(0.01)
+    raise TimeoutError("no interrupt within two minutes")
 
 
 def test_calls_are_answered_and_errors_come_back(executor):
@@ -44,9 +52,9 @@ def test_a_process_that_dies_takes_its_own_call_alone(executor):
 def test_a_shutdown_that_cancels_interrupts_what_is_under_way(executor):
     workers = executor(1)
     pid = workers.submit(os.getpid).result()
-    under_way, waiting = workers.submit(time.sleep, 60), workers.submit(abs, -1)
+    under_way, waiting = workers.submit(nap), workers.submit(abs, -1)
     while not under_way.running():
-        time.sleep(0.01)
+        time.sleep(0.001)
     workers.shutdown(cancel_futures=True)
     assert waiting.cancelled()
     with pytest.raises(KeyboardInterrupt):
@@ -57,14 +65,58 @@ def test_a_shutdown_that_cancels_interrupts_what_is_under_way(executor):
         workers.submit(abs, 1)
 
 
+def starting(workers):
+    """The process of the first worker, as soon as there is one: it has loaded nothing yet."""
+    end = time.monotonic() + 600
+    while workers.workers[0]._process is None or workers.workers[0]._process.pid is None:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    return workers.workers[0]._process.pid
+
+
 def test_an_interrupt_while_a_worker_starts_waits_for_its_call(executor):
     workers = executor(1)
-    future = workers.submit(time.sleep, 60)
-    while workers.workers[0]._process is None or workers.workers[0]._process.pid is None:
-        time.sleep(0.001)
-    os.kill(workers.workers[0]._process.pid, signal.SIGINT)
+    future = workers.submit(nap)
+    starting(workers)
+    workers.interrupt()
     with pytest.raises(KeyboardInterrupt):
         future.result(timeout=600)
+    assert workers.submit(abs, -1).result(timeout=600) == 1
+
+
+def test_ctrl_c_at_a_terminal_does_not_end_a_worker_that_starts(executor):
+    """The executor's process has it too, and tells the worker."""
+    workers = executor(1)
+    future = workers.submit(abs, -1)
+    os.kill(starting(workers), signal.SIGINT)
+    assert future.result(timeout=600) == 1
+
+
+def test_no_interrupt_is_lost_wherever_the_call_is(executor):
+    workers = executor(1)
+    for lead in range(100):
+        future = workers.submit(nap)
+        for _ in range(lead % 10):
+            time.sleep(0)  # other threads' turn
+        workers.interrupt()
+        with pytest.raises((KeyboardInterrupt, CancelledError)):
+            future.result(timeout=600)
+    assert workers.submit(abs, -1).result(timeout=600) == 1
+
+
+def test_an_interrupt_reaches_the_call_that_was_announced_and_no_later_one():
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        calls = Interruptible()
+        calls.ready()
+        signal.raise_signal(signal.SIGINT)
+        stopped = calls.answer(abs, (-1,), {})
+        assert (stopped[0], type(stopped[1])) == (False, KeyboardInterrupt)
+        signal.raise_signal(signal.SIGINT)  # too late
+        calls.ready()
+        assert calls.answer(abs, (-1,), {}) == (True, 1)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,10 @@ def executor(tmp_path):
     executor.kill()
 
 
-def test_jobs_answer_and_one_that_ends_early_is_a_dead_worker(executor):
+def test_jobs_answer_and_one_that_ends_early_is_a_dead_worker(executor, monkeypatch):
+    from submitit.core.core import Job
+
+    monkeypatch.setattr(Job, "_results_timeout_s", 0)  # seconds that a file may take to be seen on another machine
     good, bad, ended = executor.submit(abs, -2), executor.submit(divmod, 1, 0), executor.submit(os._exit, 3)
     assert good.result(timeout=600) == 2
     with pytest.raises(ZeroDivisionError):

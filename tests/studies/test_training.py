@@ -2,10 +2,7 @@
 
 import csv
 import json
-import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -94,47 +91,31 @@ def test_the_users_flags_come_last(tiny):
     assert flags["dataset_opt"] == tiny.flags["dataset_opt"]
 
 
-INTERRUPTED = """
-import json, sys
-from pathlib import Path
-from topk_studies.engine import training
-def tell(share, words):
-    print(words, file=sys.stderr, flush=True)
-try:
-    print(json.dumps(training.run(json.loads(sys.argv[1]), Path(sys.argv[2]), tell)))
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
+@pytest.fixture
+def interruptible():
+    """Python's own handler, as a worker has it, also where a shell started the tests in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_goes_on_where_it_stopped(tiny, tmp_path):
     configuration = run_of(tiny, loss="ce", seed=0, lr=1e-3)
     configuration["flags"]["epochs"] = 6
     whole = training.run(configuration, tmp_path / "whole", quiet)
 
-    def start(signalled):
-        command = [sys.executable, "-c", INTERRUPTED, json.dumps(configuration), str(tmp_path / "work")]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-        told = []
-        for line in process.stderr:
-            told.append(line.strip())
-            if signalled and "epoch 3/6" in line:
-                process.send_signal(signal.SIGINT)
-                break
-        out, rest = process.communicate(timeout=300)
-        return process.returncode, out, told + rest.splitlines()
+    def stop_in_the_third(share, words):
+        if "epoch 3/6" in words:
+            signal.raise_signal(signal.SIGINT)
 
-    status, out, _ = start(True)
-    assert (status, out) == (130, "")
+    with pytest.raises(KeyboardInterrupt):
+        training.run(configuration, tmp_path / "work", stop_in_the_third)
     assert (tmp_path / "work" / "run" / "last.pth.tar").exists()
-    status, out, told = start(False)
-    assert status == 0
-    assert "epoch 1/6" not in told  # epochs that were done are not done again
-    assert "epoch 2/6" not in told
-    resumed = json.loads(out)["history"]
-    assert [row["test_top5"] for row in resumed] == [row["test_top5"] for row in whole["history"]]
+    told = []
+    resumed = training.run(configuration, tmp_path / "work", lambda share, words: told.append(words))
+    assert not any("epoch 1/6" in words or "epoch 2/6" in words for words in told), told  # they are not done again
+    assert [row["test_top5"] for row in resumed["history"]] == [row["test_top5"] for row in whole["history"]]
 
 
 def test_excess_risk_is_measured_where_the_posterior_is_known(tmp_path):

@@ -4,13 +4,14 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
 from topk_registry.executors.errors import WorkerDiedError
-from topk_registry.executors.pool import Call, PoolExecutor, answer
+from topk_registry.executors.pool import Call, Interruptible, PoolExecutor
 
 SPAWN = multiprocessing.get_context("spawn")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -63,14 +64,16 @@ class _Process:
         self._environment = environment
         self._process: Any = None
         self._pipe: Connection | None = None
+        self._lock = threading.Lock()  # of what follows, and of starting and killing the process
         self._busy = False
         self._closed = False
 
-    def call(self, task: Call) -> Any:
-        pipe = self._ready()
-        self._busy = True
+    def call(self, task: Call, stopped: Callable[[], bool]) -> Any:
+        pipe = self._ready(stopped)
         try:
             pipe.send(task)
+            pipe.recv()  # from here on the process keeps an interrupt for this call
+            self._begin(stopped)
             done, value = pipe.recv()
         except (EOFError, OSError) as error:
             self._process.join()
@@ -79,31 +82,44 @@ class _Process:
                 "system's, for want of memory)"
             ) from error
         finally:
-            self._busy = False
+            with self._lock:
+                self._busy = False
         if not done:
             raise value
         return value
 
     def interrupt(self) -> None:
-        if self._busy and self._process is not None and self._process.is_alive():
-            os.kill(self._process.pid, signal.SIGINT)
+        with self._lock:
+            if self._busy and self._process.is_alive():
+                os.kill(self._process.pid, signal.SIGINT)
 
     def close(self) -> None:
-        self._closed = True
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()
         if self._process is not None:
-            self._process.kill()
             self._process.join()
 
-    def _ready(self) -> Connection:
-        if self._closed:
-            raise WorkerDiedError("the executor was shut down")
-        if self._pipe is None or not self._process.is_alive():
-            self._pipe, theirs = SPAWN.Pipe()
-            self._process = SPAWN.Process(target=_serve_calls, args=(theirs,))
-            with _starting, _environment(self._environment), _without_interrupts():
-                self._process.start()
-            theirs.close()  # so that the end of the process is the end of the pipe
-        return self._pipe
+    def _begin(self, stopped: Callable[[], bool]) -> None:
+        with self._lock:
+            self._busy = True
+        if stopped():
+            self.interrupt()
+
+    def _ready(self, stopped: Callable[[], bool]) -> Connection:
+        with self._lock:
+            if self._closed:
+                raise WorkerDiedError("the executor was shut down")
+            if stopped():
+                raise KeyboardInterrupt
+            if self._pipe is None or not self._process.is_alive():
+                self._pipe, theirs = SPAWN.Pipe()
+                self._process = SPAWN.Process(target=_serve_calls, args=(theirs,))
+                with _starting, _environment(self._environment), _without_interrupts():
+                    self._process.start()
+                theirs.close()  # so that the end of the process is the end of the pipe
+            return self._pipe
 
 
 @contextmanager
@@ -123,10 +139,11 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """A process started now keeps an interrupt back until it can answer it."""
+    """A process started now keeps an interrupt back until it is ready for one."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    resource_tracker.ensure_running()  # the first process would start it, which lets interrupts through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -140,11 +157,14 @@ def _serve_calls(pipe: Connection) -> None:
         os.setsid()  # Ctrl-C reaches it through the executor alone
     os.dup2(2, 1)  # a run's prints go beside the command's own output
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    calls = Interruptible()
     try:
         while True:
-            fn, args, kwargs = pipe.recv()
-            pipe.send(answer(fn, args, kwargs))
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+            task = pipe.recv()
+            calls.ready()
+            pipe.send(None)
+            pipe.send(calls.answer(*task))
+    except (EOFError, BrokenPipeError):
         return
 
 

@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from types import FrameType
 from typing import Any, Protocol
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
@@ -13,8 +14,13 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 class Worker(Protocol):
     """A process somewhere that does one call at a time, started when it is first needed and again after it died."""
 
-    def call(self, task: Call) -> Any:
-        """Do a call; raise its error, or :class:`~topk_registry.executors.errors.WorkerDiedError`."""
+    def call(self, task: Call, stopped: Callable[[], bool]) -> Any:
+        """Do a call; raise its error, or :class:`~topk_registry.executors.errors.WorkerDiedError`.
+
+        Args:
+            task: the call.
+            stopped: tells whether the call was interrupted before ``interrupt`` could reach it.
+        """
         ...
 
     def interrupt(self) -> None:
@@ -34,7 +40,8 @@ class PoolExecutor(Executor):
     """
 
     def __init__(self, workers: Sequence[Worker]) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Call] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Call, int] | None] = queue.SimpleQueue()
+        self._interrupts = 0
         self.workers: list[Worker] = list(workers)
         self._threads = [threading.Thread(target=self._serve, args=(one,), daemon=True) for one in self.workers]
         self._closed = False
@@ -45,7 +52,7 @@ class PoolExecutor(Executor):
         if self._closed:
             raise RuntimeError("the executor was shut down")
         future: Future[Any] = Future()
-        self._calls.put((future, (fn, args, kwargs)))
+        self._calls.put((future, (fn, args, kwargs), self._interrupts))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -65,6 +72,7 @@ class PoolExecutor(Executor):
 
     def interrupt(self) -> None:
         """Cancel the calls that wait, and interrupt those under way."""
+        self._interrupts += 1  # first: a call that no worker runs yet is told of it as it begins
         self._cancel()
         for worker in self.workers:
             worker.interrupt()
@@ -88,23 +96,54 @@ class PoolExecutor(Executor):
 
     def _serve(self, worker: Worker) -> None:
         while (call := self._calls.get()) is not None:
-            future, task = call
+            future, task, before = call
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(worker.call(task))
+                    future.set_result(worker.call(task, lambda before=before: self._interrupts != before))
                 except BaseException as error:
                     future.set_exception(error)
         worker.close()
 
 
-def answer(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
-    """Do a call in a worker's main thread: whether it ended well, and its value or its error, interrupts too."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+class Interruptible:
+    """Calls in a worker's main thread, which an interrupt reaches wherever they are.
+
+    Whoever interrupts a call waits until ``ready`` has returned; from then on no interrupt is lost.
+    """
+
+    def __init__(self) -> None:
+        self._runs = False
+        self._came = False
+
+    def ready(self) -> None:
+        """Keep interrupts for the next call; one that came too late for the call before is forgotten."""
+        signal.signal(signal.SIGINT, self._note)
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        return True, fn(*args, **kwargs)
-    except BaseException as error:
-        return False, error
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._came = False
+
+    def answer(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
+        """Do a call: whether it ended well, and its value or its error, interrupts too."""
+        try:
+            try:
+                self._runs = True
+                if self._came:
+                    raise KeyboardInterrupt
+                return True, fn(*args, **kwargs)
+            finally:
+                self._runs = False
+        except BaseException as error:
+            return False, error
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self._came = True
+        if self._runs:
+            self._runs = False  # one is enough: another could come outside of the call
+            raise KeyboardInterrupt
+
+
+def answer(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
+    """Do one call in a process of its own."""
+    call = Interruptible()
+    call.ready()
+    return call.answer(fn, args, kwargs)

@@ -6,11 +6,11 @@ are off: who gave a call decides whether it is given again.
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from topk_registry.executors.errors import WorkerDiedError
-from topk_registry.executors.pool import Call, PoolExecutor, answer
+from topk_registry.executors.pool import Call, Interruptible, PoolExecutor
 
 
 def import_ray() -> Any:
@@ -91,12 +91,16 @@ def _room(ray: Any, cpus: float, gpus: float) -> int:
 class _Process:
     """The body of an actor."""
 
-    def place(self) -> tuple[str, int]:
-        """The node and the process that calls are done in."""
+    def __init__(self) -> None:
+        self._calls = Interruptible()
+
+    def ready(self) -> tuple[str, int]:
+        """Keep interrupts for the next call; the node and the process that it is done in."""
+        self._calls.ready()
         return import_ray().get_runtime_context().get_node_id(), os.getpid()
 
     def call(self, task: Call) -> tuple[bool, Any]:
-        return answer(*task)
+        return self._calls.answer(*task)
 
 
 def _interrupt(pid: int) -> None:
@@ -113,16 +117,21 @@ class _Actor:
         self._busy = False
         self._closed = False
 
-    def call(self, task: Call) -> Any:
+    def call(self, task: Call, stopped: Callable[[], bool]) -> Any:
         ray = import_ray()
         if self._closed:
             raise WorkerDiedError("the executor was shut down")
+        if stopped():
+            raise KeyboardInterrupt
         try:
             if self._actor is None:
                 self._actor = ray.remote(_Process).options(max_restarts=0, **self._needs).remote()
-            self._place = ray.get(self._actor.place.remote())
+            self._place = ray.get(self._actor.ready.remote())
+            answer = self._actor.call.remote(task)
             self._busy = True
-            done, value = ray.get(self._actor.call.remote(task))
+            if stopped():
+                self.interrupt()
+            done, value = ray.get(answer)
         except ray.exceptions.RayActorError as error:
             self._actor = None
             raise WorkerDiedError(f"its actor ended: {_first_line(error)}") from error

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,16 @@ class _Slot:
         self._job: Any = None
         self._closed = False
 
-    def call(self, task: Call) -> Any:
+    def call(self, task: Call, stopped: Callable[[], bool]) -> Any:
         from submitit.core.utils import UncompletedJobError
 
         if self._closed:
             raise WorkerDiedError("the executor was shut down")
+        if stopped():
+            raise KeyboardInterrupt
         self._job = self._jobs.submit(answer, *task)
+        if stopped():
+            self.interrupt()
         try:
             while not self._job.done():
                 time.sleep(POLL.get(self._cluster, SOON))

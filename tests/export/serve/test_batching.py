@@ -90,14 +90,14 @@ def test_what_comes_during_a_run_leaves_together():
 
 
 def test_a_full_queue_refuses_at_once_and_recovers():
-    gate = Gate()
+    sizes, gate = [], Gate()
 
     async def main() -> None:
-        batcher = Batcher(gate, max_batch=1, max_delay=0.0, max_queue=2)
+        batcher = Batcher(gate, max_batch=1, max_delay=0.0, max_queue=2, on_batch=sizes.append)
         batcher.start()
         running = asyncio.create_task(batcher(item(0)))
-        await settled(batcher, 0)
-        await asyncio.sleep(0.01)
+        while not sizes:
+            await asyncio.sleep(0.001)
         waiting = [asyncio.create_task(batcher(item(i))) for i in (1, 2)]
         await settled(batcher, 2)
         with pytest.raises(OverloadedError, match="2 requests are waiting already"):

