@@ -34,7 +34,7 @@ def rows(path: Path):
 
 def terminate_group(process, summary):
     """Send SIGTERM to a run, its launcher and its loaders' workers after the first epoch; what it printed."""
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 480
     while not summary.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGTERM)

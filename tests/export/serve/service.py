@@ -63,13 +63,14 @@ class Service:
         end = time.monotonic() + 3 * PATIENCE
         while time.monotonic() < end:
             assert self.process.poll() is None, self.log
-            if found := _attempt(condition):
+            if found := attempt(condition):
                 return found
             time.sleep(0.05)
         raise AssertionError(f"the service did not start:\n{self.log}")
 
 
-def _attempt(condition: Any) -> Any:
+def attempt(condition: Any) -> Any:
+    """What the condition tells; None where its connection was closed."""
     try:
         return condition()
     except ConnectionError:

@@ -50,13 +50,17 @@ def test_a_form_is_as_good_as_a_body(service):
 
 def test_concurrent_requests_get_their_own_answers_and_share_batches(service):
     colours = list(COLOURS) * 8
-    before = batches(service.port)
-    with ThreadPoolExecutor(24) as pool:
-        answers = list(pool.map(lambda colour: predict(service.port, png(colour)), colours))
-    assert [(status, answer["top"][0]["name"]) for status, answer in answers] == [(200, c) for c in colours]
-    runs, inputs = (after - earlier for after, earlier in zip(batches(service.port), before, strict=True))
-    assert inputs == len(colours)
-    assert runs < inputs
+
+    def share():
+        before = batches(service.port)
+        with ThreadPoolExecutor(24) as pool:
+            answers = list(pool.map(lambda colour: predict(service.port, png(colour)), colours))
+        assert [(status, answer["top"][0]["name"]) for status, answer in answers] == [(200, c) for c in colours]
+        runs, inputs = (after - earlier for after, earlier in zip(batches(service.port), before, strict=True))
+        assert inputs == len(colours)
+        return runs < inputs
+
+    wait_until(share)  # where the clients' process gets little time, a request may be answered before the next comes
 
 
 def batches(port: int) -> tuple[float, float]:
