@@ -1,6 +1,7 @@
-"""What workers of ``pytest -n`` share: the processors, the fixtures of a file, the compilation of kernels."""
+"""What the workers of ``pytest -n`` share: processors, fixtures of a file, compiled kernels; and seeds."""
 
 import multiprocessing
+import random
 import sys
 from collections import Counter
 from importlib import import_module
@@ -8,6 +9,7 @@ from importlib.util import find_spec
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,6 +33,13 @@ def processes() -> BaseContext:
 
 class Plugin:
     """Hooks of pytest and pytest-xdist."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item):
+        """Draws that a test does not seed are the same in every run, whatever ran before."""
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config, log):

@@ -40,9 +40,11 @@ def run(configuration, work, progress):
     if plan == "talk":
         print("this is no answer", flush=True)
     if plan == "sleep" or (plan == "sleep-once" and not resumed):
-        time.sleep(60)
-    if plan.startswith("nap"):
-        time.sleep(2.0 if plan == "nap-long" else 0.1)
+        time.sleep(600)
+    while plan == "held" and not os.path.exists(os.environ["STUB_LOG"] + ".go"):
+        time.sleep(0.01)
+    while plan == "meet" and len({line.split()[0] for line in open(os.environ["STUB_LOG"])}) < 3:
+        time.sleep(0.01)  # two processes are one command's, the third another's
     progress(0.5, "half-way")
     return {"y": x * x, "threads": os.environ["OMP_NUM_THREADS"]}
 
@@ -71,6 +73,10 @@ class Stub:
         """(x, plan) of every run that was begun, in order."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return [(int(x), plan) for _, x, plan in map(str.split, lines)]
+
+    def go(self) -> None:
+        """Let the runs that are held go on."""
+        self.log.with_name("log.go").touch()
 
     def processes(self) -> set[str]:
         return {line.split()[0] for line in self.log.read_text().splitlines()}

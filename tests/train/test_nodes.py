@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -48,9 +49,7 @@ def agents(tmp_path):
     site = Site(tmp_path / "site")
     site.module("held_logger", LOGGER)
     site.distribution("held-logger", {"held": "held_logger:Held"}, group="topk_registry.loggers")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{free_port()}"
     started = []
 
     def start(node, *argv):
@@ -71,6 +70,15 @@ def agents(tmp_path):
         if process.poll() is None:
             kill_node(process)
         log.close()
+
+
+def free_port():
+    """A port that the system gives to nobody unasked, for the agents take seconds until they listen."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with socket.socket() as tried, suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def kill_node(agent):
