@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from topk_registry.ops.ksubset.numba import kernels, polynomial, rows
+from topk_registry.ops.ksubset.numba import kernels, narrow, polynomial, rows
 from topk_registry.ops.ksubset.numba.compiled import borrowed, compiled
 from topk_registry.ops.ksubset.numba.hinges import hinge, tail_hinges
 
@@ -21,7 +21,8 @@ def hinge_memory(width, n, k, dtype, alpha, gain):
     for i in range(n if len(alpha) > 1 else len(alphas)):
         alphas[i], gains[i] = alpha[i if len(alpha) > 1 else 0], gain[i if len(alpha) > 1 else 0]
     numbers = np.zeros(m, dtype), np.empty(m, dtype), np.empty((width, m), dtype), np.empty(k + 1)
-    return kernels.both_memory(width, n, k, dtype), numbers, alphas, gains
+    expansion, terms = narrow.expansion(n, 0, k, numbers[0].itemsize), np.zeros((10, narrow.MOST + 1))
+    return kernels.both_memory(width, n, k, dtype), numbers, alphas, gains, expansion, terms
 
 
 @compiled
@@ -31,6 +32,79 @@ def hinge_rows(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, t
     The target is q [B, n], or labels and shares [B, m] with uniform [B] or [0]; the other is empty. weight is [n] or
     [0], alpha is [n] or [1].
     """
+    r, B = 0, len(s)
+    if memory[4][1][0] == 0:
+        any_hinge_rows(
+            s, brain, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory
+        )  # fmt: skip
+        return
+    while r < B:
+        stop = r  # rows between narrow ones are taken together
+        while stop < B and not narrow_hinge_row(
+            s[stop], brain, q[stop : stop + 1], labels[stop : stop + 1], shares[stop : stop + 1],
+            uniform[stop : stop + 1], weight, alpha, factor, k, theta, scale, tau, value[stop : stop + 1], out[stop],
+            memory,
+        ):  # fmt: skip
+            stop += 1
+        if stop > r:
+            any_hinge_rows(
+                s[r:stop], brain, q[r:stop], labels[r:stop], shares[r:stop], uniform[r:stop], weight, alpha, factor,
+                k, theta, scale, tau, value[r:stop], out[r:stop], memory,
+            )  # fmt: skip
+        r = stop + 1
+
+
+@compiled
+def narrow_hinge_row(
+    s, brain, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory
+):  # fmt: skip
+    """One row of :func:`hinge_rows`, all else as there; False, and nothing written, where the row is not narrow."""
+    n, real, expansion, terms = len(out), memory[1][0].dtype.type, memory[4], borrowed(memory[5])
+    _, odds, pieces, _ = memory[0][1]
+    mass, x, direct, _ = memory[1]
+    mass, x, d, g, pieces = borrowed(mass), borrowed(x), borrowed(odds)[0], borrowed(direct)[0], borrowed(pieces)
+    rows.load(s[:n], brain, x)
+    size, a, u = narrow.centred(x, n, theta, expansion, d, terms[0], terms[1])
+    if size == 0:
+        return False
+    few, few_mass = np.empty(FEW, np.int64), np.empty(FEW)
+    tau = max(tau, 4 * np.finfo(np.float64).tiny)
+    a_m, inverse, ratio, of_ratio = terms[1, : size + 1], terms[3, : size + 1], terms[4], terms[5]
+    ratio[:] = 0
+    of_equal = narrow.ratio_polynomial(a_m, n, k, expansion, terms[2, : size + 1], inverse, ratio[: size + 1])
+    shift, total = math.log(u * of_equal), 0.0
+    count = masses(0, q, labels, shares, uniform, weight, factor, mass[:n], few, few_mass)
+    if count < 0:
+        total = narrow.hinges(
+            x, d, mass, memory[2], memory[3], a, size, expansion, of_equal, shift, scale, tau, ratio, of_ratio, g,
+            pieces,
+        )  # fmt: skip
+    else:
+        kernels.fill(g, real(0))
+        of_ratio[:] = 0
+        for f in range(count):
+            i = few[f]
+            if few_mass[f] != 0:
+                v = np.float64(d[i])
+                gap = np.float64(alpha[i if len(alpha) > 1 else 0])
+                cost, own, through = narrow.hinge_of_class(
+                    np.float64(x[i]), np.float64(a), v, few_mass[f], gap, shift, theta, scale, tau,
+                    ratio[: size + 1], of_ratio,
+                )  # fmt: skip
+                total += cost
+                g[i] += real(own + (expansion[0] + v) * (1 - expansion[0] - v) * through)
+    narrow.ratio_slopes(a_m, expansion, inverse, ratio, of_ratio, terms[6:9], terms[9])
+    narrow.add_slopes(d, expansion[0], terms[9], g)
+    rows.store(g, brain, out)
+    value[0] = total
+    return True
+
+
+@compiled
+def any_hinge_rows(
+    s, brain, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory
+):  # fmt: skip
+    """:func:`hinge_rows` of any rows."""
     (B, n), real = out.shape, memory[1][0].dtype.type
     size, where, kth, a, u, gap, most, P, p, q_top, before, after = kernels.both_tilts(s, brain, n, k, theta, memory[0])
     _, odds, pieces, c = memory[0][1]

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from topk_registry.ops.ksubset.numba import groups, polynomial, rows
+from topk_registry.ops.ksubset.numba import groups, narrow, polynomial, rows
 from topk_registry.ops.ksubset.numba.compiled import borrowed, compiled
 from topk_registry.ops.ksubset.numba.hinges import hinge
 
@@ -17,7 +17,9 @@ def label_memory(width, n, k, dtype):
     numbers = np.empty(m, dtype), np.empty((width, m), dtype), np.empty(rows.PIECE, dtype), rows.coefficients(k, dtype)
     tilts, scores = (np.empty(width), np.empty(width)), (np.empty(width, dtype), np.empty(width, dtype))
     group = np.empty((width, min(3 * k, m)), np.int64), np.empty((width, min(3 * k, m)))
-    return groups.space(m, k, dtype), numbers, (np.empty(width, np.int64), tilts, scores), group, np.empty(k)
+    of_rows = np.empty(width, np.int64), tilts, scores
+    expansion, terms = narrow.expansion(n - 1, 1, k, numbers[0].itemsize), np.empty((3, narrow.MOST + 1))
+    return groups.space(m, k, dtype), numbers, of_rows, group, np.empty(k), expansion, terms
 
 
 @compiled
@@ -28,8 +30,69 @@ def label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, f
     those of the hinge times the row's factor. Scores may be in half precision, see :func:`rows.load`; a row of s may be
     longer than n, the length of a gradient's.
     """
+    r, B = 0, len(s)
+    if memory[5][1][0] == 0:
+        any_label_rows(
+            s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factors, value, slope, memory
+        )  # fmt: skip
+        return
+    while r < B:
+        stop = r  # rows between narrow ones are taken together
+        while stop < B and not narrow_label_row(
+            s[stop], brain, label[stop : stop + 1], k, theta, margin[stop : stop + 1], gradient[stop], alpha, scale,
+            tau, factors[stop : stop + 1], value[stop : stop + 1], slope[stop : stop + 1], memory,
+        ):  # fmt: skip
+            stop += 1
+        if stop > r:
+            any_label_rows(
+                s[r:stop], brain, label[r:stop], k, theta, margin[r:stop], gradient[r:stop], alpha, scale, tau,
+                factors[r:stop], value[r:stop], slope[r:stop], memory,
+            )  # fmt: skip
+        r = stop + 1
+
+
+@compiled
+def narrow_label_row(
+    s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factor, value, slope, memory
+):  # fmt: skip
+    """One row of :func:`label_rows`, all else as there; False, and nothing written, where the row is not narrow."""
+    n = len(gradient)
+    x, odds, expansion, terms = borrowed(memory[1][0]), borrowed(memory[1][1]), memory[5], borrowed(memory[6])
+    y = label[0]
+    if not 0 <= y < n:
+        return False
+    w, power, a_m, h = odds[0], terms[0], terms[1], terms[2]
+    rows.load(s[:n], brain, x)
+    of_label, x[y] = x[y], -np.inf
+    count, a, u = narrow.centred(x, n - 1, theta, expansion, w, power, a_m)
+    if count == 0 or np.isnan(of_label):
+        return False
+    ratio = narrow.label_polynomial(a_m[: count + 1], n - 1, k, expansion, h)
+    margin[0] = np.float64(of_label) - np.float64(a) + theta * math.log(u * ratio)
+    of_margin = hinge_of(margin, label, alpha, scale, tau, factor, value, slope)
+    narrow.label_gradient(w, expansion[0], h, count, of_margin)
+    w[y] = of_margin
+    rows.store(w, brain, gradient)
+    return True
+
+
+@compiled
+def hinge_of(margin, label, alpha, scale, tau, factor, value, slope):
+    """The hinge of one row, if there is one, and the factor of the gradient of its margin."""
+    if len(alpha) == 0:
+        return 1.0
+    hinge_rows(margin, label, alpha, scale, tau, value, slope)
+    if len(factor) == 0:
+        return 1.0
+    value[0] *= factor[0]
+    return np.float64(slope[0]) * factor[0]
+
+
+@compiled
+def any_label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factors, value, slope, memory):
+    """:func:`label_rows` of any rows."""
     (B, n), real = gradient.shape, memory[1][0].dtype.type
-    space, numbers, of_rows, group, power = memory
+    space, numbers, of_rows, group, power, _, _ = memory
     space, power = groups.borrowed_space(space), borrowed(power)
     x, odds, piece, c = borrowed(numbers[0]), borrowed(numbers[1]), borrowed(numbers[2]), borrowed(numbers[3])
     sizes, tilts, scores = of_rows
@@ -56,15 +119,20 @@ def label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, f
     polynomial.label_gradient(p, before, after, in_top)
 
     for r in range(B):
-        w, rho, of_margin = odds[r], polynomial.balanced(before, T, r, c), 1.0
+        w, rho = odds[r], polynomial.balanced(before, T, r, c)
         margin[r] = np.nan
         if size[r] >= 0:
             margin[r] = np.float64(of_label[r]) - np.float64(a[r]) + theta * math.log(u[r] * rho)
-        if len(alpha) > 0:
-            hinge_rows(margin[r : r + 1], label[r : r + 1], alpha, scale, tau, value[r : r + 1], slope[r : r + 1])
-            if len(factors) > 0:
-                value[r] *= factors[r]
-                of_margin = np.float64(slope[r]) * factors[r]
+        of_margin = hinge_of(
+            margin[r : r + 1],
+            label[r : r + 1],
+            alpha,
+            scale,
+            tau,
+            factors[r : r + 1],
+            value[r : r + 1],
+            slope[r : r + 1],
+        )
         if size[r] < 0:
             fill(odds[r], real(np.nan))
             rows.store(odds[r], brain, gradient[r])
