@@ -9,12 +9,11 @@ import math
 import numpy as np
 
 from topk_registry.ops.ksubset.numba import rows, select
-from topk_registry.ops.ksubset.numba.compiled import borrowed, compiled
+from topk_registry.ops.ksubset.numba.compiled import borrowed, compiled, places_above
 
 LARGEST = 600.0  # of (s - a) / theta: odds and sums of them stay finite, and so much above makes no difference
 AT_LABEL = 1 / 2  # limit of the tail's odds for the margin at a label and its gradient
 AT_ALL = 1 / 4  # and for those of all classes, whose cotangents pass through the polynomials once more
-BLOCK = 64  # odds that are looked at together
 
 
 @compiled
@@ -49,7 +48,7 @@ def split(row, k, depth, limit, theta, space, w, E, where):
     mass, size, found = tail_mass(w), depth, depth
     u = balance(E[:size], mass, depth)
     while size <= len(E):  # classes that join the group make u grow, for the tail's odds counted for too much
-        found = _above(w, w.dtype.type(limit / u), where[size:])
+        found = places_above(w, w.dtype.type(limit / u), where[size:])
         if found == 0:
             break
         for j in range(size, size + found):
@@ -123,19 +122,3 @@ def balance(E, mass, k):
             break
     return u
 
-
-@compiled
-def _above(w, least, where):
-    """The places of odds above ``least``: how many there are, and the first of them in ``where``."""
-    count = 0
-    for start in range(0, len(w), BLOCK):
-        block = w[start : start + BLOCK]
-        here = np.int32(0)
-        for i in range(len(block)):
-            here += np.int32(block[i] > least)
-        if here > 0:
-            for i in range(len(block)):
-                if block[i] > least and count < len(where):
-                    where[count] = start + i
-                    count += 1
-    return count

@@ -11,7 +11,7 @@ from numba import carray
 
 from topk_registry.ops import openmp
 from topk_registry.ops.ksubset.numba import select
-from topk_registry.ops.ksubset.numba.compiled import compiled, summing
+from topk_registry.ops.ksubset.numba.compiled import compiled, places_above, summing
 from topk_registry.ops.rows.numba.compiled import BLOCK, c_function
 from topk_registry.ops.rows.numba.driver import ROW
 from topk_registry.ops.rows.numba.vectors import largest_of, nothing, total_of
@@ -53,15 +53,15 @@ def candidates(s, k, scale):
     """The scores that can be in a mask of k, less an origin and over tau, their classes, and the origin.
 
     A mask holds no score further than tau below the k-th largest, which the origin bounds from below."""
-    real, n, count = s.dtype.type, len(s), 0
+    real, n = s.dtype.type, len(s)
     origin = real(lower_bound(s, k))
     x, where = np.empty(n), np.empty(n, np.int64)
     if not abs(origin) < np.inf:
         return x[:0], where[:0], origin
-    for i in range(n):  # without a branch: which are kept cannot be foretold
-        u = (np.float64(s[i]) - np.float64(origin)) * scale
-        x[count], where[count] = u, i
-        count += u > -1.0
+    least = np.float64(origin) - 1 / scale
+    count = places_above(s, real(least - np.finfo(s.dtype).eps * abs(least)), where)  # rounded, one more may be kept
+    for j in range(count):
+        x[j] = (np.float64(s[where[j]]) - np.float64(origin)) * scale
     return x[:count], where[:count], origin
 
 
