@@ -9,7 +9,7 @@ import torch
 from tests.ops.ksubset.scores import KINDS, scores
 from topk_registry.ops import openmp as team
 from topk_registry.ops.ksubset.numba import backend as cpu
-from topk_registry.ops.ksubset.numba import select
+from topk_registry.ops.ksubset.numba import compiled, select
 from topk_registry.ops.ksubset.torch import all_classes as composite
 
 INF, NAN = float("inf"), float("nan")
@@ -176,6 +176,21 @@ def test_a_bound_that_so_many_reach(dtype):
             assert (x >= bound).sum() >= count
             # as many, or those that are equal to the last of them or less by what the halvings leave
             assert (x >= bound).sum() == count or bound >= exact - 0.004 * abs(exact) - np.finfo(dtype).tiny
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_places_above(dtype):
+    generator = np.random.default_rng(0)
+    for n in (0, 1, 63, 64, 65, 200, 1000):
+        x = generator.integers(-3, 4, n).astype(dtype)
+        x[generator.random(n) < 0.1], x[generator.random(n) < 0.1] = np.nan, -np.inf
+        for least in (-np.inf, 0.0, 2.5, 5.0):
+            expected = np.flatnonzero(x > least)
+            for room in (n, 3, 0):
+                where = np.full(room, -1)
+                count = compiled.places_above(x, dtype(least), where)
+                assert np.array_equal(where[:count], expected[:room])
+                assert (where[count:] == -1).all()
 
 
 def test_an_empty_batch():

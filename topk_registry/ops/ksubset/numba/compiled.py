@@ -101,7 +101,7 @@ def _lowest_bit(typing_context, bits):
 
 @compiled
 def places_above(x, least, where):
-    """How many numbers are above ``least``, and the places of the first of them, as many as ``where`` holds."""
+    """The places of numbers above ``least``: how many are found, up to as many as ``where`` holds."""
     n, count, most = len(x), 0, len(where)
     for start in range(0, n - 63, 64):
         bits = _above_of_64(x, start, least)

@@ -121,4 +121,3 @@ def balance(E, mass, k):
         if abs(missing) < 0.05:
             break
     return u
-

@@ -11,7 +11,7 @@ from numba import carray
 
 from topk_registry.ops import openmp
 from topk_registry.ops.ksubset.numba import select
-from topk_registry.ops.ksubset.numba.compiled import compiled, places_above, summing
+from topk_registry.ops.ksubset.numba.compiled import compiled, inlined, places_above, summing
 from topk_registry.ops.rows.numba.compiled import BLOCK, c_function
 from topk_registry.ops.rows.numba.driver import ROW
 from topk_registry.ops.rows.numba.vectors import largest_of, nothing, total_of
@@ -41,11 +41,13 @@ def loss(s, m, y, mass, k, tau, g):
     if total != total or total == np.inf:
         return nothing(g)
     x, where, origin = candidates(s, k, scale)
-    if len(x) == 0 or mask_at(x, -1.0)[0] < k:
+    if len(x) < k:
         return nothing(g)
+    theta = threshold(x, k, -1.0, largest_of(x))
+    x, where = above(x, where, theta)
     if y >= 0:
-        return at_label(s, x, where, origin, y, mass, k, scale, g)
-    return at_masses(s, m, x, where, origin, k, scale, g)
+        return at_label(s, x, where, theta, origin, y, mass, k, scale, g)
+    return at_masses(s, m, x, where, theta, origin, k, scale, g)
 
 
 @compiled
@@ -136,10 +138,19 @@ def threshold(x, k, low, high):
 
 
 @compiled
-def at_label(s, x, where, origin, y, mass, k, scale, g):
-    """Equations 3 to 5."""
+def above(x, where, theta):
+    """The scores above a threshold, and their classes. No mask of k without one class reaches below that of k."""
+    kept = np.empty(len(x), np.int64)
+    count = places_above(x, theta, kept)
+    for j in range(count):
+        x[j], where[j] = x[kept[j]], where[kept[j]]
+    return x[:count], where[:count]
+
+
+@compiled
+def at_label(s, x, where, theta, origin, y, mass, k, scale, g):
+    """Equations 3 to 5, with the scores above theta."""
     own, high = (np.float64(s[y]) - np.float64(origin)) * scale, largest_of(x)
-    theta = threshold(x, k, -1.0, high)
     g[:] = 0
     if own - theta >= 1:
         return 0.0
@@ -201,56 +212,69 @@ def gains(x, theta, delta, mass):
 
 
 @compiled
-def at_masses(s, m, x, where, origin, k, scale, g):
+def at_masses(s, m, x, where, theta, origin, k, scale, g):
     """As :func:`at_label`, of every class: those outside the mask of k - 1 share one threshold, the others have their
     own."""
     high, count = largest_of(x), len(x)
-    theta = threshold(x, k, -1.0, high)
-    held = threshold(x, k - 1, theta, high) if k > 1 else high
+    held, some = threshold(x, k - 1, theta, high) if k > 1 else high, False
     inside, own, u = np.empty(count), np.zeros(count), np.empty(count)
     for j in range(count):
         inside[j], m[where[j]] = np.float64(m[where[j]]), 0
-    shared, value = 0.0, 0.0
+    shared, ahead = 0.0, 0.0
     for start in range(0, len(s), BLOCK):
         stop = start + BLOCK
-        sums = outside(s[start:stop], m[start:stop], origin, scale, theta, g[start:stop])
-        shared, value = shared + sums[0], value + sums[1]
+        sums = outside(s[start:stop], m[start:stop], origin, g[start:stop])
+        shared, ahead = shared + np.float64(sums[0]), ahead + np.float64(sums[1])
+    value = shared * (0.5 + theta) + ahead * scale
     for j in range(count):
         u[j] = x[j] - theta
         if u[j] >= 1:  # decided once, for it may be rounded otherwise elsewhere
             inside[j] = 0.0
         elif x[j] > held:
-            own[j] = inside[j]
+            own[j], some = inside[j], some or inside[j] != 0
         elif inside[j] != 0:
             shared += inside[j]
             value += inside[j] * (gain_of_label(u[j]) - gain(u[j], held - theta))
     value += shared * gains(x, theta, held - theta, shared)
     for j in range(count):
         g[where[j]] = x[j] - inside[j]
-    if k > 1:  # a mask of one class has no other inside
-        scores, kept, size = np.empty(count + 16), np.empty(count, np.int64), 0
-        for j in range(count):
-            scores[size], kept[size] = u[j], j
-            size += u[j] > 0
-        falling, order, slopes = np.empty(size), np.empty(size, np.int64), np.empty(size)
-        select.in_order(scores, kept, size, falling, order)
-        order = order[::-1].copy()
-        value += of_each(u[order], own[order], k, slopes)
-        for j in range(len(order)):
-            g[where[order[j]]] += slopes[j]
+    if some and k > 1:  # a mask of one class has no other inside
+        value += add_each(s, u, own, where, k, g)
     return value / scale
 
 
+@compiled
+def add_each(s, u, mass, where, k, g):
+    """The cost of the classes with mass in the mask of k; their part of the gradient is added to g."""
+    size = len(u)
+    scores, places = np.empty(size + 16, s.dtype), np.arange(size)
+    for j in range(size):
+        scores[j] = s[where[j]]  # in the order of u, and narrower
+    falling, order, slopes = np.empty(size, s.dtype), np.empty(size, np.int64), np.empty(size)
+    select.in_order(scores, places, size, falling, order)
+    order = order[::-1].copy()
+    value = of_each(u[order], mass[order], k, slopes)
+    for j in range(size):
+        g[where[order[j]]] += slopes[j]
+    return value
+
+
 @summing
-def outside(s, m, origin, scale, theta, g):
-    """The masses of classes outside of any mask and their cost, each added up; g <- their own part of the gradient."""
-    shared, value = 0.0, 0.0
+def outside(s, m, origin, g):
+    """The sums of the masses of classes outside of any mask, and of these times how far they are below the origin;
+    g <- their own part of the gradient."""
+    zero = m.dtype.type(0)
+    shared = ahead = zero
     for i in range(len(s)):
-        depth = (np.float64(s[i]) - np.float64(origin)) * scale - theta
-        shared += np.float64(m[i])
-        value += np.float64(m[i]) * (0.5 - depth) if m[i] != 0 else 0.0
+        shared += m[i]
+        ahead += m[i] * _distance(origin, s[i]) if m[i] != zero else zero
         g[i] = -m[i]
-    return shared, value
+    return shared, ahead
+
+
+@inlined
+def _distance(a, score):
+    return a - score  # exact, so not to be reordered with other sums
 
 
 @compiled
