@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
+
 INSTALL = "no Chromium with its driver: apt-get install chromium chromium-driver"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1100,900")
@@ -25,7 +27,7 @@ def chromium() -> Iterator[Any]:
     for flag in FLAGS:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    running = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    running = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver, port=free_port()))
     try:
         yield running
     finally:

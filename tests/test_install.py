@@ -122,6 +122,7 @@ def listed(template, **variables):
 
 STEP = """
 import torch, topk_registry
+torch.manual_seed(0)
 loss = topk_registry.create_loss("gce", q=0.5)
 model = torch.nn.Linear(6, 4)
 step = torch.optim.SGD(model.parameters(), lr=0.5)

@@ -89,4 +89,5 @@ def compile_kernels(dtype: torch.dtype) -> None:
         body(dtype)
     if dtype == torch.float32:
         for half in (torch.float16, torch.bfloat16):
-            driver.bodies(half)
+            for body in (driver.bodies, chunks._summarise, chunks._gradient):
+                body(half)

@@ -30,6 +30,8 @@ if __name__ == "__main__":
     stub_study.COUNT = int(sys.argv[2])
     options = Options(flags=json.loads(sys.argv[3]))
     records = runner.run_study(stub_study, options, Store(sys.argv[1]), jobs=int(sys.argv[4]))
+    for record in records:
+        print(record.error, end="", file=sys.stderr)
     print(json.dumps([record.result.get("y") for record in records]))
 """
 
@@ -57,6 +59,7 @@ def squares(process):
     """The results that a command printed last."""
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
+    print(err)  # of failed runs, which a failed test shows
     return json.loads(out.splitlines()[-1])
 
 

@@ -1,16 +1,15 @@
 """Two nodes, by two agents of torchrun on this machine; one is killed and started again in the middle of an epoch."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 
 import psutil
 import pytest
 
 from tests.conftest import Site
+from tests.ports import free_port
 
 from .conftest import TINY
 from .test_torchrun import rows
@@ -70,15 +69,6 @@ def agents(tmp_path):
         if process.poll() is None:
             kill_node(process)
         log.close()
-
-
-def free_port():
-    """A port that the system gives to nobody unasked, for the agents take seconds until they listen."""
-    for port in range(20_000 + os.getpid() % 10_000, 32_000):
-        with socket.socket() as tried, suppress(OSError):
-            tried.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")
 
 
 def kill_node(agent):

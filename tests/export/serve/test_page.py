@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.browser import chromium, complaints, window
 from tests.export.colours import COLOURS, K, png
-from tests.export.serve.service import predict, request, served, wait_until
+from tests.export.serve.service import PATIENCE, predict, request, served, wait_until
 from topk_export.serve.limits import Access
 
 DROP = """
@@ -41,7 +41,7 @@ def page(browser, service):
 def wait(browser, script: str):
     from selenium.webdriver.support.ui import WebDriverWait
 
-    return WebDriverWait(browser, 20, poll_frequency=0.05).until(lambda b: b.execute_script(script))
+    return WebDriverWait(browser, 2 * PATIENCE, poll_frequency=0.05).until(lambda b: b.execute_script(script))
 
 
 def drop(browser, content: bytes, name: str = "image.png", kind: str = "image/png") -> None:
