@@ -47,12 +47,13 @@ def test_the_normal_of_a_uniform_is_right_to_1e_9_as_far_as_uniforms_go():
 
 def table_normals(u: np.ndarray) -> np.ndarray:
     """The kernel's normals of given uniforms."""
-    rest, first = u & np.uint64(2**56 - 1), (u >> np.uint64(56)).astype(np.uint8)
-    words = np.zeros((len(u), 4), np.uint32)
-    words[:, 0], words[:, 1] = rest >> np.uint64(24), (rest & np.uint64(0xFFFFFF)) << np.uint64(8)
-    z = np.empty(len(u))
-    noise.normal_of(first, words.reshape(-1), noise.table().numpy(), z)
-    return z
+    padded = np.concatenate([u, np.zeros(-len(u) % noise.AT_ONCE, np.uint64)])
+    negative = padded >> np.uint64(63) > 0
+    first, z = (padded >> np.uint64(56)).astype(np.uint8), np.where(negative, ~padded, padded).astype(np.float64) + 0.5
+    for start in range(0, len(z), noise.AT_ONCE):
+        here = slice(start, start + noise.AT_ONCE)
+        noise.normal_of(first[here], noise.table().numpy(), z[here])
+    return z[: len(u)]
 
 
 def test_the_bound_on_the_tail_is_one():
@@ -70,18 +71,46 @@ def test_the_bound_on_the_tail_is_one():
 @pytest.mark.slow
 def test_a_class_of_too_high_a_byte_does_not_reach_the_height(shift, epsilon, dtype):
     row = (np.random.default_rng(0).standard_normal(320) * 3 + shift).astype(dtype)
-    limit, active, bits = np.zeros(320, np.uint8), np.zeros(20, np.int64), np.zeros(320, np.int32)
+    limit, bits = np.zeros(320, np.uint8), np.zeros(320, np.int32)
     for height in (
         (np.quantile(row, [0.1, 0.7, 0.99]) + epsilon * np.array([[-4.0], [0.1], [4.0]])).ravel().astype(dtype)
     ):
-        held = heights.limits(row, height, dtype(1 / epsilon), bits, limit, active)
-        kept = (16 * active[:held, None] + np.arange(16)).ravel()
-        # the largest normal of a byte is that of its least uniform, and 2^-65 is the least of all
-        tail = np.full(320, 2.0**-65)
-        tail[kept] = (limit[: 16 * held].astype(np.float64) + 1) / 256
-        largest = -torch.special.ndtri(torch.from_numpy(tail)).numpy()
-        reached = row.astype(np.float64) + epsilon * (largest + 1e-9)
+        _, lowest, broken = heights.tails(row, height, dtype(1 / epsilon), bits)
+        heights.limits(bits, limit)
+        assert not broken
+        assert lowest == bits.min()
+        # the largest normal of a byte is that of its least uniform
+        tail = (limit.astype(np.float64) + 1) / 256
+        reached = row.astype(np.float64) + epsilon * (normal_beyond(tail) + 1e-9)
         assert ((reached < height) | (tail == 1)).all()
+
+
+def normal_beyond(tail: np.ndarray) -> np.ndarray:
+    return -torch.special.ndtri(torch.from_numpy(tail)).numpy()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shift", [0.0, -5000.0])
+def test_classes_of_other_blocks_reach_no_height_near_the_bound(shift, dtype):
+    """Whatever the noise is: an epsilon may be above, about and below the distance of two numbers."""
+    n, k, least = 1037, 3, np.array([2.0**-65])
+    row = (np.random.default_rng(0).standard_normal(n) + shift).astype(dtype)
+    maxima = np.zeros(heights.lines(n, k), dtype)
+    few = 0
+    for epsilon in (1e-30, 1e-12, 1e-5, 1e-4, 3e-4, 1e-3, 0.02):
+        active, packed = np.zeros(-(-n // 16), np.int64), np.zeros(n + 16, dtype)
+        held, near = heights.in_reach(row, k, epsilon, maxima, active, packed)
+        found = (16 * active[:held, None] + np.arange(16)).ravel()
+        padded = np.concatenate([row, np.full(-n % 16, -np.inf, dtype)])
+        assert packed[: 16 * held].tolist() == padded[found].tolist()
+        assert (row >= near).sum() > k
+        others = np.delete(padded, found).astype(np.float64)
+        # one number less than the lowest height that is searched, by rounding
+        lowest = np.nextafter(dtype(near - heights.FLOOR * epsilon), dtype(-np.inf)).astype(np.float64)
+        lowest = max(lowest, near - 2 * heights.FLOOR * epsilon)
+        assert (others + epsilon * normal_beyond(least) < lowest).all()
+        few += held < len(active) // 2
+    assert few > 3
 
 
 DRAWS, ROWS, N = 40, 50, 1000

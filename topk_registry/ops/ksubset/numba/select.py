@@ -126,6 +126,21 @@ def _number_larger(scores, v):
 def _lower_bound(row, maxima, folded, T):
     """A score that T + 1 others reach, so T whichever is left out: the one after the T largest of the lines' maxima, of
     which several are taken together first: twice as many as that tell nearly as much as all."""
+    maxima_of_lines(row, maxima)
+    lines = few = len(maxima)
+    while few // 2 >= 2 * (T + 1):
+        few //= 2
+    folded = folded[:few]
+    folded[:] = maxima[:few]
+    for start in range(few, lines, few):
+        for j in range(few):
+            folded[j] = max(folded[j], maxima[start + j])
+    return reached_by(folded, T + 1)
+
+
+@compiled
+def maxima_of_lines(row, maxima):
+    """The largest of every len(maxima)-th score, from each of the first on; a row is at least as long."""
     n, lines = len(row), len(maxima)
     maxima[:] = row[:lines]
     for start in range(lines, n - lines + 1, lines):
@@ -135,15 +150,6 @@ def _lower_bound(row, maxima, folded, T):
     rest = row[n - n % lines :]
     for j in range(len(rest)):
         maxima[j] = rest[j] if rest[j] > maxima[j] else maxima[j]
-    few = lines
-    while few // 2 >= 2 * (T + 1):
-        few //= 2
-    folded = folded[:few]
-    folded[:] = maxima[:few]
-    for start in range(few, lines, few):
-        for j in range(few):
-            folded[j] = max(folded[j], maxima[start + j])
-    return reached_by(folded, T + 1)
 
 
 @compiled

@@ -1,12 +1,14 @@
 """A height that hardly more than k scores of a draw reach, and the noise each class needs to reach it."""
+# pyright: reportCallIssue=false, reportArgumentType=false
+# numba's intrinsics are called without their first parameter
 
 import math
 
 import numpy as np
 
-from topk_registry.ops.perturbed.numba.compiled import compiled, inlined, summing
-
-PIECE = 512  # scores to work on at a time
+from topk_registry.ops.ksubset.numba import select
+from topk_registry.ops.ksubset.numba.compiled import number_32
+from topk_registry.ops.perturbed.numba.compiled import compiled, inlined, reaching, summing
 
 # Q(x) < 2^-(1 + LINEAR x + SQUARE x^2) for 0 < x < 9.6, by less than 4 percent below 3.3
 LINEAR, SQUARE = 1.001, 0.6125
@@ -14,26 +16,41 @@ HALF_BITS = np.float32(126 << 23)  # of 1/2 in single precision; an octave is 2^
 LINEAR_BITS, SQUARE_BITS = np.float32(LINEAR * 2**23), np.float32(SQUARE * 2**23)
 SLOPE_0, SLOPE_1 = np.float32(LINEAR * math.log(2)), np.float32(2 * SQUARE * math.log(2))
 HOPELESS = np.int32((127 - 66) << 23)  # the bits of 2^-66: no U is as small
+# In epsilon. A normal is at most 9.3, rounding of the two numbers below takes 4 at most.
+FLOOR, OUT_OF_REACH = 4.0, 20.0  # how far below a bound a height may be, and scores that reach no such height
 FARTHEST = np.float32(12)
 BYTES = np.float32(256.1)  # the tenth is for rounding
 
 
+@inlined
+def _few(k):
+    """How many scores should be expected above the height: one draw in a hundred has fewer than k and is looked at
+    again; each score more costs a normal in every draw."""
+    return k + 1.5 * math.sqrt(k) + 2
+
+
 @compiled
 def find_height(row, k, epsilon, guess, bits):
-    """A height that k scores of nearly every draw reach, and not many more; -inf if none is found."""
-    # one draw in a hundred has fewer than k and is looked at again; each score more costs a normal in every draw
-    few = k + 1.5 * math.sqrt(k) + 2
+    """A height that k scores of nearly every draw reach, and not many more; -inf if none is found. The bits of every
+    score's tail beyond it, the least of them, and whether any score is NaN."""
+    few, real = _few(k), row.dtype.type
+    low, high, height, reach, inverse = -np.inf, np.inf, np.float64(real(guess)), epsilon, real(1 / epsilon)
+    last, lowest = height, np.int32(0)
     if few >= len(row):
-        return -np.inf
-    low, high, height, reach = -np.inf, np.inf, guess, epsilon
+        _, lowest, broken = tails(row, real(height), inverse, bits)
+        return -np.inf, lowest, broken
     for trial in range(24):
-        count, slope = _expected(row, row.dtype.type(height), row.dtype.type(1 / epsilon), bits)
+        count, lowest, broken = tails(row, real(height), inverse, bits)
+        last = height
+        if broken:
+            return height, lowest, True
         if count < few:
             high = height
         else:
             low = height
             if count <= 1.5 * few:
                 break
+        slope = _slope(row, real(height), inverse, bits)
         newton = height + epsilon * math.log(count / (1.2 * few)) * count / max(slope, 1e-3)
         if low < newton < high and trial % 4 < 3 and np.isfinite(low):
             height = newton
@@ -42,54 +59,87 @@ def find_height(row, k, epsilon, guess, bits):
         else:
             height = max(newton, height + reach) if count >= few else min(newton, height - reach)
             reach *= 8
-    return low
+        height = np.float64(real(height))  # rounded once, for all that compare with it
+    if low != last and low != -np.inf:
+        _, lowest, _ = tails(row, real(low), inverse, bits)
+    return low, lowest, False
 
 
 @summing
-def _expected(row, height, inverse, bits):
-    """How many scores may be expected above the height, a little overrated, and how fast the number falls with it."""
-    count, slope = np.float32(0), np.float32(0)
-    for start in range(0, len(row), PIECE):
-        scores = row[start : start + PIECE]
-        piece, q = bits[: len(scores)], bits[: len(scores)].view(np.float32)
-        for i in range(len(scores)):
-            piece[i] = tail_bits((height - scores[i]) * inverse)
-        for i in range(len(scores)):
-            x = min(np.float32((height - scores[i]) * inverse), FARTHEST)
-            count += q[i] if x > np.float32(0) else np.float32(1)
-            slope += q[i] * (SLOPE_0 + SLOPE_1 * x) if x > np.float32(0) else np.float32(0)
-    return np.float64(count), np.float64(slope)
+def tails(row, height, inverse, bits):
+    """How many scores may be expected above the height, a little overrated, the least of the bits, and whether any
+    score is NaN."""
+    count, lowest, nans = np.float32(0), np.int32(0x7FFFFFFF), np.float32(0)
+    for i in range(len(row)):
+        x = np.float32((height - row[i]) * inverse)
+        b = tail_bits(x)
+        bits[i] = b
+        count += number_32(b) if x > np.float32(0) else np.float32(1)
+        lowest = b if b < lowest else lowest
+        nans += np.float32(row[i] != row[i])
+    return np.float64(count), lowest, nans > np.float32(0)
+
+
+@summing
+def _slope(row, height, inverse, bits):
+    """How fast the number of :func:`tails` falls with the height."""
+    slope = np.float32(0)
+    for i in range(len(row)):
+        x = np.float32((height - row[i]) * inverse)
+        x = x if x < FARTHEST else FARTHEST
+        slope += number_32(bits[i]) * (SLOPE_0 + SLOPE_1 * x) if x > np.float32(0) else np.float32(0)
+    return np.float64(slope)
 
 
 @inlined
 def tail_bits(x):
     """The bits of a number in single precision a little above Q(max(x, 0)): 2^-(1 + ...), linear within each octave."""
-    x = min(max(np.float32(x), np.float32(0)), FARTHEST)
+    x = np.float32(x)
+    x = x if x > np.float32(0) else np.float32(0)
+    x = x if x < FARTHEST else FARTHEST
     return np.int32(HALF_BITS - x * (LINEAR_BITS + SQUARE_BITS * x))
 
 
 @compiled
-def limits(row, height, inverse, bits, limit, active):
-    """The largest first byte of U with which a class can reach the height, and the blocks of 16 in which any can."""
-    if height == -np.inf:
-        limit[:] = 255
-        active[:] = np.arange(len(active))
-        return len(active)
-    lowest = np.int32(0x7FFFFFFF)
-    for i in range(len(row)):
-        bits[i] = tail_bits((height - row[i]) * inverse)
-        lowest = min(lowest, bits[i])
-    q = bits.view(np.float32)
-    for i in range(len(row)):
-        limit[i] = np.uint8(np.int32(BYTES * q[i]) if row[i] < height else np.int32(255))
-    if lowest > HOPELESS:
-        active[:] = np.arange(len(active))
-        return len(active)
-    held, eight = 0, limit.view(np.uint64)
-    for b in range(len(active)):
-        least = HOPELESS
-        for i in range(16 * b, 16 * b + 16):
-            least = max(least, bits[i])
-        active[held], eight[2 * held], eight[2 * held + 1] = b, eight[2 * b], eight[2 * b + 1]
-        held += least > HOPELESS
-    return held
+def limits(bits, limit):
+    """The largest first byte of U with which a class can reach the height that the bits are for."""
+    for i in range(len(bits)):
+        q = number_32(bits[i])
+        limit[i] = np.uint8(np.int32(BYTES * q) if q < np.float32(0.5) else np.int32(255))
+
+
+@compiled
+def in_reach(row, k, epsilon, maxima, active, packed):
+    """Pack the blocks of 16 classes in which any can reach a height near that of k scores: their numbers in ``active``,
+    their scores in ``packed``. How many there are, and a score near the height; 0 where the row is too short."""
+    n, blocks, held = len(row), len(active), 0
+    if len(maxima) == 0:
+        return 0, 0.0
+    select.maxima_of_lines(row, maxima)
+    near = np.float64(select.reached_by(maxima, np.int64(_few(k)) + 1))
+    if not np.isfinite(near):
+        return 0, 0.0
+    bound = row.dtype.type(near - OUT_OF_REACH * epsilon)
+    for b in range(n // 16):
+        active[held] = b
+        held += reaching(row, 16 * b, bound) != 0
+    for a in range(held):
+        start = 16 * active[a]
+        for i in range(16):
+            packed[16 * a + i] = row[start + i]
+    if n % 16:
+        active[held], start = blocks - 1, 16 * (blocks - 1)
+        for i in range(16):
+            packed[16 * held + i] = row[start + i] if start + i < n else row.dtype.type(-np.inf)
+        held += 1
+    return held, near
+
+
+@compiled
+def lines(n, k):
+    """How many lines :func:`in_reach` searches for maxima: so many that few of the scores it looks for share one; 0 for
+    short rows."""
+    count = 32
+    while count < 8 * _few(k):
+        count *= 2
+    return count if 2 * count <= n else 0

@@ -3,32 +3,48 @@
 # numba's intrinsics are called without their first parameter
 
 import numpy as np
+from numba import carray
 
 from topk_registry.ops import openmp as team
-from topk_registry.ops.perturbed.numba.compiled import compiled
-from topk_registry.ops.perturbed.numba.height import find_height, limits
-from topk_registry.ops.perturbed.numba.noise import FIRST_BYTES, GROUP, normals_of, philox_of
+from topk_registry.ops.perturbed.numba import height as heights
+from topk_registry.ops.perturbed.numba.compiled import (
+    compiled,
+    inlined,
+    lowest_bit,
+    number_of_bits,
+    reaching,
+    within,
+)
+from topk_registry.ops.perturbed.numba.height import FLOOR, HOPELESS, find_height, in_reach, limits, tails
+from topk_registry.ops.perturbed.numba.noise import AT_ONCE, FIRST_BYTES, GROUP, normals_of, philox_of
 
-WHICH_BYTE = np.uint64(0x0001020304050607)  # times 2^(8 j) has j for its highest byte
+FEW = 32  # candidates that are ranked without a branch
+LISTED = 4  # candidates among 64 classes that are listed without a branch: most have none or one
 
 
 @compiled
 def rows(job, step, s, k, epsilon, key, table, value, index):
     """value [B] and index [B, draws] of the scores s [B, n], of the rows that this thread takes."""
-    space, guess = room(s.shape[1], index.shape[1]), 0.0
+    space, guess = room(s.shape[1], k, index.shape[1]), 0.0
     for start, stop in team.spans(job, step, len(s)):
         for r in range(start, stop):
             value[r], guess = of_row(s[r], r, k, epsilon, key, table, index[r], guess, space)
 
 
 @compiled
-def room(n, draws):
-    """Scratch memory of :func:`of_row`."""
+def room(n, k, draws):
+    """Scratch memory of :func:`of_row`: one piece, as each costs time."""
+    blocks, size, listed, lines = _sizes(n, k, draws)
+    numbers = blocks * 16 * 2 + blocks + size + 4 * listed + lines + FEW
+    return np.empty(8 * numbers + 4 * (4 * max(size, GROUP) + 16) + 16 * blocks + 64 + listed, np.uint8)
+
+
+@compiled
+def _sizes(n, k, draws):
+    """Blocks of 16 classes; calls of the generator at a time, and classes listed; lines of the search for maxima."""
     blocks = (n + 15) // 16
-    size = min(draws * blocks, max(GROUP, blocks))  # calls of the generator at a time
-    bits, active, calls = np.zeros(16 * blocks, np.int32), np.empty(blocks, np.int64), np.empty((3, size), np.int64)
-    words, places = np.empty(4 * max(size, GROUP), np.uint32), np.empty((2, 16 * size), np.int64)
-    return bits, active, calls, words, places, np.empty((3, 16 * size), np.uint8)
+    size = min(draws * blocks, max(GROUP, blocks))
+    return blocks, size, 16 * size + AT_ONCE, heights.lines(n, k)
 
 
 @compiled
@@ -39,44 +55,76 @@ def of_row(row, r, k, epsilon, key, table, index, guess, space):
         row: scores [n].
         r: the row's place in the batch; with the key, the draw and the class it decides on the noise.
         index: receives the class that was k-th at each draw [draws].
-        guess: of the height that k scores of a draw reach. It decides on the time only.
+        guess: of the height that k scores of a draw reach, NaN where most classes of the last row were out of its
+            reach. It decides on the time only.
         space: from :func:`room`.
     """
-    bits, active, calls, words, places, of_bytes = space
-    draws, blocks, real = len(index), len(active), row.dtype.type
-    limit, passed, first = of_bytes[0], of_bytes[1], of_bytes[2]
-    calls, some, place, z = calls[0], calls[1:].ravel(), places[0], places[1].view(np.float64)
-    if _has_nan(row):
-        index[:] = 0
-        return np.nan, guess
-    inverse = real(1 / epsilon)
-    height = real(find_height(row, k, epsilon, guess, bits))  # rounded once, for all that compare with it
-    guess = np.float64(height) if np.isfinite(height) else guess
-    total, draw, lower = 0.0, 0, 0.5 * epsilon
-    held = limits(row, height, inverse, bits, limit, active)
-    starts = np.empty(draws + 1, np.int64)
+    draws, n, real = len(index), len(row), row.dtype.type
+    blocks, size, listed, lines = _sizes(n, k, draws)
+    at = space.ctypes.data  # arrays that numba counts references of cost as much as their contents
+    packed, at = carray(team.pointer(at), 16 * blocks, row.dtype), at + 128 * blocks
+    maxima, at = carray(team.pointer(at), lines, row.dtype), at + 8 * lines
+    few, at = carray(team.pointer(at), FEW, np.float64), at + 8 * FEW
+    z, at = carray(team.pointer(at), listed, np.float64), at + 8 * listed
+    slot, at = carray(team.pointer(at), listed, np.uint64), at + 8 * listed
+    place, at = carray(team.pointer(at), listed, np.int64), at + 8 * listed
+    calls, at = carray(team.pointer(at), size, np.int64), at + 8 * size
+    active, at = carray(team.pointer(at), blocks, np.int64), at + 8 * blocks
+    bits, at = carray(team.pointer(at), 16 * blocks, np.int32), at + 64 * blocks
+    words, at = carray(team.pointer(at), 4 * max(size, GROUP) + 16, np.uint32), at + 4 * (4 * max(size, GROUP) + 16)
+    limit, at = carray(team.pointer(at), 16 * blocks + 64, np.uint8), at + 16 * blocks + 64
+    first = carray(team.pointer(at), listed, np.uint8)
+
+    scores, held, floor, near, height = row, 0, -np.inf, 0.0, 0.0
+    if guess != guess:
+        if _has_nan(row):
+            index[:] = 0
+            return np.nan, guess
+        held, near = in_reach(row, k, epsilon, maxima, active, packed)
+        if held > 0:
+            scores, floor = packed[: 16 * held], near - FLOOR * epsilon
+            height, _, _ = find_height(scores, k, epsilon, near, bits)
+        guess = np.nan if 0 < 2 * held <= blocks else 0.0
+    if held == 0 or height < floor:
+        scores, held, floor = row, blocks, -np.inf
+        height, lowest, broken = find_height(row, k, epsilon, guess if guess == guess else near, bits)
+        if broken:
+            index[:] = 0
+            return np.nan, 0.0
+        active[:] = np.arange(blocks)
+        guess = np.nan if lowest <= HOPELESS and lines > 0 else height
+    elif guess == guess:
+        guess = height
+    guess = guess if guess - guess == 0 or guess != guess else 0.0
+    _limits(scores, height, bits, held, limit)
+    total, draw, lower, starts = 0.0, 0, 0.5 * epsilon, np.empty(draws + 1, np.int64)
     while draw < draws:
         stride = min(draws - draw, max(1, GROUP // held))
         for d in range(stride):
             for a in range(held):
                 calls[d * held + a] = (draw + d) * blocks + active[a]
         philox_of(calls[: stride * held], r, FIRST_BYTES, key, words)
-        _passing(calls, words, limit[: 16 * held], stride, passed, some, place, first, starts)
-        normals_of(place[: starts[stride]], first, r, key, table, words, z)
+        _passing(calls, words, limit, held, stride, slot, place, first, starts)
+        normals_of(place[: starts[stride]], first, r, key, table, z)
         for d in range(stride):
             low, high = starts[d], starts[d + 1]
-            m = _above(row, height, epsilon, place[low:high], 16 * blocks * draw, z[low:high])
+            m = _above(scores, height, epsilon, slot[low:high], z[low:high])
             if m < k:
                 break
-            j = _kth(z[low : low + m], k)
+            j = _kth(z[low : low + m], k, few)
             total += z[low + j]
-            index[draw] = place[low + j]
+            which = np.int64(slot[low + j])
+            index[draw] = 16 * active[which >> 4] + (which & 15)
             draw += 1
         else:
             continue
-        height = real(height - lower if lower < 8 * epsilon else -np.inf)
+        height = np.float64(real(height - lower if lower < 8 * epsilon else -np.inf))
         lower *= 2
-        held = limits(row, height, inverse, bits, limit, active)
+        if height < floor:
+            scores, held, floor = row, blocks, -np.inf
+            active[:] = np.arange(blocks)
+        tails(scores, real(height), real(1 / epsilon), bits)
+        _limits(scores, height, bits, held, limit)
     return total / draws, guess
 
 
@@ -89,47 +137,84 @@ def _has_nan(row):
 
 
 @compiled
-def _passing(calls, words, limit, stride, passed, some, place, first, starts):
-    """Places (draw, class) with a first byte within its limit, and that byte; draw d has those from starts[d] on."""
-    byte, eight = words.view(np.uint8), passed.view(np.uint64)
-    size, m = len(limit), 0
-    starts[0] = 0
+def _limits(scores, height, bits, held, limit):
+    """Limits of the classes in ``held`` blocks, which the last one may not fill."""
+    if height == -np.inf:
+        limit[: 16 * held] = 255
+    else:
+        limits(bits[: len(scores)], limit)
+        limit[len(scores) : 16 * held] = 0
+
+
+@compiled
+def _passing(calls, words, limit, held, stride, slot, place, first, starts):
+    """Classes with a first byte within its limit: where in ``held`` blocks, their number among all classes and draws,
+    and that byte; draw d has those from starts[d] on."""
+    byte, size, m = words.view(np.uint8), 16 * held, 0
+    whole = size // 64 * 64
     for d in range(stride):
-        start = d * size
-        for i in range(size):
-            passed[start + i] = byte[start + i] <= limit[i]
-        held = 0
-        for e in range(start >> 3, (start + size) >> 3):  # without a branch: which have some cannot be foretold
-            some[held] = e
-            held += eight[e] != 0
-        for e in some[:held]:
-            flags = eight[e]
-            while flags:
-                lowest = flags & (~flags + np.uint64(1))
-                place[m] = 8 * e + np.int64(lowest * WHICH_BYTE >> np.uint64(56))
-                flags ^= lowest
-                m += 1
-        starts[d + 1] = m
+        of_draw, of_blocks = byte[d * size : (d + 1) * size], calls[d * held : (d + 1) * held]
+        starts[d], found, low = m, slot[m:], m
+        m = 0
+        for start in range(0, whole, 64):
+            m = _listed(within(of_draw, start, limit, start), start, found, m)
+        if whole < size:
+            rest = (np.uint64(1) << np.uint64(size - whole)) - np.uint64(1)
+            m = _listed(within(of_draw, whole, limit, whole) & rest, whole, found, m)
+        of_first, places = first[low : low + m], place[low : low + m]
+        for j in range(m):
+            i = found[j]
+            of_first[j], places[j] = of_draw[i], 16 * of_blocks[i >> np.uint64(4)] + np.int64(i & np.uint64(15))
+        m += low
+    starts[stride] = m
+
+
+@inlined
+def _listed(passed, start, found, m):
+    """List the places of bits in ``found`` from ``m`` on; how many numbers it holds then."""
+    count, where = number_of_bits(passed), found[m:]
+    for j in range(LISTED):
+        where[j] = start + lowest_bit(passed)
+        passed &= passed - np.uint64(1)
+    for j in range(LISTED, count):
+        where[j] = start + lowest_bit(passed)
+        passed &= passed - np.uint64(1)
+    return m + count
+
+
+@compiled
+def _above(scores, height, epsilon, slot, z):
+    """Moves the perturbed scores that reach the height to the front, with their places; how many there are."""
+    m, n = np.uint64(0), np.uint64(len(scores))
+    for j in range(len(slot)):
+        i = slot[j]
+        if i < n:
+            v = np.float64(scores[i]) + epsilon * z[j]
+            z[m], slot[m] = v, i
+            m += np.uint64(v >= height)
+    return np.int64(m)
+
+
+@compiled
+def _kth(v, k, few):
+    """Where the k-th largest is."""
+    m, best, place = len(v), -np.inf, -1
+    if m > FEW:
+        return _kth_of_many(v, k)
+    few[:] = -np.inf
+    for i in range(m):
+        few[i] = v[i]
     for j in range(m):
-        i = place[j]
-        first[j], place[j] = byte[i], 16 * calls[i >> 4] + (i & 15)
+        x, reached = few[j], 0
+        for start in range(0, FEW, 16):
+            reached += number_of_bits(reaching(few, start, x))
+        better = (reached >= k) & ((x > best) | (place < 0))
+        best, place = (x, j) if better else (best, place)
+    return place
 
 
 @compiled
-def _above(row, height, epsilon, place, before, z):
-    """Moves the perturbed scores that reach the height to the front, with their classes; how many there are."""
-    m = 0
-    for i in range(len(place)):
-        c = place[i] - before
-        if c < len(row):
-            v = np.float64(row[c]) + epsilon * z[i]
-            z[m], place[m] = v, c
-            m += v >= height
-    return m
-
-
-@compiled
-def _kth(v, k):
+def _kth_of_many(v, k):
     """Where the k-th largest is: each candidate is ranked, and bounds those worth ranking after it.
 
     It costs m log m steps for m numbers, but steps that are vector instructions without branches.

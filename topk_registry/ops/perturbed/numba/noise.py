@@ -1,4 +1,6 @@
 """Noise by number: a counter-based generator, and the inverse of the normal distribution."""
+# pyright: reportCallIssue=false, reportArgumentType=false
+# numba's intrinsics are called without their first parameter
 
 from functools import lru_cache
 
@@ -6,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from topk_registry.ops.ksubset.numba.compiled import bits_64, number_64
 from topk_registry.ops.perturbed.numba.compiled import compiled, inlined
 
 GROUP = 512  # calls of the generator at a time
+AT_ONCE = 16  # calls in one loop
 FIRST_BYTES, OTHER_BYTES = 0, 1  # what the generator is called for
 
 # Philox4x32-10: Salmon, Moraes, Dror, Shaw, Parallel random numbers: as easy as 1, 2, 3, SC 2011
@@ -55,26 +59,34 @@ def table() -> Tensor:
 
 
 @compiled
-def normals_of(place, first, row, key, table, words, z):
-    """The normals of these places, from their first bytes and a call of the generator for each."""
-    for start in range(0, len(place), GROUP):
-        here = place[start : start + GROUP]
-        philox_of(here, row, OTHER_BYTES, key, words)
-        normal_of(first[start : start + len(here)], words, table, z[start : start + len(here)])
+def normals_of(place, first, row, key, table, z):
+    """The normals of these places, from their first bytes and a call of the generator for each. There is room for
+    AT_ONCE - 1 more places, whose normals are made with the others': loops of one length have no slow remainder."""
+    c2, c3 = np.uint32(row), np.uint32((row >> 32) * 2 + OTHER_BYTES)
+    for start in range(0, len(place), AT_ONCE):
+        stop = start + AT_ONCE
+        uniforms_of(place[start:stop], first[start:stop], c2, c3, key, z[start:stop])
+        normal_of(first[start:stop], table, z[start:stop])
 
 
-@compiled
-def normal_of(first, words, table, z):
-    """Q^-1 of the uniforms with these first bytes, and other bytes from two of four words each."""
-    bits = z.view(np.int64)
-    for i in range(len(first)):
-        rest = (np.int64(words[4 * i]) << 24) | (np.int64(words[4 * i + 1]) >> 8)
-        u = (np.int64(first[i] & 127) << 56) | rest
-        z[i] = np.float64(LARGEST - u if first[i] > 127 else u) + 0.5
-    for i in range(len(first)):
-        c = table[(bits[i] >> 49) - (1022 << 3)]
-        bits[i] = ((bits[i] & MANTISSA) << 3) | (1023 << 52)
-        t = z[i] - 1
+@inlined
+def uniforms_of(place, first, c2, c3, key, u):
+    """2^64 U, or what it is below 2^64 where the first byte is above 127, from that byte and two of four words."""
+    for i in range(AT_ONCE):
+        call = place[i]
+        w0, w1, _, _ = _philox(np.uint32(call), np.uint32(call >> 32), c2, c3, key[0], key[1])
+        rest = (np.int64(w0) << 24) | (np.int64(w1) >> 8)
+        m = (np.int64(first[i] & 127) << 56) | rest
+        u[i] = np.float64(LARGEST - m if first[i] > 127 else m) + 0.5
+
+
+@inlined
+def normal_of(first, table, z):
+    """Q^-1 of :func:`uniforms_of`, in place."""
+    for i in range(AT_ONCE):
+        bits = bits_64(z[i])
+        c = table[np.uint64((bits >> 49) - (1022 << 3))]
+        t = number_64(((bits & MANTISSA) << 3) | (1023 << 52)) - 1
         v = c[0]
         for j in range(1, DEGREE + 1):
             v = v * t + c[j]

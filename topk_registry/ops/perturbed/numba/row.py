@@ -33,13 +33,14 @@ def row_kernel(dtype: torch.dtype) -> int:
         own = carray(openmp.pointer(at[OWN]), n if at[OWN] != 0 else 0, real)
         k, draws, epsilon = np.int64(number[K]), np.int64(number[DRAWS]), number[EPSILON]
         alpha, scale = number[ALPHA], number[SCALE]
-        index, space, room = np.empty(draws, np.int64), kth.room(n, draws), carray(room, ROOMS * n + 1, real)
+        rank = min(k, n + 1 - k)  # counted from the nearer end
+        index, space, room = np.empty(draws, np.int64), kth.room(n, rank, draws), carray(room, ROOMS * n + 1, real)
         guess = np.float64(room[ROOMS * n])
-        if 2 * k > n + 1:  # counted from the nearer end
+        if rank < k:
             negative = room[:n]
             for i in range(n):
                 negative[i] = -s[i]
-            threshold, guess = kth.of_row(negative, b, n + 1 - k, epsilon, key, table, index, guess, space)
+            threshold, guess = kth.of_row(negative, b, rank, epsilon, key, table, index, guess, space)
             threshold = -threshold
         else:
             threshold, guess = kth.of_row(s, b, k, epsilon, key, table, index, guess, space)
