@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -154,6 +155,18 @@ def test_one_of_many_threads_gets_a_claim(tmp_path):
     for thread in threads:
         thread.join()
     assert len(won) == 1
+
+
+def test_a_run_that_is_finished_and_cleared_away_while_it_is_claimed_is_not_claimed(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    is_dir = Path.is_dir
+
+    def cleared(path):
+        path.rmdir()
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", cleared)  # mkdir looks after it found that something is there
+    assert acquire(tmp_path / "run", 0) is None
 
 
 def elsewhere(monkeypatch):

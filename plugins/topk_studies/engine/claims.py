@@ -102,8 +102,8 @@ def acquire(folder: Path, number: int) -> Claim | None:
         folder: the run's work folder.
         number: the number that :meth:`Watch.look` found to be free.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     try:
+        folder.mkdir(parents=True, exist_ok=True)  # which raises FileExistsError where it goes away at that moment
         os.close(os.open(folder / f"claim.{number}", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except (FileExistsError, FileNotFoundError):  # taken, or finished and cleared away since
         return None
