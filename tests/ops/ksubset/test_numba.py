@@ -179,6 +179,26 @@ def test_a_bound_that_so_many_reach(dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_largest_around_zero(dtype):
+    """Bounds of either zero, of denormal numbers and of negative ones leave none out that reaches them."""
+    generator, tiny = np.random.default_rng(0), np.finfo(dtype).tiny
+    for values in (
+        [0.0, -0.0],
+        [0.0, -1.0],
+        [tiny / 4, tiny / 2, -tiny / 4],
+        [tiny, -tiny, 0.0],
+        [-1.0, -2.0, -np.inf],
+    ):
+        row = generator.choice(np.array(values, dtype), 300)
+        for T in (1, 20, 90):
+            top, where = np.empty(T, dtype), np.empty(T, np.int64)
+            assert select.largest(row, 7, top, where, select.room(300, T, dtype))
+            assert np.array_equal(top, np.sort(np.delete(row, 7))[::-1][:T])
+            assert np.array_equal(row[where], top)
+            assert 7 not in where
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_places_above(dtype):
     generator = np.random.default_rng(0)
     for n in (0, 1, 63, 64, 65, 200, 1000):

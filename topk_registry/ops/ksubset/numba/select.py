@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from topk_registry.ops.ksubset.numba.compiled import compiled, number_at, place_of
+from topk_registry.ops.ksubset.numba.compiled import compiled, number_at, place_of, places_above
 
 HALVINGS = 20  # leave about 1 in 500 of a number, with 2^31 numbers between the lowest and the highest score
 LAST = np.iinfo(np.int64).max
@@ -19,40 +19,32 @@ def lines_of_search(n, T):
 
 @compiled
 def room(n, T, dtype):
-    """Scratch memory of :func:`largest`: room for classes comes before that for lines, as all may be candidates."""
-    lines = lines_of_search(n, T)
-    return np.empty(lines, dtype), np.empty(n + lines, np.int64), np.empty(n + 16, dtype)
+    """Scratch memory of :func:`largest`: all classes may be candidates."""
+    return np.empty(lines_of_search(n, T), dtype), np.empty(n, np.int64), np.empty(n + 16, dtype)
 
 
 @compiled
 def largest(row, skip, top, where, space):
     """The T largest scores, largest first, and their classes, the class ``skip`` left out; False if there are fewer.
 
-    Most scores are looked at once: the maxima over every len(maxima)-th score tell which of those lines hold scores as
-    large as a bound that T others reach. There are no branches on single scores, for they could not be foretold.
+    Most scores are looked at twice, by vector instructions: for the maxima over every len(maxima)-th score, which give
+    a bound that T others reach, and for those that reach it.
     """
     maxima, found, scores = space
-    n, T, lines, candidates = len(row), len(top), len(maxima), 0
-    least = top.dtype.type(-np.inf)
-    if lines == 0:
-        for i in range(n):
-            found[candidates] = i
-            candidates += (row[i] >= least) & (i != skip)
+    n, T, candidates = len(row), len(top), 0
+    least = _lower_bound(row, maxima, scores, T) if len(maxima) > 0 else top.dtype.type(-np.inf)
+    if least > -np.inf:
+        reached = places_above(row, _less_than(least, row), found)
     else:
-        least, of_interest = _lower_bound(row, maxima, scores, T), 0
-        for line in range(lines):
-            found[n + of_interest] = line
-            of_interest += maxima[line] >= least
-        for j in range(of_interest):
-            i = found[n + j]
-            while i < n:
-                found[candidates] = i
-                candidates += (row[i] >= least) & (i != skip)
-                i += lines
+        reached = n
+        for i in range(n):
+            found[i] = i
+    for j in range(reached):  # without a branch: which are kept cannot be foretold
+        i = found[j]
+        found[candidates], scores[candidates] = i, row[i]
+        candidates += (row[i] >= least) & (i != skip)
     if candidates < T:
         return False
-    for j in range(candidates):
-        scores[j] = row[found[j]]
     in_order(scores, found, candidates, top, where)
     return True
 
@@ -172,6 +164,13 @@ def reached_by(x, count):
         if reached == count:
             break
     return _number_at(low, x)
+
+
+@compiled
+def _less_than(v, x):
+    """A number just below v, and below zero where v is zero or might be taken for it, being denormal."""
+    tiny = x.dtype.type(np.finfo(x.dtype).tiny)
+    return -tiny if abs(v) < tiny else _number_at(np.int64(place_of(v)) - 1, x)
 
 
 @compiled

@@ -10,13 +10,14 @@ import torch
 from numba import carray
 
 from topk_registry.ops import openmp
-from topk_registry.ops.ksubset.numba.compiled import compiled, summing
+from topk_registry.ops.ksubset.numba.compiled import LOG2E, compiled, summing
 from topk_registry.ops.robust.definition import ROUNDING
-from topk_registry.ops.rows.numba.compiled import BLOCK, c_function, exp
+from topk_registry.ops.rows.numba.compiled import BLOCK, c_function, power_of_2
 from topk_registry.ops.rows.numba.driver import ROOMS, ROW
-from topk_registry.ops.rows.numba.vectors import largest_of, nothing, scale_by, total_of
+from topk_registry.ops.rows.numba.vectors import largest_of, nothing, total_of
 
 TEMPERATURE, ALPHA, GAP = range(3)  # the kernel's numbers
+PAD = 64  # rows are padded to a multiple of this
 TRIALS = 40  # an end to the search for the temperature
 
 
@@ -30,45 +31,58 @@ def row_kernel(dtype: torch.dtype) -> int:
         s, m, g, room = carray(s, n, real), carray(m, n, real), carray(g, n, real), carray(room, ROOMS * n, real)
         number = carray(numbers, 3, np.float64)
         if y >= 0:
-            return at_label(s, y, mass, number[TEMPERATURE], number[ALPHA], number[GAP], g)
-        return at_masses(s, m, mass, number[TEMPERATURE], number[ALPHA], number[GAP], g, room[:n])
+            return at_label(s, y, mass, number[TEMPERATURE], number[ALPHA], number[GAP], g, room)
+        return at_masses(s, m, mass, number[TEMPERATURE], number[ALPHA], number[GAP], g, room)
 
     return c_function(ROW, body)
 
 
 @compiled
-def at_label(s, y, mass, temperature, alpha, gap, g):
+def padded(n, room):
+    """Memory for scores and for their exponentials, with places beyond the n-th where there is room for them: loops of
+    vector instructions then have no scores left over."""
+    size = (n + PAD - 1) // PAD * PAD
+    size = size if 2 * size <= len(room) else n
+    return room[:size], room[size : 2 * size]
+
+
+@compiled
+def at_label(s, y, mass, temperature, alpha, gap, g, room):
     """The label's term is taken by itself, in double precision."""
-    real, own, total = s.dtype.type, np.float64(s[y]) - gap, total_of(s)
-    a = max(largest_of(s[:y]), largest_of(s[y + 1 :]))
-    a = max(a, real(own))
+    n, real, own, total = len(s), s.dtype.type, np.float64(s[y]) - gap, total_of(s)
+    x, e = padded(n, room)
+    x[:n] = s
+    x[n:], x[y] = -np.inf, -np.inf
+    a = max(largest_of(x), real(own))
     if not abs(a) < np.inf or total != total:
         return nothing(g)
     own -= np.float64(a)
-    lam, log_z = solve(s[:y], s[y + 1 :], own, a, math.log(len(s)), temperature, alpha, g[:y], g[y + 1 :])
-    g[y] = 0
-    scale_by(g, real(mass * math.exp(-log_z)))
+    lam, log_z = solve(x, own, a, math.log(n), temperature, alpha, e)
+    share = real(mass * math.exp(-log_z))
+    for i in range(n):
+        g[i] = share * e[i]
     g[y] = mass * math.expm1(own / lam - log_z)
     return mass * (penalised(lam, log_z, len(s), temperature, alpha) - own)
 
 
 @compiled
-def at_masses(s, m, mass, temperature, alpha, gap, g, x):
+def at_masses(s, m, mass, temperature, alpha, gap, g, room):
     """The masses are those of a distribution times their sum."""
     if mass == 0:
         g[:] = 0
         return 0.0
-    real = s.dtype.type
+    n, real, (x, e) = len(s), s.dtype.type, padded(len(s), room)
     lower(s, m, real(gap / mass), x)
-    a, total = largest_of(x), total_of(x)
+    x[n:] = -np.inf
+    a, total = largest_of(x), total_of(x[:n])
     if not abs(a) < np.inf or total != total:
         return nothing(g)
-    lam, log_z = solve(x, x[:0], -np.inf, a, math.log(len(s)), temperature, alpha, g, g[:0])
+    lam, log_z = solve(x, -np.inf, a, math.log(n), temperature, alpha, e)
     ahead = 0.0
     share = real(mass * math.exp(-log_z))
-    for start in range(0, len(s), BLOCK):
-        stop = start + BLOCK
-        ahead += np.float64(less_masses(g[start:stop], share, s[start:stop], a, m[start:stop]))
+    for start in range(0, n, BLOCK):
+        stop = min(start + BLOCK, n)
+        ahead += np.float64(less_masses(e[start:stop], share, s[start:stop], a, m[start:stop], g[start:stop]))
     return mass * (penalised(lam, log_z, len(s), temperature, alpha) + gap) - ahead
 
 
@@ -79,12 +93,12 @@ def lower(s, m, gap, x):
 
 
 @summing
-def less_masses(g, share, s, a, m):
-    """g <- share g - m; the sum of m (s - a)."""
+def less_masses(e, share, s, a, m, g):
+    """g <- share e - m; the sum of m (s - a)."""
     total = s.dtype.type(0)
     for i in range(len(s)):
         total += m[i] * (s[i] - a) if m[i] != 0 else s.dtype.type(0)
-        g[i] = g[i] * share - m[i]
+        g[i] = e[i] * share - m[i]
     return total
 
 
@@ -96,7 +110,7 @@ def penalised(lam, log_z, n, temperature, alpha):
 
 
 @compiled
-def solve(x, rest, own, a, log_n, temperature, alpha, e, e_rest):
+def solve(x, own, a, log_n, temperature, alpha, e):
     """The temperature, and the logarithm of the sum of e^((x - a) / temperature), which e is left with. ``own`` is one
     more of x - a."""
     stiffness, least = alpha * log_n / temperature, temperature * (1 - 1 / alpha)
@@ -104,7 +118,7 @@ def solve(x, rest, own, a, log_n, temperature, alpha, e, e_rest):
     lam, trial, safe, step, steepness, log_z = temperature, temperature, temperature, 0.0, 1.0, 0.0
     for _ in range(TRIALS):
         lam = trial
-        divergence, slope, concave, log_z = divergence_of(x, rest, own, a, lam, log_n, e, e_rest)
+        divergence, slope, concave, log_z = divergence_of(x, own, a, lam, log_n, e)
         excess = temperature - lam - divergence / stiffness
         if certain or lam == temperature or not excess > ROUNDING * eps * temperature:
             safe, step, steepness = lam, excess, 1 + slope / stiffness
@@ -122,16 +136,15 @@ def solve(x, rest, own, a, log_n, temperature, alpha, e, e_rest):
 
 
 @compiled
-def divergence_of(x, rest, own, a, lam, log_n, e, e_rest):
+def divergence_of(x, own, a, lam, log_n, e):
     """KL(p || uniform), its slope in lambda, whether it is concave there, and the logarithm of the sum of e."""
-    inverse, u = x.dtype.type(1 / lam), max(own / lam, -700.0)
+    inverse, u = x.dtype.type(LOG2E / lam), max(own / lam, -700.0)
     z = math.exp(u) if own > -np.inf else 0.0
     first, second, third = z * u, z * u * u, z * u * u * u
-    for part, out in ((x, e), (rest, e_rest)):
-        for start in range(0, len(part), BLOCK):
-            sums = moments(part[start : start + BLOCK], a, inverse, out[start : start + BLOCK])
-            z, first = z + np.float64(sums[0]), first + np.float64(sums[1])
-            second, third = second + np.float64(sums[2]), third + np.float64(sums[3])
+    for start in range(0, len(x), BLOCK):
+        sums = moments(x[start : start + BLOCK], a, inverse, e[start : start + BLOCK])
+        z, first = z + np.float64(sums[0]), first + np.float64(sums[1]) / LOG2E
+        second, third = second + np.float64(sums[2]) / LOG2E**2, third + np.float64(sums[3]) / LOG2E**3
     log_z, mean = math.log(z), first / z
     variance = max(second / z - mean * mean, 0.0)
     concave = 3 * variance + third / z - mean * (3 * second / z - 2 * mean * mean) <= 0
@@ -140,13 +153,13 @@ def divergence_of(x, rest, own, a, lam, log_n, e, e_rest):
 
 @summing
 def moments(x, a, inverse, e):
-    """e <- e^u, u = (x - a) / lambda; the sums of e times 1, u, u^2 and u^3."""
+    """e <- 2^u, u = (x - a) log2(e) / lambda; the sums of e times 1, u, u^2 and u^3."""
     real = x.dtype.type
-    floor, z, first, second, third = real(-88 if x.itemsize == 4 else -709), real(0), real(0), real(0), real(0)
+    floor, z, first, second, third = real(-126 if x.itemsize == 4 else -1022), real(0), real(0), real(0), real(0)
     for i in range(len(x)):
         u = (x[i] - a) * inverse
         u = floor if u < floor else u
-        v = exp(u)
+        v = real(0) if u == floor else power_of_2(u)
         e[i] = v
         z += v
         v *= u

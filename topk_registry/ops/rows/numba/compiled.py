@@ -26,6 +26,8 @@ from topk_registry.ops.ksubset.numba.compiled import (
     log64,
     number_32,
     number_64,
+    power_of_2_32,
+    power_of_2_64,
 )
 from topk_registry.ops.ksubset.numba.rows import total
 
@@ -101,6 +103,10 @@ def exp(x) -> Any:
     """exp(x), 0 below the range of normal numbers and the largest power above it."""
 
 
+def power_of_2(x) -> Any:
+    """2^x for x from -126 to 127, or from -1022 to 1023 in double precision."""
+
+
 def expm1(x) -> Any:
     """exp(x) - 1 to full relative precision, -1 below the range of normal numbers, the largest power above it."""
 
@@ -134,6 +140,11 @@ def _exp(x):
         return 0.0 if u == -708.0 else exp64(u)
 
     return double
+
+
+@overload(power_of_2, **_OPTIONS)
+def _power_of_2(x):
+    return (lambda x: power_of_2_32(x)) if x == types.float32 else (lambda x: power_of_2_64(x))
 
 
 @overload(expm1, **_OPTIONS)

@@ -11,7 +11,7 @@ from numba import carray
 
 from topk_registry.ops import openmp
 from topk_registry.ops.ksubset.numba import select
-from topk_registry.ops.ksubset.numba.compiled import compiled, inlined, places_above, summing
+from topk_registry.ops.ksubset.numba.compiled import borrowed, compiled, inlined, places_above, summing
 from topk_registry.ops.rows.numba.compiled import BLOCK, c_function
 from topk_registry.ops.rows.numba.driver import ROW
 from topk_registry.ops.rows.numba.vectors import largest_of, nothing, total_of
@@ -29,35 +29,36 @@ def row_kernel(dtype: torch.dtype) -> int:
     def body(n, s, m, y, mass, b, numbers, tensors, room, g):
         assert edition  # part of the cache's key: numba does not see that other files have changed
         s, m, g, number = carray(s, n, real), carray(m, n, real), carray(g, n, real), carray(numbers, 2, np.float64)
-        return loss(s, m, y, mass, np.int64(number[K]), number[TAU], g)
+        wide, places = carray(room, 3 * n, np.float64), carray(room, 3 * n, np.int64)
+        space = wide[:n], places[n : 2 * n], places[2 * n :]
+        return loss(s, m, y, mass, np.int64(number[K]), number[TAU], g, space)
 
     return c_function(ROW, body)
 
 
 @compiled
-def loss(s, m, y, mass, k, tau, g):
-    """The loss; its gradient is in g."""
+def loss(s, m, y, mass, k, tau, g, space):
+    """The loss; its gradient is in g. ``space`` is for n numbers in double precision and twice n places."""
     scale, total = 1 / tau, total_of(s)
     if total != total or total == np.inf:
         return nothing(g)
-    x, where, origin = candidates(s, k, scale)
+    x, where, origin = candidates(s, k, scale, space)
     if len(x) < k:
         return nothing(g)
     theta = threshold(x, k, -1.0, largest_of(x))
-    x, where = above(x, where, theta)
+    x, where = above(x, where, theta, space[2])
     if y >= 0:
         return at_label(s, x, where, theta, origin, y, mass, k, scale, g)
-    return at_masses(s, m, x, where, theta, origin, k, scale, g)
+    return at_masses(s, m, x, where, space[2], theta, origin, k, scale, g)
 
 
 @compiled
-def candidates(s, k, scale):
+def candidates(s, k, scale, space):
     """The scores that can be in a mask of k, less an origin and over tau, their classes, and the origin.
 
     A mask holds no score further than tau below the k-th largest, which the origin bounds from below."""
-    real, n = s.dtype.type, len(s)
-    origin = real(lower_bound(s, k))
-    x, where = np.empty(n), np.empty(n, np.int64)
+    real, (x, where, other) = s.dtype.type, space
+    origin = real(lower_bound(s, k, other.view(s.dtype)))
     if not abs(origin) < np.inf:
         return x[:0], where[:0], origin
     least = np.float64(origin) - 1 / scale
@@ -68,14 +69,15 @@ def candidates(s, k, scale):
 
 
 @compiled
-def lower_bound(s, k):
+def lower_bound(s, k, space):
     """A finite score that k scores reach, as k of the maxima over every so-many-th score do, or the least."""
     n, lines = len(s), LINES
     while lines < 2 * k:
         lines *= 2
     if lines > n:
         return lowest(s)
-    maxima = s[:lines].copy()
+    maxima = space[:lines]
+    maxima[:] = s[:lines]
     for start in range(lines, n, lines):
         part = s[start : start + lines]
         for j in range(len(part)):
@@ -138,9 +140,8 @@ def threshold(x, k, low, high):
 
 
 @compiled
-def above(x, where, theta):
+def above(x, where, theta, kept):
     """The scores above a threshold, and their classes. No mask of k without one class reaches below that of k."""
-    kept = np.empty(len(x), np.int64)
     count = places_above(x, theta, kept)
     for j in range(count):
         x[j], where[j] = x[kept[j]], where[kept[j]]
@@ -212,7 +213,7 @@ def gains(x, theta, delta, mass):
 
 
 @compiled
-def at_masses(s, m, x, where, theta, origin, k, scale, g):
+def at_masses(s, m, x, where, other, theta, origin, k, scale, g):
     """As :func:`at_label`, of every class: those outside the mask of k - 1 share one threshold, the others have their
     own."""
     high, count = largest_of(x), len(x)
@@ -239,23 +240,25 @@ def at_masses(s, m, x, where, theta, origin, k, scale, g):
     for j in range(count):
         g[where[j]] = x[j] - inside[j]
     if some and k > 1:  # a mask of one class has no other inside
-        value += add_each(s, u, own, where, k, g)
+        value += add_each(s, u, own, where, other, k, g)
     return value / scale
 
 
 @compiled
-def add_each(s, u, mass, where, k, g):
+def add_each(s, u, mass, where, places, k, g):
     """The cost of the classes with mass in the mask of k; their part of the gradient is added to g."""
     size = len(u)
-    scores, places = np.empty(size + 16, s.dtype), np.arange(size)
+    order, numbers = np.empty(size, np.int64), np.empty(2 * size + 16, s.dtype)  # the order of scores is that of u
     for j in range(size):
-        scores[j] = s[where[j]]  # in the order of u, and narrower
-    falling, order, slopes = np.empty(size, s.dtype), np.empty(size, np.int64), np.empty(size)
-    select.in_order(scores, places, size, falling, order)
-    order = order[::-1].copy()
-    value = of_each(u[order], mass[order], k, slopes)
+        numbers[j], places[j] = s[where[j]], j
+    select.in_order(numbers, places, size, numbers[size + 16 :], order)
+    rising = np.empty((9, size + 1))
     for j in range(size):
-        g[where[order[j]]] += slopes[j]
+        i = order[size - 1 - j]
+        rising[0, j], rising[1, j] = u[i], mass[i]
+    value = of_each(rising, size, k)
+    for j in range(size):
+        g[where[order[size - 1 - j]]] += rising[2, j]
     return value
 
 
@@ -278,17 +281,18 @@ def _distance(a, score):
 
 
 @compiled
-def of_each(u, mass, k, slopes):
-    """The cost of the classes with mass, of those in the mask of k, u ascending; ``slopes`` <- their part of the
-    gradient. Equations 3, 4 and 6 to 8."""
-    size = len(u)
-    sums, halves, above = np.zeros(size + 1), np.zeros(size + 1), np.zeros(size + 1)
+def of_each(rising, size, k):
+    """The cost of the classes with mass, of those in the mask of k, from u ascending and their masses in the first two
+    rows of ``rising``; the third <- their part of the gradient. Equations 3, 4 and 6 to 8."""
+    rising = borrowed(rising)
+    u, mass, slopes, sums, halves = rising[0, :size], rising[1], rising[2], rising[3], rising[4]
+    above, deltas, masses, moments = rising[5], rising[6], rising[7], rising[8]
+    sums[0] = halves[0] = above[0] = masses[0] = moments[0] = 0
     for j in range(size):
         over = max(u[j] - 1, 0.0)
         sums[j + 1] = sums[j] + min(u[j], 2.0)  # none above 2 is ever less than whole
         halves[j + 1] = halves[j] + 0.5 * min(u[j], 1.0) ** 2
         above[j + 1] = above[j] + 0.5 * min(over, 1.0) ** 2
-    deltas, masses, moments = np.empty(size), np.zeros(size + 1), np.zeros(size + 1)
     value, count, low, high, delta = 0.0, 0, 0, 0, 0.0
     while high < size and u[high] < 1:
         high += 1
