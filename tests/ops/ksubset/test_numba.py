@@ -9,7 +9,7 @@ import torch
 from tests.ops.ksubset.scores import KINDS, scores
 from topk_registry.ops import openmp as team
 from topk_registry.ops.ksubset.numba import backend as cpu
-from topk_registry.ops.ksubset.numba import compiled, select
+from topk_registry.ops.ksubset.numba import masks, select
 from topk_registry.ops.ksubset.torch import all_classes as composite
 
 INF, NAN = float("inf"), float("nan")
@@ -208,7 +208,7 @@ def test_places_above(dtype):
             expected = np.flatnonzero(x > least)
             for room in (n, 3, 0):
                 where = np.full(room, -1)
-                count = compiled.places_above(x, dtype(least), where)
+                count = masks.places_above(x, dtype(least), where)
                 assert np.array_equal(where[:count], expected[:room])
                 assert (where[count:] == -1).all()
 

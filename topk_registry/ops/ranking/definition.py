@@ -45,7 +45,7 @@ class Ranking(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """How many ranks count."""
+        """Number of ranks that count."""
         return len(self.weights) - 1
 
 

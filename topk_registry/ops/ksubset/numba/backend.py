@@ -110,7 +110,7 @@ def steps_of(B: int, n: int, k: int) -> int:
 
 
 def threads_and_step(steps: int, B: int, n: int, k: int) -> tuple[int, int]:
-    """How many threads share the rows, and how many rows one takes at a time."""
+    """Return the number of threads that share the rows, and the number of rows that one takes at a time."""
     threads = max(1, min(torch.get_num_threads(), B, steps // ALONE))
     return threads, max(1, min(WIDTH, GROUP // n, GROUP // (2 * k + 3) ** 2, -(-B // threads)))
 

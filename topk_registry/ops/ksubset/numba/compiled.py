@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 from numpy.polynomial import Chebyshev, Polynomial
@@ -71,49 +70,6 @@ def _reorder(integer: bool) -> Any:
 
 
 place_of, number_at = _reorder(True), _reorder(False)
-
-
-@intrinsic
-def _above_of_64(typing_context, x, start, least):
-    """Of 64 numbers of an array from one on, a bit each: whether it is above ``least``."""
-
-    def codegen(context, builder, signature, arguments):
-        number = signature.args[0].dtype
-        vector, places = ir.VectorType(context.get_value_type(number), 64), ir.VectorType(ir.IntType(32), 64)
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        block = builder.bitcast(builder.gep(data, [arguments[1]]), vector.as_pointer())
-        none = ir.Constant(vector, ir.Undefined)
-        bound = builder.insert_element(none, arguments[2], ir.Constant(ir.IntType(32), 0))
-        bound = builder.shuffle_vector(bound, none, ir.Constant(places, [0] * 64))
-        found = builder.fcmp_ordered(">", builder.load(block, align=number.bitwidth // 8), bound)
-        return builder.bitcast(found, ir.IntType(64))
-
-    return types.uint64(x, types.int64, x.dtype), codegen
-
-
-@intrinsic
-def _lowest_bit(typing_context, bits):
-    def codegen(context, builder, signature, arguments):
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(types.uint64), codegen
-
-
-@compiled
-def places_above(x, least, where):
-    """The places of numbers above ``least``: how many are found, up to as many as ``where`` holds."""
-    n, count, most = len(x), 0, len(where)
-    for start in range(0, n - 63, 64):
-        bits = _above_of_64(x, start, least)
-        while bits != 0 and count < most:
-            where[count] = start + _lowest_bit(bits)
-            count += 1
-            bits &= bits - np.uint64(1)
-    for i in range(n - n % 64, n):
-        if x[i] > least and count < most:
-            where[count] = i
-            count += 1
-    return count
 
 
 @intrinsic

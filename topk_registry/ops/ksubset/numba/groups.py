@@ -9,7 +9,8 @@ import math
 import numpy as np
 
 from topk_registry.ops.ksubset.numba import rows, select
-from topk_registry.ops.ksubset.numba.compiled import borrowed, compiled, places_above
+from topk_registry.ops.ksubset.numba.compiled import borrowed, compiled
+from topk_registry.ops.ksubset.numba.masks import places_above
 
 LARGEST = 600.0  # of (s - a) / theta: odds and sums of them stay finite, and so much above makes no difference
 AT_LABEL = 1 / 2  # limit of the tail's odds for the margin at a label and its gradient

@@ -19,8 +19,9 @@ def hinge(margin, alpha, scale, tau):
 
 @compiled
 def tail_hinges(row, w, mass, alpha, gain, a, c, powers, odds_scale, shift, scale, tau, g, dc, pieces):
-    """The sum of the tail's hinges, weighted by ``mass``; g <- its direct gradient, dc <- its cotangents of c, of which
-    the last ``powers`` before c_k matter. Rows are padded, with scores of -inf that have no mass.
+    """Return the sum of the tail's hinges, weighted by ``mass``; g <- its direct gradient, dc <- its cotangents of c.
+
+    Only the last ``powers`` coefficients before c_k matter. Rows are padded, with scores of -inf that have no mass.
 
     The hinge of a class is tau log(1 + exp(alpha / tau) / odds). With d = c / (1 + v X), v = odds_scale w, e = d /
     (1 + v X), x = d_k + gain v d_{k-1}, gain = exp(-alpha / tau), and r = 1 / (x d_{k-1}), one division and one

@@ -20,9 +20,9 @@ LARGEST = 4.0  # odds beyond which a row is not tried
 
 @compiled
 def expansion(N, left_out, k, itemsize):
-    """p_0, the largest ratios r for FEW and for MOST terms, and kappa [4, .]: of coefficients k - 1 and k of N factors,
-    and of the same less ``left_out`` of N - 1 factors.
+    """Return p_0, the largest ratios r for FEW and for MOST terms, and kappa [4, .].
 
+    The rows of kappa are of coefficients k - 1 and k of N factors, and of the same less ``left_out`` of N - 1 factors.
     The ratios are 0 where the expansion would be of no use.
     """
     terms, limits, p = np.zeros((4, MOST + 1)), np.zeros(2), 0.5
@@ -39,7 +39,7 @@ def expansion(N, left_out, k, itemsize):
 
 @compiled
 def largest_ratio(N, p, m, rounding):
-    """The largest ratio r for which all terms from the m-th on are below rounding, by equation 18."""
+    """Return the largest ratio r for which all terms from the m-th on are below rounding, by equation 18."""
     first = (2 * math.pi * (N * p * (1 - p) + 1)) ** -0.25 / 2  # the square root of f, at least
     bound = 2 * (2 * math.pi * m) ** 0.25 * math.exp(2 * math.sqrt(m) + m * m / (4 * N)) / first
     return (rounding / bound) ** (2 / m)
@@ -47,7 +47,7 @@ def largest_ratio(N, p, m, rounding):
 
 @compiled
 def krawtchouk(N, p, x, out):
-    """out[m] = [X^x] (X - 1)^m (q + p X)^(N - m) / [X^x] (q + p X)^N, by its recurrence in m."""
+    """Compute out[m] = [X^x] (X - 1)^m (q + p X)^(N - m) / [X^x] (q + p X)^N, by its recurrence in m."""
     q = 1 - p
     out[0], out[1] = 1.0, (x - N * p) / (N * p * q)
     for m in range(1, len(out) - 1):
@@ -56,8 +56,8 @@ def krawtchouk(N, p, x, out):
 
 @compiled
 def centred(x, N, theta, numbers, w, power, a_m):
-    """(terms, a, u): how many terms beyond the first the row x needs, 0 where it is not narrow, the reference a of its
-    odds, and the factor u that tilts them.
+    """Return (terms, a, u): the number of terms beyond the first that the row x needs, 0 where it is not narrow, the
+    reference a of its odds, and the factor u that tilts them.
 
     w <- p - p_0 of each class and 0 where the score is -inf, for which there must be N others. ``power`` <- the sums of
     their powers, a_m <- the coefficients of (17).
@@ -101,7 +101,7 @@ def centred(x, N, theta, numbers, w, power, a_m):
 
 @summing
 def _centre(w, u, p):
-    """w <- p_i - p; how many classes there are, and the sums of the first six powers of p_i - p."""
+    """w <- p_i - p; return the number of classes, and the sums of the first six powers of p_i - p."""
     zero, one = w.dtype.type(0), w.dtype.type(1)
     least = w.dtype.type(1e-6 if w.itemsize == 4 else 1e-50)  # smaller ones change nothing, but could be denormal
     count = first = second = third = fourth = fifth = sixth = zero
@@ -125,7 +125,7 @@ def _centre(w, u, p):
 
 @summing
 def _higher_moments(d):
-    """The sums of the seventh to the twelfth power."""
+    """Return the sums of the seventh to the twelfth power."""
     zero = d.dtype.type(0)
     least = d.dtype.type(1e-3 if d.itemsize == 4 else 1e-25)
     first = second = third = fourth = fifth = sixth = zero
@@ -153,7 +153,7 @@ def dot(a_m, terms, j):
 
 @compiled
 def label_polynomial(a_m, N, k, numbers, h):
-    """c_{k-1} / c_k; the gradient of its logarithm to x_i is p_i sum_l h_l (p_i - p_0)^l."""
+    """Return c_{k-1} / c_k; the gradient of its logarithm to x_i is p_i sum_l h_l (p_i - p_0)^l."""
     p, _, terms = numbers
     below, last = dot(a_m, terms, 0), dot(a_m, terms, 1)
     of_below, of_last = (k - 1) / (N * p * below), k / (N * p * last)
@@ -192,7 +192,7 @@ def label_gradient(d, p, h, terms, slope):
 
 @compiled
 def ratio_polynomial(a_m, N, k, numbers, below, inverse, ratio):
-    """e_{k-1} / e_k where one of N equal factors is left out.
+    """Return e_{k-1} / e_k where one of N equal factors is left out.
 
     ``ratio`` <- the series phi of (19), ``below`` <- its denominator's, and ``inverse`` <- that of 1 / denominator.
     """
@@ -247,8 +247,10 @@ def ratio_slopes(a_m, numbers, inverse, ratio, g, scratch, slopes):
 
 @compiled
 def hinge_of_class(x, a, d, mass, alpha, shift, theta, scale, tau, ratio, g):
-    """The hinge of one class, its slope in the score, and its slope in the class's own d, all times the mass; g += the
-    cotangents of ``ratio``. Slopes are in units of theta."""
+    """Return the hinge of one class, its slope in the score, and its slope in the class's own d, all times the mass.
+
+    g += the cotangents of ``ratio``. Slopes are in units of theta.
+    """
     value = slope = 0.0
     for power in range(len(ratio) - 1, -1, -1):
         slope = slope * d + value
@@ -264,9 +266,9 @@ def hinge_of_class(x, a, d, mass, alpha, shift, theta, scale, tau, ratio, g):
 
 @compiled
 def hinges(x, d, mass, alpha, gain, a, terms, numbers, odds, shift, scale, tau, ratio, g, out, pieces):
-    """The sum of the hinges of all classes, weighted by ``mass``; out <- its direct gradient, g <- its cotangents of
-    ``ratio``, in units of theta. By equation 19, with gain = exp(-alpha / tau).
+    """Return the sum of the hinges of all classes, weighted by ``mass``: equation 19, with gain = exp(-alpha / tau).
 
+    out <- its direct gradient, g <- its cotangents of ``ratio``, both in units of theta.
     ``alpha`` and ``gain`` hold one number a class, or PIECE equal ones.
     """
     n, real, value, p = len(d), x.dtype.type, 0.0, numbers[0]
@@ -340,7 +342,7 @@ def _costs(scores, mass, alpha, cost, a, shift, scale, tau):
 
 @summing
 def _moments_of(g, d):
-    """The sums of g d^l, l up to six."""
+    """Return the sums of g d^l, l up to six."""
     zero = d.dtype.type(0)
     least = d.dtype.type(1e-5 if d.itemsize == 4 else 1e-40)
     zeroth = first = second = third = fourth = fifth = sixth = zero
@@ -360,7 +362,7 @@ def _moments_of(g, d):
 
 @summing
 def _higher_moments_of(g, d):
-    """The sums of g d^l, l from seven to twelve."""
+    """Return the sums of g d^l, l from seven to twelve."""
     zero = d.dtype.type(0)
     least = d.dtype.type(1e-2 if d.itemsize == 4 else 1e-22)
     first = second = third = fourth = fifth = sixth = zero

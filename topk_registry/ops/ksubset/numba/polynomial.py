@@ -91,10 +91,11 @@ def label_gradient(p, before, after, g):
 
 @compiled
 def balanced(products, T, lane, out):
-    """rho = c_{k-1} / c_k of one lane of products[T]; ``out``, from :func:`rows.coefficients`, becomes its coefficients
-    tilted by log rho and scaled, so that the last two are 1.
+    """Return rho = c_{k-1} / c_k of one lane of products[T]; ``out`` <- its coefficients tilted by log rho and scaled.
 
-    Those too small to matter would send Horner's rule into denormal numbers, and are zero.
+    The last two are then 1. ``out`` comes from :func:`rows.coefficients`.
+
+    Coefficients too small to matter become zero: they would send Horner's rule into denormal numbers.
     """
     k = products.shape[1] - 1
     rho = products[T, k - 1, lane] / products[T, k, lane]

@@ -1,5 +1,8 @@
-"""Passes over the scores of one row. Those over many numbers work in pieces that stay in the first-level cache, and
-take several steps of a recurrence at a time, for it is loads and stores that they spend their time on."""
+"""Passes over the scores of one row.
+
+Long passes work in pieces that stay in the first-level cache, and take several steps of a recurrence at a time: loads
+and stores are what costs them time.
+"""
 
 import math
 
@@ -138,7 +141,7 @@ def odds(row, a, inverse, floor, w):
 
 @compiled
 def reach(v, k, itemsize):
-    """How many powers of odds up to v < 1 matter: the rest of a series of them is below rounding."""
+    """Return the number of powers of odds up to v < 1 that matter: the rest of their series is below rounding."""
     if v >= 0.95:
         return k
     count, power, least = 1, v, (2.0**-34 if itemsize == 4 else 2.0**-66) / k

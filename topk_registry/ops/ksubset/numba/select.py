@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from topk_registry.ops.ksubset.numba.compiled import compiled, number_at, place_of, places_above
+from topk_registry.ops.ksubset.numba.compiled import compiled, number_at, place_of
+from topk_registry.ops.ksubset.numba.masks import places_above
 
 HALVINGS = 20  # leave about 1 in 500 of a number, with 2^31 numbers between the lowest and the highest score
 LAST = np.iinfo(np.int64).max
@@ -146,8 +147,11 @@ def maxima_of_lines(row, maxima):
 
 @compiled
 def reached_by(x, count):
-    """A number that ``count`` of these reach, and few more: the interval of their places in the order of all numbers is
-    halved until so many are in it. It begins above -inf, which is far from all others."""
+    """Return a number that ``count`` of these reach, and few more.
+
+    The interval of their places in the order of all numbers is halved until few are left in it. It begins above -inf,
+    which is far from all others.
+    """
     lowest = np.int64(place_of(x.dtype.type(-np.inf)))
     low, high, numbers = np.int64(LAST), lowest, 0
     for v in x:

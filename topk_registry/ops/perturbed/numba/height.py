@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from topk_registry.ops.ksubset.numba import select
-from topk_registry.ops.ksubset.numba.compiled import number_32
-from topk_registry.ops.perturbed.numba.compiled import compiled, inlined, reaching, summing
+from topk_registry.ops.ksubset.numba.compiled import compiled, inlined, number_32, summing
+from topk_registry.ops.ksubset.numba.masks import reaching
 
 # Q(x) < 2^-(1 + LINEAR x + SQUARE x^2) for 0 < x < 9.6, by less than 4 percent below 3.3
 LINEAR, SQUARE = 1.001, 0.6125
@@ -24,15 +24,17 @@ BYTES = np.float32(256.1)  # the tenth is for rounding
 
 @inlined
 def _few(k):
-    """How many scores should be expected above the height: one draw in a hundred has fewer than k and is looked at
+    """Return the number of scores to expect above the height: one draw in a hundred has fewer than k and is looked at
     again; each score more costs a normal in every draw."""
     return k + 1.5 * math.sqrt(k) + 2
 
 
 @compiled
 def find_height(row, k, epsilon, guess, bits):
-    """A height that k scores of nearly every draw reach, and not many more; -inf if none is found. The bits of every
-    score's tail beyond it, the least of them, and whether any score is NaN."""
+    """Find a height that k scores of nearly every draw reach, and not many more; -inf if there is none.
+
+    Returns it, the least of the scores' tails beyond it, as bits, and whether any score is NaN; ``bits`` <- the tails.
+    """
     few, real = _few(k), row.dtype.type
     low, high, height, reach, inverse = -np.inf, np.inf, np.float64(real(guess)), epsilon, real(1 / epsilon)
     last, lowest = height, np.int32(0)
@@ -67,7 +69,7 @@ def find_height(row, k, epsilon, guess, bits):
 
 @summing
 def tails(row, height, inverse, bits):
-    """How many scores may be expected above the height, a little overrated, the least of the bits, and whether any
+    """Return the expected number of scores above the height, a little overrated, the least of the bits, and whether any
     score is NaN."""
     count, lowest, nans = np.float32(0), np.int32(0x7FFFFFFF), np.float32(0)
     for i in range(len(row)):
@@ -82,7 +84,7 @@ def tails(row, height, inverse, bits):
 
 @summing
 def _slope(row, height, inverse, bits):
-    """How fast the number of :func:`tails` falls with the height."""
+    """Return how fast the number of :func:`tails` falls with the height."""
     slope = np.float32(0)
     for i in range(len(row)):
         x = np.float32((height - row[i]) * inverse)
@@ -110,8 +112,11 @@ def limits(bits, limit):
 
 @compiled
 def in_reach(row, k, epsilon, maxima, active, packed):
-    """Pack the blocks of 16 classes in which any can reach a height near that of k scores: their numbers in ``active``,
-    their scores in ``packed``. How many there are, and a score near the height; 0 where the row is too short."""
+    """Pack the blocks of 16 classes in which any can reach a height near that of k scores.
+
+    ``active`` <- their numbers, ``packed`` <- their scores. Returns the number of blocks, 0 where the row is too short,
+    and a score near the height.
+    """
     n, blocks, held = len(row), len(active), 0
     if len(maxima) == 0:
         return 0, 0.0
@@ -137,8 +142,10 @@ def in_reach(row, k, epsilon, maxima, active, packed):
 
 @compiled
 def lines(n, k):
-    """How many lines :func:`in_reach` searches for maxima: so many that few of the scores it looks for share one; 0 for
-    short rows."""
+    """Return the number of lines that :func:`in_reach` searches for maxima; 0 for short rows.
+
+    Few of the scores it looks for share a line.
+    """
     count = 32
     while count < 8 * _few(k):
         count *= 2

@@ -6,15 +6,9 @@ import numpy as np
 from numba import carray
 
 from topk_registry.ops import openmp as team
+from topk_registry.ops.ksubset.numba.compiled import compiled, inlined
+from topk_registry.ops.ksubset.numba.masks import lowest_bit, number_of_bits, reaching, within
 from topk_registry.ops.perturbed.numba import height as heights
-from topk_registry.ops.perturbed.numba.compiled import (
-    compiled,
-    inlined,
-    lowest_bit,
-    number_of_bits,
-    reaching,
-    within,
-)
 from topk_registry.ops.perturbed.numba.height import FLOOR, HOPELESS, find_height, in_reach, limits, tails
 from topk_registry.ops.perturbed.numba.noise import AT_ONCE, FIRST_BYTES, GROUP, normals_of, philox_of
 
@@ -148,8 +142,11 @@ def _limits(scores, height, bits, held, limit):
 
 @compiled
 def _passing(calls, words, limit, held, stride, slot, place, first, starts):
-    """Classes with a first byte within its limit: where in ``held`` blocks, their number among all classes and draws,
-    and that byte; draw d has those from starts[d] on."""
+    """List the classes with a first byte within its limit, those of draw d from starts[d] on.
+
+    ``slot`` <- their places in the ``held`` blocks, ``place`` <- their numbers among all classes and draws.
+    ``first`` <- their first bytes.
+    """
     byte, size, m = words.view(np.uint8), 16 * held, 0
     whole = size // 64 * 64
     for d in range(stride):
@@ -171,7 +168,7 @@ def _passing(calls, words, limit, held, stride, slot, place, first, starts):
 
 @inlined
 def _listed(passed, start, found, m):
-    """List the places of bits in ``found`` from ``m`` on; how many numbers it holds then."""
+    """List the places of bits in ``found`` from ``m`` on, and return how many numbers it then holds."""
     count, where = number_of_bits(passed), found[m:]
     for j in range(LISTED):
         where[j] = start + lowest_bit(passed)
@@ -184,7 +181,7 @@ def _listed(passed, start, found, m):
 
 @compiled
 def _above(scores, height, epsilon, slot, z):
-    """Moves the perturbed scores that reach the height to the front, with their places; how many there are."""
+    """Move the perturbed scores that reach the height to the front, with their places, and return their number."""
     m, n = np.uint64(0), np.uint64(len(scores))
     for j in range(len(slot)):
         i = slot[j]
@@ -197,7 +194,7 @@ def _above(scores, height, epsilon, slot, z):
 
 @compiled
 def _kth(v, k, few):
-    """Where the k-th largest is."""
+    """Return the place of the k-th largest."""
     m, best, place = len(v), -np.inf, -1
     if m > FEW:
         return _kth_of_many(v, k)
@@ -215,7 +212,7 @@ def _kth(v, k, few):
 
 @compiled
 def _kth_of_many(v, k):
-    """Where the k-th largest is: each candidate is ranked, and bounds those worth ranking after it.
+    """Return the place of the k-th largest: each candidate is ranked, and bounds those worth ranking after it.
 
     It costs m log m steps for m numbers, but steps that are vector instructions without branches.
     """

@@ -290,7 +290,7 @@ def fall(s, low, scale, below):
 def cost_of(below, mass, offsets, steps, weights, numbers, parts, slope, sums):
     """The cost of a block of classes; their slopes in ``below``, and the slopes of the offsets added to ``sums``.
 
-    Chances are relative to e^-best, where best is about the cost. Those of rank r relative to the last rank R are
+    Chances are relative to e^-best, where best is about the cost. A chance of rank r relative to the last rank R is
     exp(offset_R - offset_r) u^(R - r), u = exp((step_R - step_r) below / (R - r)) being the same for all r: so a class
     costs few exponentials however many ranks count.
     """

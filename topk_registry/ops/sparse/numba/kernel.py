@@ -11,7 +11,8 @@ from numba import carray
 
 from topk_registry.ops import openmp
 from topk_registry.ops.ksubset.numba import select
-from topk_registry.ops.ksubset.numba.compiled import borrowed, compiled, inlined, places_above, summing
+from topk_registry.ops.ksubset.numba.compiled import borrowed, compiled, inlined, summing
+from topk_registry.ops.ksubset.numba.masks import places_above
 from topk_registry.ops.rows.numba.compiled import BLOCK, c_function
 from topk_registry.ops.rows.numba.driver import ROW
 from topk_registry.ops.rows.numba.vectors import largest_of, nothing, total_of

@@ -1,0 +1,100 @@
+"""Comparisons of many numbers at once: a bit for each, and the places of the bits."""
+# pyright: reportCallIssue=false, reportArgumentType=false
+# numba's intrinsics are called without their first parameter
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from topk_registry.ops.ksubset.numba.compiled import compiled
+
+
+def _numbers(context, builder, array_type, array, start, count):
+    """``count`` numbers of an array from ``start`` on, as one vector."""
+    kind = context.get_value_type(array_type.dtype)
+    data = context.make_array(array_type)(context, builder, array).data
+    place = builder.bitcast(builder.gep(data, [start]), ir.VectorType(kind, count).as_pointer())
+    vector = builder.load(place)
+    vector.align = array_type.dtype.bitwidth // 8
+    return vector
+
+
+def _repeated(builder, number, count):
+    """A vector of ``count`` times the same number."""
+    none = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
+    first = builder.insert_element(none, number, ir.IntType(32)(0))
+    return builder.shuffle_vector(first, none, ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count))
+
+
+@intrinsic
+def above(typing_context, numbers, start, bound):
+    """64 bits: which of 64 numbers from ``start`` on are above the bound."""
+
+    def codegen(context, builder, signature, arguments):
+        left = _numbers(context, builder, signature.args[0], arguments[0], arguments[1], 64)
+        found = builder.fcmp_ordered(">", left, _repeated(builder, arguments[2], 64))
+        return builder.bitcast(found, ir.IntType(64))
+
+    return types.uint64(numbers, types.int64, numbers.dtype), codegen
+
+
+@intrinsic
+def reaching(typing_context, numbers, start, bound):
+    """16 bits: which of 16 numbers from ``start`` on are at least the bound."""
+
+    def codegen(context, builder, signature, arguments):
+        left = _numbers(context, builder, signature.args[0], arguments[0], arguments[1], 16)
+        found = builder.fcmp_ordered(">=", left, _repeated(builder, arguments[2], 16))
+        return builder.zext(builder.bitcast(found, ir.IntType(16)), ir.IntType(64))
+
+    return types.uint64(numbers, types.int64, numbers.dtype), codegen
+
+
+@intrinsic
+def within(typing_context, numbers, start, bounds, of_bounds):
+    """64 bits: which of 64 bytes from ``start`` on are at most the bounds from ``of_bounds`` on."""
+
+    def codegen(context, builder, signature, arguments):
+        left = _numbers(context, builder, signature.args[0], arguments[0], arguments[1], 64)
+        right = _numbers(context, builder, signature.args[2], arguments[2], arguments[3], 64)
+        return builder.bitcast(builder.icmp_unsigned("<=", left, right), ir.IntType(64))
+
+    return types.uint64(numbers, types.int64, bounds, types.int64), codegen
+
+
+@intrinsic
+def lowest_bit(typing_context, bits):
+    """The place of the lowest bit that is 1; 64 if there is none."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.cttz(arguments[0], ir.IntType(1)(0))
+
+    return types.int64(types.uint64), codegen
+
+
+@intrinsic
+def number_of_bits(typing_context, bits):
+    """The number of bits that are 1."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.uint64), codegen
+
+
+@compiled
+def places_above(x, least, where):
+    """Write the places of numbers above ``least`` and return their number; both end where ``where`` is full."""
+    n, count, most = len(x), 0, len(where)
+    for start in range(0, n - 63, 64):
+        bits = above(x, start, least)
+        while bits != 0 and count < most:
+            where[count] = start + lowest_bit(bits)
+            count += 1
+            bits &= bits - np.uint64(1)
+    for i in range(n - n % 64, n):
+        if x[i] > least and count < most:
+            where[count] = i
+            count += 1
+    return count
