@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 import topk_registry
@@ -34,6 +36,8 @@ VIOLATIONS = {
     "executors": ("topk_registry/executors/local.py", "import numpy"),
     "scoring": ("export/topk_export/scoring/rows.py", "import pandas"),
     "operators": ("topk_registry/ops/hinge.py", "import scipy.special"),
+    "inside-operators": ("topk_registry/ops/lapsum/api.py", "from topk_registry.ops.sparse import api"),
+    "inside-ksubset": ("topk_registry/ops/ksubset/torch/rows.py", "from topk_registry.ops.ksubset.chunked import api"),
     "kernels": ("topk_registry/nn/head.py", "import triton"),
     "plugins": ("plugins/topk_plugins/hinge.py", "import timm"),
     "runtime": ("export/topk_export/runtime/session.py", "import onnx"),
@@ -87,6 +91,18 @@ def test_each_contract_can_fail(copy, contract):
         (copy / file).write_text(before)
     assert status == 1, report
     assert f"{CONTRACTS[contract]['name']} BROKEN" in re.sub(r"\s+", " ", report)
+
+
+@pytest.mark.parametrize("package", [package.split("/")[-1] for package in PACKAGES])
+def test_no_files_import_in_a_circle(package):
+    graph = grimp.build_graph(package, exclude_type_checking_imports=True, cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert list(TopologicalSorter(imports).static_order())  # a CycleError names the circle
+
+
+def test_a_circle_of_files_is_found():
+    with pytest.raises(CycleError, match="circle|cycle"):
+        list(TopologicalSorter({"a": {"b"}, "b": {"a"}}).static_order())
 
 
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))

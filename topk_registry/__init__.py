@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         topk_margins,
     )
     from topk_registry.ops.ksubset.row_loss import smooth_topk_loss
-    from topk_registry.ops.label_mixture import LabelMixture
     from topk_registry.ops.lapsum.api import lapsum_loss
     from topk_registry.ops.perturbed import perturbed_topk
     from topk_registry.ops.perturbed.row_loss import perturbed_hinge_loss
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from topk_registry.ops.sparse.api import sparse_topk_loss
     from topk_registry.ops.squares.api import quadratic_bound_loss, squares_loss
     from topk_registry.ops.squares.definition import quadratic_bound_of_sums
+    from topk_registry.ops.targets.label_mixture import LabelMixture
     from topk_registry.registry.api import (
         create_loss,
         get_loss_builder,
@@ -68,7 +68,7 @@ _HOMES = {
     "DisabledPluginError": "registry.errors",
     "GumbelTopK": "distributions",
     "KSubset": "distributions",
-    "LabelMixture": "ops.label_mixture",
+    "LabelMixture": "ops.targets.label_mixture",
     "LinearSmoothTopK": "nn.linear",
     "LossInfo": "registry.registry",
     "NameTakenError": "registry.errors",

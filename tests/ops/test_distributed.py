@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from tests.workers import processes
 from topk_registry import create_loss, perturbed_topk, smooth_topk_hinge, topk_label_margins, topk_marginals
-from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.targets.label_mixture import LabelMixture
 
 if not dist.is_available():
     pytest.skip("torch is built without distributed", allow_module_level=True)

@@ -173,8 +173,8 @@ def test_elementary_functions_of_a_curve_become_vector_instructions():
     """One call that is not inlined would leave the loop over classes without any."""
     from numba import cfunc
 
+    from topk_registry.ops.cpu.functions import vectorised
     from topk_registry.ops.rows.numba import curves
-    from topk_registry.ops.rows.numba.compiled import vectorised
 
     body = curves._softmax_body(vectorised(_of_every_function, np.float32), False, np.float32, 1)
     signature: Any = curves.SOFTMAX.signature

@@ -27,8 +27,8 @@ from topk_registry.losses.targets import (
     label_loss,
     reduce_loss,
 )
-from topk_registry.ops.label_mixture import LabelMixture
 from topk_registry.ops.rows.api import RowLoss, reduced, serves, written_out
+from topk_registry.ops.targets.label_mixture import LabelMixture
 
 __all__ = [
     "REDUCTIONS",

@@ -13,7 +13,7 @@ from torch import Tensor
 from topk_registry.losses.base import REDUCTIONS
 from topk_registry.losses.targets import check_target
 from topk_registry.ops.distributed import by_rows_of_layer, is_distributed, whole
-from topk_registry.ops.ksubset import api as dispatch
+from topk_registry.ops.ksubset import request
 from topk_registry.ops.ksubset.chunked.api import TopClasses, chunk_size, logits_like, product_dtype
 from topk_registry.ops.ksubset.chunked.parallel import (
     DTYPES,
@@ -25,7 +25,6 @@ from topk_registry.ops.ksubset.chunked.parallel import (
     shard_of,
     top_classes,
 )
-from topk_registry.ops.label_mixture import LabelMixture
 from topk_registry.ops.process_group import (
     GatherRows,
     Group,
@@ -36,6 +35,7 @@ from topk_registry.ops.process_group import (
     gather_rows,
     outside_graphs,
 )
+from topk_registry.ops.targets.label_mixture import LabelMixture
 
 # facts in which ranks may differ; all hold the same replicated rows, so then the first is left out
 DIFFERENT = ("number of rows", "classes of a rank")
@@ -97,7 +97,7 @@ def spread_loss(
         found = agreed(facts, FACTS, group, features.device, may_differ=DIFFERENT[replicated:])
         shard = shard_of(found["classes of a rank"], num_classes, group)
         sizes = [int(rows) for rows in found["number of rows"]]
-    dispatch.check(features.new_empty(0, shard.n), k, k * tau)
+    request.check(features.new_empty(0, shard.n), k, k * tau)
     if not num_classes:  # only now is the number of classes known, as the sum over the ranks
         check_classes(shard.n, alpha, class_weight)
         agreed(lambda: check_rows(features, target, shard.n, ignore_index), (), group, features.device)
@@ -107,7 +107,7 @@ def spread_loss(
         target = _gathered(target, sizes, shard)
     elif group is not None and summed:
         x = SameOnAllRanks.apply(features, group, 1.0)
-    alpha = torch.as_tensor(alpha, device=features.device, dtype=dispatch.output_dtype(features)).detach()
+    alpha = torch.as_tensor(alpha, device=features.device, dtype=request.output_dtype(features)).detach()
     share = ignored = None
     if isinstance(target, Tensor) and target.is_floating_point():
         if replicated:
@@ -159,7 +159,7 @@ def spread_topk(
 
     found = agreed(facts, FACTS, group, features.device, may_differ=DIFFERENT[replicated:])
     shard = shard_of(found["classes of a rank"], num_classes, group)
-    dispatch.check(features.new_empty(0, shard.n), k, temperature)
+    request.check(features.new_empty(0, shard.n), k, temperature)
     sizes = [int(rows) for rows in found["number of rows"]]
     x = features if replicated else gather_rows(features, sizes, group)
     with torch.autocast(features.device.type, enabled=False):
@@ -269,7 +269,7 @@ def check_rows(features: Tensor, target: Tensor | LabelMixture, n: int | None, i
         if not good or (uniform is not None and uniform.shape != (B,)):
             raise ValueError(f"expected labels int64 [{B}, m], shares [{B}, m] and uniform [{B}] or None, got {target}")
         if n is not None:
-            dispatch.check_labels(labels, n)
+            request.check_labels(labels, n)
     elif n is not None:
         check_target(features.new_zeros(()).expand(B, n), target, ignore_index=ignore_index, look=True)
     return {}

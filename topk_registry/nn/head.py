@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from topk_registry.nn.classifier import num_classes_of
 from topk_registry.ops.ksubset import topk_label_margins, topk_marginals
-from topk_registry.ops.ksubset.onnx_form import static_marginals
+from topk_registry.ops.ksubset.fixed_graph import static_marginals
 
 # torch 2.6 cannot tell exporting from compiling: there, compiled models take the exported form too
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)

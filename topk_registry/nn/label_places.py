@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from topk_registry.ops.ksubset import api as dispatch
+from topk_registry.ops.ksubset import request
 from topk_registry.ops.ksubset.chunked.api import chunk_size, product_dtype
 from topk_registry.ops.ksubset.chunked.custom_ops import score_chunks
 from topk_registry.ops.process_group import Group, all_gather, all_reduce, gather_rows
@@ -52,7 +52,7 @@ def label_places(
         tensor([0, 1])
     """
     dtype = product_dtype(features)
-    like = features.new_empty(0, dtype=dispatch.output_dtype(features.new_empty(0, dtype=dtype)))
+    like = features.new_empty(0, dtype=request.output_dtype(features.new_empty(0, dtype=dtype)))
     sizes = _sizes(len(features), group, features.device)
     if group is not None:
         features, label = gather_rows(features, sizes, group), gather_rows(label, sizes, group)

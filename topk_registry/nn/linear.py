@@ -20,7 +20,7 @@ from topk_registry.nn.class_parallel import (
 from topk_registry.ops.distributed import is_distributed
 from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset.chunked.api import TopClasses, linear_label_margins, linear_topk, logits_like
-from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.targets.label_mixture import LabelMixture
 
 
 def linear_smooth_topk(

@@ -54,7 +54,7 @@ class Operator(Generic[Kernels]):
 
     name: str
     backends: Mapping[str, Backend[Kernels]]
-    trial: Callable[..., bool]  # (backend, device, *precision): whether its kernels are right on a few scores
+    trial: Callable[..., bool]  # (kernels, device, *precision): whether they are right on a few scores
     example: tuple[Any, ...] = ()  # a common request
 
     def __getitem__(self, name: str) -> Backend[Kernels]:
@@ -178,6 +178,11 @@ def preferred() -> str:
 def load(module: str) -> ModuleType:
     """Import a module of kernels."""
     return import_module(module)
+
+
+def trial_in(module: str) -> Callable[..., bool]:
+    """The function ``trial`` of a module that is imported when it is called: a trial may use the whole operator."""
+    return lambda *request: load(module).trial(*request)
 
 
 def _captures() -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topk_registry.ops.label_mixture import Target
+from topk_registry.ops.targets.label_mixture import Target
 from topk_registry.registry import get_loss_builder
 from topk_registry.registry.options import CONTEXT, accepted_context
 from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect_close

@@ -17,13 +17,14 @@ from tests.ops.triton_runs import (
 from tests.oracles import mp_smooth_svm
 from topk_registry import smooth_topk_hinge, topk_label_margins
 from topk_registry.ops.hinge import Hinge
-from topk_registry.ops.ksubset import api, custom_ops, definition, soft_targets
+from topk_registry.ops.ksubset import custom_ops, definition, request
 from topk_registry.ops.ksubset.chunked import custom_ops as linear_ops
 from topk_registry.ops.ksubset.chunked.api import linear_label_margins, linear_topk
 from topk_registry.ops.ksubset.torch import all_classes as composite
 from topk_registry.ops.ksubset.torch.backend import kernels as torch_kernels
+from topk_registry.ops.ksubset.torch.expected import expected_hinges
 from topk_registry.ops.ksubset.torch.rows import State, finish
-from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.targets.label_mixture import LabelMixture
 
 cuda = pytest.importorskip("topk_registry.ops.ksubset.triton.backend", exc_type=ImportError)
 
@@ -159,7 +160,7 @@ def test_the_gradient_of_a_weighted_mean_is_written_by_the_kernel(form, dtype, w
     args = s, label, 3, 1.5, of, weight, 1e-6  # a factor that takes the gradient out of float16's range
     value, gradient = cuda.expected_hinges(*args)
     wide = s.double(), label, 3, 1.5, of._replace(alpha=of.alpha.double()), None if weight is None else weight.double()
-    wanted, wanted_gradient = soft_targets.expected_hinges(torch_kernels, *wide, 1e-6)
+    wanted, wanted_gradient = expected_hinges(torch_kernels, *wide, 1e-6)
     assert (value.dtype, gradient.dtype) == (torch.float32, torch.float32)
     torch.testing.assert_close(value.double(), wanted, rtol=2e-6, atol=0)
     assert ((gradient - wanted_gradient).abs() <= 20 * EPS * wanted_gradient.abs().amax(1, keepdim=True)).all()
@@ -284,9 +285,7 @@ def test_hinges_of_all_kinds_of_rows_at_large_k():
     of, weight = Hinge(torch.linspace(0, 2, n, device=DEVICE), 1 / k, 0.5), torch.linspace(1, 2, n, device=DEVICE)
     value, gradient = cuda.expected_hinges(s, label, k, 1.5, of, weight, 0.25)
     exact = of._replace(alpha=of.alpha.double())
-    wanted = soft_targets.expected_hinges(
-        torch_kernels, s[:3].double(), label[:3], k, 1.5, exact, weight.double(), 0.25
-    )
+    wanted = expected_hinges(torch_kernels, s[:3].double(), label[:3], k, 1.5, exact, weight.double(), 0.25)
     torch.testing.assert_close(value[:3].double(), wanted[0], rtol=2e-6, atol=1e-30)
     assert ((gradient[:3] - wanted[1]).abs() <= 20 * EPS * wanted[1].abs().amax(1, keepdim=True) + 1e-30).all()
     assert value[3:].isnan().all()
@@ -468,7 +467,7 @@ def check_distributions(s, target, k, tau, *, per_class=False, weighted=False, f
     value, gradient = cuda.expected_hinges(s, target, k, k * tau, Hinge(alpha, 1 / k, tau), weight, factor)
     of, s = Hinge(alpha.double(), 1 / k, tau), s.double()
     exact = s, target, k, k * tau, of, None if weight is None else weight.double(), factor
-    wanted, wanted_gradient = soft_targets.expected_hinges(torch_kernels, *exact)
+    wanted, wanted_gradient = expected_hinges(torch_kernels, *exact)
     q = target.dense(n, torch.float64) if isinstance(target, LabelMixture) else target.double()
     q = q * factor if weight is None else q * weight * factor
     assert value.dtype == torch.float32
@@ -546,7 +545,7 @@ def test_hinges_of_distributions_at_large_k_of_strided_rows_that_may_be_broken(d
     value, gradient = cuda.expected_hinges(s, LabelMixture.smoothed(label, 0.1), k, 8.0, of, None, 0.25)
     assert gradient.dtype == (torch.float32 if dtype == torch.float16 else dtype)
     exact = LabelMixture.smoothed(label[:2], 0.1), k, 8.0, of._replace(alpha=of.alpha.double()), None, 0.25
-    wanted, wanted_gradient = soft_targets.expected_hinges(torch_kernels, s[:2].double(), *exact)
+    wanted, wanted_gradient = expected_hinges(torch_kernels, s[:2].double(), *exact)
     torch.testing.assert_close(value[:2].double(), wanted, rtol=2e-6, atol=0)
     close = {"rtol": torch.finfo(gradient.dtype).eps, "atol": 20 * EPS / k / 4}
     torch.testing.assert_close(gradient[:2].double(), wanted_gradient, **close)
@@ -684,7 +683,7 @@ def reads(monkeypatch):
         launch(kernel, grid, s, *args, **options)
 
     monkeypatch.setattr(cuda, "launch", recorded)
-    monkeypatch.setattr(api, "_choose", lambda impl, *request: "triton" if impl == "auto" else impl)
+    monkeypatch.setattr(request, "choose", lambda impl, *request: "triton" if impl == "auto" else impl)
     return found
 
 

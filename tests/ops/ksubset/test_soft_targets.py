@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tests.ops.ksubset.scores import KINDS, scores
 from topk_registry import smooth_topk_hinge, soft_hinge, topk_margins
-from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.targets.label_mixture import LabelMixture
 
 INF, NAN = float("inf"), float("nan")
 ON_CPU = ("numba", "torch")

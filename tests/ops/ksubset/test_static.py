@@ -8,7 +8,7 @@ from torch import Tensor
 from tests.ops.ksubset.scores import KINDS, scores
 from tests.oracles import mp_marginals, spot_log_odds
 from topk_registry import TopKHead
-from topk_registry.ops.ksubset.onnx_form import static_marginals
+from topk_registry.ops.ksubset.fixed_graph import static_marginals
 
 RTOL = 1e-5
 SMALLEST = 1e-35  # smaller marginals come from denormal odds

@@ -13,10 +13,10 @@ from tests.ops.ksubset.scores import KINDS, scores
 from tests.ops.ksubset.test_accuracy import TAUS
 from tests.workers import processes
 from topk_registry import topk_label_margins, topk_margins
-from topk_registry.ops.ksubset.chunked import state as streaming
-from topk_registry.ops.ksubset.chunked.state import finish, gradient, merge, summarise, top_margins
 from topk_registry.ops.ksubset.torch import rows as torch_path
+from topk_registry.ops.ksubset.torch import state as streaming
 from topk_registry.ops.ksubset.torch.labels import label_margins
+from topk_registry.ops.ksubset.torch.state import finish, gradient, merge, summarise, top_margins
 
 INF = float("inf")
 

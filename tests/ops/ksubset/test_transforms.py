@@ -9,8 +9,8 @@ from topk_registry import smooth_topk_hinge, topk_label_margins, topk_log_odds, 
 from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset.chunked.api import linear_label_margins
 from topk_registry.ops.ksubset.definition import log_odds_by_recursion
-from topk_registry.ops.ksubset.differentiable import margins
-from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.ksubset.fixed_graph import margins
+from topk_registry.ops.targets.label_mixture import LabelMixture
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own forward mode
 B, N, K = 4, 11, 3

@@ -14,7 +14,7 @@ from topk_registry.nn.spherical.links import SQUARED_ERROR, LogWeights, SumsLoss
 from topk_registry.nn.spherical.optimizer import MARK, check_step
 from topk_registry.nn.spherical.ranks import gathered
 from topk_registry.ops.ksubset.chunked.api import TopClasses
-from topk_registry.ops.ksubset.chunked.state import State, merge, summarise, top_margins
+from topk_registry.ops.ksubset.torch.state import State, merge, summarise, top_margins
 
 CHUNK = 1 << 20  # scores in a chunk
 Target = Tensor | tuple[Tensor, Tensor]

@@ -1,7 +1,7 @@
 """Gradients of the operator, whichever kernels compute it.
 
 The kernels of a backward pass have no derivatives of their own. Where a backward pass is itself differentiated, it is
-computed by torch operations instead (differentiable.py).
+computed by torch operations instead (fixed_graph.py).
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.calls import positional
-from topk_registry.ops.ksubset import differentiable
+from topk_registry.ops.ksubset import fixed_graph
 from topk_registry.ops.tensors import Route, route
 
 
@@ -41,7 +41,7 @@ class LabelMargins(torch.autograd.Function):
             return None, None, None, None, None
         *tensors, slope, gradient = ctx.saved_tensors
         again = torch.is_grad_enabled()
-        ds = differentiable.gradient(ctx.operations, g, *tensors) if again else scaled(g * slope, gradient)
+        ds = fixed_graph.gradient(ctx.operations, g, *tensors) if again else scaled(g * slope, gradient)
         return ds, None, None, None, None
 
 
@@ -63,7 +63,7 @@ class Margins(torch.autograd.Function):
     def backward(ctx, g: Tensor):
         (s,) = ctx.saved_tensors
         if torch.is_grad_enabled() or route(g) is not Route.KERNELS:
-            ds = differentiable.gradient(differentiable.margins, g.double(), s, ctx.k, ctx.theta)
+            ds = fixed_graph.gradient(fixed_graph.margins, g.double(), s, ctx.k, ctx.theta)
         else:
             ds = ctx.kernel(g, s, ctx.k, ctx.theta)
         return ds, None, None, None, None

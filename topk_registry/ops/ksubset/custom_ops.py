@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from topk_registry.ops.ksubset import differentiable
+from topk_registry.ops.ksubset import fixed_graph
 from topk_registry.ops.ksubset.autograd import scaled
 from topk_registry.ops.ksubset.backends import OPERATOR
 
@@ -49,7 +49,7 @@ def _save_gradient(ctx, inputs, output) -> None:
 def _scale_gradient(ctx, g: Tensor, _):
     s, label, gradient = ctx.saved_tensors
     if torch.is_grad_enabled():
-        ds = differentiable.gradient(differentiable.label_margins, g, s, label, ctx.k, ctx.theta)
+        ds = fixed_graph.gradient(fixed_graph.label_margins, g, s, label, ctx.k, ctx.theta)
     else:
         ds = scaled(g, gradient)
     return ds, None, None, None, None
@@ -63,7 +63,7 @@ def _save_scores(ctx, inputs, output) -> None:
 def _margins_gradient(ctx, g: Tensor):
     (s,) = ctx.saved_tensors
     if torch.is_grad_enabled():
-        ds = differentiable.gradient(differentiable.margins, g.double(), s, ctx.k, ctx.theta)
+        ds = fixed_graph.gradient(fixed_graph.margins, g.double(), s, ctx.k, ctx.theta)
     else:
         ds = _margins_backward(g.contiguous(), s, ctx.k, ctx.theta, ctx.backend)
     return ds, None, None, None

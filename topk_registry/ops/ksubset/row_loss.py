@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.hinge import Hinge, soft_hinge
-from topk_registry.ops.ksubset import api, soft_targets
+from topk_registry.ops.ksubset.api import smooth_topk_hinge
 from topk_registry.ops.ksubset.backends import OPERATOR
-from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.ksubset.margins import topk_margins
+from topk_registry.ops.ksubset.request import SINGLE, SINGLE_TEMPERATURE, check_finite, output_dtype, prepare
+from topk_registry.ops.ksubset.torch.expected import expected_hinges
 from topk_registry.ops.rows.api import REDUCTIONS, Options, RowLoss, check_range
+from topk_registry.ops.targets.label_mixture import LabelMixture
 
 PLANS = 8  # shapes of logits that a loss remembers: those of batches, and of the last of an epoch
 
@@ -40,8 +43,8 @@ def _remembered(k: int, tau: float, alpha: float | Tensor, version: int) -> RowL
 def definition(k: int, tau: float, alpha: float | Tensor, scores: Tensor, target: Tensor | None) -> Tensor:
     """The losses by the operators that torch can transform."""
     if target is not None:
-        return api.smooth_topk_hinge(scores, target, k, tau=tau, alpha=alpha)
-    margins = api.topk_margins(scores, k, temperature=k * tau)
+        return smooth_topk_hinge(scores, target, k, tau=tau, alpha=alpha)
+    margins = topk_margins(scores, k, temperature=k * tau)
     return soft_hinge((alpha.to(margins) if isinstance(alpha, Tensor) else alpha) - margins / k, tau)
 
 
@@ -68,7 +71,7 @@ class HingeKernel:
         if wrong:
             if isinstance(target, LabelMixture) or not target.is_floating_point():
                 check_range(target, scores.shape[1], ignore_index)
-            api._check_finite(given, self.k)
+            check_finite(given, self.k)
         return value, gradient
 
     def _plan(self, scores: Tensor) -> Any:
@@ -77,7 +80,7 @@ class HingeKernel:
         key = scores.shape, scores.stride(), scores.dtype
         if key in self._plans:
             return self._plans[key]
-        double = scores.dtype == torch.float64 or self.k > api.SINGLE or self.k * self.tau > api.SINGLE_TEMPERATURE
+        double = scores.dtype == torch.float64 or self.k > SINGLE or self.k * self.tau > SINGLE_TEMPERATURE
         plan = None
         if not double and OPERATOR.choose("auto", scores.device, self.k, double) == "numba":
             from topk_registry.ops.ksubset.numba.losses import Plan
@@ -89,7 +92,7 @@ class HingeKernel:
 
     def _by_operations(self, options: Options, scores: Tensor) -> tuple[Tensor, Tensor]:
         target, weight, smoothing, ignore_index, reduction = options
-        s, size, theta, sign, backend = api.prepare(scores, self.k, self.k * self.tau, "auto")
+        s, size, theta, sign, backend = prepare(scores, self.k, self.k * self.tau, "auto")
         assert sign > 0, "the complement has no kernel for hinges"
         kernels, hinge, real = OPERATOR[backend].kernels(), self._hinge(s.dtype), s.dtype
         weight = None if weight is None else weight.detach().to(real).contiguous()
@@ -97,14 +100,14 @@ class HingeKernel:
             target = target.detach().to(real if target.is_floating_point() else torch.int64)
         mean = REDUCTIONS[reduction] == "mean"
         q, factor = masses(target, s.shape, weight, smoothing, ignore_index, mean)
-        of_rows = kernels.expected_hinges or partial(soft_targets.expected_hinges, kernels)
+        of_rows = kernels.expected_hinges or partial(expected_hinges, kernels)
         value, gradient = of_rows(s, q, size, theta, hinge, weight, factor)
         total = value.sum()
         if not isfinite(total.item()):
-            api._check_finite(s, self.k)
+            check_finite(s, self.k)
         if REDUCTIONS[reduction] != "none":
             value = total if len(s) or not mean else total * torch.nan
-        return value.to(api.output_dtype(scores)), gradient
+        return value.to(output_dtype(scores)), gradient
 
     def _hinge(self, real: torch.dtype) -> Hinge:
         if real not in self._hinges:

@@ -5,7 +5,7 @@ A backend may bring a kernel of its own for the rows,
     expected_hinges(s [B, n], target, k, theta, hinge, weight [n] or None, factor) -> (value [B], gradient [B, n]),
 
 value = factor * sum_c q_c w_c L_c, for a target that is labels [B], a distribution [B, n] or a :class:`LabelMixture`.
-:func:`expected_hinges` makes one of a backend's other functions.
+``torch/expected.py`` makes one of a backend's other functions.
 """
 
 from math import isfinite
@@ -18,8 +18,12 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from topk_registry.ops.calls import positional
 from topk_registry.ops.distributed import by_class_shards, by_shards, class_dimension, is_distributed, whole
 from topk_registry.ops.hinge import Hinge, soft_hinge
-from topk_registry.ops.ksubset import differentiable
-from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.ksubset import fixed_graph
+from topk_registry.ops.ksubset.backends import OPERATOR
+from topk_registry.ops.ksubset.margins import topk_margins
+from topk_registry.ops.ksubset.request import check_finite, check_labels, output_dtype, prepare
+from topk_registry.ops.ksubset.torch.expected import expected_hinges
+from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.tensors import Route, route
 
 
@@ -36,14 +40,11 @@ class Options(NamedTuple):
 
 def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Options) -> Tensor:
     """The loss of each row [B], or their sum or mean."""
-    from topk_registry.ops.ksubset import api
-    from topk_registry.ops.ksubset.backends import OPERATOR
-
     k, tau, alpha, weight, reduction, impl = options
     _check(logits, target, weight)
     if is_distributed(logits):
         return _by_shards(logits, target, options)
-    dtype, theta = api.output_dtype(logits), k * tau
+    dtype, theta = output_dtype(logits), k * tau
     alpha = alpha.to(logits.device, dtype).contiguous()
     weight = None if weight is None else weight.detach().to(logits.device, dtype).contiguous()
     target, factor = _with_mean(target, weight, len(logits), reduction)
@@ -51,7 +52,7 @@ def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Optio
     if reduction == "mean" and not len(logits):
         return expected_hinge(logits, target, options._replace(reduction="none")).mean()  # NaN, as in cross-entropy
     by_autograd = isinstance(target, Tensor) and target.requires_grad
-    s, size, theta, sign, backend = api.prepare(logits, k, theta, impl)
+    s, size, theta, sign, backend = prepare(logits, k, theta, impl)
     options = options._replace(alpha=alpha, weight=weight)
     mixture = isinstance(target, LabelMixture)
     parts = target if mixture else (target, None, None)
@@ -65,13 +66,13 @@ def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Optio
     labels = _labels(target)
     on_cpu = logits.device.type == "cpu"  # elsewhere a look at numbers would stall the device
     if on_cpu and labels is not None:
-        api.check_labels(labels, logits.shape[1])
+        check_labels(labels, logits.shape[1])
 
     def kernel(s: Tensor, alpha: Tensor, weight: Tensor | None, *parts: Any) -> tuple[Tensor, Tensor]:
         args = s, LabelMixture(*parts) if mixture else parts[0], size, theta, Hinge(alpha, 1 / k, tau), weight, factor
         value, gradient = of_rows(*args) if of_rows else expected_hinges(kernels, *args)
         if on_cpu and not isfinite(value.sum()):
-            api._check_finite(s, k)
+            check_finite(s, k)
         return value, gradient
 
     def operations(s: Tensor) -> Tensor:
@@ -108,45 +109,10 @@ def _by_shards(logits: Tensor, target: Tensor | LabelMixture, options: Options) 
     return value.sum() / weight[whole(target)].sum()
 
 
-def expected_hinges(
-    kernels: Any, s: Tensor, target: Tensor | LabelMixture, k: int, theta: float, hinge: Hinge,
-    weight: Tensor | None, factor: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Value [B] and gradient [B, n] by a backend's margins: of the few labels of a row, or of every class."""
-    if isinstance(target, Tensor) and not target.is_floating_point():
-        target = LabelMixture(target[:, None], hinge.alpha.new_ones(()).expand(len(target), 1))
-    if isinstance(target, LabelMixture) and target.uniform is None:
-        return _at_few_labels(kernels, s, target, k, theta, hinge, weight, factor)
-    q = target.dense(s.shape[1], hinge.alpha.dtype) if isinstance(target, LabelMixture) else target.to(hinge.alpha)
-    q = q * factor if weight is None else q * (weight * factor)
-    violation = hinge.alpha - hinge.scale * kernels.margins(s, k, theta)
-    table = soft_hinge(violation, hinge.tau)
-    slope = torch.sigmoid(violation.div_(max(hinge.tau, 4 * torch.finfo(hinge.alpha.dtype).tiny))).mul_(-hinge.scale)
-    # 0 * inf is NaN: a class of no mass costs nothing
-    value = (q * table.masked_fill_((q == 0) & table.isinf(), 0.0)).sum(-1)
-    return value, kernels.margins_backward(slope.mul_(q), s, k, theta)
-
-
-def _at_few_labels(
-    kernels: Any, s: Tensor, target: LabelMixture, k: int, theta: float, hinge: Hinge,
-    weight: Tensor | None, factor: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    value, gradient = hinge.alpha.new_zeros(len(s)), None
-    for label, share in zip(target.labels.unbind(1), target.shares.unbind(1), strict=True):
-        share = share.to(hinge.alpha) * (factor if weight is None else weight[label] * factor)
-        _, of_margin, cost, slope = kernels.label_hinges(s, label.contiguous(), k, theta, hinge)
-        of_margin = of_margin.mul_((slope * share).to(of_margin)[:, None])
-        value += (cost * share).masked_fill_((share == 0) & cost.isinf(), 0.0)
-        gradient = of_margin if gradient is None else gradient.add_(of_margin)
-    return value, torch.zeros_like(s) if gradient is None else gradient
-
-
 def _by_table(logits: Tensor, target: Tensor | LabelMixture, options: Options, factor: float, total: bool) -> Tensor:
     """Compute the loss by differentiable operations on the margins of every class."""
-    from topk_registry.ops.ksubset import api
-
     k, tau, alpha, weight, _, impl = options
-    margins = api.topk_margins(logits, k, temperature=k * tau, impl=impl)
+    margins = topk_margins(logits, k, temperature=k * tau, impl=impl)
     table = soft_hinge(alpha - margins / k, tau) * factor
     table = table if weight is None else table * weight
     if isinstance(target, Tensor) and not target.is_floating_point():
@@ -218,7 +184,7 @@ class ExpectedHinge(torch.autograd.Function):
             return (None,) * 9
         s, gradient = ctx.saved_tensors
         again = torch.is_grad_enabled()
-        return differentiable.gradient(ctx.operations, g, s) if again else _scaled(g, gradient), *(None,) * 8
+        return fixed_graph.gradient(ctx.operations, g, s) if again else _scaled(g, gradient), *(None,) * 8
 
 
 def _scaled(g: Tensor, gradient: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from topk_registry.ops.rows.api import of_table, wide
+from topk_registry.ops.targets.table import of_table, wide
 
 REACH = 600.0  # e^600 is a double; where b is no integer rank, it lies within log(n / |k - m|) of a score
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from topk_registry.ops.backend import Backend, Operator
+from topk_registry.ops.backend import Backend, Operator, trial_in
 
 EPSILONS = 1e-30, 1e30  # in single precision these can be divided by
 GPU_LARGEST_N = 16384  # scores that fit into one program's registers beside their noise
@@ -33,14 +33,6 @@ def fits(rows: Tensor, k: int, epsilon: float, noise: Tensor | None) -> bool:
     return rows.device.type != "cuda" or small
 
 
-def trial(kernels: Kernels, device: torch.device) -> bool:
-    """Whether kernels find the second largest score, of noise too little to matter."""
-    scores = torch.linspace(0, 30, 39).sin().view(3, 13).to(device)
-    value, index = kernels.perturbed_kth(scores, torch.zeros((), dtype=torch.int64, device=device), 2, 1e-20, 2)
-    wanted, where = (x[:, 1] for x in scores.topk(2))
-    return torch.allclose(value, wanted) and bool((index == where[:, None]).all())
-
-
 OPERATOR: Operator[Kernels] = Operator(
     "perturbed",
     {
@@ -62,5 +54,5 @@ OPERATOR: Operator[Kernels] = Operator(
             "torch", "topk_registry.ops.perturbed.torch.backend", None, lambda device: True, "scores everywhere"
         ),
     },
-    trial,
+    trial_in("topk_registry.ops.perturbed.trial"),
 )

@@ -8,7 +8,8 @@ from torch import Tensor
 from topk_registry.ops.distributed import by_shards, is_distributed
 from topk_registry.ops.perturbed.api import SEEDS, check_options, perturbed_topk
 from topk_registry.ops.perturbed.backends import EPSILONS
-from topk_registry.ops.rows.api import RowKernel, RowLoss, of_table, wide
+from topk_registry.ops.rows.api import RowKernel, RowLoss
+from topk_registry.ops.targets.table import of_table, wide
 
 
 def perturbed_hinge_loss(

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from topk_registry.ops.ranking.relaxations import NETWORKS, log_chances, network, rank_logits
-from topk_registry.ops.rows.api import of_table, wide
+from topk_registry.ops.targets.table import of_table, wide
 
 ROWS = 1 << 14  # rows of candidates at a time, where a network ranks every class of every row as its label
 LEAST = -1e30  # in place of -inf, whose difference with itself is NaN

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from topk_registry.ops.rows.api import wide
+from topk_registry.ops.targets.table import wide
 
 STEPS = 14  # evaluations of the divergence; three to six suffice unless two solutions nearly meet
 ROUNDING = 32.0  # times eps and the size of a term: by so much a step may seem to go too far

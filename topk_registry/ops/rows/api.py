@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.backend import load
-from topk_registry.ops.label_mixture import LabelMixture
 from topk_registry.ops.rows.autograd import Reduced
 from topk_registry.ops.rows.backends import OPERATOR
+from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.ops.targets.table import wide
 from topk_registry.ops.tensors import Route, address, laid_out, route
 
 REDUCTIONS = ("none", "mean", "sum")
@@ -232,18 +233,3 @@ def check(scores: Tensor, target: Tensor | LabelMixture) -> None:
             f"target must be class indices (int64, {list(scores.shape[:1])}) or masses (floating point, "
             f"{list(scores.shape)}), got {target.dtype} {list(target.shape)}"
         )
-
-
-def wide(scores: Tensor) -> Tensor:
-    """Scores in at least single precision."""
-    return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
-
-
-def of_table(table: Tensor, target: Tensor | None) -> Tensor:
-    """The losses of a target from the table L(s, c) [B, n]."""
-    if target is None:
-        return table
-    if not target.is_floating_point():
-        return table.gather(1, target[:, None])[:, 0]
-    # 0 * inf is NaN: a class of no mass costs nothing, but what it would cost is the gradient to its mass
-    return (target * table.masked_fill((target == 0) & ~table.isfinite(), 0.0)).sum(-1)

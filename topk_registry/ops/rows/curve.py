@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.backend import load
-from topk_registry.ops.rows.api import of_table
+from topk_registry.ops.targets.table import of_table
 
 NO_PARAMETERS = (0.0,) * 7  # whether there is a number for each class, and six numbers
 

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from topk_registry.ops.rows.api import of_table, wide
+from topk_registry.ops.targets.table import of_table, wide
 
 
 def hinge(against: str, k: int, alpha: float | Tensor, factor: float, scores: Tensor, target: Tensor | None) -> Tensor:

@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_registry.ops.backend import load
-from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss, wide
+from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss
 from topk_registry.ops.rows.curve import Curve, address, losses_of, on_gpu, parameters
+from topk_registry.ops.targets.table import wide
 
 
 def sigmoid_loss(curve: Curve) -> RowLoss:

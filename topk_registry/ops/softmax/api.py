@@ -7,9 +7,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_registry.ops.backend import load
-from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss, of_table, wide
+from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss
 from topk_registry.ops.rows.curve import NO_PARAMETERS, Curve, address, losses_of, on_gpu, parameters
 from topk_registry.ops.softmax.definition import label_log_probabilities, log_probabilities
+from topk_registry.ops.targets.table import of_table, wide
 
 
 def softmax_loss(curve: Curve | None = None, *, scale: float = 1.0, shift: Tensor | None = None) -> RowLoss:

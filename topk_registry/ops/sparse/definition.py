@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from topk_registry.ops.rows.api import of_table, wide
+from topk_registry.ops.targets.table import of_table, wide
 
 
 def sparse_topk(k: int, tau: float, scores: Tensor, target: Tensor | None) -> Tensor:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from topk_registry.ops.rows.api import of_table, wide
+from topk_registry.ops.targets.table import of_table, wide
 
 XI_MIN = 1e-4
 NEWTON_STEPS = 6

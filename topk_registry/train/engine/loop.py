@@ -7,7 +7,7 @@ from timm import utils
 from torch import Tensor
 from torch import distributed as dist
 
-from topk_registry.ops.label_mixture import LabelMixture, Target
+from topk_registry.ops.targets.label_mixture import LabelMixture, Target
 from topk_registry.train.engine.run import Run
 from topk_registry.train.errors import NonFiniteLossError
 

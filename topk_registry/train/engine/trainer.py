@@ -10,7 +10,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.begin import begin
 from topk_registry.train.engine.epochs import how_to_resume, run_epochs

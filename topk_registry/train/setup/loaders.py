@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from topk_registry.data.labels import is_indexed
-from topk_registry.ops.label_mixture import Target
+from topk_registry.ops.targets.label_mixture import Target
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.signals import end_of_process, leave_to_the_run
 from topk_registry.train.errors import DataError

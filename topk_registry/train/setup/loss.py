@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from topk_registry import registry
 from topk_registry.losses.base import ClassificationLoss
-from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.registry.options import accepted_context, accepts
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import TrainError

@@ -11,7 +11,7 @@ from timm.data import FastCollateMixup, Mixup
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.targets.label_mixture import LabelMixture
 
 
 class LabelMixup(Mixup):

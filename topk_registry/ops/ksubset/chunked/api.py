@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topk_registry.ops.ksubset import api as dispatch
 from topk_registry.ops.ksubset.chunked import custom_ops as linear_ops
-from topk_registry.ops.ksubset.chunked.state import State, merge, top_margins
+from topk_registry.ops.ksubset.margins import topk_marginals
+from topk_registry.ops.ksubset.request import check, check_labels, output_dtype
+from topk_registry.ops.ksubset.torch.state import State, merge, top_margins
 
 CPU_CHUNK = 1 << 20  # scores in a chunk: few enough to stay in the cache
 GPU_CHUNK = 1 << 24  # enough to keep the device busy
@@ -47,13 +48,13 @@ def linear_label_margins(
         torch.Size([8])
     """
     like = logits_like(features, weight, bias)
-    dispatch.check(like, k, temperature)
+    check(like, k, temperature)
     if label.dtype != torch.int64 or label.shape != features.shape[:1]:
         raise ValueError(f"label must be int64 {list(features.shape[:1])}, got {label.dtype} {list(label.shape)}")
     # elsewhere a look would stall the device, or break the graph
     looked_at = features.device.type == "cpu" and not torch.compiler.is_compiling()
     if looked_at:
-        dispatch.check_labels(label, len(weight))
+        check_labels(label, len(weight))
     options = int(k), float(temperature), chunk_size(features, k, chunk), product_dtype(features)
     margin, top, _, _ = linear_ops.LinearLabelMargins.apply(features, weight, bias, label, *options)
     if looked_at and not isfinite(margin.detach().sum()):
@@ -88,13 +89,13 @@ def linear_topk(
         tensor([[0.5761, 0.5761, 0.5761]])
     """
     like = logits_like(features, weight, bias)
-    dispatch.check(like, k, temperature)
+    check(like, k, temperature)
     k, chunk, x = int(k), chunk_size(features, k, chunk), features.to(product_dtype(features))
     like, _, theta, sign = linear_ops.as_rows(features, len(weight), k, temperature)
     with torch.autocast(features.device.type, enabled=False):
         if sign < 0 or len(weight) <= max(chunk, 2 * k + 2):  # the top group would be all classes
             logits = F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-            marginals = dispatch.topk_marginals(logits, k, temperature=temperature)
+            marginals = topk_marginals(logits, k, temperature=temperature)
             top, indices = logits.topk(k)
             return TopClasses(indices, top, marginals.gather(1, indices))
         state: State | None = None
@@ -102,7 +103,7 @@ def linear_topk(
             part = linear_ops.kernels(like, k + 1).summarise(s, k + 1, theta, first, out=s)
             state = part if state is None else merge(state, part, theta)
     assert state is not None
-    marginals = torch.sigmoid(top_margins(state, theta) / theta).to(dispatch.output_dtype(x))
+    marginals = torch.sigmoid(top_margins(state, theta) / theta).to(output_dtype(x))
     return TopClasses(state.classes[:, :k], state.top[:, :k].to(x.dtype), marginals)
 
 

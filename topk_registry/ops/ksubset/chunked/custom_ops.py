@@ -14,18 +14,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topk_registry.ops.ksubset import api as dispatch
 from topk_registry.ops.ksubset.backends import OPERATOR
-from topk_registry.ops.ksubset.chunked import state as streaming
-from topk_registry.ops.ksubset.chunked.state import State, finish
+from topk_registry.ops.ksubset.margins import topk_label_margins
+from topk_registry.ops.ksubset.request import prepare
+from topk_registry.ops.ksubset.torch import state as streaming
 from topk_registry.ops.ksubset.torch.rows import top_group_size
+from topk_registry.ops.ksubset.torch.state import State, finish
 
 LARGEST_K_ON_GPU = 11  # its kernels unroll powers of odds; the k best classes ask for k + 1
 
 
 def as_rows(like: Tensor, n: int, k: int, temperature: float) -> tuple[Tensor, int, float, int]:
     """Prepare arguments for n scores of a dtype: no rows [0, n] to work in, k with 2k <= n, theta, the scores' sign."""
-    return dispatch.prepare(like.new_empty(0, n), k, temperature, "torch")[:4]
+    return prepare(like.new_empty(0, n), k, temperature, "torch")[:4]
 
 
 def kernels(like: Tensor, k: int) -> ModuleType:
@@ -188,5 +189,5 @@ def _differentiable_gradients(g, saved, options, wanted):
     args = [t for t, is_wanted in zip((features, weight, bias), wanted, strict=True) if is_wanted]
     with torch.enable_grad(), torch.autocast(features.device.type, enabled=False):
         logits = F.linear(features.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
-        margin = dispatch.topk_label_margins(logits, label, k, temperature=temperature)
+        margin = topk_label_margins(logits, label, k, temperature=temperature)
         return torch.autograd.grad(margin, args, g, create_graph=True)

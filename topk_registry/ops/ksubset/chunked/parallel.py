@@ -12,12 +12,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from topk_registry.ops.hinge import soft_hinge
-from topk_registry.ops.ksubset import api as dispatch
 from topk_registry.ops.ksubset.chunked.shards import LabelMargins, Problem, chunks_of, exchange, own_state, problem
 from topk_registry.ops.ksubset.chunked.soft_targets import Costs, ExpectedHinge
-from topk_registry.ops.ksubset.chunked.state import top_margins
-from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.ksubset.margins import topk_marginals
+from topk_registry.ops.ksubset.request import check, check_labels, output_dtype
+from topk_registry.ops.ksubset.torch.state import top_margins
 from topk_registry.ops.process_group import Group, agreed, all_gather, outside_graphs
+from topk_registry.ops.targets.label_mixture import LabelMixture
 
 REDUCTIONS = ("none", "sum", "mean")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -102,7 +103,7 @@ def row_losses(
 
     Labels count over the classes of all ranks; a distribution is this rank's part of it [B, m].
     """
-    wide = dispatch.output_dtype(x.new_empty(0, dtype=dtype))
+    wide = output_dtype(x.new_empty(0, dtype=dtype))
     if isinstance(target, LabelMixture) and target.uniform is None and target.labels.shape[1] == 1:
         p = problem(x.new_empty(0, dtype=dtype), shard.n, k, k * tau, shard.group, chunk, dtype)
         label, share = target.labels[:, 0], target.shares[:, 0]
@@ -162,8 +163,8 @@ def sharded_hinge(
 
     found = agreed(facts, FACTS, group, logits.device, may_differ=("classes of a rank",))
     shard = shard_of(found["classes of a rank"], num_classes, group)
-    dispatch.check(logits.new_empty(0, shard.n), k, tau)
-    alpha = torch.as_tensor(alpha, dtype=dispatch.output_dtype(logits), device=logits.device).detach()
+    check(logits.new_empty(0, shard.n), k, tau)
+    alpha = torch.as_tensor(alpha, dtype=output_dtype(logits), device=logits.device).detach()
     agreed(lambda: _checked(logits, target, alpha, weight, shard), (), group, logits.device)
     if isinstance(target, Tensor) and target.is_floating_point():
         target = target if target.shape == logits.shape else target[:, shard.first : shard.first + shard.size]
@@ -189,7 +190,7 @@ def _checked(logits: Tensor, target: Tensor | LabelMixture, alpha: Tensor, weigh
     elif labels.dtype != torch.int64 or len(labels) != B:
         raise ValueError(f"labels must be int64 [{B}], got {labels.dtype} {list(labels.shape)}")
     else:
-        dispatch.check_labels(labels, n)
+        check_labels(labels, n)
     for name, given in (("alpha", alpha), ("weight", weight)):
         if given is not None and given.shape not in ((n,), () if name == "alpha" else (n,)):
             raise ValueError(f"{name} must be one number a class of all ranks [{n}], got {list(given.shape)}")
@@ -216,9 +217,9 @@ def top_classes(
         for first, _, _, s in chunks_of(x, weight, bias, p):
             scores[:, first : first + s.shape[1]] = s * p.sign
         logits = all_gather(scores, shard.group, "gathering logits").transpose(0, 1).flatten(1)[:, : shard.n]
-        marginals = dispatch.topk_marginals(logits, k, temperature=temperature)
+        marginals = topk_marginals(logits, k, temperature=temperature)
         top, indices = logits.topk(k)
         return indices, top.to(dtype), marginals.gather(1, indices)
     state, _ = exchange(own_state(x, weight, bias, k + 1, p), None, k + 1, p, len(x), shard.first)
     marginals = torch.sigmoid(top_margins(state, p.theta) / p.theta)
-    return state.classes[:, :k], state.top[:, :k].to(dtype), marginals.to(dispatch.output_dtype(p.like))
+    return state.classes[:, :k], state.top[:, :k].to(dtype), marginals.to(output_dtype(p.like))

@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from topk_registry.ops.ksubset.chunked.custom_ops import Gradients, as_rows, kernels, label_state, score_chunks
-from topk_registry.ops.ksubset.chunked.state import State, finish, merge_all
 from topk_registry.ops.ksubset.torch.rows import top_group_size
+from topk_registry.ops.ksubset.torch.state import State, finish, merge_all
 from topk_registry.ops.process_group import Group, all_gather, all_to_all
 
 BY_ROWS = 3  # ranks, from which on sharing the rows sends fewer bytes than gathering the states of all

@@ -18,10 +18,10 @@ from torch.autograd.function import once_differentiable
 from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset.chunked.custom_ops import Gradients, kernels
 from topk_registry.ops.ksubset.chunked.shards import Problem, chunks_of, exchange, own_state
-from topk_registry.ops.ksubset.chunked.state import put
 from topk_registry.ops.ksubset.torch.all_classes import Common, LeaveTailOut, PowerSums, TailOdds, ToScores, common
-from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.ksubset.torch.state import put
 from topk_registry.ops.process_group import all_reduce
+from topk_registry.ops.targets.label_mixture import LabelMixture
 
 
 class Costs(NamedTuple):

@@ -12,13 +12,13 @@ import torch
 from numba import carray
 from torch import Tensor
 
-from topk_registry.ops import openmp as team
+from topk_registry.ops.cpu import openmp as team
+from topk_registry.ops.cpu.numbers import compiled
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset.backends import Kernels
 from topk_registry.ops.ksubset.numba import expected
 from topk_registry.ops.ksubset.numba import kernels as compiled_kernels
-from topk_registry.ops.ksubset.numba.compiled import compiled
-from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.tensors import operand
 
 ALONE = 1 << 14  # steps to a thread at least: about 20 microseconds of work

@@ -1,4 +1,4 @@
-"""Compiled state and gradient of a chunk of classes, for the functions of the same names in chunked/state.py.
+"""Compiled state and gradient of a chunk of classes, for the functions of the same names in torch/state.py.
 
 A row's odds are made in a buffer of its length, which stays in the cache; the polynomials, which are few, are left to
 torch operations.
@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topk_registry.ops import openmp as team
-from topk_registry.ops.ksubset.chunked import state as streaming
+from topk_registry.ops.cpu import blocks, select
+from topk_registry.ops.cpu import openmp as team
+from topk_registry.ops.cpu.numbers import compiled
 from topk_registry.ops.ksubset.numba import backend as cpu
-from topk_registry.ops.ksubset.numba import rows, select
-from topk_registry.ops.ksubset.numba.compiled import compiled
+from topk_registry.ops.ksubset.numba import rows
+from topk_registry.ops.ksubset.torch import state as streaming
 from topk_registry.ops.ksubset.torch.rows import Coefficients, State
 
 
@@ -51,7 +52,7 @@ def gradient(
 def _state_rows(s, k, theta, top, where, P):
     (B, n), T, real = s.shape, top.shape[1], s.dtype.type
     inverse, floor = rows.limits(s, theta)
-    room, piece, w = select.room(n, T, s.dtype), np.empty(rows.PIECE, s.dtype), np.empty(n, s.dtype)
+    room, piece, w = select.room(n, T, s.dtype), np.empty(blocks.PIECE, s.dtype), np.empty(n, s.dtype)
     for r in range(B):
         if not select.largest(s[r], -1, top[r], where[r], room):  # too many are NaN
             top[r], where[r], P[r] = np.nan, 0, np.nan
@@ -67,11 +68,11 @@ def _state_rows(s, k, theta, top, where, P):
 def _gradient_rows(s, theta, classes, values, a, scale, g, c, out):
     B, n = s.shape
     inverse, floor = rows.limits(s, theta)
-    piece, w, k = np.empty(rows.PIECE, s.dtype), np.empty(n, s.dtype), c.shape[1] - 1
+    piece, w, k = np.empty(blocks.PIECE, s.dtype), np.empty(n, s.dtype), c.shape[1] - 1
     padded = rows.coefficients(k, s.dtype)
     for r in range(B):
         rows.odds(s[r], a[r], inverse, floor, w)
-        padded[rows.FRONT :] = c[r]
+        padded[blocks.FRONT :] = c[r]
         rows.label_gradient(w, padded, scale[r], g[r], k, piece)
         out[r] = w
         for j in range(classes.shape[1]):

@@ -5,8 +5,9 @@ import math
 
 import numpy as np
 
+from topk_registry.ops.cpu import blocks
+from topk_registry.ops.cpu.numbers import borrowed, compiled
 from topk_registry.ops.ksubset.numba import kernels, narrow, polynomial, rows
-from topk_registry.ops.ksubset.numba.compiled import borrowed, compiled
 from topk_registry.ops.ksubset.numba.hinges import hinge, tail_hinges
 
 FEW = 8  # classes with mass: up to this many are visited one by one
@@ -15,8 +16,8 @@ FEW = 8  # classes with mass: up to this many are visited one by one
 @compiled
 def hinge_memory(width, n, k, dtype, alpha, gain):
     """Memory for :func:`hinge_rows` to work on up to ``width`` rows at a time, gaps and gains included."""
-    m = rows.padded(n)
-    length = m if len(alpha) > 1 else rows.PIECE
+    m = blocks.padded(n)
+    length = m if len(alpha) > 1 else blocks.PIECE
     alphas, gains = np.zeros(length, dtype), np.ones(length, dtype)
     for i in range(n if len(alpha) > 1 else len(alphas)):
         alphas[i], gains[i] = alpha[i if len(alpha) > 1 else 0], gain[i if len(alpha) > 1 else 0]
@@ -63,7 +64,7 @@ def narrow_hinge_row(
     _, odds, pieces, _ = memory[0][1]
     mass, x, direct, _ = memory[1]
     mass, x, d, g, pieces = borrowed(mass), borrowed(x), borrowed(odds)[0], borrowed(direct)[0], borrowed(pieces)
-    rows.load(s[:n], brain, x)
+    blocks.load(s[:n], brain, x)
     size, a, u = narrow.centred(x, n, theta, expansion, d, terms[0], terms[1])
     if size == 0:
         return False
@@ -95,7 +96,7 @@ def narrow_hinge_row(
                 g[i] += real(own + (expansion[0] + v) * (1 - expansion[0] - v) * through)
     narrow.ratio_slopes(a_m, expansion, inverse, ratio, of_ratio, terms[6:9], terms[9])
     narrow.add_slopes(d, expansion[0], terms[9], g)
-    rows.store(g, brain, out)
+    blocks.store(g, brain, out)
     value[0] = total
     return True
 
@@ -126,7 +127,7 @@ def any_hinge_rows(
         value[r] = np.nan
         if size[r] < 0:
             continue
-        rows.load(s[r, :n], brain, x)
+        blocks.load(s[r, :n], brain, x)
         count = masses(r, q, labels, shares, uniform, weight, factor, mass[:n], few, few_mass)
         g, total = direct[r], 0.0
         for j in range(size[r]):
@@ -157,7 +158,7 @@ def any_hinge_rows(
                     distance, v = np.float64(x[i]) - np.float64(kth[r]), np.float64(odds[r, i]) * tilt
                     gap_of = np.float64(alpha[i if len(alpha) > 1 else 0])
                     cost, slope = one_hinge(
-                        distance, gap_of, few_mass[f], v, c[rows.FRONT :], shift, theta, scale, tau, g_c
+                        distance, gap_of, few_mass[f], v, c[blocks.FRONT :], shift, theta, scale, tau, g_c
                     )
                     total += few_mass[f] * cost
                     g[i] += real(slope)
@@ -171,7 +172,7 @@ def any_hinge_rows(
             kernels.fill(direct[r], real(np.nan))
         else:
             kernels.add_slopes(r, size[r], where, odds[r], most[r], P, g_below, direct[r], pieces)
-        rows.store(direct[r], brain, out[r])
+        blocks.store(direct[r], brain, out[r])
 
 
 @compiled

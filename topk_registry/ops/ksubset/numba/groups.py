@@ -8,9 +8,10 @@ import math
 
 import numpy as np
 
-from topk_registry.ops.ksubset.numba import rows, select
-from topk_registry.ops.ksubset.numba.compiled import borrowed, compiled
-from topk_registry.ops.ksubset.numba.masks import places_above
+from topk_registry.ops.cpu import blocks, select
+from topk_registry.ops.cpu.masks import places_above
+from topk_registry.ops.cpu.numbers import borrowed, compiled
+from topk_registry.ops.ksubset.numba import rows
 
 LARGEST = 600.0  # of (s - a) / theta: odds and sums of them stay finite, and so much above makes no difference
 AT_LABEL = 1 / 2  # limit of the tail's odds for the margin at a label and its gradient
@@ -28,7 +29,7 @@ def split(row, k, depth, limit, theta, space, w, E, where):
     """
     top, places, room = space
     inverse, floor = rows.limits(w, theta)
-    a = rows.maximum(row)
+    a = blocks.maximum(row)
     if np.isnan(a):
         return -1, a, 1.0, 0.0
     if np.isfinite(a):
@@ -61,14 +62,14 @@ def split(row, k, depth, limit, theta, space, w, E, where):
     while size > 0 and E[size - 1] * u <= limit:  # the last of the largest, which need no products either
         size -= 1
         w[where[size]] = E[size]
-    return size, a, u, min(u * rows.maximum(w), limit)
+    return size, a, u, min(u * blocks.maximum(w), limit)
 
 
 @compiled
 def tail_mass(w):
     mass = 0.0
-    for start in range(0, len(w), rows.PIECE):
-        mass += np.float64(rows.total(w[start : start + rows.PIECE]))
+    for start in range(0, len(w), blocks.PIECE):
+        mass += np.float64(blocks.total(w[start : start + blocks.PIECE]))
     return mass
 
 

@@ -3,8 +3,9 @@
 
 import math
 
-from topk_registry.ops.ksubset.numba.compiled import compiled, inlined, log32, log64, summing
-from topk_registry.ops.ksubset.numba.rows import PIECE, in_fours, largest_size
+from topk_registry.ops.cpu.blocks import PIECE, largest_size
+from topk_registry.ops.cpu.numbers import compiled, inlined, log32, log64, summing
+from topk_registry.ops.ksubset.numba.rows import in_fours
 
 
 @compiled

@@ -5,16 +5,22 @@ import math
 
 import numpy as np
 
+from topk_registry.ops.cpu import blocks
+from topk_registry.ops.cpu.numbers import borrowed, compiled
 from topk_registry.ops.ksubset.numba import groups, narrow, polynomial, rows
-from topk_registry.ops.ksubset.numba.compiled import borrowed, compiled
 from topk_registry.ops.ksubset.numba.hinges import hinge
 
 
 @compiled
 def label_memory(width, n, k, dtype):
     """Memory for :func:`label_rows` to work on up to ``width`` rows at a time."""
-    m = rows.padded(n)
-    numbers = np.empty(m, dtype), np.empty((width, m), dtype), np.empty(rows.PIECE, dtype), rows.coefficients(k, dtype)
+    m = blocks.padded(n)
+    numbers = (
+        np.empty(m, dtype),
+        np.empty((width, m), dtype),
+        np.empty(blocks.PIECE, dtype),
+        rows.coefficients(k, dtype),
+    )
     tilts, scores = (np.empty(width), np.empty(width)), (np.empty(width, dtype), np.empty(width, dtype))
     group = np.empty((width, min(3 * k, m)), np.int64), np.empty((width, min(3 * k, m)))
     of_rows = np.empty(width, np.int64), tilts, scores
@@ -27,8 +33,8 @@ def label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, f
     """The margin of each row's label, and its gradient to the scores. The label's factor is left out from the start.
 
     With alpha [1] or [n], also a hinge on the margin and its slope; with factors [B], the value and the gradient are
-    those of the hinge times the row's factor. Scores may be in half precision, see :func:`rows.load`; a row of s may be
-    longer than n, the length of a gradient's.
+    those of the hinge times the row's factor. Scores may be in half precision, see :func:`blocks.load`; a row of s may
+    be longer than n, the length of a gradient's.
     """
     r, B = 0, len(s)
     if memory[5][1][0] == 0:
@@ -62,7 +68,7 @@ def narrow_label_row(
     if not 0 <= y < n:
         return False
     w, power, a_m, h = odds[0], terms[0], terms[1], terms[2]
-    rows.load(s[:n], brain, x)
+    blocks.load(s[:n], brain, x)
     of_label, x[y] = x[y], -np.inf
     count, a, u = narrow.centred(x, n - 1, theta, expansion, w, power, a_m)
     if count == 0 or np.isnan(of_label):
@@ -72,7 +78,7 @@ def narrow_label_row(
     of_margin = hinge_of(margin, label, alpha, scale, tau, factor, value, slope)
     narrow.label_gradient(w, expansion[0], h, count, of_margin)
     w[y] = of_margin
-    rows.store(w, brain, gradient)
+    blocks.store(w, brain, gradient)
     return True
 
 
@@ -102,7 +108,7 @@ def any_label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, ta
     for r in range(B):
         y, size[r], u[r] = label[r], -1, 1.0
         if 0 <= y < n:
-            rows.load(s[r, :n], brain, x)
+            blocks.load(s[r, :n], brain, x)
             of_label[r], x[y] = x[y], -np.inf
             size[r], a[r], u[r], most[r] = groups.split(x, k, k, groups.AT_LABEL, theta, space, odds[r], E[r], where[r])
             if np.isnan(of_label[r]):
@@ -135,14 +141,14 @@ def any_label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, ta
         )
         if size[r] < 0:
             fill(odds[r], real(np.nan))
-            rows.store(odds[r], brain, gradient[r])
+            blocks.store(odds[r], brain, gradient[r])
             continue
         count = rows.reach(most[r] * rho, k, odds.itemsize)
         rows.label_gradient(w, c, real(u[r] * rho), real(of_margin), count, piece)
         for j in range(size[r]):
             w[where[r, j]] = of_margin * in_top[j, r]
         w[label[r]] = of_margin
-        rows.store(w, brain, gradient[r])
+        blocks.store(w, brain, gradient[r])
 
 
 @compiled
@@ -191,7 +197,7 @@ def margin_rows_backward(cotangent, s, k, theta, out, memory):
         if size[r] < 0:
             continue
         g = out[r]
-        rows.store(cotangent[r], False, g)
+        blocks.store(cotangent[r], False, g)
         for j in range(size[r]):
             g_below[j, B + r if j < k else r] = g[where[r, j]]
             g[where[r, j]] = 0
@@ -199,7 +205,7 @@ def margin_rows_backward(cotangent, s, k, theta, out, memory):
         left_out = max(0, k - 1 - rows.reach(most[r] * rho, k, s.itemsize))
         g_c[:left_out] = 0
         w = odds[r, :n]
-        rows.tail_cotangents(w, c[rows.FRONT + left_out :], real(gap[r] * u[r] * rho), g, g_c[left_out:], pieces)
+        rows.tail_cotangents(w, c[blocks.FRONT + left_out :], real(gap[r] * u[r] * rho), g, g_c[left_out:], pieces)
         product_cotangents(before[T], r, rho, g_c, g_product)
         for j in range(size[r]):
             g[where[r, j]] = cotangent[r, where[r, j]]
@@ -279,8 +285,8 @@ def add_slopes(r, size, where, w, most, P, g_top, out, piece):
 @compiled
 def both_memory(width, n, k, dtype):
     """Memory for :func:`both_tilts` of up to ``width`` rows, and for what comes after it."""
-    m = rows.padded(n)
-    pieces, c = np.empty(4 * rows.PIECE, dtype), rows.coefficients(k, dtype)
+    m = blocks.padded(n)
+    pieces, c = np.empty(4 * blocks.PIECE, dtype), rows.coefficients(k, dtype)
     numbers = np.empty(m, dtype), np.empty((width, m), dtype), pieces, c
     group = np.empty((width, min(5 * k + 5, m)), np.int64), np.empty((2 * width, min(5 * k + 5, m)))
     return groups.space(m, k + 1, dtype), numbers, group, np.empty(k)
@@ -298,7 +304,7 @@ def both_tilts(s, brain, n, k, theta, memory):
     size, kth, a, most = np.empty(2 * B, np.int64), np.empty(B, x.dtype), np.empty(B, x.dtype), np.zeros(B)
     gap, u, P, powers = np.ones(B), np.ones(2 * B), np.zeros((k, 2 * B)), 0
     for r in range(B):
-        rows.load(s[r, :n], brain, x)
+        blocks.load(s[r, :n], brain, x)
         size[r], a[r], u[B + r], most[r] = groups.split(
             x, k, k + 1, groups.AT_ALL, theta, space, odds[r], E[B + r], where[r]
         )

@@ -13,12 +13,13 @@ import torch
 from numba import carray
 from torch import Tensor
 
-from topk_registry.ops import openmp as team
+from topk_registry.ops.cpu import blocks
+from topk_registry.ops.cpu import openmp as team
+from topk_registry.ops.cpu.numbers import compiled
 from topk_registry.ops.ksubset.numba import backend as cpu
-from topk_registry.ops.ksubset.numba import expected, kernels, rows
-from topk_registry.ops.ksubset.numba.compiled import compiled
-from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.ksubset.numba import expected, kernels
 from topk_registry.ops.rows.numba.driver import MEAN, NONE, counted, massless, reduce
+from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.tensors import address, laid_out
 
 LABEL_OUT_OF_RANGE, NOT_FINITE = 1, 2  # what may be wrong
@@ -201,4 +202,4 @@ def forget(ignored, losses, gradient):
     for r in range(len(losses)):
         if ignored[r]:
             losses[r] = 0.0
-            rows.clear(gradient[r])
+            blocks.clear(gradient[r])

@@ -9,8 +9,9 @@ import math
 
 import numpy as np
 
+from topk_registry.ops.cpu import blocks
+from topk_registry.ops.cpu.numbers import compiled, inlined, log32, log64, summing
 from topk_registry.ops.ksubset.numba import rows
-from topk_registry.ops.ksubset.numba.compiled import compiled, inlined, log32, log64, summing
 from topk_registry.ops.ksubset.numba.hinges import hinge
 
 LEAST_K = 6  # up to 5, the power sums of flat rows are as few
@@ -63,7 +64,7 @@ def centred(x, N, theta, numbers, w, power, a_m):
     their powers, a_m <- the coefficients of (17).
     """
     p, limits, _ = numbers
-    a = rows.maximum(x)
+    a = blocks.maximum(x)
     power[:] = 0
     if limits[0] == 0 or not np.isfinite(a):
         return 0, a, 1.0
@@ -73,8 +74,8 @@ def centred(x, N, theta, numbers, w, power, a_m):
     if not u < LARGEST:
         return 0, a, 1.0
     found = 0.0
-    for start in range(0, len(w), rows.PIECE):
-        sums = _centre(w[start : start + rows.PIECE], real(u), real(p))
+    for start in range(0, len(w), blocks.PIECE):
+        sums = _centre(w[start : start + blocks.PIECE], real(u), real(p))
         found += np.float64(sums[0])
         for j in range(FEW):
             power[j + 1] += np.float64(sums[j + 1])
@@ -85,8 +86,8 @@ def centred(x, N, theta, numbers, w, power, a_m):
     terms = FEW
     if ratio > limits[0]:
         terms = MOST
-        for start in range(0, len(w), rows.PIECE):
-            sums = _higher_moments(w[start : start + rows.PIECE])
+        for start in range(0, len(w), blocks.PIECE):
+            sums = _higher_moments(w[start : start + blocks.PIECE])
             for j in range(FEW):
                 power[FEW + j + 1] += np.float64(sums[j])
     a_m[0] = 1.0
@@ -272,14 +273,14 @@ def hinges(x, d, mass, alpha, gain, a, terms, numbers, odds, shift, scale, tau, 
     ``alpha`` and ``gain`` hold one number a class, or PIECE equal ones.
     """
     n, real, value, p = len(d), x.dtype.type, 0.0, numbers[0]
-    per_class = len(alpha) > rows.PIECE or len(alpha) == n
+    per_class = len(alpha) > blocks.PIECE or len(alpha) == n
     g[:] = 0
-    for start in range(0, n, rows.PIECE):
-        stop = min(start + rows.PIECE, n)
+    for start in range(0, n, blocks.PIECE):
+        stop = min(start + blocks.PIECE, n)
         at = start if per_class else 0
         scores, part, share, found = x[start:stop], d[start:stop], mass[start:stop], out[start:stop]
         gap, factor = alpha[at : at + len(part)], gain[at : at + len(part)]
-        of_ratio, cost = pieces[: len(part)], pieces[rows.PIECE : rows.PIECE + len(part)]
+        of_ratio, cost = pieces[: len(part)], pieces[blocks.PIECE : blocks.PIECE + len(part)]
         _slopes(part, share, factor, real(p), real(1 - p), real(odds), real(scale), ratio, of_ratio, cost, found)
         value += _costs(scores, share, gap, cost, a, real(shift), real(scale), real(tau))
         sums = _moments_of(of_ratio, part)

@@ -3,8 +3,8 @@ instructions. All in double precision; the tilt t is handled as u = exp(-t)."""
 
 import numpy as np
 
-from topk_registry.ops.ksubset.numba import rows
-from topk_registry.ops.ksubset.numba.compiled import compiled, exp64
+from topk_registry.ops.cpu import blocks
+from topk_registry.ops.cpu.numbers import compiled, exp64
 
 
 @compiled
@@ -102,7 +102,7 @@ def balanced(products, T, lane, out):
     scale, back = 1 / products[T, k, lane], 1 / rho
     for j in range(k, -1, -1):
         scaled = products[T, j, lane] * scale
-        out[rows.FRONT + j] = scaled if scaled > 2.0**-70 else 0.0
+        out[blocks.FRONT + j] = scaled if scaled > 2.0**-70 else 0.0
         scale *= back
     return rho
 

@@ -8,88 +8,16 @@ import math
 
 import numpy as np
 
-from topk_registry.ops.ksubset.numba.compiled import (
+from topk_registry.ops.cpu.blocks import FRONT, PIECE, largest_size, total
+from topk_registry.ops.cpu.numbers import (
     LOG2E,
     compiled,
     log32,
     log64,
-    number_at,
-    place_of,
     power_of_2_32,
     power_of_2_64,
     summing,
 )
-from topk_registry.ops.rows.numba import storage
-
-PIECE = 1024  # scores to work on at a time
-PAD = 64  # rows are padded to a multiple of this: no loop of vector instructions has scores left over
-FRONT = 4  # zeros in front of coefficients, see in_fours
-
-
-@compiled
-def padded(n):
-    """The least multiple of PAD that holds n scores."""
-    return (n + PAD - 1) // PAD * PAD
-
-
-@compiled
-def load(row, brain, x):
-    """Copy a row to padded memory, in its precision; the scores beyond the row's end are -inf.
-
-    Scores of 16 bits are float16, or bfloat16 where ``brain`` says so.
-    """
-    n = len(row)
-    if row.itemsize == 2:
-        storage.widen(row, brain, x[:n])
-    else:
-        for i in range(n):
-            x[i] = row[i]
-    for i in range(n, len(x)):
-        x[i] = -np.inf
-
-
-@compiled
-def store(x, brain, row):
-    """Copy padded memory to a row, in bfloat16 where its numbers have 16 bits."""
-    if row.itemsize == 2:
-        storage.narrow(x[: len(row)], row)
-    else:
-        for i in range(len(row)):
-            row[i] = x[i]
-
-
-@compiled
-def clear(row):
-    """Zeros, in any precision."""
-    for i in range(len(row)):
-        row[i] = 0
-
-
-@compiled
-def maximum(x):
-    """The largest score; NaN where there is one whose sign is not negative."""
-    best = place_of(x[0])
-    for i in range(len(x)):
-        best = max(best, place_of(x[i]))
-    return number_at(best)
-
-
-@compiled
-def largest_size(x):
-    """The largest absolute value; NaN where there is one."""
-    best = place_of(x.dtype.type(0))
-    for i in range(len(x)):
-        best = max(best, place_of(abs(x[i])))
-    return number_at(best)
-
-
-@summing
-def total(w):
-    """The sum of odds."""
-    sum = w.dtype.type(0)
-    for i in range(len(w)):
-        sum += w[i]
-    return sum
 
 
 @compiled

@@ -138,7 +138,7 @@ def horner(w: Tensor, c: Tensor) -> Tensor:
 class State(NamedTuple):
     """Summary of the classes of a row: their largest scores, and the power sums of all others' odds.
 
-    These are O(k) numbers a row, whatever the number of classes; states of disjoint classes merge (chunked/state.py).
+    These are O(k) numbers a row, whatever the number of classes; states of disjoint classes merge (torch/state.py).
     Odds are exp((s - a) / theta) for the reference a = :func:`reference` of the largest scores.
     """
 

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from topk_registry.ops.gpu.layout import in_rows, like_rows, options, power_of_two, tiles
 from topk_registry.ops.hinge import Hinge
-from topk_registry.ops.ksubset import soft_targets
 from topk_registry.ops.ksubset.backends import Kernels
+from topk_registry.ops.ksubset.torch import expected as by_margins
 from topk_registry.ops.ksubset.triton import all_classes, expected, one_label, passes
-from topk_registry.ops.label_mixture import LabelMixture
-from topk_registry.ops.rows.triton.layout import in_rows, like_rows, options, power_of_two, tiles
+from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.tensors import launch, operand
 
 ONE_KERNEL_LARGEST_K = 10
@@ -90,7 +90,7 @@ def expected_hinges(
     if isinstance(target, LabelMixture) or target.is_floating_point():
         if k <= ONE_KERNEL_LARGEST_K or not isinstance(target, LabelMixture) or target.uniform is not None:
             return _of_distributions(s, target, k, theta, hinge, weight, factor)
-        return soft_targets.expected_hinges(kernels, s.float() if wide else s, target, k, theta, hinge, weight, factor)
+        return by_margins.expected_hinges(kernels, s.float() if wide else s, target, k, theta, hinge, weight, factor)
     rows = Rows.of(s)
     out, gradient = rows.like(torch.float32 if wide else None)
     _, value, _ = _hinges(rows, target, share, k, theta, hinge, weight, factor, out, final=True)

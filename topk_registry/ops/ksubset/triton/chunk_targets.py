@@ -16,7 +16,7 @@ A target is a distribution in memory (``DENSE``), or M labels with shares beside
 import triton
 import triton.language as tl
 
-from topk_registry.ops.rows.triton.arithmetic import LN2, exp, log2, reciprocal
+from topk_registry.ops.gpu.arithmetic import LN2, exp, log2, reciprocal
 
 TOP = tl.constexpr(float("inf"))  # in the place of a top group's score: its margin is known
 

@@ -1,4 +1,4 @@
-"""State and gradient of a chunk of classes on GPUs, a kernel each: the functions of these names in chunked/state.py."""
+"""State and gradient of a chunk of classes on GPUs, a kernel each: the functions of these names in torch/state.py."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from topk_registry.ops.ksubset.torch.rows import Coefficients, State
 from topk_registry.ops.ksubset.triton import chunk_targets, streams
-from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.tensors import launch, operand
 
 TILE = 4096  # scores that a program works on together

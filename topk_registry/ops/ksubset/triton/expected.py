@@ -20,6 +20,8 @@ that all classes share (``EVEN``). Without that mass the hinges of the labels al
 import triton
 import triton.language as tl
 
+from topk_registry.ops.gpu.arithmetic import LN2, LOG2E, exp, exp2, log1p, log2, reciprocal
+from topk_registry.ops.gpu.tiles import aligned, classes, held_and_largest, others, store
 from topk_registry.ops.ksubset.triton.all_classes import with_cotangents
 from topk_registry.ops.ksubset.triton.hinge import hinge, log64
 from topk_registry.ops.ksubset.triton.passes import is_done
@@ -41,9 +43,7 @@ from topk_registry.ops.ksubset.triton.rows import (
     tail_powers,
     top_group,
 )
-from topk_registry.ops.rows.triton.arithmetic import LN2, LOG2E, exp, exp2, log1p, log2, reciprocal
 from topk_registry.ops.rows.triton.targets import few_labels, masses, masses_at
-from topk_registry.ops.rows.triton.tiles import aligned, classes, held_and_largest, others, store
 
 
 @triton.jit

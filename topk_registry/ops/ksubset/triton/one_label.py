@@ -12,6 +12,8 @@ are not flat are then left to the kernels of passes.py, which skip those that ar
 import triton
 import triton.language as tl
 
+from topk_registry.ops.gpu.arithmetic import LOG2E, exp2
+from topk_registry.ops.gpu.tiles import aligned, held_and_largest, others, store
 from topk_registry.ops.ksubset.triton.hinge import store_margin
 from topk_registry.ops.ksubset.triton.polynomial import (
     chances,
@@ -29,8 +31,6 @@ from topk_registry.ops.ksubset.triton.rows import (
     tail_powers,
     top_group,
 )
-from topk_registry.ops.rows.triton.arithmetic import LOG2E, exp2
-from topk_registry.ops.rows.triton.tiles import aligned, held_and_largest, others, store
 
 
 @triton.jit

@@ -4,8 +4,8 @@
 import triton
 import triton.language as tl
 
+from topk_registry.ops.gpu.tiles import others
 from topk_registry.ops.ksubset.triton.polynomial import CAP, is_finite, lane_of, least_rest, tail_polynomial
-from topk_registry.ops.rows.triton.tiles import others
 
 LIMIT = tl.constexpr(0.5)  # of the tail's odds
 BALANCING = tl.constexpr(6)  # steps of Newton's method for the tilt, which needs no precision

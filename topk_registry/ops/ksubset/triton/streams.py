@@ -1,7 +1,7 @@
 # type: ignore
 """Triton kernels for classes that come in chunks: the state of a row, and the gradient to a chunk of its scores.
 
-A state is that of chunked/state.py: the 2k + 1 largest scores with their classes, and the power sums of all other
+A state is that of torch/state.py: the 2k + 1 largest scores with their classes, and the power sums of all other
 classes' odds, in double precision, relative to the k-th largest score.
 """
 

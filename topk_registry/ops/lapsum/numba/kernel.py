@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from numba import carray
 
-from topk_registry.ops import openmp
-from topk_registry.ops.ksubset.numba import select
-from topk_registry.ops.ksubset.numba.compiled import compiled, summing
-from topk_registry.ops.rows.numba.compiled import BLOCK, c_function
+from topk_registry.ops.cpu import openmp, select
+from topk_registry.ops.cpu.functions import BLOCK, c_function
+from topk_registry.ops.cpu.numbers import compiled, summing
+from topk_registry.ops.cpu.vectors import exponentials, largest_of, nothing, scale_by, total_of
 from topk_registry.ops.rows.numba.driver import ROW
-from topk_registry.ops.rows.numba.vectors import exponentials, largest_of, nothing, scale_by, total_of
 
 K, TAU = range(2)  # the kernel's numbers
 LOG_2 = math.log(2)

@@ -9,7 +9,7 @@ import torch
 from numba import carray
 from torch import Tensor
 
-from topk_registry.ops import openmp as team
+from topk_registry.ops.cpu import openmp as team
 from topk_registry.ops.perturbed.backends import Kernels
 from topk_registry.ops.perturbed.numba import kth, noise
 from topk_registry.ops.tensors import operand

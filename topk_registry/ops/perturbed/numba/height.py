@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from topk_registry.ops.ksubset.numba import select
-from topk_registry.ops.ksubset.numba.compiled import compiled, inlined, number_32, summing
-from topk_registry.ops.ksubset.numba.masks import reaching
+from topk_registry.ops.cpu import select
+from topk_registry.ops.cpu.masks import reaching
+from topk_registry.ops.cpu.numbers import compiled, inlined, number_32, summing
 
 # Q(x) < 2^-(1 + LINEAR x + SQUARE x^2) for 0 < x < 9.6, by less than 4 percent below 3.3
 LINEAR, SQUARE = 1.001, 0.6125

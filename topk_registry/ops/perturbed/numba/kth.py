@@ -5,9 +5,9 @@
 import numpy as np
 from numba import carray
 
-from topk_registry.ops import openmp as team
-from topk_registry.ops.ksubset.numba.compiled import compiled, inlined
-from topk_registry.ops.ksubset.numba.masks import lowest_bit, number_of_bits, reaching, within
+from topk_registry.ops.cpu import openmp as team
+from topk_registry.ops.cpu.masks import lowest_bit, number_of_bits, reaching, within
+from topk_registry.ops.cpu.numbers import compiled, inlined
 from topk_registry.ops.perturbed.numba import height as heights
 from topk_registry.ops.perturbed.numba.height import FLOOR, HOPELESS, find_height, in_reach, limits, tails
 from topk_registry.ops.perturbed.numba.noise import AT_ONCE, FIRST_BYTES, GROUP, normals_of, philox_of

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topk_registry.ops.ksubset.numba.compiled import bits_64, compiled, inlined, number_64
+from topk_registry.ops.cpu.numbers import bits_64, compiled, inlined, number_64
 
 GROUP = 512  # calls of the generator at a time
 AT_ONCE = 16  # calls in one loop

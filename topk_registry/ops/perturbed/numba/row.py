@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from numba import carray
 
-from topk_registry.ops import openmp
+from topk_registry.ops.cpu import openmp
+from topk_registry.ops.cpu.functions import c_function
+from topk_registry.ops.cpu.vectors import nothing
 from topk_registry.ops.perturbed.numba import kth, noise
-from topk_registry.ops.rows.numba.compiled import c_function
 from topk_registry.ops.rows.numba.driver import ROOMS, ROW
-from topk_registry.ops.rows.numba.vectors import nothing
-from topk_registry.ops.selection.numba.kernel import hinge, hinges
+from topk_registry.ops.rows.numba.hinges import hinge, hinges
 
 K, DRAWS, EPSILON, ALPHA, SCALE, SEED = range(6)  # the kernel's numbers; the seed is an integer in the place of one
 OWN, TABLE = range(2)  # the kernel's tensors

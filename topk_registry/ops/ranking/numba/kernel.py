@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from numba import carray
 
-from topk_registry.ops import openmp
-from topk_registry.ops.ksubset.numba import select
-from topk_registry.ops.ksubset.numba.compiled import compiled, summing
-from topk_registry.ops.rows.numba.compiled import BLOCK, c_function, exp, log
+from topk_registry.ops.cpu import openmp, select
+from topk_registry.ops.cpu.functions import BLOCK, c_function, exp, log
+from topk_registry.ops.cpu.numbers import compiled, summing
+from topk_registry.ops.cpu.vectors import nothing, scale_by, total_of
 from topk_registry.ops.rows.numba.driver import ROW
-from topk_registry.ops.rows.numba.vectors import nothing, scale_by, total_of
 
 KIND, CANDIDATES, K, TAU, COUNT, WEIGHTS = range(6)  # the kernel's numbers; weights are the last
 NEURALSORT = 0

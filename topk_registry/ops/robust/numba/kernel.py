@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from numba import carray
 
-from topk_registry.ops import openmp
-from topk_registry.ops.ksubset.numba.compiled import LOG2E, compiled, summing
+from topk_registry.ops.cpu import openmp
+from topk_registry.ops.cpu.functions import BLOCK, c_function, power_of_2
+from topk_registry.ops.cpu.numbers import LOG2E, compiled, summing
+from topk_registry.ops.cpu.vectors import largest_of, nothing, total_of
 from topk_registry.ops.robust.definition import ROUNDING
-from topk_registry.ops.rows.numba.compiled import BLOCK, c_function, power_of_2
 from topk_registry.ops.rows.numba.driver import ROOMS, ROW
-from topk_registry.ops.rows.numba.vectors import largest_of, nothing, total_of
 
 TEMPERATURE, ALPHA, GAP = range(3)  # the kernel's numbers
 PAD = 64  # rows are padded to a multiple of this

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numba import carray
 
-from topk_registry.ops import openmp
-from topk_registry.ops.rows.numba.compiled import c_function, function_type, log_not_of, vectorised
+from topk_registry.ops.cpu import openmp
+from topk_registry.ops.cpu.functions import c_function, function_type, log_not_of, vectorised
 
 # double curve(count, log p, log(1 - p), p, 1 - p, m, M, first, numbers, own, slope): of ``count`` classes from the
 # class ``first`` on, of masses m in a row of mass M, the sum of m on + (M - m) off, and their slopes in log-odds.

@@ -15,11 +15,10 @@ import torch
 from numba import carray
 from torch import Tensor
 
-from topk_registry.ops import openmp
-from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.cpu import openmp, storage
+from topk_registry.ops.cpu.functions import compiled, function_type, total_of
 from topk_registry.ops.rows.backends import Kernels
-from topk_registry.ops.rows.numba import storage
-from topk_registry.ops.rows.numba.compiled import compiled, function_type, total_of
+from topk_registry.ops.targets.label_mixture import LabelMixture
 
 # double row(n, s, m, y, mass, b, numbers, tensors, room, g): the loss of scores s [n], and its gradient in g [n].
 # y >= 0: the label, of this mass. y < 0: masses m [n], which add up to ``mass``. b is the row's place in the batch,

@@ -19,7 +19,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from topk_registry.ops.rows.triton.arithmetic import exp, expm1, log, log1p
+from topk_registry.ops.gpu.arithmetic import exp, expm1, log, log1p
 
 _FUNCTIONS = {
     math.exp: "exp", math.expm1: "expm1", math.log: "log", math.log1p: "log1p", abs: "tl.abs", math.fabs: "tl.abs",

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topk_registry.ops.label_mixture import LabelMixture
+from topk_registry.ops.gpu.layout import in_rows, like_rows, tiles
 from topk_registry.ops.rows.api import REDUCTIONS, Options
 from topk_registry.ops.rows.backends import Kernels
 from topk_registry.ops.rows.triton.add_up import add_up
-from topk_registry.ops.rows.triton.layout import in_rows, like_rows, tiles
+from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.tensors import laid_out, launch, operand
 
 BLOCK = 1024  # losses that are added up together

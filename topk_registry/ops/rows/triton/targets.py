@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from topk_registry.ops.rows.triton.tiles import classes, store
+from topk_registry.ops.gpu.tiles import classes, store
 
 
 @triton.jit

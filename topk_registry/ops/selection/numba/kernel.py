@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from numba import carray
 
-from topk_registry.ops import openmp
-from topk_registry.ops.ksubset.numba import select
-from topk_registry.ops.ksubset.numba.compiled import summing
-from topk_registry.ops.rows.numba.compiled import BLOCK, c_function, compiled
+from topk_registry.ops.cpu import openmp, select
+from topk_registry.ops.cpu.functions import c_function, compiled
+from topk_registry.ops.cpu.vectors import nothing, total_of
 from topk_registry.ops.rows.numba.driver import ROW
-from topk_registry.ops.rows.numba.vectors import nothing, total_of
+from topk_registry.ops.rows.numba.hinges import hinge, hinges
 
 KIND, K, ALPHA, FACTOR = range(4)  # the kernel's numbers
 RIVAL, RANK, CONVEX = range(3)  # what the label's score is held against
@@ -54,54 +53,6 @@ def largest(s, skip, count):
     top, where = np.empty(count, s.dtype), np.zeros(count, np.int64)
     select.largest(s, skip, top, where, select.room(len(s), count, s.dtype))
     return top, where
-
-
-@compiled
-def hinge(s, y, mass, threshold, own, alpha, factor, scale, g):
-    """scale (alpha + factor (threshold - s_y))_+ of the label: its gradient is in g, the threshold's is returned."""
-    margin = np.float64(own[y]) if len(own) else alpha
-    violation = margin + factor * (threshold - np.float64(s[y]))
-    if violation >= 0:
-        g[y] -= s.dtype.type(mass * scale * factor)
-        return mass * scale * violation, mass * scale * factor
-    return (violation if violation != violation else 0.0), 0.0
-
-
-@compiled
-def hinges(s, m, threshold, own, alpha, factor, scale, g):
-    """As :func:`hinge`, of every class; g is written."""
-    value, slope, real = 0.0, 0.0, s.dtype.type
-    near = real(threshold)
-    rest = factor * (threshold - np.float64(near)) if threshold - threshold == 0 else 0.0
-    for start in range(0, len(s), BLOCK):
-        stop = start + BLOCK
-        gap = own[start:stop] if len(own) else own
-        args = near, gap, real(alpha + rest), real(rest), real(factor), real(-scale * factor)
-        costs, masses = _hinges(s[start:stop], m[start:stop], *args, g[start:stop])
-        value += np.float64(costs)
-        slope += np.float64(masses)
-    return scale * value, scale * factor * slope
-
-
-@summing
-def _hinges(s, m, threshold, own, alpha, rest, factor, down, g):
-    """The sums of the masses times the violations, and of the masses, over the classes that violate their gap."""
-    value, slope, zero = s.dtype.type(0), s.dtype.type(0), s.dtype.type(0)
-    if len(own):
-        for i in range(len(s)):
-            violation = factor * (threshold - s[i]) + (own[i] + rest)
-            mass = m[i] if violation >= zero else zero
-            value += mass * violation if mass != zero else zero  # 0 times infinity is no cost
-            slope += mass
-            g[i] = down * mass
-    else:
-        for i in range(len(s)):
-            violation = factor * (threshold - s[i]) + alpha
-            mass = m[i] if violation >= zero else zero
-            value += mass * violation if mass != zero else zero
-            slope += mass
-            g[i] = down * mass
-    return value, slope
 
 
 @compiled

@@ -9,8 +9,8 @@ come before it.
 import triton
 import triton.language as tl
 
+from topk_registry.ops.gpu.tiles import aligned, classes, others, store, tiles_of
 from topk_registry.ops.rows.triton.targets import clear, masses, targets
-from topk_registry.ops.rows.triton.tiles import aligned, classes, others, store, tiles_of
 
 RIVAL, RANK, CONVEX = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # what a label's score is held against
 

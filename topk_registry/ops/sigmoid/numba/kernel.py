@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numba import carray
 
-from topk_registry.ops import openmp
-from topk_registry.ops.rows.numba.compiled import BLOCK, c_function, compiled, exp, log1p
+from topk_registry.ops.cpu import openmp
+from topk_registry.ops.cpu.functions import BLOCK, c_function, compiled, exp, log1p
 from topk_registry.ops.rows.numba.curves import NUMBERS, call_curve
 from topk_registry.ops.rows.numba.driver import ROOMS, ROW
 

@@ -4,9 +4,9 @@
 import triton
 import triton.language as tl
 
-from topk_registry.ops.rows.triton.arithmetic import probabilities
+from topk_registry.ops.gpu.arithmetic import probabilities
+from topk_registry.ops.gpu.tiles import aligned, classes, others, store
 from topk_registry.ops.rows.triton.targets import clear, masses, targets, whole_masses
-from topk_registry.ops.rows.triton.tiles import aligned, classes, others, store
 
 
 @triton.jit

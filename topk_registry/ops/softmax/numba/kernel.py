@@ -8,12 +8,10 @@ import numpy as np
 import torch
 from numba import carray
 
-from topk_registry.ops import openmp
-from topk_registry.ops.ksubset.numba.compiled import summing
-from topk_registry.ops.rows.numba.compiled import BLOCK, c_function, compiled, log
-from topk_registry.ops.rows.numba.curves import FACTOR, LOG_Z, MOST, NUMBERS, SHARE, SKIPPED, call_curve, call_softmax
-from topk_registry.ops.rows.numba.driver import ROOMS, ROW
-from topk_registry.ops.rows.numba.vectors import (
+from topk_registry.ops.cpu import openmp
+from topk_registry.ops.cpu.functions import BLOCK, c_function, compiled, log
+from topk_registry.ops.cpu.numbers import summing
+from topk_registry.ops.cpu.vectors import (
     exponentials,
     largest_of,
     place_of_largest,
@@ -21,6 +19,8 @@ from topk_registry.ops.rows.numba.vectors import (
     scale_by,
     total_of,
 )
+from topk_registry.ops.rows.numba.curves import FACTOR, LOG_Z, MOST, NUMBERS, SHARE, SKIPPED, call_curve, call_softmax
+from topk_registry.ops.rows.numba.driver import ROOMS, ROW
 
 SCALE, OTHERS, PARAMETERS = range(3)  # the kernel's numbers; the curve's follow
 OWN, OWN_64, CURVE_AT, CURVE_64, SHIFT = range(5)  # addresses, in the precision of the kernel and in double

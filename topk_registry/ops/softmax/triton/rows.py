@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from topk_registry.ops.rows.triton.arithmetic import (
+from topk_registry.ops.gpu.arithmetic import (
     LOG2E,
     exp,
     exp2,
@@ -14,8 +14,8 @@ from topk_registry.ops.rows.triton.arithmetic import (
     reciprocal,
     small_log1p,
 )
+from topk_registry.ops.gpu.tiles import aligned, classes, others, store
 from topk_registry.ops.rows.triton.targets import clear, masses, targets, whole_masses
-from topk_registry.ops.rows.triton.tiles import aligned, classes, others, store
 
 
 @triton.jit

@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from numba import carray
 
-from topk_registry.ops import openmp
-from topk_registry.ops.ksubset.numba import select
-from topk_registry.ops.ksubset.numba.compiled import borrowed, compiled, inlined, summing
-from topk_registry.ops.ksubset.numba.masks import places_above
-from topk_registry.ops.rows.numba.compiled import BLOCK, c_function
+from topk_registry.ops.cpu import openmp, select
+from topk_registry.ops.cpu.functions import BLOCK, c_function
+from topk_registry.ops.cpu.masks import places_above
+from topk_registry.ops.cpu.numbers import borrowed, compiled, inlined, summing
+from topk_registry.ops.cpu.vectors import largest_of, nothing, total_of
 from topk_registry.ops.rows.numba.driver import ROW
-from topk_registry.ops.rows.numba.vectors import largest_of, nothing, total_of
 
 K, TAU = range(2)  # the kernel's numbers
 LINES = 64  # at least so many lines, the maximum of each of which bounds the k-th largest score

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numba import carray
 
-from topk_registry.ops import openmp
-from topk_registry.ops.ksubset.numba.compiled import compiled, summing
-from topk_registry.ops.rows.numba.compiled import BLOCK, c_function, log, total_of
+from topk_registry.ops.cpu import openmp
+from topk_registry.ops.cpu.functions import BLOCK, c_function, log, total_of
+from topk_registry.ops.cpu.numbers import compiled, summing
 from topk_registry.ops.rows.numba.driver import ROW
 
 BOUND, SHIFT, EPSILON = range(3)  # the kernel's numbers

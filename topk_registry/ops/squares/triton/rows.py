@@ -4,9 +4,9 @@
 import triton
 import triton.language as tl
 
-from topk_registry.ops.rows.triton.arithmetic import LN2, exp, log, log2, reciprocal, small_log1p
+from topk_registry.ops.gpu.arithmetic import LN2, exp, log, log2, reciprocal, small_log1p
+from topk_registry.ops.gpu.tiles import aligned, classes, others, store
 from topk_registry.ops.rows.triton.targets import clear, masses, targets, whole_masses
-from topk_registry.ops.rows.triton.tiles import aligned, classes, others, store
 
 TINY = tl.constexpr(1.1754943508222875e-38)
 XI_MIN = tl.constexpr(1e-4)

@@ -4,7 +4,7 @@
 
 import numpy as np
 
-from topk_registry.ops.rows.numba.compiled import BLOCK, compiled, exp, log, number_of, total_of
+from topk_registry.ops.cpu.functions import BLOCK, compiled, exp, log, number_of, total_of
 
 __all__ = [
     "exponentials",

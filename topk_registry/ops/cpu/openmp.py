@@ -113,8 +113,9 @@ def pointer(typing_context, address):
 @lru_cache(maxsize=1)
 def edition() -> int:
     """A number that changes with the source of any compiled kernel: those of one operator call another's functions."""
-    room = Path(__file__).parent
-    return zlib.crc32(b"".join(file.read_bytes() for file in sorted((*room.glob("*.py"), *room.glob("*/numba/*.py")))))
+    room = Path(__file__).parents[1]
+    files = sorted((*room.glob("*.py"), *room.glob("cpu/*.py"), *room.glob("*/numba/*.py")))
+    return zlib.crc32(b"".join(file.read_bytes() for file in files))
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,8 @@ from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.extending import intrinsic, overload
 
-from topk_registry.ops.ksubset.numba.compiled import (
+from topk_registry.ops.cpu.blocks import total
+from topk_registry.ops.cpu.numbers import (
     compiled,
     exp32,
     exp64,
@@ -29,7 +30,6 @@ from topk_registry.ops.ksubset.numba.compiled import (
     power_of_2_32,
     power_of_2_64,
 )
-from topk_registry.ops.ksubset.numba.rows import total
 
 BLOCK = 512  # numbers that are added up in their own precision; sums of blocks are added in double precision
 

@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from topk_registry.ops.ksubset.numba.compiled import compiled
+from topk_registry.ops.cpu.numbers import compiled
 
 
 def _numbers(context, builder, array_type, array, start, count):

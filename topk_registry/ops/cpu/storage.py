@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from topk_registry.ops.ksubset.numba.compiled import cast, compiled
+from topk_registry.ops.cpu.numbers import cast, compiled
 
 
 @intrinsic

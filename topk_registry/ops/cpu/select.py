@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from topk_registry.ops.ksubset.numba.compiled import compiled, number_at, place_of
-from topk_registry.ops.ksubset.numba.masks import places_above
+from topk_registry.ops.cpu.masks import places_above
+from topk_registry.ops.cpu.numbers import compiled, number_at, place_of
 
 HALVINGS = 20  # leave about 1 in 500 of a number, with 2^31 numbers between the lowest and the highest score
 LAST = np.iinfo(np.int64).max

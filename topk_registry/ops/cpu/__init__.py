@@ -1,0 +1,1 @@
+"""Numerics, memory and threads for kernels compiled by numba; no loss."""

@@ -1,0 +1,1 @@
+"""Arithmetic, tiles and layout for Triton kernels; no loss."""

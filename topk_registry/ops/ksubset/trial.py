@@ -1,0 +1,43 @@
+"""Try a backend on a few scores before it serves."""
+
+import torch
+from torch import Tensor
+
+from topk_registry.ops.hinge import Hinge
+from topk_registry.ops.ksubset.backends import OPERATOR, Kernels
+from topk_registry.ops.ksubset.torch.expected import expected_hinges
+from topk_registry.ops.targets.label_mixture import LabelMixture
+
+
+def trial(kernels: Kernels, device: torch.device, double: bool) -> bool:
+    """Whether kernels give on a few scores what torch operations give.
+
+    Tests try the kernels themselves. This tries what they need on this machine: compilers, a driver, a place for what
+    is compiled.
+    """
+    s, label, k, theta = torch.linspace(0, 30, 39).sin().view(3, 13), torch.tensor([0, 6, 12]), 2, 0.5
+    dtype = torch.float64 if double else torch.float32
+    one = torch.ones((), dtype=dtype, device=device)
+    found = kernels.label_hinges(s.to(device, dtype), label.to(device), k, theta, Hinge(one, 0.5, 0.25))
+    exact, s, hinge = OPERATOR["torch"].kernels(), s.double(), Hinge(one.cpu().double(), 0.5, 0.25)
+    wanted = exact.label_hinges(s, label, k, theta, hinge)
+    if device.type == "cuda" and kernels.expected_hinges is not None:  # another kernel, which may not run
+        given = s.to(device, dtype), LabelMixture.smoothed(label.to(device), 0.1), k, theta, Hinge(one, 0.5, 0.25)
+        found = *found, *kernels.expected_hinges(*given, None, 0.5)
+        given = exact, s, LabelMixture.smoothed(label, 0.1), k, theta, hinge
+        wanted = *wanted, *expected_hinges(*given, None, 0.5)
+        found, wanted = (*found, *_of_chunk(s.to(device, dtype), k, theta)), (*wanted, *_of_chunk(s, k, theta))
+    return all(torch.allclose(x.cpu().double(), y, rtol=1e-4, atol=1e-5) for x, y in zip(found, wanted, strict=True))
+
+
+def _of_chunk(s: Tensor, k: int, theta: float) -> tuple[Tensor, ...]:
+    """A state and a gradient by the kernels of linear classifiers for the device of s."""
+    from topk_registry.ops.ksubset.chunked.custom_ops import module_of
+    from topk_registry.ops.ksubset.torch.rows import finish
+
+    kernels = module_of("triton" if s.is_cuda else "torch", k)
+    label = torch.tensor([0, 6, 12], device=s.device)
+    flat = torch.cat((s.flatten(), s.new_zeros(1)))
+    state, score = kernels.extend(None, None, flat[:-1].view(s.shape), label, k, theta, 0, flat)
+    f = finish(state, theta)
+    return score, f.shift, kernels.gradient(s, label, f, theta, torch.ones_like(score), 0)

@@ -1,0 +1,26 @@
+"""Try a backend of the row losses on the absolute error of a few sigmoids before it serves."""
+
+import torch
+
+from topk_registry.ops.rows.api import Options
+from topk_registry.ops.rows.backends import Kernels
+from topk_registry.ops.rows.curve import Curve
+from topk_registry.ops.sigmoid.api import sigmoid_loss
+
+
+def _absolute(log_p, log_not, p, not_p, own, numbers):
+    slope = p * not_p
+    return not_p, -slope, p, slope
+
+
+def trial(kernels: Kernels, device: torch.device, wide: bool) -> bool:
+    """Whether kernels find the absolute error of sigmoids of 0, and its gradient."""
+    scores = torch.zeros(3, 8, device=device)
+    label = torch.tensor([0, 3, 7], device=device)
+    kernel = sigmoid_loss(Curve(trial, _absolute, others=True, logarithms=False)).kernel_for(scores)
+    if kernel is None:
+        return False
+    value, gradient, *_ = kernel.run(Options(label, None, 0.0, -100, 2), scores, True)
+    signs = torch.ones_like(scores).scatter_(1, label[:, None], -1.0)
+    assert value is not None
+    return bool(torch.isclose(value, 12 * signs[0, 1])) and gradient is not None and torch.allclose(gradient, signs / 4)

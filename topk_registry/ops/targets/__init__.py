@@ -1,0 +1,1 @@
+"""Targets of every kind as masses on labels."""

@@ -1,0 +1,19 @@
+"""The losses of a target from a table of losses."""
+
+import torch
+from torch import Tensor
+
+
+def wide(scores: Tensor) -> Tensor:
+    """Scores in at least single precision."""
+    return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+
+
+def of_table(table: Tensor, target: Tensor | None) -> Tensor:
+    """The losses of a target from the table L(s, c) [B, n]."""
+    if target is None:
+        return table
+    if not target.is_floating_point():
+        return table.gather(1, target[:, None])[:, 0]
+    # 0 * inf is NaN: a class of no mass costs nothing, but what it would cost is the gradient to its mass
+    return (target * table.masked_fill((target == 0) & ~table.isfinite(), 0.0)).sum(-1)
