@@ -101,7 +101,7 @@ def test_no_files_import_in_a_circle(package):
 
 
 def test_a_circle_of_files_is_found():
-    with pytest.raises(CycleError, match="circle|cycle"):
+    with pytest.raises(CycleError, match="cycle"):
         list(TopologicalSorter({"a": {"b"}, "b": {"a"}}).static_order())
 
 
