@@ -19,9 +19,9 @@ from topk_registry import (
 )
 from topk_registry.ops.rows.api import REDUCTIONS, Options
 
-pytest.importorskip("topk_registry.ops.rows.triton.driver", exc_type=ImportError)
+pytest.importorskip("triton")
 
-from topk_registry.ops.rows.triton import layout
+from topk_registry.ops.gpu import layout
 from topk_registry.ops.rows.triton.curves import UnsupportedCurveError, compiled
 
 # the interpreter computes with infinities that kernels leave out afterwards

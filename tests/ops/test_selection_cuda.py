@@ -6,7 +6,7 @@ import torch
 from tests.ops.triton_runs import DEVICE, Launches, compiles, interprets, pass_under_the_interpreter, runs_kernels
 from topk_registry import LabelMixture, RowLoss, create_loss, topk_hinge_loss
 
-pytest.importorskip("topk_registry.ops.rows.triton.driver", exc_type=ImportError)
+pytest.importorskip("triton")
 
 from tests.ops.test_rows_cuda import (
     MIXTURES,
@@ -18,7 +18,7 @@ from tests.ops.test_rows_cuda import (
     scores,
     target_of,
 )
-from topk_registry.ops.rows.triton import layout
+from topk_registry.ops.gpu import layout
 
 # the interpreter computes with infinities that kernels leave out afterwards
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -7,7 +7,7 @@ import torch
 numba = pytest.importorskip("numba")
 caching = pytest.importorskip("numba.core.caching")
 
-from topk_registry.ops import openmp as team  # noqa: E402
+from topk_registry.ops.cpu import openmp as team  # noqa: E402
 
 
 def counting():

@@ -25,9 +25,14 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_GPU else "cpu"
 
-runs_kernels = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="runs under the interpreter, in another process")
+_somewhere = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="runs under the interpreter, in another process")
 compiles = pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
 interprets = pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests of this module run as they are")
+
+
+def runs_kernels(test: Any) -> Any:
+    """Mark a test that starts kernels: one for a GPU, or for the interpreter."""
+    return pytest.mark.gpu(_somewhere(test))
 
 
 def pass_under_the_interpreter(module: str) -> None:

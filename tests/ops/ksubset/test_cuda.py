@@ -26,14 +26,14 @@ from topk_registry.ops.ksubset.torch.expected import expected_hinges
 from topk_registry.ops.ksubset.torch.rows import State, finish
 from topk_registry.ops.targets.label_mixture import LabelMixture
 
-cuda = pytest.importorskip("topk_registry.ops.ksubset.triton.backend", exc_type=ImportError)
+triton = pytest.importorskip("triton")
 
-import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
+from topk_registry.ops.gpu import layout  # noqa: E402
+from topk_registry.ops.ksubset.triton import backend as cuda  # noqa: E402
 from topk_registry.ops.ksubset.triton import chunks  # noqa: E402
 from topk_registry.ops.ksubset.triton.hinge import hinge  # noqa: E402
-from topk_registry.ops.rows.triton import layout  # noqa: E402
 
 INF, NAN = float("inf"), float("nan")
 EPS = torch.finfo(torch.float32).eps

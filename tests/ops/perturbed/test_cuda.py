@@ -17,7 +17,9 @@ from tests.ops.triton_runs import (
 )
 from topk_registry.ops.perturbed import backends
 
-cuda = pytest.importorskip("topk_registry.ops.perturbed.triton.backend", exc_type=ImportError)
+pytest.importorskip("triton")
+
+from topk_registry.ops.perturbed.triton import backend as cuda
 
 INF, NAN = float("inf"), float("nan")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's
