@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import CancelledError, wait
 from pathlib import Path
@@ -9,8 +11,19 @@ from pathlib import Path
 import pytest
 
 from topk_registry.executors.errors import WorkerDiedError
-from topk_registry.executors.local import GPUS, LocalExecutor, environments, visible_gpus
+from topk_registry.executors.local import GPUS, SPAWN, LocalExecutor, environments, visible_gpus
 from topk_registry.executors.pool import Interruptible
+
+
+LOCKED = """
+from topk_registry.executors.local import LocalExecutor
+from tests.executors.test_local import lock
+
+if __name__ == "__main__":
+    executor = LocalExecutor(2)
+    print(executor.submit(lock).result())
+    executor.kill()
+"""
 
 
 @pytest.fixture
@@ -47,6 +60,22 @@ def test_a_process_that_dies_takes_its_own_call_alone(executor):
     assert (futures[0].result(), futures[2].result()) == (1, 2)
     with pytest.raises(WorkerDiedError, match="status 3"):
         futures[1].result()
+
+
+def lock() -> str:
+    """Hold a semaphore for as long as the process lives, as progress bars and loaders do."""
+    global held
+    held = SPAWN.Lock()
+    return "locked"
+
+
+@pytest.mark.slow
+def test_an_idle_process_frees_its_semaphores_at_the_end(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(LOCKED)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "locked\n", "")
 
 
 def test_a_shutdown_that_cancels_interrupts_what_is_under_way(executor):

@@ -13,6 +13,7 @@ from typing import Any
 from topk_registry.executors.errors import WorkerDiedError
 from topk_registry.executors.pool import Call, Interruptible, PoolExecutor
 
+GRACE = 10.0  # seconds that an idle process gets to end by itself
 SPAWN = multiprocessing.get_context("spawn")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -65,7 +66,8 @@ class _Process:
         self._process: Any = None
         self._pipe: Connection | None = None
         self._lock = threading.Lock()  # of what follows, and of starting and killing the process
-        self._busy = False
+        self._idle = True  # no call has the pipe
+        self._busy = False  # the process does a call
         self._closed = False
 
     def call(self, task: Call, stopped: Callable[[], bool]) -> Any:
@@ -83,7 +85,7 @@ class _Process:
             ) from error
         finally:
             with self._lock:
-                self._busy = False
+                self._busy, self._idle = False, True
         if not done:
             raise value
         return value
@@ -94,12 +96,18 @@ class _Process:
                 os.kill(self._process.pid, signal.SIGINT)
 
     def close(self) -> None:
+        """End the process: an idle one by itself, so that it frees its semaphores, one within a call at once."""
         with self._lock:
             self._closed = True
-            if self._process is not None:
+            if self._process is None:
+                return
+            if self._idle and self._pipe is not None:
+                self._pipe.close()
+            else:
                 self._process.kill()
-        if self._process is not None:
-            self._process.join()
+        self._process.join(GRACE)
+        self._process.kill()
+        self._process.join()
 
     def _begin(self, stopped: Callable[[], bool]) -> None:
         with self._lock:
@@ -119,6 +127,7 @@ class _Process:
                 with _starting, _environment(self._environment), _without_interrupts():
                     self._process.start()
                 theirs.close()  # so that the end of the process is the end of the pipe
+            self._idle = False
             return self._pipe
 
 
