@@ -1,9 +1,12 @@
 """Loggers by entry point: the packages' own stores hold what the summary holds, over an interrupt too."""
 
 import json
+import re
 import signal
 import struct
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,11 @@ from topk_registry.cli.main import main
 from topk_registry.train import TrainConfig
 from topk_registry.train.engine.signals import StopRequest
 from topk_registry.train.report import loggers
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 class Memory:
@@ -189,17 +197,60 @@ def wandb_rows(folder):
     return rows
 
 
+def brought(extra):
+    """The names of the packages that an extra of ours brings."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    return {re.match(r"[\w-]+", requirement)[0] for requirement in project["optional-dependencies"][extra]}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize("module", ["alembic.migration", "sqlalchemy"])
+def test_mlflows_data_base_asks_for_what_the_extra_brings(train, monkeypatch, module):
+    def skinny(**settings):
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr("mlflow.MlflowClient", skinny)
+    run = train("--logger", "mlflow", "--logger-opt", "mlflow.uri=sqlite:///mlflow.db")
+    assert run.status == 2
+    package = module.partition(".")[0]
+    assert run.err.endswith(f"sqlite:///mlflow.db needs {package}: pip install 'topk-registry[log]'\n")
+    assert run.err.count("\n") == 1
+    assert package in brought("log")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
+def test_a_folder_that_mlflow_takes_no_runs_into_is_one_line(train, tmp_path, monkeypatch):
+    from mlflow.store.tracking.file_store import FileStore
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "false")
+    try:
+        FileStore(str(tmp_path / "mlruns"))
+    except Exception:
+        pass
+    else:
+        pytest.skip("an MLflow that takes runs into a folder of files")
+    run = train("--logger", "mlflow", "--logger-opt", f"mlflow.uri={tmp_path}/mlruns")
+    assert run.status == 2
+    assert "--logger-opt mlflow.uri=sqlite:///mlflow.db, or set MLFLOW_ALLOW_FILE_STORE=true" in run.err
+    assert run.err.count("\n") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
 def test_the_packages_stores_hold_the_summary(train, tmp_path, monkeypatch):
-    """TensorBoard's event files, an MLflow file store, Weights & Biases without a network: one run, stopped between."""
+    """TensorBoard's event files, MLflow's data base, Weights & Biases without a network: one run, stopped between.
+
+    An environment from before the extra brought alembic has MLflow's folder of files to test.
+    """
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     from mlflow import MlflowClient
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    store = (tmp_path / "mlruns").as_uri()
+    store = f"sqlite:///{tmp_path}/mlflow.db" if find_spec("alembic") else (tmp_path / "mlruns").as_uri()
     flags = ["--logger", "tensorboard", "mlflow", "--log-wandb", "--wandb-tags", "a", "b", "--log-interval", "2"]
     flags += ["--logger-opt", f"mlflow.uri={store}", "mlflow.experiment=tiny", "--epochs", "3"]
     with monkeypatch.context() as stopped:

@@ -3,14 +3,20 @@
 import os
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from topk_registry.train.report.loggers import LoggedRun, require
+from topk_registry.registry.errors import MissingPackageError
+from topk_registry.train.report.loggers import INSTALL, LoggedRun, require
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 require("mlflow")
 
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 MOST_PARAMETERS = 100  # of one request, by MLflow's limits
 LONGEST = 6000  # characters of a parameter
+ALLOWED = "MLFLOW_ALLOW_FILE_STORE"  # which MLflow 3 asks of those who keep runs in a folder of files
 
 
 class MLflow:
@@ -18,7 +24,8 @@ class MLflow:
 
     Args:
         run: the run that is logged.
-        uri: of the server or store; by default what ``MLFLOW_TRACKING_URI`` says.
+        uri: of the server or store; by default what ``MLFLOW_TRACKING_URI`` says, else MLflow's own, which is a
+            data base in the working folder (``sqlite:///mlflow.db``).
         experiment: its name; by default what ``MLFLOW_EXPERIMENT_NAME`` says, else ``Default``.
         tags: of the run.
     """
@@ -31,10 +38,9 @@ class MLflow:
         experiment: str = "",
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        self._client = MlflowClient(tracking_uri=uri)
+        self._client = _client(uri)
         if run.resumed_id is not None:
             self.run_id = run.resumed_id
             self._client.update_run(self.run_id, status="RUNNING")
@@ -55,3 +61,23 @@ class MLflow:
 
     def close(self, status: str) -> None:
         self._client.set_terminated(self.run_id, STATUS[status])
+
+
+def _client(uri: str | None) -> "MlflowClient":
+    """Open a server or store; one that cannot be opened is an error that says what to do."""
+    from mlflow import MlflowClient, get_tracking_uri
+    from mlflow.exceptions import MlflowException
+
+    where = uri or get_tracking_uri()
+    try:
+        return MlflowClient(tracking_uri=uri)
+    except ModuleNotFoundError as error:  # mlflow-skinny brings no package of a data base
+        package = str(error.name).partition(".")[0]
+        raise MissingPackageError(f"MLflow's store {where} needs {package}: {INSTALL}") from error
+    except MlflowException as error:
+        if ALLOWED not in str(error):
+            raise
+        raise ValueError(
+            f"MLflow takes no runs into the folder of files {where}: choose a data base, --logger-opt "
+            f"mlflow.uri=sqlite:///mlflow.db, or set {ALLOWED}=true"
+        ) from error

@@ -23,6 +23,7 @@ from topk_registry.train.errors import Interrupted, TrainError
 from topk_registry.train.report.console import write_text
 
 FILE = "loggers.yaml"
+INSTALL = "pip install 'topk-registry[log]'"
 Row = Mapping[str, float]
 
 
@@ -190,7 +191,7 @@ def require(package: str) -> None:
     """
     spec = find_spec(package)
     if spec is None or spec.origin is None:  # a mere folder of this name, such as the one that wandb writes into
-        raise MissingPackageError(f"{package} is not installed: pip install 'topk-registry[log]'")
+        raise MissingPackageError(f"{package} is not installed: {INSTALL}")
 
 
 def _reason(error: Exception) -> str:
