@@ -1,9 +1,6 @@
 """``--class-parallel``: two processes train what one process trains, and either goes on where the other stopped."""
 
 import math
-import os
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,15 +8,13 @@ import torch.distributed as dist
 from timm.utils.checkpoint_saver import load_checkpoint_metadata
 
 from tests import ranks
-from topk_registry.train import TrainConfig, Trainer, TrainError
-from topk_registry.train.errors import Interrupted
-from topk_registry.train.setup.compute import Compute
+from tests.train.ranked import FOLDER, last, same_checkpoint, stopped, trained
+from topk_registry.train import TrainConfig, TrainError
 
 if not dist.is_available():
     pytest.skip("torch is built without distributed", allow_module_level=True)
 
 CHECKS = {}
-FOLDER = "TOPK_TEST_FOLDER"  # of all runs, for the ranks
 CONFIG = TrainConfig(
     dataset="topk/hierarchy", dataset_opt={"size": 48, "superclasses": 4, "fine": 3, "noise": 1.0},
     model="topk_convnet", model_kwargs={"width": 2}, dist_bn="", no_aug=True, device="cpu", workers=0,
@@ -42,71 +37,6 @@ RESUMED = CONFIG.replace(model_ema=True)
 def check(function):
     CHECKS[function.__name__] = function
     return function
-
-
-def here():
-    """The number of processes, and this one's."""
-    return (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
-
-
-def trained(config, name, **hooks):
-    """The result of a run in double precision, in one process or on all ranks."""
-    world, rank = here()
-    compute = Compute(torch.device("cpu"), dtype=torch.float64, rank=rank, world_size=world)
-    real = Compute.set_up
-
-    def set_up(config):
-        torch.manual_seed(config.seed + rank)
-        return compute if not config.amp else replace(real(config), rank=rank, world_size=world)
-
-    Compute.set_up = staticmethod(set_up)
-    try:
-        trainer = Trainer(config.replace(output=os.environ[FOLDER], experiment=name), quiet=True, **hooks)
-        return trainer.fit()
-    finally:
-        Compute.set_up = real
-
-
-def stopped(config, name):
-    """Train until a signal in the second epoch."""
-
-    def on_step(run, loss):
-        run.stopped = lambda: run.progress.epoch == 1 and run.progress.step >= 1
-
-    with pytest.raises(Interrupted):
-        trained(config, name, on_step=on_step)
-
-
-def last(name):
-    return Path(os.environ[FOLDER], name, "last.pth.tar")
-
-
-def same(one, other, path="", tolerance=1e-9):
-    """Both hold the same names and, up to the order of sums, the same numbers."""
-    if isinstance(one, torch.Tensor) and one.is_floating_point():
-        assert one.shape == other.shape, path
-        assert float((one - other).abs().max()) <= tolerance * (1 + float(one.abs().max())), path
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys(), path
-        for key in one:
-            same(one[key], other[key], f"{path}/{key}", tolerance)
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), path
-        for i, (a, b) in enumerate(zip(one, other, strict=True)):
-            same(a, b, f"{path}/{i}", tolerance)
-    elif isinstance(one, float):
-        assert one == pytest.approx(other, rel=2e-6), path  # likelihoods are measured in single precision
-    else:
-        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, path
-
-
-def same_checkpoint(one, other):
-    one, other = (load_checkpoint_metadata(last(name)) for name in (one, other))
-    for key in ("state_dict", "state_dict_ema", "optimizer"):
-        same(one.get(key), other.get(key), key)
-    states = [each["task_state"] for each in (one, other)]
-    same(states[0]["criterion"], states[1]["criterion"], "criterion")
-    same(states[0]["progress"]["history"], states[1]["progress"]["history"], "history")
 
 
 @check

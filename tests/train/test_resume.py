@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.train.ranked import assert_same
 from topk_registry import registry
 from topk_registry.data.hierarchy import Hierarchy
 from topk_registry.train.engine import resume, signals
@@ -69,22 +70,6 @@ def interrupted(train, register):
     return run
 
 
-def assert_same(one, other, path=""):
-    assert type(one) is type(other), path
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), path
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys(), path
-        for key in one:
-            assert_same(one[key], other[key], f"{path}/{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), path
-        for i, (a, b) in enumerate(zip(one, other, strict=True)):
-            assert_same(a, b, f"{path}/{i}")
-    else:
-        assert one == other, path
-
-
 STATE = ("state_dict", "state_dict_ema", "optimizer", "task_state", "epoch", "metric")
 
 
@@ -103,6 +88,15 @@ def test_a_resumed_run_is_the_uninterrupted_one(interrupted, at, workers):
     assert (whole.folder / "summary.csv").read_text() == (resumed.folder / "summary.csv").read_text()
     a, b = whole.checkpoint(), resumed.checkpoint()
     assert_same({key: a[key] for key in STATE}, {key: b[key] for key in STATE})
+
+
+def test_the_rounding_of_a_moving_average_in_bfloat16_goes_on(interrupted):
+    half = ("--model-dtype", "bfloat16", "--epochs", "1")
+    whole = interrupted(-1, *half, name="whole")
+    assert interrupted(2, *half, name="stopped").status == 128 + signal.SIGTERM
+    resumed = interrupted(-1, *half, "--resume", "auto", name="stopped")
+    assert resumed.status == 0, resumed.err
+    assert_same(whole.checkpoint()["state_dict_ema"], resumed.checkpoint()["state_dict_ema"])
 
 
 @pytest.mark.filterwarnings("ignore:PlateauLRScheduler is deprecated:FutureWarning")

@@ -18,7 +18,7 @@ from torch.utils.serialization import config as serialization
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.resume import OUTPUT, differences, find_auto
 from topk_registry.train.engine.run import Run
-from topk_registry.train.engine.state import LAST, Checkpoints, restore, same_loss
+from topk_registry.train.engine.state import LAST, Checkpoints, restore, restore_buffers, same_loss
 from topk_registry.train.errors import TrainError
 from topk_registry.train.report.loggers import LoggedRun, Loggers
 from topk_registry.train.setup.build import distribute
@@ -43,8 +43,9 @@ def begin(run: Run) -> None:
             device=torch.device("cpu") if config.model_ema_force_cpu else None,
         )
     saver = _saver(run) if run.compute.primary else None
+    whole = False
     if resume:
-        _resume(run, resume)
+        whole = _resume(run, resume)
         if saver is not None and resume.parent == run.folder:
             saver.load_state_dict_from_checkpoint(str(resume))
             saver.curr_recovery_file = str(resume) if resume.name != LAST else ""  # to be deleted when its turn comes
@@ -56,6 +57,8 @@ def begin(run: Run) -> None:
         _open_loggers(run, goes_on=resume is not None and resume.parent == run.folder)
         run.checkpoints = Checkpoints(saver)
     distribute(run)
+    if whole:
+        restore_buffers(run.task, rank=run.compute.rank, world=run.compute.world_size)
 
 
 def _open_folder(run: Run) -> None:
@@ -91,7 +94,8 @@ def _saver(run: Run) -> utils.CheckpointSaver:
     )
 
 
-def _resume(run: Run, path: Path) -> None:
+def _resume(run: Run, path: Path) -> bool:
+    """Load a checkpoint; return whether the run goes on where it was saved, not from its weights alone."""
     config = run.config
     try:
         saved = load_checkpoint_metadata(str(path))
@@ -120,6 +124,7 @@ def _resume(run: Run, path: Path) -> None:
     run.report.say(f"resumed   {path} at {place}" + ("" if whole else " (weights only, as timm resumes)"))
     for note in _notes(run, saved):
         run.report.say(f"          {note}")
+    return whole
 
 
 def _optimizer_fits(run: Run, saved: Any) -> bool:

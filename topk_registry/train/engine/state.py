@@ -6,6 +6,7 @@ process, the history, and the place in the epoch. It is made of plain types, so 
 """
 
 import errno
+import hashlib
 import os
 import random
 import shutil
@@ -17,8 +18,8 @@ import torch
 from timm import utils
 from timm.task import ClassificationTask
 from timm.utils import CheckpointSaver
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 
 from topk_registry.train.errors import SaveError, TrainError
 
@@ -26,6 +27,7 @@ LAST = "last.pth.tar"
 Row = dict[str, float]
 PLATEAU = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
 FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+LOSS = "loss."  # before the names of the loss's buffers
 LITTLE_SPACE = 16 << 20  # bytes: a disk with less than this left, beside a half-written checkpoint, is full
 
 
@@ -110,6 +112,9 @@ def snapshot(task: RegistryTask, progress: Progress, scheduler: Any) -> None:
         "progress": asdict(progress) | {"loss_sum": sum(sums), "samples": sum(samples)},
         "scheduler": _counts(scheduler),
         "random": list(random),
+        "sums": [list(each) for each in zip(sums, samples, strict=True)],
+        "buffers": _differing_buffers(task),
+        "rounding": None if (stream := _rounding_stream(task)) is None else stream.get_state(),
     }
 
 
@@ -134,12 +139,57 @@ def restore(
         step = min(saved.step * saved.batch // progress.batch, progress.steps_per_epoch)
         saved.step = step - step % update_steps
     saved.steps_per_epoch, saved.batch = progress.steps_per_epoch, progress.batch
-    saved.loss_sum, saved.samples = saved.loss_sum / world, saved.samples / world
+    sums = state.get("sums", ())
+    own = sums[rank] if len(sums) == world else (saved.loss_sum / world, saved.samples / world)
+    saved.loss_sum, saved.samples = own
     progress.__dict__.update(vars(saved))
     _set_counts(scheduler, state["scheduler"])
     if len(state["random"]) == world:  # else each process begins a stream of its own
         set_random_state(state["random"][rank])
+    stream = _rounding_stream(task)
+    if stream is not None and state.get("rounding") is not None:
+        stream.set_state(state["rounding"])
     return True
+
+
+def restore_buffers(task: RegistryTask, *, rank: int, world: int) -> None:
+    """Give this process its own buffers back, after the wrapper for several processes gave it the first one's."""
+    state = task.loaded_state or {}
+    saved = state.get("buffers", ())
+    if len(saved) == world:
+        own = _buffers(task)
+        for name, value in saved[rank].items():
+            if name in own and (same_loss(task.loss, state["loss"]) or not name.startswith(LOSS)):
+                own[name].copy_(value)
+
+
+def _differing_buffers(task: RegistryTask) -> list[dict[str, Tensor]]:
+    """For each process its buffers that are not those of the first, such as statistics of its own batches."""
+    own = {name: value.detach().cpu() for name, value in _buffers(task).items()}
+    digests = _all_ranks({name: _digest(value) for name, value in own.items()})
+    if all(each == digests[0] for each in digests):
+        return [{} for _ in digests]
+    return _all_ranks({name: value for name, value in own.items() if _digest(value) != digests[0][name]})
+
+
+def _buffers(task: RegistryTask) -> dict[str, Tensor]:
+    """The saved buffers of the model, its moving average and the loss, under the names of these parts."""
+    models = {"model.": task.get_trainable_module(), "ema.": task.get_trainable_module(ema=True)}
+    parts = {name: utils.unwrap_model(model) for name, model in models.items() if model is not None}
+    found = {}
+    for part, module in {**parts, LOSS: task.criterion}.items():
+        kept = module.state_dict()
+        found |= {f"{part}{name}": value for name, value in module.named_buffers() if name in kept}
+    return found
+
+
+def _rounding_stream(task: RegistryTask) -> torch.Generator | None:
+    """The random stream by which a moving average in bfloat16 is rounded; the same in all processes."""
+    return getattr(task.get_trainable_module(ema=True), "_sr_generator", None)
+
+
+def _digest(value: Tensor) -> str:
+    return hashlib.sha256(value.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def random_state() -> dict[str, Any]:
