@@ -18,7 +18,7 @@ from topk_export.errors import ExportError, ImageError
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.preprocess import SUFFIXES, read_image
 from topk_export.runtime.samples import open_folder
-from topk_export.runtime.session import open_session
+from topk_export.runtime.session import import_onnxruntime, open_session
 from topk_export.verification import graph, storage
 
 LAYERS = ("Conv", "MatMul", "Gemm")
@@ -27,6 +27,7 @@ BATCH = 16
 
 def quantise_dynamic(model: Any) -> Any:
     """Return the model with onnxruntime's dynamic quantisation; the head has no matrix product and stays as it is."""
+    import_onnxruntime()  # before its parts: without telemetry
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -53,6 +54,7 @@ def quantise_static(model: Any, images: "Images", k: int) -> tuple[Any, dict[str
         images: one half gives the ranges of activations, agreement is measured on the other half.
         k: size of the set.
     """
+    import_onnxruntime()  # before its parts: without telemetry
     import onnx
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 

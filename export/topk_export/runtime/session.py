@@ -6,6 +6,7 @@ tells where it runs. A GPU that is asked for and missing is an error under ``req
 
 import contextlib
 import ctypes
+import os
 import sys
 import warnings
 from collections import Counter
@@ -23,6 +24,9 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "te
 
 
 def import_onnxruntime() -> Any:
+    """Import onnxruntime without its telemetry, unless ``ORT_DISABLE_TELEMETRY`` says otherwise."""
+    # the import itself would write a device's id below HOME and start to send: it must be told before
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
     except ImportError as error:

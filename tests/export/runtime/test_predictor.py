@@ -1,6 +1,7 @@
 """Predictions: right, the same in every batching, without torch, and honest about the device."""
 
 import importlib.util
+import os
 import pickle
 import subprocess
 import sys
@@ -380,6 +381,15 @@ def test_provider_options(machine):
     assert [name for name, _ in fake.asked[1:]] == ["CUDAExecutionProvider", "CPUExecutionProvider"]
     runtime.open_session(b"", device="cpu")
     assert fake.asked == [("CPUExecutionProvider", {})]
+
+
+def test_onnxruntime_reports_nothing_unless_asked(tmp_path):
+    """Its import would write a device's id below HOME, and start a thread that sends."""
+    names = ("XDG_CACHE_HOME", "ORT_DISABLE_TELEMETRY")
+    environment = {key: value for key, value in os.environ.items() if key not in names} | {"HOME": str(tmp_path)}
+    program = "from topk_export.runtime.session import import_onnxruntime; import_onnxruntime()"
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.gpu
