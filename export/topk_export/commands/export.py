@@ -56,7 +56,11 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument("source", metavar="CHECKPOINT_OR_MODEL", help="a run's folder, a checkpoint, or a name")
     parser.add_argument("output", nargs="?", default="model.onnx", help="file, or folder for model.onnx (default: .)")
-    parser.add_argument("-k", type=positive, help="size of the set (default: the training run's, else 5)")
+    parser.add_argument(
+        "-k",
+        type=positive,
+        help="size of the set (default: the training run's, else 5, or one below the number of classes)",
+    )
     parser.add_argument(
         "--temperature", type=float, help="divides the logits (default: k tau of the run's loss, else 1)"
     )

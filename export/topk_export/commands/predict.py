@@ -2,16 +2,19 @@
 
 import csv
 import json
+import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from topk_export.commands.common import add_runtime_flags, command, say, share
-from topk_export.errors import ImageError, PredictionError
+from topk_export.errors import ImageError, PredictionError, SourceError
 from topk_export.runtime.predictor import Predictor
-from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.runtime.ranking import Prediction, Ranked
+from topk_export.scoring.files import is_url
+from topk_export.scoring.sources import images_below, is_list, listed, told
 from topk_registry.cli import ArgumentParser, positive
 
 Failure = (ImageError, PredictionError)
@@ -22,7 +25,10 @@ Result = tuple[Path, Prediction | ImageError | PredictionError]
 def main(argv: Sequence[str]) -> int:
     """Print the top-k classes of images from an exported file."""
     args = _parser().parse_args(argv)
-    paths = find_images(args.images)
+    skipped: Counter[str] = Counter()
+    paths = find_images(args.images, skipped)
+    if +skipped:
+        say(told(skipped))
     predictor = Predictor(
         args.model,
         device=args.device,
@@ -42,7 +48,12 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="topk-registry predict", description=main.__doc__)
     parser.add_argument("model", metavar="model.onnx", help="a file of topk-registry export")
-    parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, or folders to search")
+    parser.add_argument(
+        "images",
+        nargs="+",
+        metavar="IMAGES",
+        help="files, folders to search, or lists of paths (.txt, or - for the standard input)",
+    )
     parser.add_argument(
         "--softmax-mass",
         type=share,
@@ -60,18 +71,26 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def find_images(names: Sequence[str]) -> list[Path]:
-    """List the files named and the images below the folders named, in order; raise where a folder has none."""
-    found = []
-    for name in map(Path, names):
-        if not name.is_dir():
-            found.append(name)
-            continue
-        inside = sorted(path for path in name.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-        if not inside:
-            raise ImageError(f"{name} holds no images ({', '.join(sorted(SUFFIXES))})")
+def find_images(names: Sequence[str], skipped: Counter[str]) -> list[Path]:
+    """List the files named, those in the lists named and the images below the folders named, in order.
+
+    Args:
+        names: of files, of folders, of lists; ``-`` is a list from the standard input.
+        skipped: counts the files of folders that are left out, by their endings.
+
+    Raises:
+        SourceError: a folder or a list has no images, or a name is a URL.
+    """
+    found: list[str] = []
+    for name in names:
+        inside = listed(name) if is_list(name) else images_below(name, skipped) if os.path.isdir(name) else iter([name])
+        count = len(found)
         found += inside
-    return found
+        if len(found) == count:
+            raise SourceError(f"the list {name} names no images")
+    if url := next((name for name in found if is_url(name) and not os.path.exists(name)), None):
+        raise SourceError(f"{url} is a URL, and predict reads files: fetch it first, or give it to topk-registry score")
+    return list(map(Path, found))
 
 
 def _with_progress(results: Iterator[Result], total: int) -> Iterator[Result]:

@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ from topk_export.commands.common import add_runtime_flags, command, say
 from topk_export.runtime.session import nvidia_gpus
 from topk_export.scoring import files
 from topk_export.scoring.driver import Summary, jobs, prepare, score, tidy
-from topk_export.scoring.sources import KINDS, shards_of
+from topk_export.scoring.sources import KINDS, Shard, shards_of, told
 from topk_export.scoring.work import Place, settings_for
 from topk_registry.cli import ArgumentParser, positive
 from topk_registry.executors.errors import WorkerDiedError
@@ -35,17 +36,19 @@ def main(argv: Sequence[str]) -> int:
         full=args.all_classes,
         exif=args.exif,
     )
-    shards = _shards(args)
-    total = sum(1 for _ in shards())
+    skipped: Counter[str] = Counter()
+    total = sum(1 for _ in _shards(args, skipped))
+    if +skipped:
+        say(told(skipped))
     if not total:
         say("error: the sources hold no images")
         return 1
     prepare(args.output, total, overwrite=args.overwrite)
     place = _place(args)
     try:
-        with interruptible(), _executor(args, place, total) as (executor, workers), _progress(total) as told:
-            work = jobs(shards(), settings, place)
-            summary = score(work, executor, workers=workers, again=args.retry_errors, told=told)
+        with interruptible(), _executor(args, place, total) as (executor, workers), _progress(total) as tell:
+            work = jobs(_shards(args, Counter()), settings, place)
+            summary = score(work, executor, workers=workers, again=args.retry_errors, told=tell)
             tidy(args.output)
     except KeyboardInterrupt:
         say(f"stopped; what is finished is in {args.output}. Go on with\n  {_command(argv)}")
@@ -53,10 +56,10 @@ def main(argv: Sequence[str]) -> int:
     except WorkerDiedError as error:
         say(f"error: {error}")
         return 1
-    return _told(summary, args.output, argv)
+    return _summed(summary, args.output, argv)
 
 
-def _told(summary: Summary, output: str, argv: Sequence[str]) -> int:
+def _summed(summary: Summary, output: str, argv: Sequence[str]) -> int:
     """Print the counts, and return the exit status."""
     for failure in summary.failed:
         say(f"error: {failure}")
@@ -70,10 +73,15 @@ def _told(summary: Summary, output: str, argv: Sequence[str]) -> int:
     return HAS_ERRORS if summary.errors else 0
 
 
-def _shards(args: Any) -> Any:
-    """A function that lists the shards; it is called twice, to count and to work."""
-    return lambda: shards_of(
-        args.source, kind=args.format, size=args.shard_size, root=args.root, column=args.image_column
+def _shards(args: Any, skipped: Counter[str]) -> Iterator[Shard]:
+    """List the shards, as is done twice: to count, and to work."""
+    return shards_of(
+        args.source,
+        kind=args.format,
+        size=args.shard_size,
+        root=args.root,
+        column=args.image_column,
+        skipped=skipped,
     )
 
 

@@ -80,7 +80,7 @@ def export_onnx(
     Args:
         model_or_checkpoint: a module, a timm or torchvision model name, a checkpoint, or a training run's folder.
         path: the file to write, or a folder for ``model.onnx``; its report, labels and sample go beside it.
-        k: size of the set; default: the training run's, else 5.
+        k: size of the set; default: the training run's, else 5, or one below the number of classes.
         temperature: divides the logits before the marginals; default: k tau of the run's loss, else 1.
         opset: ONNX operator set, 18 to 23.
         batch: ``"dynamic"`` or a fixed batch size.
@@ -122,7 +122,7 @@ def export_onnx(
         data_config=data_config,
     )
     backbone, n = _prepare(source)
-    k = _check_k(next(size for size in (k, source.k, K) if size is not None), n)
+    k = _check_k(next(size for size in (k, source.k, min(K, n - 1)) if size is not None), n)
     temperature = _check_temperature(source.temperature or 1.0 if temperature is None else temperature)
     metadata = Metadata(
         k=k,

@@ -8,7 +8,7 @@ in full (never by Pillow's ``draft``, which changes the resampled pixels).
 import io
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,8 +18,31 @@ from PIL import Image, ImageOps
 
 from topk_export.errors import ImageError, ImageTooLargeError
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"}
+ENDINGS = {
+    "JPEG": (".jpg", ".jpeg", ".jfif"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm",),
+    "AVIF": (".avif",),  # where Pillow was built with libavif
+    "HEIF": (".heic", ".heif"),  # where the package pillow-heif is installed
+}
+
+
+def readable_formats() -> tuple[str, ...]:
+    """Return the formats that this Pillow decodes, among those of photographs."""
+    with suppress(ImportError):
+        import pillow_heif  # type: ignore
+
+        pillow_heif.register_heif_opener()
+    known = Image.registered_extensions()
+    return tuple(name for name, endings in ENDINGS.items() if known.get(endings[0]) == name)
+
+
+FORMATS = readable_formats()
+SUFFIXES = {ending for name in FORMATS for ending in ENDINGS[name]}
 MAX_PIXELS = 64_000_000
 RESAMPLE = {
     "nearest": Image.Resampling.NEAREST,
@@ -178,7 +201,8 @@ def _opened(source: Any, max_pixels: int) -> Iterator[Image.Image]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageTooLargeError(f"{name} has too many pixels: {error}") from error
     except FileNotFoundError as error:
-        raise ImageError(f"{name} does not exist") from error
+        problem = "is a URL, and only files are read here" if "://" in name else "does not exist"
+        raise ImageError(f"{name} {problem}") from error
     except Image.UnidentifiedImageError as error:
         raise ImageError(f"{name} is not an image of a known format ({', '.join(FORMATS)})") from error
     except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, zlib.error and more on broken files

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any, BinaryIO
@@ -56,18 +57,21 @@ def is_folder(name: str) -> bool:
     return bool(system.isdir(path))
 
 
-def below(folder: str) -> Iterator[str]:
-    """Every file below a folder, in an order that depends on the names alone, hidden ones left out."""
+def below(folder: str, skipped: Counter[str]) -> Iterator[str]:
+    """Yield every file below a folder, in an order that depends on the names alone; count hidden ones as skipped."""
     if is_url(folder):
         system, path = filesystem(folder)
         for found in sorted(system.find(path)):
-            if not _hidden(found.removeprefix(path)):
+            if _hidden(found.removeprefix(path)):
+                skipped["hidden"] += 1
+            else:
                 yield system.unstrip_protocol(found)
         return
     for root, folders, names in os.walk(folder, onerror=_refuse):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        skipped["hidden"] += sum(map(_hidden, (*folders, *names)))
+        folders[:] = sorted(name for name in folders if not _hidden(name))
         for name in sorted(names):
-            if not name.startswith("."):
+            if not _hidden(name):
                 yield os.path.join(root, name)
 
 

@@ -4,11 +4,13 @@ A tar file or a Parquet file is one shard. Images of folders and lists are cut i
 repeated at every start and holds one shard in memory at a time.
 """
 
+import atexit
 import hashlib
 import os
 import sys
 import tarfile
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -80,7 +82,13 @@ def placed(name: str, root: str) -> str:
 
 
 def shards_of(
-    sources: Sequence[str], *, kind: str = "auto", size: int = 1000, root: str = "", column: str = ""
+    sources: Sequence[str],
+    *,
+    kind: str = "auto",
+    size: int = 1000,
+    root: str = "",
+    column: str = "",
+    skipped: Counter[str] | None = None,
 ) -> Iterator[Shard]:
     """Yield the shards of all sources, in order.
 
@@ -90,19 +98,22 @@ def shards_of(
         size: images of one shard, where they are files of their own.
         root: what the relative paths in lists and Parquet files begin from.
         column: of the images in Parquet.
+        skipped: counts the files of folders that are left out, by their endings.
     """
-    here = os.getcwd()
+    here, skipped = os.getcwd(), Counter() if skipped is None else skipped
     for source in sources:
         for name in files.expanded(source) if source != "-" else ["-"]:
-            yield from _shards(name, kind, size, here, os.path.join(here, root), column)
+            yield from _shards(name, kind, size, here, os.path.join(here, root), column, skipped)
 
 
-def _shards(name: str, kind: str, size: int, here: str, root: str, column: str) -> Iterator[Shard]:
-    if name == "-" or kind == "list" or (kind == "auto" and name.lower().endswith(LISTS)):
-        yield from _cut(_listed(name), size, root)
+def _shards(
+    name: str, kind: str, size: int, here: str, root: str, column: str, skipped: Counter[str]
+) -> Iterator[Shard]:
+    if kind == "list" or (kind == "auto" and is_list(name)):
+        yield from _cut(listed(name), size, root)
         return
     if files.is_folder(name):
-        chosen, inside = _inside(name, kind)
+        chosen, inside = _inside(name, kind, skipped)
     else:
         chosen, inside = _kind_of(name, kind), iter([name])
         if not files.is_url(name) and not os.path.exists(name):
@@ -124,20 +135,47 @@ def _kind_of(name: str, kind: str) -> str:
     return found
 
 
-def _inside(folder: str, kind: str) -> tuple[str, Iterator[str]]:
+def images_below(folder: str, skipped: Counter[str]) -> Iterator[str]:
+    """Yield the images below a folder; count what is left out by its endings.
+
+    Raises:
+        SourceError: there are none.
+    """
+    return _inside(folder, "images", skipped)[1]
+
+
+def told(skipped: Counter[str]) -> str:
+    """Say in a line which files of folders were left out, and how many."""
+    kinds = ", ".join(
+        f"{count} {ending}" for ending, count in sorted(skipped.items(), key=lambda item: (-item[1], item[0]))
+    )
+    return f"left out of folders, by their names: {kinds}"
+
+
+def _inside(folder: str, kind: str, skipped: Counter[str]) -> tuple[str, Iterator[str]]:
     """The kind of a folder's files, and those files: images, else tar files, else Parquet files."""
     for each in ("images", "tar", "parquet") if kind == "auto" else (kind,):
-        found = (name for name in files.below(folder) if name.lower().endswith(ENDINGS[each]))
+        left: Counter[str] = Counter()
+        found = _chosen(folder, ENDINGS[each], left)
         first = next(found, None)
         if first is not None:
-            return each, _chained(first, found)
+            return each, _chained(first, found, left, skipped)
     wanted = "images, tar files or Parquet files" if kind == "auto" else f"{kind} ({', '.join(ENDINGS[kind])})"
     raise SourceError(f"{folder} holds no {wanted}")
 
 
-def _chained(first: str, rest: Iterable[str]) -> Iterator[str]:
+def _chosen(folder: str, endings: tuple[str, ...], skipped: Counter[str]) -> Iterator[str]:
+    for name in files.below(folder, skipped):
+        if name.lower().endswith(endings):
+            yield name
+        else:
+            skipped[os.path.splitext(name)[1].lower() or "without an ending"] += 1
+
+
+def _chained(first: str, rest: Iterable[str], left: Counter[str], skipped: Counter[str]) -> Iterator[str]:
     yield first
     yield from rest
+    skipped.update(left)
 
 
 def _cut(names: Iterable[str], size: int, root: str) -> Iterator[Shard]:
@@ -146,8 +184,13 @@ def _cut(names: Iterable[str], size: int, root: str) -> Iterator[Shard]:
         yield Shard("images", chunk, root)
 
 
-def _listed(name: str) -> Iterator[str]:
-    """The lines of a list, without empty ones."""
+def is_list(name: str) -> bool:
+    """Return whether a source is a list of images: the standard input, or a text file by its ending."""
+    return name == "-" or name.lower().endswith(LISTS)
+
+
+def listed(name: str) -> Iterator[str]:
+    """Yield the lines of a list, without empty ones; ``-`` is the standard input."""
     try:
         with files.opened(name) if name != "-" else open(_standard_input(), "rb") as file:
             for line in file:
@@ -167,6 +210,7 @@ def _standard_input() -> str:
             for line in sys.stdin.buffer:
                 copy.write(line)
         _kept.append(copy.name)
+        atexit.register(os.unlink, copy.name)
     return _kept[0]
 
 

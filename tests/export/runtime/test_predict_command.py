@@ -3,12 +3,16 @@
 import csv
 import io
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
 from tests.export.colours import COLOURS, K
-from topk_export import Predictor
+from topk_export import ImageError, Predictor
 from topk_export.commands import predict
+from topk_export.runtime.preprocess import FORMATS, readable_formats
 
 
 @pytest.fixture
@@ -81,10 +85,70 @@ def test_csv_with_a_set_larger_than_k(run, picture):
 def test_folders_are_searched_in_order(run, picture, tmp_path):
     picture("red", "many/b.png")
     picture("blue", "many/deep/a.JPG")
-    (tmp_path / "many" / "notes.txt").write_text("no image")
     status, out, err = run(tmp_path / "many", "--json", "--batch-size", "1")
     assert (status, err) == (0, "")
     assert [answer["top"][0]["name"] for answer in lines(out)] == ["red", "blue"]
+
+
+def test_files_of_a_folder_that_are_left_out_are_counted(run, picture, tmp_path):
+    picture("red", "many/b.png")
+    for name in ("notes.txt", "more.txt", "README", "._b.png", "c.mp4"):
+        (tmp_path / "many" / name).write_text("no image")
+    (tmp_path / "many" / ".git").mkdir()
+    status, out, err = run(tmp_path / "many", "--json")
+    assert status == 0
+    assert len(lines(out)) == 1
+    assert err == "left out of folders, by their names: 2 .txt, 2 hidden, 1 .mp4, 1 without an ending\n"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("a.jfif", "JPEG"), ("a.JFIF", "JPEG"), ("a.avif", "AVIF")])
+def test_photographs_of_less_common_endings_are_found(run, tmp_path, name, kind):
+    if kind not in FORMATS:
+        pytest.skip(f"this Pillow knows no {kind}")
+    (tmp_path / "many").mkdir()
+    Image.new("RGB", (60, 50), COLOURS["turquoise"]).save(tmp_path / "many" / name, kind)
+    status, out, err = run(tmp_path / "many", "--json")
+    assert (status, err) == (0, "")
+    assert [answer["top"][0]["name"] for answer in lines(out)] == ["turquoise"]
+
+
+def test_heic_is_known_where_pillow_heif_is_installed(monkeypatch):
+    registered = {}
+    monkeypatch.setattr(Image, "registered_extensions", lambda: {".jpg": "JPEG", **registered})
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    assert readable_formats() == ("JPEG",)
+    fake = SimpleNamespace(register_heif_opener=lambda: registered.update({".heic": "HEIF", ".heif": "HEIF"}))
+    monkeypatch.setitem(sys.modules, "pillow_heif", fake)
+    assert readable_formats() == ("JPEG", "HEIF")
+
+
+@pytest.mark.parametrize("form", ["-", "list.txt"])
+def test_a_list_names_images(run, picture, tmp_path, monkeypatch, form):
+    paths = [picture("red"), picture("blue")]
+    content = "".join(f"{path}\n\n" for path in paths)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+    monkeypatch.setattr("topk_export.scoring.sources._kept", [])
+    (tmp_path / "list.txt").write_text(content)
+    status, out, err = run(form if form == "-" else tmp_path / form, "--json")
+    assert (status, err) == (0, "")
+    assert [answer["file"] for answer in lines(out)] == list(map(str, paths))
+
+
+def test_a_list_that_names_nothing_is_an_error(run, tmp_path):
+    (tmp_path / "list.txt").write_text("\n")
+    status, out, err = run(tmp_path / "list.txt")
+    assert (status, out, err) == (1, "", f"error: the list {tmp_path}/list.txt names no images\n")
+
+
+def test_a_url_is_no_path(run, predictor, tmp_path):
+    url = "https://images.example/cat.jpg"
+    (tmp_path / "list.txt").write_text(f"{url}\n")
+    for name in (url, tmp_path / "list.txt"):
+        status, out, err = run(name)
+        assert (status, out) == (1, "")
+        assert err.startswith(f"error: {url} is a URL, and predict reads files")
+    with pytest.raises(ImageError, match=f"{url} is a URL, and only files are read here"):
+        predictor([url])
 
 
 def test_progress_is_counted_for_a_person(run, picture, tmp_path, monkeypatch):
@@ -99,7 +163,8 @@ def test_progress_is_counted_for_a_person(run, picture, tmp_path, monkeypatch):
 def test_a_folder_without_images_is_an_error(run, tmp_path):
     status, out, err = run(tmp_path)
     assert (status, out) == (1, "")
-    assert err.startswith(f"error: {tmp_path} holds no images (.bmp, ")
+    assert err.startswith(f"error: {tmp_path} holds no images (.")
+    assert ".jfif" in err
 
 
 @pytest.mark.parametrize("form", ["--json", "--csv", None])

@@ -49,6 +49,7 @@ def test_rows_are_the_predictions_of_the_file(run, folder, model_file):
     status, output, printed = run(folder, "--shard-size", "7")
     assert status == score.HAS_ERRORS
     assert "30 images in 5 files" in printed
+    assert "left out of folders, by their names: 1 .txt" in printed
     assert "2 rows hold an error" in printed
     found, paths = rows(output), sorted(folder.glob("*.png"))
     assert [row["path"] for row in found] == list(map(str, paths))
