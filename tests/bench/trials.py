@@ -211,10 +211,10 @@ def _line(seen: Seen) -> str:
 
 
 def _model(folder: Path) -> Path:
-    from tests.export.conftest import tiny
+    from tests.export.conftest import NORMAL, tiny
     from topk_export import export_onnx
 
-    config = {"input_size": (3, 224, 224), "crop_pct": 0.875, "interpolation": "bicubic"}
+    config = {"input_size": (3, 224, 224), "crop_pct": 0.875, "interpolation": "bicubic", **NORMAL}
     return export_onnx(tiny(CLASSES), folder / "model.onnx", k=5, verify=False, data_config=config)
 
 

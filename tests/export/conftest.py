@@ -14,12 +14,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from tests.export.colours import COLOURS, colours_by
+from tests.export.colours import COLOURS, MEAN, STD, colours_by
 from tests.export.serve.service import Service
 from topk_export import Predictor, export_onnx
 from topk_export.verification import graph
 
-DATA = {"input_size": (3, 8, 8), "crop_pct": 1.0, "interpolation": "bilinear"}
+NORMAL = {"mean": MEAN, "std": STD}
+DATA = {"input_size": (3, 8, 8), "crop_pct": 1.0, "interpolation": "bilinear", **NORMAL}
 
 
 def tiny(n: int) -> nn.Module:

@@ -33,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
         num_classes=args.num_classes,
         pretrained=args.pretrained,
         use_ema=not args.no_ema,
+        head=args.head,
         data_config={name: value for name in _DATA if (value := getattr(args, name)) is not None},
         calibration_data=args.calibration_data,
         calibration_images=args.calibration_images,
@@ -111,6 +112,9 @@ def _parser() -> ArgumentParser:
     source.add_argument("--model", metavar="NAME", help="the timm model that a bare checkpoint holds")
     source.add_argument(
         "--model-kwargs", nargs="*", action=ParseOptions, metavar="KEY=VALUE", help="further options of the model"
+    )
+    source.add_argument(
+        "--head", metavar="NAME", help="module that gives the scores, where it is not the last layer with weights"
     )
     source.add_argument("--num-classes", type=positive, metavar="N", help="number of classes (default: the source's)")
     source.add_argument("--pretrained", action="store_true", help="load the published weights of a model name")

@@ -35,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
     plan = Plan(_model(args), _limits(args), _access(args), tuple(args.trusted_proxies), args.log)
     predictor = Predictor(**plan.model)
     check_outputs(dict.fromkeys(predictor.output_names))
+    predictor.metadata.preprocess.check_known()
     listener = listen(args.host, args.port)
     host = f"[{args.host}]" if ":" in args.host else args.host
     url = f"http://{host}:{listener.getsockname()[1]}/"

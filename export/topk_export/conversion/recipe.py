@@ -3,40 +3,76 @@
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from topk_export.errors import ExportError
-from topk_export.runtime.preprocess import COLORS, Preprocess
+from topk_export.runtime.preprocess import COLORS, UNKNOWN, Preprocess
+
+KEYS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", "resize_size")
+
+
+def check_data_config(given: Mapping[str, Any]) -> None:
+    """Raise ValueError where a caller's transform has keys that nobody reads."""
+    for key in given:
+        if key not in KEYS:
+            close = get_close_matches(key, KEYS, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise ValueError(f"data_config has no key {key!r}{hint}; it takes {', '.join(KEYS)}")
 
 
 def preprocess_of(
     model: nn.Module, name: str, args: Mapping[str, Any], override: Mapping[str, Any] | None
 ) -> Preprocess:
-    """Return the model's evaluation transform, overridden by the training run's arguments, then by the caller."""
+    """Return the model's evaluation transform, overridden by the training run's arguments, then by the caller.
+
+    Raises:
+        ExportError: nothing says how large the images are, or only one of mean and standard deviation is told.
+    """
     from timm.data.config import resolve_data_config
 
     given = {**args, **(override or {})}
     own = built_for(model)
     if own is not None and not given.keys() & {"input_size", "img_size", "val_crop_size"}:
         given["input_size"] = (getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0], *own)
-    if hasattr(model, "pretrained_cfg"):
-        config = resolve_data_config(given, model=model)
+    if (getattr(model, "pretrained_cfg", None) or {}).get("mean"):
+        config = {"resize_size": given.get("resize_size"), **resolve_data_config(given, model=model)}
     else:
-        config = _with_changes(_torchvision_config(name, told=bool(given.get("input_size"))), given)
+        config = _with_changes(_torchvision_config(name), given)
+    if not config["input_size"]:
+        raise ExportError(
+            f"nothing says how images become the input of {name}: give data_config={{'input_size': (C, H, W), 'mean': "
+            "..., 'std': ...} (on the command line --input-size, --mean and --std), of a timm model inside it "
+            "timm.data.resolve_model_data_config(model)"
+        )
     channels = int(config["input_size"][0])
+    mean, std = (_by_channel(config[key], channels) for key in ("mean", "std"))
+    if bool(mean) != bool(std):
+        raise ExportError(f"mean and std belong together: data_config gives {name} one of them")
+    if not mean:
+        warnings.warn(
+            f"nothing says the mean and the standard deviation of the images of {name}: the file says 'unknown', and "
+            "takes arrays alone. Give data_config 'mean' and 'std' (on the command line --mean and --std)",
+            stacklevel=2,
+        )
     return Preprocess(
         input_size=tuple(map(int, config["input_size"])),
-        mean=tuple(map(float, config["mean"])),
-        std=tuple(map(float, config["std"])),
+        mean=mean,
+        std=std,
         interpolation=config["interpolation"],
         crop_pct=float(config["crop_pct"]),
         crop_mode=config.get("crop_mode") or "center",
         resize_size=config.get("resize_size"),
-        color=COLORS.get(channels, ""),
+        color=COLORS.get(channels, "") if mean else UNKNOWN,
     )
+
+
+def _by_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
+    """Return one value a channel; one value alone is that of all, as in timm."""
+    return tuple(map(float, values)) * (channels if len(values) == 1 else 1)
 
 
 def _with_changes(config: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +83,7 @@ def _with_changes(config: dict[str, Any], given: Mapping[str, Any]) -> dict[str,
     if resize := given.get("val_resize_size"):
         changed["resize_size"] = (resize, resize)
     elif changed.keys() & {"input_size", "crop_pct"}:
-        changed["resize_size"] = None
+        changed.setdefault("resize_size", None)
     return {**config, **changed}
 
 
@@ -87,27 +123,19 @@ def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
     return every[: -2 if len(every) > 2 else None]
 
 
-def _torchvision_config(name: str, *, told: bool = False) -> dict[str, Any]:
-    """Return the evaluation preset of torchvision's default weights, else its usual one, with a warning."""
-    from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-
-    crop, resize, interpolation = 224, 256, "bilinear"
-    mean, std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-    if (weights := _torchvision_weights(name)) is not None:
-        preset = weights.transforms()
-        crop, resize, interpolation = preset.crop_size[0], preset.resize_size[0], preset.interpolation.value
-        mean, std = preset.mean, preset.std
-    elif not told:
-        warnings.warn(
-            f"nothing says how images become the input of {name}: assuming {crop} x {crop} pixels, cut from images "
-            f"resized to {resize}, bilinear, with ImageNet's mean and standard deviation; data_config overrides this",
-            stacklevel=2,
-        )
+def _torchvision_config(name: str) -> dict[str, Any]:
+    """Return the evaluation preset of torchvision's default weights; of any other model, no size, mean and std."""
+    weights = _torchvision_weights(name)
+    if weights is None:
+        unknown = dict.fromkeys(("input_size", "mean", "std"), ())
+        return {**unknown, "interpolation": "bilinear", "crop_pct": 0.875, "resize_size": None}
+    preset = weights.transforms()
+    crop, resize = preset.crop_size[0], preset.resize_size[0]
     return {
         "input_size": (3, crop, crop),
-        "mean": mean,
-        "std": std,
-        "interpolation": interpolation,
+        "mean": preset.mean,
+        "std": preset.std,
+        "interpolation": preset.interpolation.value,
         "crop_pct": crop / resize,
         "resize_size": (resize, resize),
     }

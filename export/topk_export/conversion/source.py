@@ -14,7 +14,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from topk_export.conversion.checkpoint import Checkpoint, fill, read
-from topk_export.conversion.recipe import built_for, preprocess_of, published_names, read_class_names, torchvision_name
+from topk_export.conversion.recipe import (
+    built_for,
+    check_data_config,
+    preprocess_of,
+    published_names,
+    read_class_names,
+    torchvision_name,
+)
 from topk_export.errors import ExportError
 from topk_export.runtime.preprocess import Preprocess
 from topk_registry import accepted_context, create_loss, get_loss_builder, normalize_classifier
@@ -60,8 +67,10 @@ def load_source(
         num_classes: number of classes, for a checkpoint that does not record it.
         pretrained: load the weights published for a model name.
         use_ema: prefer a checkpoint's averaged weights.
-        data_config: timm's keys (input_size, mean, std, interpolation, crop_pct, crop_mode) that override the model's.
+        data_config: timm's keys (input_size, mean, std, interpolation, crop_pct, crop_mode), and resize_size, that
+            override the model's. A module of one's own needs input_size, and mean and std to take images.
     """
+    check_data_config(data_config or {})
     if isinstance(what, nn.Module):
         name = getattr(what, "pretrained_cfg", {}).get("architecture") or torchvision_name(what) or type(what).__name__
         return Source(what, name, preprocess_of(what, name, {}, data_config), licence=_licence(what))
@@ -148,14 +157,21 @@ def _from_checkpoint(
     built = _rebuild(checkpoint, name, num_classes, model_kwargs, _wanted_size({**args, **(data_config or {})}))
     fill(built, checkpoint, name)
     source = Source(built, name, preprocess_of(built, name, args, data_config), sha256=checkpoint.sha256)
+    n = _classes_of(built)
     names = checkpoint.path.parent / CLASSES
-    if names.is_file() and len(found := read_class_names(names)) == num_classes_of(built):
+    if names.is_file() and len(found := read_class_names(names)) == n:
         source.class_names = found
     loss = args.get("loss")
     if isinstance(loss, str):
         source.loss = loss
-        source.k, source.temperature = _k_and_temperature(loss, args, num_classes_of(built))
+        source.k, source.temperature = _k_and_temperature(loss, args, n)
     return source
+
+
+def _classes_of(model: nn.Module) -> int:
+    """Return the number of classes of a library's model, which says it or has a head of a known name."""
+    told = getattr(model, "num_classes", None)
+    return told if isinstance(told, int) and told > 0 else num_classes_of(model)
 
 
 def _recorded_name(checkpoint: Checkpoint) -> str | None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from topk_export.conversion.convert import convert, plain
+from topk_export.conversion.head import run_and_find
 from topk_export.conversion.pooling import unfold_padded_maxima
 from topk_export.conversion.quantise import Images, comparison_line, quantise_dynamic, quantise_static
 from topk_export.conversion.recipe import check_class_names
@@ -40,7 +41,6 @@ from topk_export.verification.verify import (
     versions,
     write_report,
 )
-from topk_registry.nn.classifier import find_classifier
 from topk_registry.nn.head import TopKHead
 
 OUTPUTS = tuple(SEMANTICS)
@@ -69,6 +69,7 @@ def export_onnx(
     pretrained: bool = False,
     use_ema: bool = True,
     data_config: Mapping[str, Any] | None = None,
+    head: str | None = None,
     calibration_data: str | Path | None = None,
     calibration_images: int = 512,
     external_data: bool = False,
@@ -94,6 +95,7 @@ def export_onnx(
         verify: check the file, and refuse to write one that fails.
         model, model_kwargs, num_classes, pretrained, use_ema, data_config: see
             :func:`topk_export.conversion.source.load_source`.
+        head: the name of the module that gives the scores, for a model whose last layer is not linear.
         calibration_data: a folder of images for ``"int8-static"``, at best one folder a class: then the report compares
             accuracies. Half of the images give the ranges, the other half measures agreement.
         calibration_images: the most images to take from there, evenly spaced.
@@ -121,7 +123,9 @@ def export_onnx(
         use_ema=use_ema,
         data_config=data_config,
     )
-    backbone, n = _prepare(source)
+    if preprocess == "in-graph":
+        source.preprocess.check_known()
+    backbone, n = _prepare(source, head)
     k = _check_k(next(size for size in (k, source.k, min(K, n - 1)) if size is not None), n)
     temperature = _check_temperature(source.temperature or 1.0 if temperature is None else temperature)
     metadata = Metadata(
@@ -170,6 +174,8 @@ class Exported(nn.Module):
         self.in_graph, self.dtype = metadata.in_graph, dtype
         self.backbone = backbone.to(dtype)
         self.head = TopKHead(metadata.k, temperature=metadata.temperature)
+        if not self.in_graph:
+            return
         low, high = recipe.range
         mean, std = (torch.tensor(v, dtype=torch.float32).view(1, -1, 1, 1) for v in (recipe.mean, recipe.std))
         self.register_buffer("shift", (mean - low) * 255 / (high - low), persistent=False)
@@ -201,12 +207,8 @@ def _check_options(opset: int, batch: str | int, dtype: str, outputs: Sequence[s
         raise ValueError(f"outputs must be some of {', '.join(OUTPUTS)}, each once, got {outputs!r}")
 
 
-def _prepare(source: Source) -> tuple[nn.Module, int]:
+def _prepare(source: Source, head: str | None = None) -> tuple[nn.Module, int]:
     """Copy the model, in evaluation mode on the CPU, and read its number of classes from a forward pass."""
-    try:
-        find_classifier(source.model)
-    except ValueError as error:
-        raise ExportError(f"only classifiers can be exported: {error}") from error
     backbone = copy.deepcopy(source.model).cpu().float().eval().requires_grad_(False)
     for module in backbone.modules():
         # torch.onnx converts fused attention of four axes only
@@ -214,8 +216,9 @@ def _prepare(source: Source) -> tuple[nn.Module, int]:
             module.fused_attn = False  # type: ignore[assignment]
     size = tuple(source.preprocess.input_size)
     try:
-        with torch.no_grad():
-            out = backbone(torch.zeros(2, *size))
+        out, found = run_and_find(backbone, torch.zeros(2, *size), head)
+    except ExportError:
+        raise
     except Exception as error:
         raise ExportError(
             f"{source.name} does not run on an input of size {list(size)}: {plain(error)}; give its own size "
@@ -224,6 +227,14 @@ def _prepare(source: Source) -> tuple[nn.Module, int]:
     if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[1] < 2 or not out.is_floating_point():
         got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ExportError(f"{source.name} is no classifier: expected logits [batch, classes], it gives {got}")
+    if found is None:
+        raise ExportError(
+            f"{source.name} has no head, and only classifiers can be exported: the last layer with weights that runs "
+            "is not linear. Was it built with num_classes=0? Otherwise name the module of its scores (head=, on the "
+            "command line --head)"
+            if head is None
+            else f"the head {head!r} is not used when {source.name} runs"
+        )
     return backbone, out.shape[1]
 
 

@@ -223,6 +223,7 @@ class Predictor:
             raise ValueError(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}")
         check_wanted(softmax_mass, max_set)
         check_outputs(self._outputs)
+        self.metadata.preprocess.check_known()
         return self._stream(images, batch_size, softmax_mass, max_set, on_error)
 
     def _stream(

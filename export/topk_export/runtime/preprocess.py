@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from topk_export.errors import ImageError, ImageTooLargeError
+from topk_export.errors import ImageError, ImageTooLargeError, ModelFileError
 
 ENDINGS = {
     "JPEG": (".jpg", ".jpeg", ".jfif"),
@@ -53,6 +53,7 @@ RESAMPLE = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 COLORS = {1: "L", 3: "RGB"}
+UNKNOWN = "unknown"
 CROP_MODES = ("center", "border", "squash")
 
 
@@ -62,12 +63,13 @@ class Preprocess:
 
     Args:
         input_size: channels, height and width of the model's input.
-        mean, std: per channel, of values in ``range``.
+        mean, std: per channel, of values in ``range``; empty where the color is unknown.
         interpolation: a key of :data:`RESAMPLE`.
         crop_pct: the crop's share of the resized image.
         crop_mode: ``"center"``, ``"border"`` or ``"squash"``.
         resize_size: height and width aimed at before the crop; None: the floor of ``input_size / crop_pct``.
-        color: ``"RGB"`` or ``"L"``; empty where the channels are neither, and only arrays can be fed.
+        color: ``"RGB"`` or ``"L"``; empty where the channels are neither, and ``"unknown"`` where nothing says how
+            images were normalised: then only arrays can be fed.
         range: what pixel values 0 and 255 become before normalisation.
     """
 
@@ -88,7 +90,7 @@ class Preprocess:
             raise ValueError(f"interpolation must be one of {', '.join(RESAMPLE)}, got {self.interpolation!r}")
         if self.crop_mode not in CROP_MODES:
             raise ValueError(f"crop_mode must be one of {', '.join(CROP_MODES)}, got {self.crop_mode!r}")
-        if not len(self.mean) == len(self.std) == self.input_size[0]:
+        if not len(self.mean) == len(self.std) == (0 if self.color == UNKNOWN else self.input_size[0]):
             raise ValueError(f"mean and std must have one value a channel: {self.mean!r}, {self.std!r}")
 
     @property
@@ -98,8 +100,17 @@ class Preprocess:
             return int(self.resize_size[0]), int(self.resize_size[1])
         return math.floor(self.input_size[1] / self.crop_pct), math.floor(self.input_size[2] / self.crop_pct)
 
+    def check_known(self) -> None:
+        """Raise :class:`ModelFileError` where the file does not say how images become its input."""
+        if self.color == UNKNOWN:
+            raise ModelFileError(
+                "the file does not say how images become its input: the mean and the standard deviation are unknown. "
+                "Export it again with both (data_config, --mean and --std), or feed arrays to Predictor.run"
+            )
+
     def pixels(self, image: Image.Image) -> np.ndarray:
         """An image as uint8 [height, width, channels] of the input size."""
+        self.check_known()
         if self.color not in COLORS.values():
             raise ImageError(f"the model takes {self.input_size[0]} channels: feed arrays, not images")
         resized = self._resize(_convert(image, self.color))
@@ -109,6 +120,7 @@ class Preprocess:
 
     def normalise(self, pixels: np.ndarray) -> np.ndarray:
         """Return uint8 [batch, height, width, channels] as the model's float32 [batch, channels, height, width]."""
+        self.check_known()
         out = np.empty((len(pixels), *(pixels.shape[i] for i in (3, 1, 2))), np.float32)
         for channel, values in enumerate(self._values):
             np.take(values, pixels[..., channel], out=out[:, channel], mode="clip")

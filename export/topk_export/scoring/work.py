@@ -102,6 +102,7 @@ def settings_for(model: str, *, batch_size: int | None = None, **options: Any) -
     """The settings with a model's digest; the batch size is 32, or less where a model's input is large."""
     predictor = Predictor(model, device="cpu", threads=1)
     check_outputs(dict.fromkeys(predictor.output_names))
+    predictor.metadata.preprocess.check_known()
     largest = max(1, BATCH_BYTES // max(1, int(np.prod(predictor.input_shape)) * 4))
     return Settings(model=digest_of(*files_of(model)), batch_size=batch_size or min(32, largest), **options)
 

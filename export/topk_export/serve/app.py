@@ -48,6 +48,7 @@ def create_app(
     """
     limits, access = limits or Limits(), access or Access()
     check_outputs(dict.fromkeys(predictor.output_names))
+    predictor.metadata.preprocess.check_known()
     service = Service(predictor, limits, log)
 
     @contextlib.asynccontextmanager

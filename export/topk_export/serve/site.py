@@ -29,6 +29,7 @@ def write_site(model: str | Path, folder: str | Path, runtime: str | Path) -> Pa
     session = open_session(model, device="cpu")
     check_outputs({output.name: output for output in session.get_outputs()})
     metadata = Metadata.from_props(session.get_modelmeta().custom_metadata_map, str(model))
+    metadata.preprocess.check_known()
     dist = find_runtime(runtime)
     recipe = asdict(metadata.preprocess) | {"scale_size": metadata.preprocess.scale_size}
     values = {**asdict(metadata), **recipe}

@@ -70,6 +70,7 @@ def write_repository(
 def _write_ensemble(entry: Path, session: Any, metadata: Metadata, max_batch_size: int) -> list[Path]:
     """Write the entries that prepare images and that join the steps, beside the model's; return their paths."""
     (source,) = session.get_inputs()
+    metadata.preprocess.check_known()
     first, joined = (entry.with_name(f"{entry.name}_{kind}") for kind in ("preprocess", "ensemble"))
     for path in (first, joined):
         (path / "1").mkdir(parents=True)

@@ -16,6 +16,7 @@ import numpy as np
 
 from topk_export.errors import ModelFileError
 from topk_export.runtime.metadata import Metadata
+from topk_export.runtime.preprocess import UNKNOWN
 from topk_export.runtime.session import device_of, open_session, placement
 from topk_export.verification import graph, storage
 from topk_export.verification.checks import (
@@ -96,6 +97,8 @@ def sample_input(metadata: Metadata, batch: int = max(BATCHES)) -> np.ndarray:
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (batch, 4, 4, c)).repeat(-(-h // 4), 1).repeat(-(-w // 4), 2)[:, :h, :w]
     pixels = np.clip(coarse + rng.normal(0, 20, coarse.shape), 0, 255).astype(np.uint8)
+    if metadata.preprocess.color == UNKNOWN:
+        return (pixels.transpose(0, 3, 1, 2) / np.float32(127.5) - 1).astype(np.float32)
     return pixels if metadata.in_graph else metadata.preprocess.normalise(pixels)
 
 

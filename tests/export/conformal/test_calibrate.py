@@ -141,10 +141,10 @@ def test_a_class_without_samples_is_in_every_set(colours_file, held_out, tmp_pat
 
 @pytest.mark.slow
 def test_a_registered_data_set_can_be_held_out(tmp_path, capsys):
-    from tests.export.conftest import tiny
+    from tests.export.conftest import NORMAL, tiny
     from topk_export import export_onnx
 
-    config = {"input_size": (3, 32, 32), "crop_pct": 1.0, "interpolation": "bilinear"}
+    config = {"input_size": (3, 32, 32), "crop_pct": 1.0, "interpolation": "bilinear", **NORMAL}
     model = export_onnx(tiny(6), tmp_path / "model.onnx", k=2, data_config=config)
     options = ["--dataset", "topk/hierarchy", "--dataset-opt", "superclasses=2", "fine=3", "eval_size=120", "noise=1.0"]
     output = tmp_path / "out.onnx"

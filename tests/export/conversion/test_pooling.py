@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from tests.export.conftest import DATA
 from topk_export import export_onnx
 from topk_export.conversion.pooling import unfold_padded_maxima
 from topk_export.runtime.session import open_session
@@ -76,5 +77,5 @@ class PaddedMaxima(nn.Module):
 @pytest.mark.slow
 def test_a_model_with_padded_maxima_passes_its_verification(tmp_path):
     torch.manual_seed(0)
-    path = export_onnx(PaddedMaxima(), tmp_path, k=2, data_config={"input_size": (3, 8, 8)})
+    path = export_onnx(PaddedMaxima(), tmp_path, k=2, data_config=DATA)
     assert "Pad" not in {node.op_type for node in onnx.load(str(path)).graph.node if node.input[0] == "input"}

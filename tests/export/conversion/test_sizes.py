@@ -2,10 +2,11 @@
 
 import pytest
 import timm
+import torch
 import torchvision
 
 from topk_export import ExportError
-from topk_export.conversion.recipe import built_for, torchvision_name
+from topk_export.conversion.recipe import KEYS, built_for, torchvision_name
 from topk_export.conversion.source import load_source
 from topk_export.conversion.to_onnx import _prepare
 
@@ -61,8 +62,39 @@ def test_torchvisions_modules_are_known_by_their_weights_shapes():
     assert source.preprocess.interpolation == preset.interpolation.value
 
 
-def test_a_model_of_unknown_preprocessing_is_a_warning():
-    model = torchvision.models.MobileNetV2(width_mult=0.3)
-    with pytest.warns(UserWarning, match="nothing says how images become the input of MobileNetV2"):
+def test_a_module_of_ones_own_must_say_its_images():
+    model, size = torchvision.models.MobileNetV2(width_mult=0.3), {"input_size": (3, 64, 64)}
+    with pytest.raises(ExportError, match=r"nothing says how images become the input of MobileNetV2: .*--input-size"):
         load_source(model)
-    load_source(model, data_config={"input_size": (3, 64, 64)})  # the caller has said so
+    with pytest.raises(ExportError, match="mean and std belong together: data_config gives MobileNetV2 one of them"):
+        load_source(model, data_config={**size, "mean": (0.5,)})
+    with pytest.warns(UserWarning, match="the file says 'unknown', and takes arrays alone"):
+        unknown = load_source(model, data_config=size).preprocess
+    assert (unknown.mean, unknown.std, unknown.color) == ((), (), "unknown")
+    known = load_source(model, data_config={**size, "mean": (0.5,), "std": (0.2, 0.3, 0.4)}).preprocess
+    assert (known.mean, known.std, known.color) == ((0.5, 0.5, 0.5), (0.2, 0.3, 0.4), "RGB")
+    assert (known.scale_size, known.interpolation) == ((73, 73), "bilinear")
+
+
+@pytest.mark.parametrize("what", ["test_resnet", "torchvision:squeezenet1_1", torch.nn.Linear(2, 2)])
+def test_unknown_keys_of_the_transform_are_refused(what):
+    with pytest.raises(
+        ValueError, match=r"no key 'input_sise' \(did you mean 'input_size'\?\); it takes input_size, mean"
+    ):
+        load_source(what, data_config={"input_sise": (3, 64, 64)})
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "torchvision:squeezenet1_1"])
+def test_every_key_of_the_transform_is_read(name):
+    given = {
+        "input_size": (3, 64, 48),
+        "mean": (0.1, 0.2, 0.3),
+        "std": (0.4, 0.5, 0.6),
+        "interpolation": "hamming",
+        "crop_pct": 0.5,
+        "crop_mode": "squash",
+        "resize_size": (70, 80),
+    }
+    assert given.keys() == set(KEYS)
+    made = load_source(name, num_classes=5, data_config=given).preprocess
+    assert {key: getattr(made, key) for key in KEYS} == given

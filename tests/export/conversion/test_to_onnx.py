@@ -12,7 +12,11 @@ import torch
 from torch import nn
 
 from tests.export.conftest import DATA, tiny
-from topk_export import ExportError, export_onnx
+from topk_export import ExportError, ModelFileError, Predictor, export_onnx, verify
+from topk_export.commands import predict, score, serve
+from topk_export.conversion.head import run_and_find
+from topk_export.conversion.source import load_source
+from topk_export.conversion.to_onnx import _prepare
 from topk_export.runtime.metadata import Metadata
 
 N = 12
@@ -263,8 +267,9 @@ def test_bad_options(options, message, tmp_path):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Conv2d(3, 3, 1), "only classifiers can be exported: Conv2d has no classifier"),
-        (timm.create_model("test_resnet", num_classes=0), "only classifiers can be exported: ResNet has no classifier"),
+        (nn.Conv2d(3, 3, 1), "is no classifier: expected logits [batch, classes], it gives [2, 3, 8, 8]"),
+        (timm.create_model("test_resnet", num_classes=0), "test_resnet has no head, and only classifiers can be"),
+        (nn.Sequential(*tiny(N)[:2], nn.BatchNorm2d(8), *tiny(N)[2:4]), "Sequential has no head, and only classifiers"),
         (nn.Sequential(nn.Linear(8, 4)), "is no classifier: expected logits [batch, classes], it gives [2, 3, 8, 4]"),
         (nn.Sequential(nn.Flatten(), nn.Linear(7, 4)), "does not run on an input of size [3, 8, 8]"),
     ],
@@ -279,3 +284,60 @@ def test_the_metadata_survives_a_round_trip(export):
     model = onnx.load(str(export(N, k=3, temperature=0.5)))
     stored = {entry.key: entry.value for entry in model.metadata_props}
     assert Metadata.from_props(stored).to_props() == stored
+
+
+class Own(nn.Module):
+    """A classifier whose head has a name of its own, and is not the module that was added last."""
+
+    def __init__(self, *, scale: bool = False) -> None:
+        super().__init__()
+        self.answer = nn.Linear(3, 6)
+        self.neck = nn.Linear(3, 3)
+        self.other = nn.Linear(6, 6)
+        self.scale = nn.BatchNorm1d(6) if scale else nn.Identity()
+
+    def forward(self, x):
+        return self.scale(self.answer(self.neck(x.mean((2, 3)))))
+
+
+def test_a_head_is_found_by_what_it_does():
+    x = torch.zeros(2, 3, 8, 8)
+    assert run_and_find(Own().eval(), x, None)[1] == "answer"
+    assert run_and_find(timm.create_model("test_resnet", num_classes=6).eval(), x, None)[1] == "fc"
+    source = load_source(Own(scale=True), data_config=DATA)
+    with pytest.raises(ExportError, match=r"Own has no head, .* name the module of its scores \(head=, .*--head\)"):
+        _prepare(source)
+    assert _prepare(source, "scale")[1] == 6
+    with pytest.raises(ExportError, match=r"no module 'fc' .*; its linear layers: answer, neck, other"):
+        _prepare(source, "fc")
+    with pytest.raises(ExportError, match="the head 'other' is not used when Own runs"):
+        _prepare(source, "other")
+
+
+@pytest.mark.slow
+def test_a_file_of_unknown_transform_takes_arrays_alone(tmp_path, picture, capsys):
+    with pytest.warns(UserWarning, match="the file says 'unknown'"):
+        path = export_onnx(Own(), tmp_path, data_config={"input_size": (3, 8, 8)})
+    said = props(path)
+    assert (said["color"], said["mean"], said["std"]) == ("unknown", [], [])
+    predictor = Predictor(path, device="cpu", threads=1)
+    assert predictor.run(np.zeros((2, 3, 8, 8), np.float32))["logits"].shape == (2, 6)
+    with pytest.raises(ModelFileError, match="does not say how images become its input"):
+        predictor([picture("red")])
+    assert verify(path)["passed"]
+    for command in (
+        [predict.main, str(path), str(picture("red"))],
+        [score.main, str(path), str(picture("red")), "--output", str(tmp_path / "scores")],
+        [serve.main, str(path), "--port", "0"],
+        [serve.main, str(path), "--site", str(tmp_path / "site")],
+        [serve.main, str(path), "--triton", str(tmp_path / "triton"), "--ensemble"],
+    ):
+        assert command[0]([*command[1:]]) == 1
+        assert capsys.readouterr().err.startswith("error: the file does not say how images become its input")
+    with pytest.raises(ModelFileError, match="does not say"), pytest.warns(UserWarning, match="unknown"):
+        export_onnx(Own(), tmp_path, preprocess="in-graph", data_config={"input_size": (3, 8, 8)})
+
+
+@pytest.mark.slow
+def test_the_default_k_is_below_the_number_of_classes(tmp_path):
+    assert props(export_onnx(tiny(2), tmp_path, data_config=DATA))["k"] == 1

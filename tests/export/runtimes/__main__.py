@@ -17,6 +17,7 @@ import onnx
 import timm
 import torch
 
+from tests.export.conftest import NORMAL
 from tests.export.runtimes.runtimes import RUNTIMES, MissingError, Run
 from topk_export import export_onnx
 from topk_export.conversion.convert import plain
@@ -66,7 +67,7 @@ def heads(folder: Path) -> list[tuple[Path, np.ndarray, int]]:
     for n, k in HEADS:
         torch.manual_seed(0)
         tiny = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, n))
-        config = {"input_size": (3, 2, 2), "crop_pct": 1.0}
+        config = {"input_size": (3, 2, 2), "crop_pct": 1.0, **NORMAL}
         path = export_onnx(tiny, folder / f"head_{n}.onnx", k=k, data_config=config)
         onnx.save(graph.head_model(onnx.load(str(path))), str(path))
         cases.append((path, scores(n), k))
