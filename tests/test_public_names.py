@@ -40,6 +40,7 @@ PUBLIC = {
     "linear_smooth_topk",
     "list_losses",
     "loss_info",
+    "mean_over_ranks",
     "normalize_classifier",
     "perturbed_hinge_loss",
     "perturbed_topk",

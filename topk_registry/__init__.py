@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from topk_registry.distributions import GumbelTopK, KSubset
     from topk_registry.losses.base import ClassificationLoss, TopKLoss
+    from topk_registry.losses.ranks import mean_over_ranks
     from topk_registry.nn.classifier import CosineClassifier, normalize_classifier
     from topk_registry.nn.head import TopKClassifier, TopKHead, TopKOutput, fit_temperature
     from topk_registry.nn.linear import LinearSmoothTopK, linear_smooth_topk
@@ -93,6 +94,7 @@ _HOMES = {
     "linear_smooth_topk": "nn.linear",
     "list_losses": "registry.api",
     "loss_info": "registry.api",
+    "mean_over_ranks": "losses.ranks",
     "normalize_classifier": "nn.classifier",
     "perturbed_hinge_loss": "ops.perturbed.row_loss",
     "perturbed_topk": "ops.perturbed",
@@ -150,6 +152,7 @@ __all__ = [
     "linear_smooth_topk",
     "list_losses",
     "loss_info",
+    "mean_over_ranks",
     "normalize_classifier",
     "perturbed_hinge_loss",
     "perturbed_topk",

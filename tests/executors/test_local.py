@@ -14,7 +14,6 @@ from topk_registry.executors.errors import WorkerDiedError
 from topk_registry.executors.local import GPUS, SPAWN, LocalExecutor, environments, visible_gpus
 from topk_registry.executors.pool import Interruptible
 
-
 LOCKED = """
 from topk_registry.executors.local import LocalExecutor
 from tests.executors.test_local import lock

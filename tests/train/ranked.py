@@ -72,13 +72,14 @@ def same(one, other, path="", tolerance=1e-9):
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, path
 
 
-def same_checkpoint(one, other):
+def same_checkpoint(one, other, *, history=True):
     one, other = (load_checkpoint_metadata(last(name)) for name in (one, other))
     for key in ("state_dict", "state_dict_ema", "optimizer"):
         same(one.get(key), other.get(key), key)
     states = [each["task_state"] for each in (one, other)]
     same(states[0]["criterion"], states[1]["criterion"], "criterion")
-    same(states[0]["progress"]["history"], states[1]["progress"]["history"], "history")
+    if history:
+        same(states[0]["progress"]["history"], states[1]["progress"]["history"], "history")
 
 
 def assert_same(one, other, path=""):

@@ -301,6 +301,22 @@ def test_resuming_in_mid_epoch_with_other_batches_leaves_no_image_out(interrupte
     assert "at epoch 1, batch 3" in wider.out  # 64 images are 2 batches of 24 and a part, which is done again
 
 
+def test_another_number_of_images_an_update_is_told_with_what_gives_as_many(train, tmp_path):
+    first = train("--epochs", "1", name="first")
+    two = first.checkpoint()  # as if two processes had written it
+    two["task_state"]["random"] *= 2
+    torch.save(two, tmp_path / "two.pth.tar")
+    resumed = train("--resume", tmp_path / "two.pth.tar", name="fewer")
+    assert resumed.status == 0, resumed.err
+    told = "an update has 16 images now, 32 before (2 processes, now 1), at the same lr 0.01"
+    assert f"{told}: for as many as before, -b 32 or --grad-accum-steps 2" in resumed.out
+    for flags in (("-b", "32"), ("--grad-accum-steps", "2")):
+        assert "an update has" not in train("--resume", tmp_path / "two.pth.tar", *flags, name="as-many").out
+    no_rate = [flag for flag in TINY if flag not in ("--lr", "0.01")]
+    rule = train("--resume", tmp_path / "two.pth.tar", tiny=no_rate, name="rule")
+    assert "the rate follows, lr 0.0" in rule.out
+
+
 def test_resuming_in_mid_epoch_needs_the_same_data(interrupted):
     stopped = interrupted(4, name="stopped")
     for more in (("size=48",), ("size=48", "-b", "8")):

@@ -147,9 +147,34 @@ def _notes(run: Run, saved: Any) -> list[str]:
     if old.get("epochs", run.config.epochs) != run.config.epochs:
         epochs = f"planned for {old['epochs']} epochs before, now for {run.config.epochs}"
         notes.append(f"{epochs}: the schedule follows, and goes on at lr {run.lr:.3g}")
+    notes += _batch_note(run, old)
     settled = {name: value for name, value in run.given.to_dict().items() if value is not None and name not in SETTLED}
     differ = differences({name: value for name, value in old.items() if name not in ("loss", "loss_opt")}, settled)
     return notes + ([f"other settings than the checkpoint's: {'; '.join(differ)}"] if differ else [])
+
+
+def _batch_note(run: Run, old: dict[str, Any]) -> list[str]:
+    """A sentence where an update has another number of images than before, and what would give it as many."""
+    config, world = run.config, len((run.task.loaded_state or {}).get("random", ()))
+    if not world or not old.get("batch_size"):
+        return []
+    before = old["batch_size"] * world * max(1, old.get("grad_accum_steps") or 1)
+    step = config.batch_size * run.compute.world_size
+    now = step * config.grad_accum_steps
+    if before == now:
+        return []
+    changed = f"an update has {now} images now, {before} before ({_processes(world)}, now {run.compute.world_size})"
+    if run.given.lr is None and run.parts.optimizer is None:
+        return [f"{changed}: the rate follows, lr {config.lr:g}"]
+    images = run.compute.world_size * config.grad_accum_steps
+    ways = [f"-b {before // images}"] * (before % images == 0)
+    ways += [f"--grad-accum-steps {before // step}"] * (before % step == 0)
+    set_them = f"for as many as before, {' or '.join(ways)}" if ways else "consider another --lr"
+    return [f"{changed}, at the same lr {config.lr:g}: {set_them}"]
+
+
+def _processes(count: int) -> str:
+    return f"{count} process{'es' * (count != 1)}"
 
 
 def _place_schedule(run: Run) -> None:

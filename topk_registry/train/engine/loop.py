@@ -58,8 +58,25 @@ def _step(run: Run, images: Tensor, target: Target, step: int, updates: bool) ->
         stop, bad = agree(run, run.stopped(), not math.isfinite(value))
         if bad:
             raise NonFiniteLossError(_save_batch(run, images, target, result["output"], value))
-        _backward(run, loss / _accumulated(run, step), updates)
+        _backward(run, _part_of_update(run, loss, target, step), updates)
     return value, stop
+
+
+def _part_of_update(run: Run, loss: Tensor, target: Target, step: int) -> Tensor:
+    """The loss of one batch of an update, so that gradients add up to those of the update's mean.
+
+    Where rows have weights, the mean of the batches so far becomes that with one batch more.
+    """
+    weight = run.task.weight_of(target) if run.config.grad_accum_steps > 1 else None
+    if weight is None:
+        return loss / _accumulated(run, step)
+    before = run.weight_of_update if step % run.config.grad_accum_steps else 0.0
+    run.weight_of_update = before + weight
+    for group in run.optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad * (before / run.weight_of_update)
+    return loss * (weight / run.weight_of_update).to(loss)
 
 
 def _backward(run: Run, loss: Tensor, updates: bool) -> None:

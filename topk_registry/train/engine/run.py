@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.evaluate import Evaluator
@@ -49,6 +49,7 @@ class Run:
         folder: where the run writes, once it is open.
         checkpoints: writes them; on the first process alone, and not in a dry run.
         loggers: of the first process; elsewhere there are none.
+        weight_of_update: of the batches so far of an update, where rows have weights.
         stopped: whether a stop was asked for.
     """
 
@@ -71,6 +72,7 @@ class Run:
     folder: Path | None = None
     checkpoints: Checkpoints | None = None
     loggers: Loggers = field(default_factory=Loggers)
+    weight_of_update: Tensor | float = 0.0
     stopped: Callable[[], bool] = lambda: False
 
     @property

@@ -21,6 +21,9 @@ from timm.utils import CheckpointSaver
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from topk_registry.losses.base import ClassificationLoss
+from topk_registry.losses.ranks import sum_over_ranks, weighs_rows, weight_of_rows
+from topk_registry.ops.targets.label_mixture import LabelMixture, Target
 from topk_registry.train.errors import SaveError, TrainError
 
 LAST = "last.pth.tar"
@@ -73,8 +76,16 @@ class RegistryTask(ClassificationTask):
     def __init__(self, model: nn.Module, criterion: nn.Module, *, loss: dict[str, Any], **settings: Any) -> None:
         super().__init__(model, criterion, **settings)
         self.loss = loss
+        self.weighs_rows = weighs_rows(criterion)
         self.run_state = {}
         self.loaded_state: dict[str, Any] | None = None
+
+    def weight_of(self, target: Target) -> Tensor | None:
+        """The number [] that the loss's mean over all processes divides by; None where each row counts alike."""
+        if not self.weighs_rows or isinstance(target, LabelMixture) or target.is_floating_point():
+            return None
+        assert isinstance(self.criterion, ClassificationLoss)
+        return sum_over_ranks(weight_of_rows(self.criterion, target))
 
     def clip_gradients(self, value: float, mode: str) -> None:
         """Clip the gradients of the model as timm does."""

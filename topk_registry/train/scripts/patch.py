@@ -9,13 +9,15 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from topk_registry.data.labels import class_counts, class_names_of, labels_of
+from topk_registry.losses.base import ClassificationLoss
+from topk_registry.losses.ranks import mean_over_ranks, number_of_ranks, weighs_rows
 from topk_registry.train.errors import TrainError
 from topk_registry.train.setup.loss import Context, LossSpec
 
@@ -64,7 +66,10 @@ class Seam:
         if self.loss is None:
             context = self._context(model)
             self.spec.rehearse(context, splits=getattr(self.args, "aug_splits", 0))
-            self.loss = WatchedLoss(self.spec.build(context))
+            loss = self.spec.build(context)
+            if weighs_rows(loss) and number_of_ranks() > 1:  # both scripts average gradients over the processes
+                loss = mean_over_ranks(cast(ClassificationLoss, loss))
+            self.loss = WatchedLoss(loss)
         return self.loss.to(device)
 
     def set_epoch(self, epoch: int) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from timm import utils
 from timm.data import resolve_data_config
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from topk_registry.data.labels import kept_labels_of
+from topk_registry.losses.base import ClassificationLoss
+from topk_registry.losses.ranks import mean_over_ranks
 from topk_registry.nn.classifier import num_classes_of
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.class_parallel import ClassParallelTask, SpreadEvaluator, scaler_of
@@ -138,6 +140,8 @@ def distribute(run: Run) -> None:
             task.compile_ema(backend=config.torchcompile, mode=config.torchcompile_mode)
     if run.compute.distributed:
         _share_loss_parameters(run)
+        if task.weighs_rows and not config.class_parallel:  # which divides by the weights of all rows already
+            mean_over_ranks(cast(ClassificationLoss, task.criterion))
         ids = None if run.compute.device.type == "cpu" else [run.compute.device]
         task.prepare_distributed(device_ids=ids, broadcast_buffers=not config.no_ddp_bb)
 

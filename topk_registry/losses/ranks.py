@@ -1,0 +1,94 @@
+"""The mean of a loss over the rows of all processes, where each has a part of the batch.
+
+DistributedDataParallel and FSDP average the gradients of R processes. Let the weighted losses of process r add up to
+S_r, and its weights to W_r. The mean of all rows is sum_r S_r / sum_r W_r; the average of the means S_r / W_r depends
+on how rows were dealt out. Where process r returns R S_r / sum_q W_q, the average is the mean of all rows.
+"""
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from topk_registry.losses.base import ClassificationLoss
+from topk_registry.ops.process_group import Group, all_reduce, outside_graphs
+from topk_registry.ops.targets.label_mixture import LabelMixture, Target
+
+L = TypeVar("L", bound=ClassificationLoss)
+
+
+def mean_over_ranks(loss: L, group: Group = None) -> L:
+    """Make the mean of a loss that of the rows of all ranks, for gradients that are averaged over the ranks.
+
+    In one process, a mean with class weights (or ignored rows) divides by the weights of the batch. With
+    ``DistributedDataParallel`` or ``fully_shard`` each rank would divide by those of its own rows. After this call the
+    number that a rank returns is its part of the mean, times the number of ranks: the average over the ranks is the
+    mean that one process has. Ranks exchange one number a call, where gradients are wanted; without gradients, as in
+    evaluation, a rank's mean is that of its own rows.
+
+    Args:
+        loss: with ``reduction="mean"``; from now on it sums, and what calls return is divided afterwards.
+        group: the process group whose ranks average gradients; by default all.
+
+    Returns:
+        The same loss.
+
+    Example:
+        >>> from topk_registry import create_loss
+        >>> loss = mean_over_ranks(create_loss("focal", weight=[1.0, 2.0]))
+        >>> loss(torch.zeros(2, 2), torch.tensor([0, 1]))
+        tensor(0.1733)
+    """
+    if not isinstance(loss, ClassificationLoss):
+        raise TypeError(f"loss must be a ClassificationLoss, got {type(loss).__name__}")
+    if loss.reduction != "mean":
+        raise ValueError(f"the loss's reduction must be 'mean', got {loss.reduction!r}")
+    loss.reduction = "sum"
+    loss.register_forward_hook(_Mean(group), with_kwargs=True)
+    return loss
+
+
+def weight_of_rows(loss: ClassificationLoss, target: Target) -> Tensor:
+    """The number [], in double precision, that the mean of a loss divides by at a target, on this process."""
+    if isinstance(target, LabelMixture):
+        return torch.tensor(len(target.labels), dtype=torch.float64, device=target.labels.device)
+    if target.is_floating_point():
+        classes = target.shape[min(1, target.ndim - 1)]
+        return torch.tensor(target.numel() / classes, dtype=torch.float64, device=target.device)
+    kept = target != loss.ignore_index
+    if loss.weight is None:
+        return kept.sum().double()
+    return torch.where(kept, loss.weight.double()[torch.where(kept, target, 0).long()], 0.0).sum()
+
+
+def weighs_rows(loss: object) -> bool:
+    """Whether a loss is a mean of rows that may count differently."""
+    return isinstance(loss, ClassificationLoss) and loss.reduction == "mean" and loss.weight is not None
+
+
+def number_of_ranks(group: Group = None) -> int:
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+
+
+@outside_graphs
+def sum_over_ranks(weight: Tensor, group: Group = None) -> Tensor:
+    """The sum of a number [] over the ranks of a group, which is all of them by default."""
+    if number_of_ranks(group) == 1:
+        return weight
+    weight = weight.detach().clone()
+    return all_reduce(weight, group, "adding the weights of rows")
+
+
+class _Mean:
+    """Hook of a loss's forward pass that divides the sum of its rows."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def __call__(self, loss: ClassificationLoss, args: tuple, kwargs: dict, total: Tensor) -> Tensor:
+        target = args[1] if len(args) > 1 else kwargs["target"]
+        weight = weight_of_rows(loss, target).to(total)
+        if total.requires_grad:
+            weight = sum_over_ranks(weight, self.group) / number_of_ranks(self.group)
+        return total / weight
