@@ -174,31 +174,14 @@ class SmoothTopKSVM(TopKLoss):
 
         return self._over_sizes(logits, hinge)
 
-    def _definition(self, logits: Tensor, target: Tensor | LabelMixture, labels: tuple[int, int] | None) -> Tensor:
-        if not self._is_linear:
-            return super()._definition(logits, target, labels)
-
-        def loss(target: Tensor | LabelMixture, weight: Tensor | None, reduction: str) -> Tensor:
-            return self._reduced(logits, target, weight, reduction)
-
-        if isinstance(target, LabelMixture):
-            return loss(target.smooth(self.label_smoothing), self.weight, self.reduction)
-        if target.is_floating_point():
-            if self.label_smoothing:
-                target = torch.lerp(target, torch.full_like(target, 1 / target.shape[1]), self.label_smoothing)
-            return loss(target, self.weight, self.reduction)
-        # labels is their range, or None where it was not read, as on a GPU
-        ignored = labels is None or labels[0] <= self.ignore_index <= labels[1]
-        if not len(logits) or (not ignored and not self.label_smoothing):
-            return loss(target.long(), self.weight, self.reduction)
-        mixture = LabelMixture.of_targets(
-            target,
-            smoothing=self.label_smoothing,
-            ignore_index=self.ignore_index,
-            weight=self.weight,
-            mean=self.reduction == "mean",  # as in cross-entropy, over the weights of the labels that are not ignored
-        )
-        return loss(mixture, self.weight, "none" if self.reduction == "none" else "sum")
+    def _of_masses(self, logits: Tensor, masses: Any) -> Tensor:
+        if not self._is_linear or not len(logits):
+            return super()._of_masses(logits, masses)
+        # the reduction is the operator's: its gradient is written with the factor of the mean
+        if masses.ignored is None and (masses.counts is None or masses.labels is not None):
+            return self._reduced(logits, masses.target, self.weight, self.reduction)
+        target, factor = masses.folded(self.reduction)
+        return factor * self._reduced(logits, target, self.weight, "none" if self.reduction == "none" else "sum")
 
     def _checked_alpha(self, logits: Tensor) -> Tensor:
         alpha = self.alpha

@@ -6,7 +6,7 @@ cross-entropy is the case of one label each. The gradient is (pi - 1_Y) / theta,
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -101,11 +101,13 @@ class KSubsetNLL(ClassificationLoss):
             loss = loss * (q @ self.weight.to(q)) / size.clamp(min=torch.finfo(q.dtype).tiny)
         return loss.to(logits.dtype)
 
-    def _dense(self, logits: Tensor, target: Tensor) -> Tensor:
-        if self.label_smoothing:
-            target = torch.lerp(target, target.mean(-1, keepdim=True).expand_as(target), self.label_smoothing)
-        loss = self.per_target(logits, target)
-        return loss if self.reduction == "none" else getattr(loss, self.reduction)()
+    def _masses(self, logits: Tensor, target: Tensor | LabelMixture, seen: tuple[int, int] | None) -> Any:
+        masses = super()._masses(logits, target, seen)
+        if isinstance(target, Tensor) and target.is_floating_point() and self.label_smoothing:  # a set keeps its size
+            q = target.to(torch.promote_types(target.dtype, torch.float32))
+            even = q.mean(-1, keepdim=True).expand_as(q)
+            return masses._replace(target=torch.lerp(q, even, self.label_smoothing))
+        return masses
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature:g}, {super().extra_repr()}"

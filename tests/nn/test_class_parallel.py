@@ -79,7 +79,9 @@ def targets(target, q, n):
         "smoothed": (target, {"label_smoothing": 0.1}),
         "distribution": (q, {}),
         "distribution smoothed": (q, {"label_smoothing": 0.2}),
+        "distribution in half precision": (q.half(), {"label_smoothing": 0.2}),
         "mixture": (LabelMixture.mixed(labels, other, 0.7), {}),
+        "mixture smoothed": (LabelMixture.mixed(labels, other, 0.7), {"label_smoothing": 0.2}),
         "mixup smoothed": (LabelMixture.mixed(labels, other, 0.3, smoothing=0.1), {}),
     }
 
@@ -141,6 +143,28 @@ def compare_layer(n, k, options, averaged):
 @check
 def layers_with_every_target():
     compare_layer(23, 3, {}, False)
+
+
+@check
+def bytes_of_one_row_and_of_one_number_a_row():
+    """States are sent as bytes: rows of one number, and single rows, lie in memory in ways of their own."""
+    n, world = 23, dist.get_world_size()
+    shards = layout(n, world)
+    for dtype, tolerance in ((DOUBLE, 1e-11), (torch.float32, 1e-5)):
+        for B, k in ((4, 1), (1, 1), (1, 3), (2, 1), (6, 5)):
+            features, weight, bias, target, _ = whole(n, max(B, 2))
+            features, weight, bias = (t.to(dtype) for t in (features[:B], weight, bias))
+            tensors = [t.clone().requires_grad_() for t in (features, weight, bias)]
+            expected = linear_smooth_topk(*tensors, target[:B], k=k, tau=0.4, reduction="sum")
+            wanted = torch.autograd.grad(expected, tensors)
+            mine = [features.clone().requires_grad_(), *(own(t, shards).requires_grad_() for t in (weight, bias))]
+            options = {"process_group": dist.group.WORLD, "replicated": True, "reduction": "sum"}
+            found = linear_smooth_topk(*mine, target[:B], k=k, tau=0.4, **options)
+            right = expected.detach(), wanted[0], *(own(g, shards) for g in wanted[1:])
+            got = found.detach(), *torch.autograd.grad(found, mine)
+            for one, other in zip(got, right, strict=True):
+                scale = 1.0 + float(other.abs().max() if other.numel() else 0.0)
+                torch.testing.assert_close(one, other, rtol=0, atol=tolerance * scale, msg=f"{dtype} {B} {k}")
 
 
 @check

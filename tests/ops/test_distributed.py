@@ -54,6 +54,12 @@ def compare(mesh):
     spread = distribute_tensor(torch.zeros(64, N), mesh, [Shard(0)])
     noisy = perturbed_topk(spread, 3, num_samples=2).full_tensor()
     assert len(noisy.unique()) == 64, "rows of different ranks share their noise"
+    loss = create_loss("noised_topk", k=3, num_samples=2, reduction="none")
+    spread = distribute_tensor(torch.zeros(64, N), mesh, [Shard(0)])
+    label = distribute_tensor(torch.zeros(64, dtype=torch.int64), mesh, [Shard(0)])
+    torch.manual_seed(0)  # as trainers do on every rank
+    noisy = loss(spread, label).full_tensor()
+    assert len(noisy.unique()) == 64, "rows of different ranks share their noise in the loss"
 
 
 @pytest.fixture

@@ -19,26 +19,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from topk_registry.losses.targets import (
-    REDUCTIONS,
-    check_logits,
-    check_target,
-    checked_weight,
-    label_loss,
-    reduce_loss,
-)
-from topk_registry.ops.rows.api import RowLoss, reduced, serves, written_out
+from topk_registry.ops.rows.api import RowLoss, reduced, serves
+from topk_registry.ops.targets.checks import check_logits, check_target, checked_weight
 from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.ops.targets.masses import REDUCTIONS, Masses, Reduction
+from topk_registry.ops.targets.table import expected
 
-__all__ = [
-    "REDUCTIONS",
-    "ClassificationLoss",
-    "TopKLoss",
-    "check_logits",
-    "check_target",
-    "checked_weight",
-    "label_loss",
-]
+__all__ = ["ClassificationLoss", "TopKLoss"]
 
 
 class ClassificationLoss(nn.Module):
@@ -79,8 +66,7 @@ class ClassificationLoss(nn.Module):
         ignore_index: int = -100,
     ) -> None:
         super().__init__()
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"reduction must be one of {', '.join(map(repr, REDUCTIONS))}, got {reduction!r}")
+        Reduction.of(reduction)
         if not 0.0 <= label_smoothing <= 1.0:
             raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing!r}")
         self.reduction = reduction
@@ -111,9 +97,7 @@ class ClassificationLoss(nn.Module):
         q = target if self.weight is None else target * self.weight.to(target)
         if (rows := self.row_loss(logits)) is not None:
             return rows.definition(logits, q)
-        table = self.per_class(logits)
-        # 0 * inf is NaN: a class of no mass costs nothing, but what it would cost is the gradient to its mass
-        return (q * table.masked_fill((q == 0) & ~table.isfinite(), 0.0)).sum(-1)
+        return expected(q, self.per_class(logits))
 
     def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
         if isinstance(target, LabelMixture):
@@ -146,17 +130,15 @@ class ClassificationLoss(nn.Module):
             raise ValueError(f"weight has {weight.numel()} entries, logits have {logits.shape[1]} classes")
         if (loss := self._fused(logits, target, weight)) is not None:
             return loss
-        labels = None
-        if not isinstance(target, LabelMixture):
-            labels = check_target(logits, target, ignore_index=self.ignore_index)
+        seen = check_target(logits, target, ignore_index=self.ignore_index)
         kind = logits.device.type
         if _has_autocast(kind) and torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
-                return self._definition(logits, target, labels)
-        return self._definition(logits, target, labels)
+                return self._definition(logits, target, seen)
+        return self._definition(logits, target, seen)
 
     def _fused(self, logits: Tensor, target: Tensor | LabelMixture, weight: Tensor | None) -> Tensor | None:
-        """From logits to the reduced loss in one kernel, where there is one that serves."""
+        """Return the reduced loss of one fused kernel, or None if no kernel supports the call."""
         if isinstance(target, Tensor):
             dense = target.is_floating_point()
             if target.dtype == torch.bool or target.shape != (logits.shape if dense else logits.shape[:1]):
@@ -178,51 +160,35 @@ class ClassificationLoss(nn.Module):
         )
 
     def _suits_row_loss(self, target: Tensor | LabelMixture) -> bool:
-        """Whether :meth:`row_loss` is the loss of a target like this one. A look at a GPU's numbers would stall it."""
+        """Whether :meth:`row_loss` is the loss of this target. Must not read values: that would synchronise a GPU."""
         return True
 
-    def _definition(self, logits: Tensor, target: Tensor | LabelMixture, labels: tuple[int, int] | None) -> Tensor:
-        """The loss by :meth:`per_label` and :meth:`per_target`, in at least single precision."""
-        half = logits.dtype in (torch.float16, torch.bfloat16)
-        if half and not self.takes_half:
+    def _definition(self, logits: Tensor, target: Tensor | LabelMixture, seen: tuple[int, int] | None) -> Tensor:
+        """The loss in torch operations, in at least single precision; ``seen`` is the range of indices, if known."""
+        if logits.dtype in (torch.float16, torch.bfloat16) and not self.takes_half:
             logits = logits.float()
-        if isinstance(target, LabelMixture):
-            q = written_out(target.smooth(self.label_smoothing), logits)
-            return reduce_loss(self.per_target(logits, q), self.reduction)
-        if target.is_floating_point():
-            return self._dense(logits, target.to(torch.float32 if half else logits.dtype))
-        # labels is their range, or None where it was not read, as on a GPU
-        ignored = labels is None or labels[0] <= self.ignore_index <= labels[1]
-        if not ignored and self.weight is None and not self.label_smoothing:
-            return reduce_loss(self.per_label(logits, target.long()), self.reduction)  # the plain case
-        return self._index(logits, target.long())
+        return self._of_masses(logits, self._masses(logits, target, seen))
 
-    def _dense(self, logits: Tensor, target: Tensor) -> Tensor:
-        if self.label_smoothing:
-            target = torch.lerp(target, torch.full_like(target, 1 / target.shape[1]), self.label_smoothing)
-        return reduce_loss(self.per_target(logits, target), self.reduction)
+    def _masses(self, logits: Tensor, target: Tensor | LabelMixture, seen: tuple[int, int] | None) -> Masses:
+        """The target with label smoothing and ignored rows."""
+        options = {"weight": self.weight, "smoothing": self.label_smoothing, "ignore_index": self.ignore_index}
+        return Masses.of(target, logits.shape[1], **options, seen=seen, dtype=logits.dtype)
 
-    def _index(self, logits: Tensor, target: Tensor) -> Tensor:
-        def smoothed(label: Tensor) -> Tensor:
-            wide = torch.float32 if logits.dtype in (torch.float16, torch.bfloat16) else logits.dtype
-            one_hot = torch.zeros_like(logits, dtype=wide).scatter(1, label[:, None], 1.0)
-            q = torch.lerp(one_hot, torch.full_like(one_hot, 1 / logits.shape[1]), self.label_smoothing)
-            return self.per_target(logits, q)
-
-        return label_loss(
-            smoothed if self.label_smoothing else lambda label: self.per_label(logits, label),
-            target,
-            self.weight,
-            reduction=self.reduction,
-            ignore_index=self.ignore_index,
-            weighted=bool(self.label_smoothing),
-        )
+    def _of_masses(self, logits: Tensor, masses: Masses) -> Tensor:
+        """The reduced loss by :meth:`per_label` and :meth:`per_target`."""
+        if masses.labels is None:
+            precision = torch.promote_types(logits.dtype, torch.float32)
+            loss = self.per_target(logits, masses.dense(logits.shape[1], precision))
+        else:
+            loss = self.per_label(logits, masses.labels)
+            loss = loss if self.weight is None else masses.weighted(loss)
+        return masses.reduced(loss, self.reduction)
 
     def extra_repr(self) -> str:
         return f"reduction={self.reduction!r}, label_smoothing={self.label_smoothing:g}"
 
 
-@torch.compiler.assume_constant_result  # some versions of torch.compile do not know the question
+@torch.compiler.assume_constant_result  # some versions cannot trace is_autocast_available
 def _has_autocast(kind: str) -> bool:
     """Whether devices of this kind know autocast; meta tensors do not."""
     return torch.amp.is_autocast_available(kind)

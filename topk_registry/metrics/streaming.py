@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from topk_registry.losses.base import check_logits, check_target
+from topk_registry.ops.targets.checks import check_logits, check_target
 
 
 class StreamingMetric:

@@ -10,8 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from topk_registry.losses.base import REDUCTIONS
-from topk_registry.losses.targets import check_target
 from topk_registry.ops.distributed import by_rows_of_layer, is_distributed, whole
 from topk_registry.ops.ksubset import request
 from topk_registry.ops.ksubset.chunked.api import TopClasses, chunk_size, logits_like, product_dtype
@@ -35,7 +33,9 @@ from topk_registry.ops.process_group import (
     gather_rows,
     outside_graphs,
 )
+from topk_registry.ops.targets.checks import check_target
 from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.ops.targets.masses import Masses, Reduction
 
 # facts in which ranks may differ; all hold the same replicated rows, so then the first is left out
 DIFFERENT = ("number of rows", "classes of a rank")
@@ -81,7 +81,7 @@ def spread_loss(
             "tau": tau,
             "alpha": alpha.numel() + 0.5 if isinstance(alpha, Tensor) and alpha.ndim else float(alpha),
             "class_weight": 0 if class_weight is None else class_weight.numel(),
-            "reduction": REDUCTIONS.index(reduction),
+            "reduction": Reduction.of(reduction),
             "label_smoothing": label_smoothing,
             "ignore_index": ignore_index,
             "sample": sample or 0,
@@ -108,34 +108,21 @@ def spread_loss(
     elif group is not None and summed:
         x = SameOnAllRanks.apply(features, group, 1.0)
     alpha = torch.as_tensor(alpha, device=features.device, dtype=request.output_dtype(features)).detach()
-    share = ignored = None
-    if isinstance(target, Tensor) and target.is_floating_point():
-        if replicated:
-            target = target[:, shard.first : shard.first + shard.size]
-        if label_smoothing:
-            target = torch.lerp(target, torch.full_like(target, 1 / shard.n), label_smoothing)
-    elif isinstance(target, Tensor):
-        labels = target.long()
-        target = LabelMixture.of_targets(labels, smoothing=label_smoothing, ignore_index=ignore_index)
-        ignored = labels == ignore_index
-        share = (~ignored).to(alpha)
-        share = share if class_weight is None else share * class_weight.to(share)[target.labels[:, 0]]
+    if isinstance(target, Tensor) and target.is_floating_point() and replicated:
+        target = target[:, shard.first : shard.first + shard.size]
+    options = {"weight": class_weight, "smoothing": label_smoothing, "ignore_index": ignore_index}
+    masses = Masses.of(target, shard.n, **options, dtype=dtype)
     if sample is not None:
-        assert isinstance(target, LabelMixture)
+        labels = masses.target.labels if isinstance(masses.target, LabelMixture) else masses.target
         if 2 * k > shard.n:
             raise ValueError(f"sampling needs at least 2 k = {2 * k} classes, there are {shard.n}")
-        shard, weight, bias = sampled(shard, weight, bias, target.labels, sample, k * tau, generator)
+        shard, weight, bias = sampled(shard, weight, bias, labels, sample, k * tau, generator)
     rows = row_losses(
-        x, weight, bias, target, shard, k=k, tau=tau, alpha=alpha, class_weight=class_weight,
+        x, weight, bias, masses.target, shard, k=k, tau=tau, alpha=alpha, class_weight=class_weight,
         chunk=chunk_size(x, k, chunk), dtype=dtype,
     )  # fmt: skip
-    if ignored is not None:
-        rows = rows.masked_fill(ignored, 0.0)  # if all are, the mean is NaN and its gradient zero, as in cross-entropy
-    if reduction == "none":
-        return rows if replicated else OwnRows.apply(rows, sizes, group)
-    if reduction == "mean":
-        return rows.sum() / share.sum() if share is not None else rows.mean()
-    return rows.sum()
+    loss = masses.reduced(rows, reduction)
+    return OwnRows.apply(loss, sizes, group) if reduction == "none" and not replicated else loss
 
 
 @outside_graphs
@@ -252,26 +239,17 @@ def loss_of_dtensors(
         return value
     if reduction == "sum" or isinstance(target, LabelMixture) or target.is_floating_point():
         return value.sum() if reduction == "sum" else value.mean()
-    goal, class_weight = whole(target), options["class_weight"]
-    kept = goal != options["ignore_index"]
-    share = kept.to(value.dtype)
-    if class_weight is not None:
-        share = share * class_weight.to(share)[torch.where(kept, goal, 0)]
-    return value.sum() / share.sum()
+    masses = Masses.of(whole(target), n, weight=options["class_weight"], ignore_index=options["ignore_index"])
+    assert masses.counts is not None, "indices that nobody looked at may be ignored"
+    return value.sum() / masses.counts.sum().to(value.dtype)
 
 
 def check_rows(features: Tensor, target: Tensor | LabelMixture, n: int | None, ignore_index: int) -> dict[str, float]:
     """Raise unless the target fits the features [B, d] and, if n is known, n classes; return no facts to compare."""
-    B = len(features)
-    if isinstance(target, LabelMixture):
-        labels, shares, uniform = target
-        good = labels.ndim == 2 and len(labels) == B and shares.shape == labels.shape and labels.dtype == torch.int64
-        if not good or (uniform is not None and uniform.shape != (B,)):
-            raise ValueError(f"expected labels int64 [{B}, m], shares [{B}, m] and uniform [{B}] or None, got {target}")
-        if n is not None:
-            request.check_labels(labels, n)
-    elif n is not None:
-        check_target(features.new_zeros(()).expand(B, n), target, ignore_index=ignore_index, look=True)
+    if n is not None:
+        check_target(features.new_zeros(()).expand(len(features), n), target, ignore_index=ignore_index, look=True)
+    elif isinstance(target, LabelMixture):
+        target.check(len(features))
     return {}
 
 
@@ -291,8 +269,7 @@ def check_options(tau: float, alpha: float | Tensor, reduction: str, label_smoot
         raise ValueError(f"tau must be positive and finite, got {tau!r}")
     if not isinstance(alpha, Tensor) and not 0.0 <= alpha < math.inf:
         raise ValueError(f"alpha must be finite and not negative, got {alpha!r}")
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction must be one of {', '.join(map(repr, REDUCTIONS))}, got {reduction!r}")
+    Reduction.of(reduction)
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing!r}")
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topk_registry.losses.base import check_target, checked_weight, label_loss
 from topk_registry.nn.class_parallel import (
     check_classes,
     check_options,
@@ -20,7 +19,9 @@ from topk_registry.nn.class_parallel import (
 from topk_registry.ops.distributed import is_distributed
 from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset.chunked.api import TopClasses, linear_label_margins, linear_topk, logits_like
+from topk_registry.ops.targets.checks import check_target, checked_weight
 from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.ops.targets.masses import Masses
 
 
 def linear_smooth_topk(
@@ -121,15 +122,15 @@ def linear_smooth_topk(
     check_classes(n, alpha, class_weight)
     if num_classes is not None and num_classes != n:
         raise ValueError(f"weight has {n} rows, num_classes is {num_classes}")
-    check_target(features.new_zeros(()).expand(B, n), target, ignore_index=ignore_index)
-
-    def cost(label: Tensor) -> Tensor:
-        margin = linear_label_margins(features, weight, bias, label, k, temperature=k * tau, chunk=chunk)
-        wanted = alpha.to(margin)[label] if isinstance(alpha, Tensor) and alpha.ndim else alpha
-        loss = soft_hinge(wanted - margin / k, tau)
-        return loss if features.dtype == torch.float64 else loss.float()
-
-    return label_loss(cost, target.long(), class_weight, reduction=reduction, ignore_index=ignore_index)
+    seen = check_target(features.new_zeros(()).expand(B, n), target, ignore_index=ignore_index)
+    masses = Masses.of(target, n, weight=class_weight, ignore_index=ignore_index, seen=seen)
+    label = masses.labels
+    assert label is not None, "other targets are spread_loss's"
+    margin = linear_label_margins(features, weight, bias, label, k, temperature=k * tau, chunk=chunk)
+    wanted = alpha.to(margin)[label] if isinstance(alpha, Tensor) and alpha.ndim else alpha
+    loss = soft_hinge(wanted - margin / k, tau)
+    loss = loss if class_weight is None else masses.weighted(loss)
+    return masses.reduced(loss if features.dtype == torch.float64 else loss.float(), reduction)
 
 
 class LinearSmoothTopK(nn.Module):

@@ -25,6 +25,7 @@ from topk_registry.ops.ksubset.torch.backend import kernels as torch_kernels
 from topk_registry.ops.ksubset.torch.expected import expected_hinges
 from topk_registry.ops.ksubset.torch.rows import State, finish
 from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.ops.targets.masses import Masses
 
 triton = pytest.importorskip("triton")
 
@@ -175,7 +176,7 @@ def test_rows_that_are_ignored_cost_nothing(form, request):
     s, target = randn(4, 12), torch.tensor([3, -100, 11, -100], device=DEVICE)
     s[3, 0] = -INF  # the loss of the label that stands in for one that is ignored
     of, weight = Hinge(torch.ones((), device=DEVICE), 1 / 2, 0.5), torch.linspace(0.5, 2.0, 12, device=DEVICE)
-    mixture = LabelMixture.of_targets(target, weight=weight, mean=True)
+    mixture, _ = Masses.of(target, len(weight), weight=weight).folded("mean")
     value, gradient = cuda.expected_hinges(s, mixture, 2, 1.0, of, weight, 1.0)
     rows = torch.tensor([0, 2])
     share = 1 / weight[target[rows]].sum().item()

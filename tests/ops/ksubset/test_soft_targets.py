@@ -190,16 +190,16 @@ def test_the_gradient_is_kept_for_a_second_backward_pass():
     [
         (
             torch.zeros(2, 4),
-            r"int64 labels \[2\], a distribution \[2, 5\] or a LabelMixture, got torch.float32 \[2, 4\]",
+            r"class indices \(int64, \[2\]\) or a distribution .*\[2, 5\]\), got torch.float32 \[2, 4\]",
         ),
         (torch.zeros(2, dtype=torch.int32), r"got torch.int32 \[2\]"),
-        (LabelMixture.smoothed(torch.tensor([0, 5]), 0.1), r"label must be in \[0, 4\], got 5"),
+        (LabelMixture.smoothed(torch.tensor([0, 5]), 0.1), r"labels of a LabelMixture must be in \[0, 4\], got 5"),
         (LabelMixture.smoothed(torch.tensor([0]), 0.1), r"expected labels int64 \[2, m\]"),
-        (torch.tensor([0, -1]), r"label must be in \[0, 4\], got -1"),
+        (torch.tensor([0, -1]), r"target must be in \[0, 4\], got -1"),
     ],
 )
 def test_bad_targets_are_told_what_is_wrong(target, message):
     with pytest.raises(ValueError, match=message):
         smooth_topk_hinge(torch.zeros(2, 5), target, 2, reduction="mean")
-    with pytest.raises(ValueError, match="reduction must be 'none', 'sum' or 'mean', got 'all'"):
+    with pytest.raises(ValueError, match="reduction must be one of 'none', 'mean', 'sum', got 'all'"):
         smooth_topk_hinge(torch.zeros(2, 5), torch.tensor([0, 1]), 2, reduction="all")

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from topk_registry.losses.base import REDUCTIONS
 from topk_registry.nn.spherical.factors import WORST_CONDITION, Batch, FactoredWeight, SingularStepError, joined
 from topk_registry.nn.spherical.links import SQUARED_ERROR, LogWeights, SumsLoss, per_sample, resolve
 from topk_registry.nn.spherical.optimizer import MARK, check_step
 from topk_registry.nn.spherical.ranks import gathered
 from topk_registry.ops.ksubset.chunked.api import TopClasses
 from topk_registry.ops.ksubset.torch.state import State, merge, summarise, top_margins
+from topk_registry.ops.targets.masses import Reduction
 
 CHUNK = 1 << 20  # scores in a chunk
 Target = Tensor | tuple[Tensor, Tensor]
@@ -87,8 +87,7 @@ class SphericalLinear(nn.Module):
                 "expected in_features of at least 1, num_classes of at least 2 and fold_every of at least 1, got "
                 f"{in_features}, {num_classes} and {fold_every}"
             )
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"reduction must be one of {', '.join(map(repr, REDUCTIONS))}, got {reduction!r}")
+        Reduction.of(reduction)
         weight = torch.empty(num_classes, in_features + bias, device=device, dtype=dtype)
         if weight.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype must be float32 or float64, got {weight.dtype}: steps are lost in half precision")

@@ -13,6 +13,7 @@ from topk_registry.ops.ksubset import soft_targets
 from topk_registry.ops.ksubset.margins import at_labels
 from topk_registry.ops.ksubset.request import check, fixed, output_dtype
 from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.ops.targets.masses import Reduction
 
 
 def smooth_topk_hinge(
@@ -73,8 +74,7 @@ def smooth_topk_hinge(
     alpha, weight = whole(alpha.detach()), None if weight is None else whole(weight.detach())
     if alpha.shape not in ((), logits.shape[1:]):
         raise ValueError(f"alpha must be one number, or one a class {list(logits.shape[1:])}, got {list(alpha.shape)}")
-    if reduction not in ("none", "sum", "mean"):
-        raise ValueError(f"reduction must be 'none', 'sum' or 'mean', got {reduction!r}")
+    Reduction.of(reduction)
     spread = is_distributed(logits) and logits.ndim == 2 and class_dimension(logits) is not None
     plain = reduction == "none" and weight is None and not spread
     if plain and isinstance(target, Tensor) and not target.is_floating_point():

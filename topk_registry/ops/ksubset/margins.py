@@ -11,7 +11,8 @@ from topk_registry.ops.distributed import by_shards, is_distributed
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset import autograd, custom_ops, fixed_graph
 from topk_registry.ops.ksubset.backends import OPERATOR
-from topk_registry.ops.ksubset.request import check, check_finite, check_labels, output_dtype, prepare
+from topk_registry.ops.ksubset.request import check, check_finite, output_dtype, prepare
+from topk_registry.ops.targets.checks import check_device, check_range
 from topk_registry.ops.tensors import Route, route
 
 
@@ -91,6 +92,7 @@ def at_labels(
             f"expected logits [B, n] and int64 labels [B], got {list(logits.shape)} and {label.dtype} "
             f"{list(label.shape)}"
         )
+    check_device(logits, "label", label)
     if is_distributed(logits):
         return by_shards(lambda s, y: at_labels(s, y, k, temperature, impl, options), logits, label)
     s, size, theta, sign, backend = prepare(logits, k, temperature, impl)
@@ -111,7 +113,7 @@ def at_labels(
         return value(custom_ops.label_margins(s, label, size, theta, backend)[0], label, alpha)
     on_cpu = logits.device.type == "cpu"  # values are looked at there only: elsewhere that would stall the device
     if on_cpu and not OPERATOR[backend].checks_labels:
-        check_labels(label, logits.shape[1])
+        check_range(label, logits.shape[1], name="label")
 
     def kernel(s: Tensor, label: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         kernels = OPERATOR[backend].kernels()
@@ -122,7 +124,7 @@ def at_labels(
             hinge = Hinge(alpha, sign / k, tau)
             margin, gradient, cost, slope = kernels.label_hinges(s, label, size, theta, hinge)
         if on_cpu and not isfinite(margin.sum()):  # so with too few scores, or a label out of range
-            check_labels(label, s.shape[1])
+            check_range(label, s.shape[1], name="label")
             check_finite(sign * s, k)
         return cost, slope, gradient
 

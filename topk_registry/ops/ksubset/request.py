@@ -66,13 +66,6 @@ def check(logits: Tensor, k: int, temperature: float) -> None:
         raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
 
 
-def check_labels(label: Tensor, n: int) -> None:
-    if label.numel():
-        low, high = (int(bound) for bound in label.aminmax())
-        if low < 0 or high >= n:
-            raise ValueError(f"label must be in [0, {n - 1}], got {low if low < 0 else high}")
-
-
 def check_finite(logits: Tensor, k: int) -> None:
     """A row with too few scores is an error where it is seen, and NaN elsewhere."""
     if not logits.numel() or bool(logits.amin() > -torch.inf):

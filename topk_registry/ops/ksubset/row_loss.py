@@ -13,8 +13,10 @@ from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.ksubset.margins import topk_margins
 from topk_registry.ops.ksubset.request import SINGLE, SINGLE_TEMPERATURE, check_finite, output_dtype, prepare
 from topk_registry.ops.ksubset.torch.expected import expected_hinges
-from topk_registry.ops.rows.api import REDUCTIONS, Options, RowLoss, check_range
+from topk_registry.ops.rows.api import RowLoss
+from topk_registry.ops.targets.checks import check_range, check_target
 from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.ops.targets.masses import Masses, Options, Reduction
 
 PLANS = 8  # shapes of logits that a loss remembers: those of batches, and of the last of an epoch
 
@@ -98,45 +100,19 @@ class HingeKernel:
         weight = None if weight is None else weight.detach().to(real).contiguous()
         if isinstance(target, Tensor):
             target = target.detach().to(real if target.is_floating_point() else torch.int64)
-        mean = REDUCTIONS[reduction] == "mean"
-        q, factor = masses(target, s.shape, weight, smoothing, ignore_index, mean)
+        seen = check_target(s, target, ignore_index=ignore_index, look=True)
+        masses = Masses.of(target, s.shape[1], weight=weight, smoothing=smoothing, ignore_index=ignore_index, seen=seen)
+        q, factor = masses.folded(reduction.name.lower())
         of_rows = kernels.expected_hinges or partial(expected_hinges, kernels)
         value, gradient = of_rows(s, q, size, theta, hinge, weight, factor)
         total = value.sum()
         if not isfinite(total.item()):
             check_finite(s, self.k)
-        if REDUCTIONS[reduction] != "none":
-            value = total if len(s) or not mean else total * torch.nan
+        if reduction is not Reduction.NONE:
+            value = total if len(s) or reduction is Reduction.SUM else total * torch.nan
         return value.to(output_dtype(scores)), gradient
 
     def _hinge(self, real: torch.dtype) -> Hinge:
         if real not in self._hinges:
             self._hinges[real] = Hinge(self.alpha.to("cpu", real).contiguous(), 1 / self.k, self.tau)
         return self._hinges[real]
-
-
-def masses(
-    target: Tensor | LabelMixture,
-    shape: torch.Size,
-    weight: Tensor | None,
-    smoothing: float,
-    ignore_index: int,
-    mean: bool,
-) -> tuple[Tensor | LabelMixture, float]:
-    """The target with smoothing and ignored rows, and the factor of the mean."""
-    B, n = shape
-    if isinstance(target, LabelMixture):
-        check_range(target, n, ignore_index)
-        return target, 1 / B if mean and B else 1.0
-    if target.is_floating_point():
-        if smoothing:
-            target = torch.lerp(target, torch.full_like(target, 1 / n), smoothing)
-        return target, 1 / B if mean and B else 1.0
-    low, high = map(int, target.aminmax()) if B else (0, 0)
-    if low < 0 or high >= n:
-        check_range(target, n, ignore_index)
-    if low <= ignore_index <= high:
-        options = {"smoothing": smoothing, "ignore_index": ignore_index, "weight": weight, "mean": mean}
-        return LabelMixture.of_targets(target, **options), 1.0
-    factor = 1.0 if not mean or not B else 1 / B if weight is None else 1 / float(weight[target].sum())
-    return LabelMixture.smoothed(target, smoothing) if smoothing else target, factor

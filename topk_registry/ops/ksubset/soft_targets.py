@@ -21,9 +21,12 @@ from topk_registry.ops.hinge import Hinge, soft_hinge
 from topk_registry.ops.ksubset import fixed_graph
 from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.ksubset.margins import topk_margins
-from topk_registry.ops.ksubset.request import check_finite, check_labels, output_dtype, prepare
+from topk_registry.ops.ksubset.request import check_finite, output_dtype, prepare
 from topk_registry.ops.ksubset.torch.expected import expected_hinges
+from topk_registry.ops.targets.checks import check_logits, check_target
 from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.ops.targets.masses import Masses
+from topk_registry.ops.targets.table import expected
 from topk_registry.ops.tensors import Route, route
 
 
@@ -41,13 +44,17 @@ class Options(NamedTuple):
 def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Options) -> Tensor:
     """The loss of each row [B], or their sum or mean."""
     k, tau, alpha, weight, reduction, impl = options
-    _check(logits, target, weight)
+    check_logits(logits)
+    check_target(logits, target, ignore_index=None, integers=(torch.int64,))
+    if weight is not None and weight.shape != logits.shape[1:]:
+        raise ValueError(f"weight must be one factor a class {list(logits.shape[1:])}, got {list(weight.shape)}")
     if is_distributed(logits):
         return _by_shards(logits, target, options)
     dtype, theta = output_dtype(logits), k * tau
     alpha = alpha.to(logits.device, dtype).contiguous()
     weight = None if weight is None else weight.detach().to(logits.device, dtype).contiguous()
-    target, factor = _with_mean(target, weight, len(logits), reduction)
+    masses = Masses.of(target, logits.shape[1], weight=weight, ignore_index=None, dtype=dtype)
+    target, factor = masses.folded(reduction)
     total = reduction != "none"
     if reduction == "mean" and not len(logits):
         return expected_hinge(logits, target, options._replace(reduction="none")).mean()  # NaN, as in cross-entropy
@@ -63,10 +70,7 @@ def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Optio
     alpha, weight = alpha.to(precise), None if weight is None else weight.to(precise)
     kernels = OPERATOR[backend].kernels()
     of_rows = kernels.expected_hinges
-    labels = _labels(target)
     on_cpu = logits.device.type == "cpu"  # elsewhere a look at numbers would stall the device
-    if on_cpu and labels is not None:
-        check_labels(labels, logits.shape[1])
 
     def kernel(s: Tensor, alpha: Tensor, weight: Tensor | None, *parts: Any) -> tuple[Tensor, Tensor]:
         args = s, LabelMixture(*parts) if mixture else parts[0], size, theta, Hinge(alpha, 1 / k, tau), weight, factor
@@ -119,43 +123,8 @@ def _by_table(logits: Tensor, target: Tensor | LabelMixture, options: Options, f
         value = table.gather(1, target[:, None])[:, 0]
     else:
         q = target.dense(logits.shape[1], table.dtype) if isinstance(target, LabelMixture) else target.to(table)
-        value = (q * table.masked_fill((q == 0) & ~table.isfinite(), 0.0)).sum(-1)
+        value = expected(q, table)
     return value.sum() if total else value
-
-
-def _with_mean(
-    target: Tensor | LabelMixture, weight: Tensor | None, B: int, reduction: str
-) -> tuple[Tensor | LabelMixture, float]:
-    """The target and the factor that make of a sum over rows their mean."""
-    if reduction != "mean":
-        return target, 1.0
-    if weight is None or isinstance(target, LabelMixture) or target.is_floating_point():
-        return target, 1 / B if B else torch.nan
-    shares = 1 / weight[target].sum()
-    return LabelMixture(target[:, None], shares.expand(B, 1)), 1.0
-
-
-def _labels(target: Tensor | LabelMixture) -> Tensor | None:
-    if isinstance(target, LabelMixture):
-        return target.labels
-    return None if target.is_floating_point() else target
-
-
-def _check(logits: Tensor, target: Tensor | LabelMixture, weight: Tensor | None) -> None:
-    if logits.ndim != 2:
-        raise ValueError(f"expected logits [B, n], got {list(logits.shape)}")
-    B, n = logits.shape
-    if isinstance(target, LabelMixture):
-        target.check(B)
-    elif not (
-        target.shape == (B, n) if target.is_floating_point() else target.shape == (B,) and target.dtype == torch.int64
-    ):
-        raise ValueError(
-            f"expected int64 labels [{B}], a distribution [{B}, {n}] or a LabelMixture, got {target.dtype} "
-            f"{list(target.shape)}"
-        )
-    if weight is not None and weight.shape != (n,):
-        raise ValueError(f"weight must be one factor a class [{n}], got {list(weight.shape)}")
 
 
 @positional

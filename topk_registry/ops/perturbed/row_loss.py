@@ -5,7 +5,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from topk_registry.ops.distributed import by_shards, is_distributed
+from topk_registry.ops.distributed import by_shards, generator_of_shard, is_distributed
 from topk_registry.ops.perturbed.api import SEEDS, check_options, perturbed_topk
 from topk_registry.ops.perturbed.backends import EPSILONS
 from topk_registry.ops.rows.api import RowKernel, RowLoss
@@ -54,13 +54,16 @@ def definition(
     impl: str,
     scores: Tensor,
     target: Tensor | None,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """The losses in torch operations beside the operator."""
     if is_distributed(scores):
-        of_shard = partial(definition, k, epsilon, num_samples, alpha, scale, impl)
+        # from the global generator all ranks, which are seeded alike, would draw the same noise
+        own = generator_of_shard(scores, generator)
+        of_shard = partial(definition, k, epsilon, num_samples, alpha, scale, impl, generator=own)
         return by_shards(of_shard, scores, target)
     s = wide(scores)
-    threshold = perturbed_topk(s, k, epsilon=epsilon, num_samples=num_samples, impl=impl)
+    threshold = perturbed_topk(s, k, epsilon=epsilon, num_samples=num_samples, generator=generator, impl=impl)
     own = alpha.to(s) if isinstance(alpha, Tensor) else alpha
     if target is None or target.is_floating_point():
         return of_table(scale * (own + threshold[:, None] - s).clamp(min=0), target)

@@ -7,7 +7,7 @@ serves them all, and writes the gradient while the row is in the cache.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,22 +15,13 @@ from torch import Tensor
 from topk_registry.ops.backend import load
 from topk_registry.ops.rows.autograd import Reduced
 from topk_registry.ops.rows.backends import OPERATOR
+from topk_registry.ops.targets.checks import check_logits, check_range, check_target
 from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.ops.targets.masses import Options, Reduction
 from topk_registry.ops.targets.table import wide
 from topk_registry.ops.tensors import Route, address, laid_out, route
 
-REDUCTIONS = ("none", "mean", "sum")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-class Options(NamedTuple):
-    """The target of :func:`reduced`, and what is made of the losses of its rows."""
-
-    target: Tensor | LabelMixture
-    weight: Tensor | None
-    label_smoothing: float  # 0 with a LabelMixture, which holds it
-    ignore_index: int
-    reduction: int  # a place in REDUCTIONS
 
 
 class Kernel(Protocol):
@@ -137,7 +128,8 @@ def row_losses(loss: RowLoss, scores: Tensor, target: Tensor | LabelMixture) -> 
         >>> row_losses(softmax_loss(cross_entropy), torch.zeros(1, 4), torch.tensor([2]))
         tensor([1.3863])
     """
-    check(scores, target)
+    check_logits(scores, "scores")
+    check_target(scores, target, ignore_index=None, integers=(torch.int64,))
     if serves(scores, target) and (kernel := loss.kernel_for(scores)) is not None:
         curved = None if loss.piecewise_linear else partial(_of_target, loss, target)
         return reduced(kernel, curved, scores, target)
@@ -199,37 +191,5 @@ def reduced(
     """
     if isinstance(target, LabelMixture):
         target, label_smoothing = target.smooth(label_smoothing), 0.0
-    options = Options(target, weight, label_smoothing, ignore_index, REDUCTIONS.index(reduction))
+    options = Options(target, weight, label_smoothing, ignore_index, Reduction.of(reduction))
     return Reduced.apply(scores, partial(kernel.run, options), definition)  # pyright: ignore[reportReturnType]
-
-
-def check_range(target: Tensor | LabelMixture, n: int, ignore_index: int) -> None:
-    """Raise unless every index [B] is one of n classes, or the one that is ignored."""
-    if isinstance(target, LabelMixture):
-        labels = target.labels
-        if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < n:
-            wrong = labels[(labels < 0) | (labels >= n)]
-            raise ValueError(f"labels of a LabelMixture must be in [0, {n - 1}], got {int(wrong[0])}")
-        return
-    wrong = target[((target < 0) | (target >= n)) & (target != ignore_index)]
-    if len(wrong):
-        raise ValueError(f"target must be in [0, {n - 1}] (or ignore_index = {ignore_index}), got {int(wrong[0])}")
-
-
-def check(scores: Tensor, target: Tensor | LabelMixture) -> None:
-    """Raise unless scores are floating point [B, n] and the target is int64 [B] or floating point [B, n], or a
-    :class:`LabelMixture` of B rows."""
-    if scores.ndim != 2 or scores.shape[1] < 2 or not scores.is_floating_point():
-        raise ValueError(
-            f"scores must be floating point [batch, classes] with at least 2 classes, "
-            f"got {scores.dtype} {list(scores.shape)}"
-        )
-    if isinstance(target, LabelMixture):
-        target.check(len(scores))
-        return
-    dense = target.is_floating_point()
-    if target.shape != (scores.shape if dense else scores.shape[:1]) or not (dense or target.dtype == torch.int64):
-        raise ValueError(
-            f"target must be class indices (int64, {list(scores.shape[:1])}) or masses (floating point, "
-            f"{list(scores.shape)}), got {target.dtype} {list(target.shape)}"
-        )

@@ -2,10 +2,10 @@
 
 import torch
 
-from topk_registry.ops.rows.api import Options
 from topk_registry.ops.rows.backends import Kernels
 from topk_registry.ops.rows.curve import Curve
 from topk_registry.ops.sigmoid.api import sigmoid_loss
+from topk_registry.ops.targets.masses import Options, Reduction
 
 
 def _absolute(log_p, log_not, p, not_p, own, numbers):
@@ -20,7 +20,7 @@ def trial(kernels: Kernels, device: torch.device, wide: bool) -> bool:
     kernel = sigmoid_loss(Curve(trial, _absolute, others=True, logarithms=False)).kernel_for(scores)
     if kernel is None:
         return False
-    value, gradient, *_ = kernel.run(Options(label, None, 0.0, -100, 2), scores, True)
+    value, gradient, *_ = kernel.run(Options(label, None, 0.0, -100, Reduction.SUM), scores, True)
     signs = torch.ones_like(scores).scatter_(1, label[:, None], -1.0)
     assert value is not None
     return bool(torch.isclose(value, 12 * signs[0, 1])) and gradient is not None and torch.allclose(gradient, signs / 4)

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from topk_registry.ops.distributed import whole
 from topk_registry.ops.tensors import laid_out
 
 
@@ -31,40 +30,13 @@ class LabelMixture(NamedTuple):
     @classmethod
     def smoothed(cls, label: Tensor, smoothing: float) -> "LabelMixture":
         """The distribution of ``label_smoothing`` in ``torch.nn.CrossEntropyLoss``, for labels [B]."""
-        shares = torch.full((len(label), 1), 1.0 - smoothing, dtype=_widest(label), device=label.device)
+        shares = torch.full((len(label), 1), 1.0 - smoothing, dtype=widest(label), device=label.device)
         return cls(label[:, None], shares, shares.new_full((len(label),), smoothing) if smoothing else None)
-
-    @classmethod
-    def of_targets(
-        cls,
-        target: Tensor,
-        *,
-        smoothing: float = 0.0,
-        ignore_index: int = -100,
-        weight: Tensor | None = None,
-        mean: bool = False,
-    ) -> "LabelMixture":
-        """The distributions of index targets [B] with the options of ``torch.nn.CrossEntropyLoss``.
-
-        Rows with the index ``ignore_index`` have no mass. With ``mean`` masses are divided by the sum, over the rows
-        that are left, of the labels' ``weight``: the sum of losses is then their mean. DTensors are gathered.
-
-        Example:
-            >>> LabelMixture.of_targets(torch.tensor([2, -100, 0]), mean=True).shares.T
-            tensor([[0.5000, 0.0000, 0.5000]], dtype=torch.float64)
-        """
-        target = whole(target).long()
-        kept = target != ignore_index
-        label = torch.where(kept, target, 0)
-        share = kept.to(_widest(label))
-        if mean:
-            share = share / (share if weight is None else share * whole(weight).to(share)[label]).sum()
-        return cls.smoothed(label, smoothing).scaled(share)
 
     @classmethod
     def mixed(cls, label: Tensor, other: Tensor, lam: float | Tensor, smoothing: float = 0.0) -> "LabelMixture":
         """lam of ``label`` [B] and 1 - lam of ``other`` [B], each smoothed: mixup and cutmix; lam a number or [B]."""
-        lam = torch.as_tensor(lam, dtype=_widest(label), device=label.device).expand(len(label))
+        lam = torch.as_tensor(lam, dtype=widest(label), device=label.device).expand(len(label))
         shares = torch.stack((lam, 1.0 - lam), 1) * (1.0 - smoothing)
         uniform = shares.new_full((len(label),), smoothing) if smoothing else None
         return cls(torch.stack((label, other), 1), shares, uniform)
@@ -128,5 +100,5 @@ class LabelMixture(NamedTuple):
 Target = Tensor | LabelMixture  # of a loss: indices, a distribution or a mixture of labels
 
 
-def _widest(like: Tensor) -> torch.dtype:
+def widest(like: Tensor) -> torch.dtype:
     return torch.float32 if like.device.type == "mps" else torch.float64  # a few numbers a row, good for any logits

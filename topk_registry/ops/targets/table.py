@@ -15,5 +15,10 @@ def of_table(table: Tensor, target: Tensor | None) -> Tensor:
         return table
     if not target.is_floating_point():
         return table.gather(1, target[:, None])[:, 0]
+    return expected(target, table)
+
+
+def expected(q: Tensor, table: Tensor) -> Tensor:
+    """Sum masses times losses [..., n] over the classes; a class without mass costs nothing, whatever its loss is."""
     # 0 * inf is NaN: a class of no mass costs nothing, but what it would cost is the gradient to its mass
-    return (target * table.masked_fill((target == 0) & ~table.isfinite(), 0.0)).sum(-1)
+    return (q * table.masked_fill((q == 0) & ~table.isfinite(), 0.0)).sum(-1)

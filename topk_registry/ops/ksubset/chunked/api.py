@@ -10,8 +10,9 @@ from torch.nn import functional as F
 
 from topk_registry.ops.ksubset.chunked import custom_ops as linear_ops
 from topk_registry.ops.ksubset.margins import topk_marginals
-from topk_registry.ops.ksubset.request import check, check_labels, output_dtype
+from topk_registry.ops.ksubset.request import check, output_dtype
 from topk_registry.ops.ksubset.torch.state import State, merge, top_margins
+from topk_registry.ops.targets.checks import check_device, check_range
 
 CPU_CHUNK = 1 << 20  # scores in a chunk: few enough to stay in the cache
 GPU_CHUNK = 1 << 24  # enough to keep the device busy
@@ -51,10 +52,11 @@ def linear_label_margins(
     check(like, k, temperature)
     if label.dtype != torch.int64 or label.shape != features.shape[:1]:
         raise ValueError(f"label must be int64 {list(features.shape[:1])}, got {label.dtype} {list(label.shape)}")
+    check_device(features, "label", label)
     # elsewhere a look would stall the device, or break the graph
     looked_at = features.device.type == "cpu" and not torch.compiler.is_compiling()
     if looked_at:
-        check_labels(label, len(weight))
+        check_range(label, len(weight), name="label")
     options = int(k), float(temperature), chunk_size(features, k, chunk), product_dtype(features)
     margin, top, _, _ = linear_ops.LinearLabelMargins.apply(features, weight, bias, label, *options)
     if looked_at and not isfinite(margin.detach().sum()):

@@ -15,12 +15,13 @@ from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset.chunked.shards import LabelMargins, Problem, chunks_of, exchange, own_state, problem
 from topk_registry.ops.ksubset.chunked.soft_targets import Costs, ExpectedHinge
 from topk_registry.ops.ksubset.margins import topk_marginals
-from topk_registry.ops.ksubset.request import check, check_labels, output_dtype
+from topk_registry.ops.ksubset.request import check, output_dtype
 from topk_registry.ops.ksubset.torch.state import top_margins
 from topk_registry.ops.process_group import Group, agreed, all_gather, outside_graphs
+from topk_registry.ops.targets.checks import check_device, check_range
 from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.ops.targets.masses import Masses, Reduction
 
-REDUCTIONS = ("none", "sum", "mean")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 FACTS = ("number of rows", "features", "classes of a rank", "num_classes", "k", "dtype", "labels", "tau", "alpha",
          "class_weight", "temperature", "reduction", "label_smoothing", "ignore_index", "sample")  # fmt: skip
@@ -104,6 +105,8 @@ def row_losses(
     Labels count over the classes of all ranks; a distribution is this rank's part of it [B, m].
     """
     wide = output_dtype(x.new_empty(0, dtype=dtype))
+    if isinstance(target, Tensor) and not target.is_floating_point():
+        target = LabelMixture.smoothed(target, 0.0)
     if isinstance(target, LabelMixture) and target.uniform is None and target.labels.shape[1] == 1:
         p = problem(x.new_empty(0, dtype=dtype), shard.n, k, k * tau, shard.group, chunk, dtype)
         label, share = target.labels[:, 0], target.shares[:, 0]
@@ -146,8 +149,6 @@ def sharded_hinge(
             raise ValueError(f"logits must be floating point [B, m], got {logits.dtype} {list(logits.shape)}")
         if not 0.0 < tau < inf:
             raise ValueError(f"tau must be positive and finite, got {tau!r}")
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"reduction must be 'none', 'sum' or 'mean', got {reduction!r}")
         return {
             "number of rows": len(logits),
             "classes of a rank": logits.shape[1],
@@ -158,7 +159,7 @@ def sharded_hinge(
             "tau": tau,
             "alpha": alpha.numel() + 0.5 if isinstance(alpha, Tensor) else alpha,
             "class_weight": 0 if weight is None else weight.numel(),
-            "reduction": REDUCTIONS.index(reduction),
+            "reduction": Reduction.of(reduction),
         }
 
     found = agreed(facts, FACTS, group, logits.device, may_differ=("classes of a rank",))
@@ -168,19 +169,14 @@ def sharded_hinge(
     agreed(lambda: _checked(logits, target, alpha, weight, shard), (), group, logits.device)
     if isinstance(target, Tensor) and target.is_floating_point():
         target = target if target.shape == logits.shape else target[:, shard.first : shard.first + shard.size]
-    share: Tensor | None = None
-    if isinstance(target, Tensor) and not target.is_floating_point():
-        share = None if weight is None else weight[target]
-        target = LabelMixture.of_targets(target, ignore_index=-1)
+    masses = Masses.of(target, shard.n, weight=weight, ignore_index=None)
     options = {"k": k, "tau": tau, "alpha": alpha, "class_weight": weight, "chunk": shard.n, "dtype": logits.dtype}
-    rows = row_losses(logits, None, None, target, shard, **options)
-    if reduction == "mean" and share is not None:
-        return rows.sum() / share.sum()
-    return rows if reduction == "none" else rows.sum() if reduction == "sum" else rows.mean()
+    return masses.reduced(row_losses(logits, None, None, masses.target, shard, **options), reduction)
 
 
 def _checked(logits: Tensor, target: Tensor | LabelMixture, alpha: Tensor, weight: Tensor | None, shard: Shard) -> dict:
     B, n = len(logits), shard.n
+    check_device(logits, "target", target)
     labels = target.labels if isinstance(target, LabelMixture) else target
     if labels.is_floating_point():
         if labels.shape not in (logits.shape, (B, n)):
@@ -190,7 +186,7 @@ def _checked(logits: Tensor, target: Tensor | LabelMixture, alpha: Tensor, weigh
     elif labels.dtype != torch.int64 or len(labels) != B:
         raise ValueError(f"labels must be int64 [{B}], got {labels.dtype} {list(labels.shape)}")
     else:
-        check_labels(labels, n)
+        check_range(labels, n, name="label")
     for name, given in (("alpha", alpha), ("weight", weight)):
         if given is not None and given.shape not in ((n,), () if name == "alpha" else (n,)):
             raise ValueError(f"{name} must be one number a class of all ranks [{n}], got {list(given.shape)}")

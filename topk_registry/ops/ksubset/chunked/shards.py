@@ -123,13 +123,19 @@ def _merged(received: Tensor, parts: list[Tensor], theta: float) -> list[Tensor]
 
 def _bytes(parts: list[Tensor]) -> Tensor:
     """Tensors [B, c] of any dtypes as one of bytes, a row for each of theirs."""
-    return torch.cat([part.contiguous().view(torch.uint8) for part in parts], 1)
+    sizes = [(len(part), part.shape[1] * part.element_size()) for part in parts]
+    # flat first: a dimension of size 1 may have any stride, and a tensor of bytes may not
+    return torch.cat(
+        [part.contiguous().flatten().view(torch.uint8).view(size) for part, size in zip(parts, sizes, strict=True)], 1
+    )
 
 
 def _parts(rows: Tensor, like: list[Tensor]) -> list[Tensor]:
     """Tensors like those given, from bytes [B, ...] that :func:`_bytes` made."""
     widths = [part.shape[1] * part.element_size() for part in like]
-    return [part.contiguous().view(one.dtype) for part, one in zip(rows.split(widths, 1), like, strict=True)]
+    # a copy, also of a single row: its bytes must begin where a number of that type may
+    copies = (part.clone(memory_format=torch.contiguous_format) for part in rows.split(widths, 1))
+    return [part.view(one.dtype) for part, one in zip(copies, like, strict=True)]
 
 
 class LabelMargins(torch.autograd.Function):

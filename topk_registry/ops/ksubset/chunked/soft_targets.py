@@ -22,6 +22,7 @@ from topk_registry.ops.ksubset.torch.all_classes import Common, LeaveTailOut, Po
 from topk_registry.ops.ksubset.torch.state import put
 from topk_registry.ops.process_group import all_reduce
 from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.ops.targets.table import expected
 
 
 class Costs(NamedTuple):
@@ -38,7 +39,7 @@ class Costs(NamedTuple):
         alpha = self.alpha[here] if self.alpha.ndim else self.alpha
         q = q if self.weight is None else q * self.weight[here]
         table = soft_hinge(alpha - margins * (sign / self.k), self.tau)
-        return (q * table.masked_fill((q == 0) & ~table.isfinite(), 0.0)).sum(1)
+        return expected(q, table)
 
 
 def mass(target: Tensor | LabelMixture, first: int, like: Tensor, n: int) -> Tensor:

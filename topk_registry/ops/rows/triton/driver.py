@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.gpu.layout import in_rows, like_rows, tiles
-from topk_registry.ops.rows.api import REDUCTIONS, Options
 from topk_registry.ops.rows.backends import Kernels
 from topk_registry.ops.rows.triton.add_up import add_up
 from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.ops.targets.masses import Options, Reduction
 from topk_registry.ops.tensors import laid_out, launch, operand
 
 BLOCK = 1024  # losses that are added up together
@@ -44,7 +44,7 @@ def run(
     The gradient of float16 scores is in float32: the factor that keeps it in range has yet to come.
     """
     target, weight, smoothing, ignore_index, reduction = options
-    (B, n), kind = s.shape, REDUCTIONS[reduction]
+    B, n = s.shape
     shares = uniform = None
     if mixed := isinstance(target, LabelMixture):
         target, *parts = target
@@ -58,8 +58,9 @@ def run(
     gradient = out = None
     if wanted:
         out, gradient = like_rows(s.shape, stride, torch.float32 if s.dtype == torch.float16 else s.dtype, s.device)
-    counts = kind == "mean" and not (dense or mixed)
-    factor = 1 / B if kind == "mean" and not counts and B else 1.0
+    mean = reduction is Reduction.MEAN
+    counts = mean and not (dense or mixed)
+    factor = 1 / B if mean and not counts and B else 1.0
     given = {"weight_ptr": weight, "gradient_ptr": out, "share_ptr": shares, "uniform_ptr": uniform, **tensors}
     if B:
         launch(
@@ -69,12 +70,12 @@ def run(
             M=few, MIXED=mixed, EVEN=smoothing != 0 or uniform is not None,
             WEIGHTED=weight is not None, GRADIENT=wanted, **choices, **sizes,
         )  # fmt: skip
-    if kind == "none":
+    if reduction is Reduction.NONE:
         return losses, gradient, None
     value, inverse = torch.empty((2,), dtype=torch.float32, device=s.device).unbind()
     launch(
         add_up, (1,), losses, target if counts else losses, losses if weight is None else weight, value, inverse,
-        B, n, ignore_index, COUNTS=counts, WEIGHTED=weight is not None, EMPTY=kind == "mean" and not B, BLOCK=BLOCK,
+        B, n, ignore_index, COUNTS=counts, WEIGHTED=weight is not None, EMPTY=mean and not B, BLOCK=BLOCK,
         num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return value, gradient, inverse if counts else None
