@@ -107,7 +107,7 @@ class Encouraging(ClassificationLoss):
     }
     tuning_grid: ClassVar = {"log_end": (0.5, 0.75, 1.0)}
 
-    shares: Tensor
+    epoch: Tensor
 
     def __init__(
         self,
@@ -138,34 +138,39 @@ class Encouraging(ClassificationLoss):
         self.schedule, self.scheduled, self.rate = schedule, scheduled, float(rate)
         self.start_epoch, self.total_epochs = int(start_epoch), total_epochs
         # a tensor, so that a compiled loss follows the epoch without being compiled again
-        self.register_buffer("shares", torch.ones(2), persistent=False)
-        self.set_epoch(0)
+        self.register_buffer("epoch", torch.zeros((), dtype=torch.float64), persistent=False)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the schedule, counted from 0."""
-        share = self._share(epoch)
-        bonus, log_end = (share, 1.0) if self.scheduled == "bonus" else (1.0, share)
-        self._shares = bonus if epoch >= self.start_epoch else 0.0, log_end
-        self.shares.copy_(torch.tensor(self._shares))
+        self.epoch.fill_(epoch)
 
-    def _share(self, epoch: int) -> float:
+    def _shares(self) -> tuple[Tensor, Tensor]:
+        """The shares of the bonus and of LE in this epoch."""
+        share, one = self._share(), torch.ones_like(self.epoch)
+        bonus, log_end = (share, one) if self.scheduled == "bonus" else (one, share)
+        return torch.where(self.epoch >= self.start_epoch, bonus, 0.0), log_end
+
+    def _share(self) -> Tensor:
         if self.schedule == "constant":
-            return 1.0
+            return torch.ones_like(self.epoch)
         assert self.total_epochs
-        t = min(epoch / self.total_epochs, 1.0)
+        t = (self.epoch / self.total_epochs).clamp(max=1)
         if self.schedule == "linear":
             return t
         if self.schedule == "cosine":
-            return (1 - math.cos(math.pi * t)) / 2
-        return math.exp(self.rate * (t - 1)) if self.rate > 0 else -math.expm1(self.rate * t)
+            return (1 - (math.pi * t).cos()) / 2
+        assert self.schedule == "exponential"
+        return (self.rate * (t - 1)).exp() if self.rate > 0 else -(self.rate * t).expm1()
 
     takes_half = True
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        if torch.compiler.is_compiling():  # plain numbers would make torch compile again for every epoch
+        scheduled = self.schedule != "constant" or self.start_epoch > 0
+        # plain numbers would make torch compile again for every epoch, and a look at the epoch would stall a GPU
+        if torch.compiler.is_compiling() or (scheduled and not self.epoch.is_cpu):
             return softmax_loss(Curve(self._loss))
         curve = _floored if self._is_floored else _bent
-        bonus, log_end = self._shares
+        bonus, log_end = (float(share) for share in self._shares()) if scheduled else (1.0, 1.0)
         not_end = max(1 - self.log_end * log_end, 1e-5)
         start = math.log1p(-self.bonus_start) if self.bonus_start else math.inf
         before = 0.0
@@ -180,7 +185,7 @@ class Encouraging(ClassificationLoss):
         return self.log_end == 1 and self.scheduled == "bonus"
 
     def _loss(self, log_p: Tensor, log_not: Tensor, own: None) -> Tensor:
-        bonus_share, log_end_share = self.shares.to(log_p.dtype)
+        bonus_share, log_end_share = (share.to(log_p) for share in self._shares())
         not_end = 1 - self.log_end * log_end_share
         bonus = self._bonus(log_not, not_end)
         if self.bonus_start:

@@ -30,7 +30,7 @@ from topk_registry.ops.ksubset.chunked.shards import problem
 from topk_registry.ops.ksubset.chunked.soft_targets import Costs
 from topk_registry.ops.ksubset.torch.all_classes import Common
 from topk_registry.ops.ksubset.torch.rows import finish
-from topk_registry.ops.rows.api import Options
+from topk_registry.ops.targets.masses import Options
 from topk_registry.ops.targets.label_mixture import LabelMixture
 
 CASES = ((8192, 1000, 5), (1024, 21_841, 5), (8192, 1000, 10), (8192, 1000, 20), (8192, 1000, 50), (16_384, 100, 5))
@@ -150,13 +150,15 @@ def count_rows(name: str, n: int, dtype: torch.dtype, capability: int, target: s
     builder = tr.get_loss_builder(name)
     context = {"num_classes": n, "class_counts": [max(1, 500 // (c + 1)) for c in range(n)]}
     loss: Any = builder(**tr.accepted_context(builder, context))
-    kernel = loss.row_loss(torch.zeros(1, n)).on_gpu()
+    rows = loss.row_loss(torch.zeros(1, n))
+    kernel = rows.on_gpu()
     label = torch.zeros(8, dtype=torch.long)
     q = {"mixup": LabelMixture.mixed(label, label, 0.7, 0.1), "distribution": torch.zeros(8, n)}.get(target, label)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
         launches = Launches(patch)
         patch.setattr(knobs.compilation, "always_compile", True)
-        kernel.run(Options(q, None, 0.1 * (target == "smoothing"), -100, 1), torch.zeros(8, n, dtype=dtype), True)
+        options = Options(q, None, 0.1 * (target == "smoothing"), -100, 1)
+        kernel.run(rows.own, options, torch.zeros(8, n, dtype=dtype), True)
         return _count(launches.recorded[0], n, capability, Path(directory))
 
 

@@ -1,6 +1,7 @@
 """Row kernels for GPUs: the definitions' results, on a GPU or under Triton's interpreter."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from topk_registry import (
     softmax_loss,
     squares_loss,
 )
-from topk_registry.ops.rows.api import REDUCTIONS, Options
+from topk_registry.ops.targets.masses import REDUCTIONS, Options, Reduction
 
 pytest.importorskip("triton")
 
@@ -114,8 +115,8 @@ def by_kernel(
     assert kernel is not None
     if isinstance(target, LabelMixture):
         target, smoothing = target.smooth(smoothing), 0.0
-    options = Options(target, weight, smoothing, -100, REDUCTIONS.index(reduction))
-    value, gradient, factor = kernel.run(options, s, True)
+    options = Options(target, weight, smoothing, -100, Reduction.of(reduction))
+    value, gradient, factor = kernel.run(loss.own, options, s, True)
     assert value is not None
     assert gradient is not None
     return value, gradient if factor is None else gradient * factor
@@ -327,7 +328,7 @@ def test_rows_do_not_depend_on_each_other():
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_from_logits_to_the_gradient(reduction, monkeypatch):
     """As a module has it, with the factor of the mean multiplied in the backward pass; without a gradient too."""
-    monkeypatch.setattr(RowLoss, "kernel_for", lambda loss, scores: loss.on_gpu())
+    monkeypatch.setattr(RowLoss, "kernel_for", lambda loss, scores: partial(loss.on_gpu().run, loss.own))
     s, target = scores()[:4].requires_grad_(), target_of("labels", scores()[:4])
     builder = tr.get_loss_builder("focal")
     loss = builder(reduction=reduction)

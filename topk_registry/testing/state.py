@@ -5,12 +5,14 @@ import functools
 import pickle
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from topk_registry.ops.backend import backend
 from topk_registry.testing.expect import NotApplicableError, expect, expect_close
 from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gradient
 
@@ -56,6 +58,52 @@ def state_dict_round_trip(subject: Subject) -> None:
         evaluate(saved, subject.logits(), subject.labels())
     loaded.load_state_dict(saved.state_dict())
     _expect_equal(loaded, saved, subject, "after load_state_dict")
+
+
+def follows_its_buffers(subject: Subject) -> None:
+    """Buffers move between two calls (``share_memory``, workers, ``.data``), are replaced or changed in place; a kernel
+    that remembers their numbers or their address computes with what lies there no longer."""
+    loss, logits, labels = _stateful(subject), subject.logits(), subject.labels()
+    if not isinstance(loss, nn.Module) or not list(_floating(loss)):
+        raise NotApplicableError("has no floating-point buffers")
+    before = value_and_gradient(loss, logits, labels)
+    loss.share_memory()
+    for got, wanted in zip(value_and_gradient(loss, logits, labels), before, strict=True):
+        expect_close(got, wanted, "result after share_memory()", tolerance=0.0)
+    for how, change in _CHANGES.items():
+        for path, owner, name in list(_floating(loss)):
+            change(owner, name)
+            fresh = copy.deepcopy(loss)
+            for when, reference in (("that loss's copy", None), ("the loss in torch operations", "torch")):
+                if reference and subject.is_random:
+                    continue  # it draws other numbers
+                with backend(reference) if reference else nullcontext():
+                    wanted = value_and_gradient(fresh, logits, labels)
+                got = value_and_gradient(loss, logits, labels)
+                for kind, mine, its in zip(("loss", "gradient"), got, wanted, strict=True):
+                    expect_close(mine, its, f"{kind} after {path} was {how}, as of {when},", floor=1.0)
+
+
+def _floating(loss: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Every floating-point buffer: the way to it, its module and its name there."""
+    for path, module in loss.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                yield f"{path}.{name}".lstrip("."), module, name
+
+
+def _replace_data(owner: nn.Module, name: str) -> None:
+    buffer = getattr(owner, name)
+    old, buffer.data = buffer.detach(), buffer.detach() * 1.25
+    old.fill_(torch.nan)  # what lay there is free for others
+
+
+_CHANGES: dict[str, Callable[[nn.Module, str], object]] = {
+    "changed in place": lambda owner, name: getattr(owner, name).mul_(1.25),
+    "changed in place through .data": lambda owner, name: getattr(owner, name).data.mul_(1.25),
+    "given other .data": _replace_data,
+    "replaced": lambda owner, name: setattr(owner, name, getattr(owner, name) * 1.25),
+}
 
 
 def can_be_pickled(subject: Subject) -> None:
@@ -142,6 +190,7 @@ CHECKS = (
     state_moves_with_the_loss,
     runs_on_cuda,
     state_dict_round_trip,
+    follows_its_buffers,
     can_be_pickled,
     can_be_copied,
     compiles,

@@ -13,7 +13,7 @@ from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.ksubset.margins import topk_margins
 from topk_registry.ops.ksubset.request import SINGLE, SINGLE_TEMPERATURE, check_finite, output_dtype, prepare
 from topk_registry.ops.ksubset.torch.expected import expected_hinges
-from topk_registry.ops.rows.api import RowLoss
+from topk_registry.ops.rows.api import RowLoss, on_cpu
 from topk_registry.ops.targets.checks import check_range, check_target
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Masses, Options, Reduction
@@ -33,13 +33,13 @@ def smooth_topk_loss(k: int, *, tau: float = 1.0, alpha: float | Tensor = 1.0) -
         >>> row_losses(smooth_topk_loss(2, tau=1e-6), torch.tensor([[3.0, 2.0, 1.0, 0.0]]), torch.tensor([1]))
         tensor([0.5000])
     """
-    return _remembered(k, tau, alpha, alpha._version if isinstance(alpha, Tensor) else 0)
+    own = alpha if isinstance(alpha, Tensor) else torch.tensor(alpha, dtype=torch.float64)
+    return RowLoss(partial(definition, k, tau, alpha), partial(_kernel, k, tau), own=(own,))
 
 
 @lru_cache(maxsize=64)
-def _remembered(k: int, tau: float, alpha: float | Tensor, version: int) -> RowLoss:
-    kernel = HingeKernel(k, tau, alpha)
-    return RowLoss(partial(definition, k, tau, alpha), lambda: kernel)
+def _kernel(k: int, tau: float) -> "HingeKernel":
+    return HingeKernel(k, tau)
 
 
 def definition(k: int, tau: float, alpha: float | Tensor, scores: Tensor, target: Tensor | None) -> Tensor:
@@ -53,23 +53,23 @@ def definition(k: int, tau: float, alpha: float | Tensor, scores: Tensor, target
 class HingeKernel:
     """The kernels of the operator, called as :func:`topk_registry.ops.rows.api.reduced` calls one."""
 
-    def __init__(self, k: int, tau: float, alpha: float | Tensor) -> None:
-        self.k, self.tau, self.alpha = k, tau, torch.as_tensor(alpha).detach()
-        self._hinges: dict[torch.dtype, Hinge] = {}
+    def __init__(self, k: int, tau: float) -> None:
+        self.k, self.tau = k, tau
         self._plans: dict[tuple[object, ...], Any] = {}
 
-    def run(self, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
-        """The losses or their sum or mean, and the gradient in a precision that holds it."""
+    def run(self, own: tuple[Tensor], options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
+        """The losses or their sum or mean, and the gradient in a precision that holds it; ``own`` is alpha."""
         given = scores
         if scores.dtype == torch.float16:  # its gradient is in single precision anyway
             scores = scores.float()
         if (plan := self._plan(scores)) is None:
-            return self._by_operations(options, scores)
+            return self._by_operations(own[0], options, scores)
         target, weight, smoothing, ignore_index, reduction = options
+        alpha = on_cpu(own[0], torch.float64)
         if smoothing and isinstance(target, Tensor) and target.is_floating_point():
             target, smoothing = target.to(torch.float32) * (1 - smoothing) + smoothing / scores.shape[1], 0.0
         copied = scores is not given
-        value, gradient, wrong = plan.run(scores, target, weight, smoothing, ignore_index, reduction, copied)
+        value, gradient, wrong = plan.run(scores, alpha, target, weight, smoothing, ignore_index, reduction, copied)
         if wrong:
             if isinstance(target, LabelMixture) or not target.is_floating_point():
                 check_range(target, scores.shape[1], ignore_index)
@@ -87,16 +87,17 @@ class HingeKernel:
         if not double and OPERATOR.choose("auto", scores.device, self.k, double) == "numba":
             from topk_registry.ops.ksubset.numba.losses import Plan
 
-            plan = Plan(scores, self.k, self.tau, self.alpha)
+            plan = Plan(scores, self.k, self.tau)
         if len(self._plans) < PLANS:
             self._plans[key] = plan
         return plan
 
-    def _by_operations(self, options: Options, scores: Tensor) -> tuple[Tensor, Tensor]:
+    def _by_operations(self, alpha: Tensor, options: Options, scores: Tensor) -> tuple[Tensor, Tensor]:
         target, weight, smoothing, ignore_index, reduction = options
         s, size, theta, sign, backend = prepare(scores, self.k, self.k * self.tau, "auto")
         assert sign > 0, "the complement has no kernel for hinges"
-        kernels, hinge, real = OPERATOR[backend].kernels(), self._hinge(s.dtype), s.dtype
+        kernels, real = OPERATOR[backend].kernels(), s.dtype
+        hinge = Hinge(alpha.detach().to("cpu", real).contiguous(), 1 / self.k, self.tau)
         weight = None if weight is None else weight.detach().to(real).contiguous()
         if isinstance(target, Tensor):
             target = target.detach().to(real if target.is_floating_point() else torch.int64)
@@ -111,8 +112,3 @@ class HingeKernel:
         if reduction is not Reduction.NONE:
             value = total if len(s) or reduction is Reduction.SUM else total * torch.nan
         return value.to(output_dtype(scores)), gradient
-
-    def _hinge(self, real: torch.dtype) -> Hinge:
-        if real not in self._hinges:
-            self._hinges[real] = Hinge(self.alpha.to("cpu", real).contiguous(), 1 / self.k, self.tau)
-        return self._hinges[real]

@@ -8,7 +8,7 @@ from torch import Tensor
 from topk_registry.ops.distributed import by_shards, generator_of_shard, is_distributed
 from topk_registry.ops.perturbed.api import SEEDS, check_options, perturbed_topk
 from topk_registry.ops.perturbed.backends import EPSILONS
-from topk_registry.ops.rows.api import RowKernel, RowLoss
+from topk_registry.ops.rows.api import RowKernel, RowLoss, on_cpu
 from topk_registry.ops.targets.table import of_table, wide
 
 
@@ -40,9 +40,9 @@ def perturbed_hinge_loss(
     check_options(k, epsilon, num_samples, impl)
     options = int(k), float(epsilon), int(num_samples), alpha, float(scale)
     compiled = impl in ("auto", "numba") and EPSILONS[0] <= epsilon <= EPSILONS[1]
-    version = alpha._version if isinstance(alpha, Tensor) else 0
-    kernel = partial(_kernel, *options, version) if compiled else None
-    return RowLoss(partial(definition, *options, impl), kernel, piecewise_linear=True)
+    gap, own = (None, alpha) if isinstance(alpha, Tensor) else (float(alpha), None)
+    kernel = partial(_kernel, *options[:3], gap, options[4]) if compiled else None
+    return RowLoss(partial(definition, *options, impl), kernel, own=(own,), piecewise_linear=True)
 
 
 def definition(
@@ -72,16 +72,16 @@ def definition(
 
 
 @lru_cache(maxsize=64)
-def _kernel(
-    k: int, epsilon: float, num_samples: int, alpha: float | Tensor, scale: float, version: int
-) -> "DrawingKernel":
+def _kernel(k: int, epsilon: float, num_samples: int, alpha: float | None, scale: float) -> "DrawingKernel":
     def given(dtype: torch.dtype):
+        return [k, num_samples, epsilon, alpha or 0.0, scale], ()
+
+    def tensors(dtype: torch.dtype, own: Tensor | None):
         from topk_registry.ops.perturbed.numba.noise import table  # numba is optional
 
-        own = alpha.detach().to("cpu", dtype).contiguous() if isinstance(alpha, Tensor) else None
-        return [k, num_samples, epsilon, 0.0 if own is not None else alpha, scale], [own, table()]
+        return on_cpu(own, dtype), table()
 
-    return DrawingKernel("topk_registry.ops.perturbed.numba.row", given)
+    return DrawingKernel("topk_registry.ops.perturbed.numba.row", given, tensors)
 
 
 class DrawingKernel(RowKernel):

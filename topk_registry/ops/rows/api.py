@@ -19,74 +19,86 @@ from topk_registry.ops.targets.checks import check_logits, check_range, check_ta
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Options, Reduction
 from topk_registry.ops.targets.table import wide
-from topk_registry.ops.tensors import Route, address, laid_out, route
+from topk_registry.ops.tensors import Route, laid_out, route
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+Own = tuple[Tensor | None, ...]  # the tensors of a loss, which its owner may move or change between two calls
 
 
 class Kernel(Protocol):
     """Kernel that computes a loss and its gradient in one call."""
 
-    def run(self, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor | None, ...]:
+    def run(self, own: Own, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor | None, ...]:
         """The losses or their sum or mean, and, if wanted, the gradient in a precision that holds it.
 
-        A third tensor is a factor that the gradient has yet to be multiplied by.
+        ``own`` are the loss's tensors as they are at this call: a kernel keeps no number and no address of them. A
+        third tensor of the result is a factor that the gradient has yet to be multiplied by.
         """
         ...
 
 
 class RowKernel:
-    """A compiled kernel for one row, with what it is given.
+    """A compiled kernel for one row, with its numbers and the compiled functions that it calls.
 
     Args:
         module: where ``row_kernel(dtype)`` gives its address.
-        given: for the precision that it computes in, its numbers, and tensors or addresses.
+        given: for the precision that it computes in, its numbers, and the addresses of functions, 0 for none.
+        tensors: for that precision and the loss's own tensors, those that the kernel reads, contiguous on the CPU.
     """
 
     def __init__(
-        self, module: str, given: Callable[[torch.dtype], tuple[Sequence[float], Sequence[Tensor | int | None]]]
+        self,
+        module: str,
+        given: Callable[[torch.dtype], tuple[Sequence[float], Sequence[int]]],
+        tensors: Callable[..., Sequence[Tensor | None]] | None = None,
     ) -> None:
-        self.module, self.given = module, given
-        self._prepared: dict[torch.dtype, tuple[int, Tensor, Tensor, Sequence[object]]] = {}
+        self.module, self.given, self.tensors = module, given, tensors
+        self._prepared: dict[torch.dtype, tuple[int, Tensor, Sequence[int]]] = {}
 
-    def prepared(self, dtype: torch.dtype) -> tuple[int, Tensor, Tensor, Sequence[object]]:
-        """The kernel's address, its numbers, the addresses that it is given, and what is to stay alive for them."""
+    def prepared(self, dtype: torch.dtype) -> tuple[int, Tensor, Sequence[int]]:
+        """The kernel's address, its numbers, and the addresses of its functions."""
         found = self._prepared.get(dtype)
         if found is None:
-            numbers, operands = self.given(dtype)
-            places = [address(one) if isinstance(one, Tensor) else one or 0 for one in operands]
+            numbers, functions = self.given(dtype)
             kernel = load(self.module).row_kernel(dtype)
-            given = torch.tensor(numbers, dtype=torch.float64), torch.tensor(places, dtype=torch.int64)
-            found = self._prepared[dtype] = kernel, *given, operands
+            found = self._prepared[dtype] = kernel, torch.tensor(numbers, dtype=torch.float64), functions
         return found
 
     def of_call(self, numbers: Tensor) -> Tensor:
         """The numbers for one call, for a subclass to add to."""
         return numbers
 
-    def run(self, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
+    def run(self, own: Own, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
         """See :class:`Kernel`."""
         target, weight, smoothing, ignore_index, reduction = options
         real = torch.float64 if scores.dtype == torch.float64 else torch.float32
         scores = (scores if scores.stride(1) == 1 else scores.contiguous()).detach().resolve_neg()
-        kernel, numbers, tensors, _ = self.prepared(real)
+        kernel, numbers, functions = self.prepared(real)
         numbers = self.of_call(numbers)
+        operands = functions if self.tensors is None else (*functions, *self.tensors(real, *own))
         if isinstance(target, LabelMixture):
             target = target.in_memory()
         else:
             target = laid_out(target, real if target.is_floating_point() else torch.int64)
-        weight = None if weight is None else laid_out(weight, real)
+        weight = None if weight is None else laid_out(weight, torch.float64)
         value, gradient, right = (
             OPERATOR["numba"]
             .kernels()
-            .run(kernel, scores, target, weight, smoothing, ignore_index, reduction, numbers, tensors, wanted)
+            .run(kernel, scores, target, weight, smoothing, ignore_index, reduction, numbers, operands, wanted)
         )
         if not right:
             check_range(target, scores.shape[1], ignore_index)
         return value, gradient
 
 
-@dataclass(frozen=True, eq=False)
+def on_cpu(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A tensor of a loss as kernels for the CPU read it: itself where it is that, None where there is none."""
+    return None if t is None else laid_out(t if t.is_cpu else t.cpu(), dtype)
+
+
+@dataclass(eq=False, slots=True)  # not frozen: one is made at each call, and freezing takes longer than all else
 class RowLoss:
     """A loss of one row at a time: what it is, and the kernel that computes it.
 
@@ -96,6 +108,7 @@ class RowLoss:
             kernel does: under transforms and compilation, on other devices, and for second derivatives.
         kernel: gives the kernel for the CPU, or None.
         on_gpu: gives the kernel for GPUs, or None.
+        own: tensors of the loss that the kernels read, at each call as they are then.
         piecewise_linear: whether the gradient to the scores does not change where it exists. Second derivatives are
             then 0, and nothing is computed anew for them.
     """
@@ -103,12 +116,15 @@ class RowLoss:
     definition: Callable[[Tensor, Tensor | None], Tensor]
     kernel: Callable[[], Kernel] | None = None
     on_gpu: Callable[[], Kernel | None] | None = None
+    own: Own = ()
     piecewise_linear: bool = False
 
-    def kernel_for(self, scores: Tensor) -> Kernel | None:
-        """The kernel for the device of these scores, None where there is none."""
+    def kernel_for(self, scores: Tensor) -> Callable[..., tuple[Tensor | None, ...]] | None:
+        """The call ``(options, scores, wanted)`` of the kernel for the device of these scores, see :class:`Kernel`;
+        None where there is none."""
         found = self.on_gpu if scores.is_cuda else self.kernel
-        return None if found is None else found()
+        kernel = None if found is None else found()
+        return None if kernel is None else partial(kernel.run, self.own)
 
 
 def row_losses(loss: RowLoss, scores: Tensor, target: Tensor | LabelMixture) -> Tensor:
@@ -162,7 +178,7 @@ def serves(scores: Tensor, target: Tensor | LabelMixture, weight: Tensor | None 
 
 
 def reduced(
-    kernel: Kernel,
+    kernel: Callable[..., tuple[Tensor | None, ...]],
     definition: Callable[[Tensor], Tensor] | None,
     scores: Tensor,
     target: Tensor | LabelMixture,
@@ -175,7 +191,7 @@ def reduced(
     """The loss of each row, or their sum or mean, where :func:`serves` says that kernels do.
 
     Args:
-        kernel: of the loss.
+        kernel: of the loss, from :meth:`RowLoss.kernel_for`.
         definition: ``(scores) -> the same``, in torch operations; its derivative is the second derivative. None: the
             loss is piecewise linear.
         scores: [B, n], n at least 2.
@@ -192,4 +208,4 @@ def reduced(
     if isinstance(target, LabelMixture):
         target, label_smoothing = target.smooth(label_smoothing), 0.0
     options = Options(target, weight, label_smoothing, ignore_index, Reduction.of(reduction))
-    return Reduced.apply(scores, partial(kernel.run, options), definition)  # pyright: ignore[reportReturnType]
+    return Reduced.apply(scores, partial(kernel, options), definition)  # pyright: ignore[reportReturnType]

@@ -13,7 +13,7 @@ from topk_registry.ops.targets.table import of_table
 NO_PARAMETERS = (0.0,) * 7  # whether there is a number for each class, and six numbers
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # not frozen: one is made at each call
 class Curve:
     """The loss of a class as a function of its probability p.
 
@@ -39,9 +39,8 @@ class Curve:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Everything that the kernel depends on."""
-        version = None if self.own is None else self.own._version
-        return self.compiled, self.numbers, self.own, version, self.others, self.logarithms
+        """Everything that the kernel depends on beside the numbers of ``own``."""
+        return self.compiled, self.numbers, self.own is not None, self.others, self.logarithms
 
 
 def losses_of(curve: Curve, log_p: Tensor, log_not: Tensor, target: Tensor | None) -> Tensor:
@@ -57,25 +56,25 @@ def losses_of(curve: Curve, log_p: Tensor, log_not: Tensor, target: Tensor | Non
 
 def parameters(key: tuple) -> list[float]:
     """The numbers of a curve as its compiled form takes them."""
-    _, numbers, own, *_ = key
+    _, numbers, each, *_ = key
     if len(numbers) > 6:
         raise ValueError(f"a curve has at most 6 numbers, got {len(numbers)}")
-    return [float(own is not None), *numbers, *[0.0] * (6 - len(numbers))]
+    return [float(each), *numbers, *[0.0] * (6 - len(numbers))]
 
 
-def on_gpu(key: tuple) -> tuple[Any, dict[str, float], dict[str, Tensor | None], dict[str, Any]] | None:
-    """A curve as a Triton function, and its numbers, tensors and constants there; None where it has no such form."""
+def on_gpu(key: tuple) -> tuple[Any, dict[str, float], dict[str, Any]] | None:
+    """A curve as a Triton function, and its numbers and constants there; None where it has no such form."""
     curves = load("topk_registry.ops.rows.triton.curves")
-    curve, _, own, _, others, _ = key
+    curve, _, each, others, _ = key
     try:
         found = curves.compiled(curve)
     except curves.UnsupportedCurveError:
         return None
     numbers = {f"x{i}": number for i, number in enumerate(parameters(key)[1:])}
-    return found, numbers, {"own_ptr": own}, {"OTHERS": others, "EACH": own is not None}
+    return found, numbers, {"OTHERS": others, "EACH": each}
 
 
 def address(key: tuple, dtype: torch.dtype, *, softmax: bool = False) -> int:
     """The address of the compiled curve for one precision: of given probabilities, or of those of softmax."""
-    curve, _, _, _, others, _ = key
+    curve, _, _, others, _ = key
     return load("topk_registry.ops.rows.numba.curves").address_of(curve, others, softmax, dtype)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.backend import load
-from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss
+from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss, on_cpu
 from topk_registry.ops.selection.definition import hinge
 
 MODULE = "topk_registry.ops.selection.numba.kernel"
@@ -26,29 +26,30 @@ def topk_hinge_loss(k: int, *, against: str = "rival", alpha: float | Tensor = 1
     """
     if against not in AGAINST:
         raise ValueError(f"against must be one of {', '.join(map(repr, AGAINST))}, got {against!r}")
-    version = alpha._version if isinstance(alpha, Tensor) else 0
-    options = AGAINST[against], k, alpha, version, factor
-    return RowLoss(partial(hinge, against, k, alpha, factor), partial(_kernel, *options), partial(_on_gpu, *options))
+    gap, own = (None, alpha) if isinstance(alpha, Tensor) else (float(alpha), None)
+    kernels = (partial(of, AGAINST[against], k, gap, float(factor)) for of in (_kernel, _on_gpu))
+    return RowLoss(partial(hinge, against, k, alpha, factor), *kernels, own=(own,))
 
 
 @lru_cache(maxsize=64)
-def _kernel(kind: int, k: int, alpha: float | Tensor, version: int, factor: float) -> RowKernel:
+def _kernel(kind: int, k: int, alpha: float | None, factor: float) -> RowKernel:
     def given(dtype: torch.dtype):
-        own = alpha.detach().to("cpu", dtype).contiguous() if isinstance(alpha, Tensor) else None
-        return [kind, k, 0.0 if isinstance(alpha, Tensor) else alpha, factor], [own]
+        return [kind, k, alpha or 0.0, factor], ()
 
-    return RowKernel(MODULE, given)
+    def tensors(dtype: torch.dtype, own: Tensor | None):
+        return (on_cpu(own, dtype),)
+
+    return RowKernel(MODULE, given, tensors)
 
 
 @lru_cache(maxsize=64)
-def _on_gpu(kind: int, k: int, alpha: float | Tensor, version: int, factor: float) -> Kernel | None:
+def _on_gpu(kind: int, k: int, alpha: float | None, factor: float) -> Kernel | None:
     if k > LARGEST_K_ON_GPU:
         return None
     rows = load("topk_registry.ops.selection.triton.rows")
-    each = isinstance(alpha, Tensor)
     return load("topk_registry.ops.rows.triton.driver").TritonRows(
         rows.selection_rows,
-        {"alpha": 0.0 if each else float(alpha), "factor": float(factor)},
-        {"own_ptr": alpha if each else None},
-        {"KIND": kind, "k": k, "EACH": each},
+        {"alpha": alpha or 0.0, "factor": factor},
+        ("own_ptr",),
+        {"KIND": kind, "k": k, "EACH": alpha is None},
     )

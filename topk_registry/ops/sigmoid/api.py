@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_registry.ops.backend import load
-from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss
+from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss, on_cpu
 from topk_registry.ops.rows.curve import Curve, address, losses_of, on_gpu, parameters
 from topk_registry.ops.targets.table import wide
 
@@ -21,7 +21,8 @@ def sigmoid_loss(curve: Curve) -> RowLoss:
     """
     if curve.compiled is None:
         return RowLoss(partial(definition, curve))
-    return RowLoss(partial(definition, curve), partial(_kernel, curve.key), partial(_on_gpu, curve.key))
+    kernels = partial(_kernel, curve.key), partial(_on_gpu, curve.key)
+    return RowLoss(partial(definition, curve), *kernels, own=(curve.own,))
 
 
 def definition(curve: Curve, scores: Tensor, target: Tensor | None) -> Tensor:
@@ -33,11 +34,12 @@ def definition(curve: Curve, scores: Tensor, target: Tensor | None) -> Tensor:
 @lru_cache(maxsize=128)
 def _kernel(key: tuple) -> RowKernel:
     def given(dtype: torch.dtype):
-        own, logarithms = key[2], key[5]
-        tensor = None if own is None else own.detach().to("cpu", dtype).contiguous()
-        return [logarithms, *parameters(key)], [tensor, address(key, dtype)]
+        return [key[4], *parameters(key)], [address(key, dtype)]
 
-    return RowKernel("topk_registry.ops.sigmoid.numba.kernel", given)
+    def tensors(dtype: torch.dtype, own: Tensor | None):
+        return (on_cpu(own, dtype),)
+
+    return RowKernel("topk_registry.ops.sigmoid.numba.kernel", given, tensors)
 
 
 @lru_cache(maxsize=128)
@@ -45,6 +47,6 @@ def _on_gpu(key: tuple) -> Kernel | None:
     rows, found = load("topk_registry.ops.sigmoid.triton.rows"), on_gpu(key)
     if found is None:
         return None
-    curve, numbers, tensors, choices = found
+    curve, numbers, choices = found
     driver = load("topk_registry.ops.rows.triton.driver")
-    return driver.TritonRows(rows.sigmoid_rows, numbers, tensors, {"CURVE": curve, **choices})
+    return driver.TritonRows(rows.sigmoid_rows, numbers, ("own_ptr",), {"CURVE": curve, **choices})

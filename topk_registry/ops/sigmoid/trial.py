@@ -20,7 +20,7 @@ def trial(kernels: Kernels, device: torch.device, wide: bool) -> bool:
     kernel = sigmoid_loss(Curve(trial, _absolute, others=True, logarithms=False)).kernel_for(scores)
     if kernel is None:
         return False
-    value, gradient, *_ = kernel.run(Options(label, None, 0.0, -100, Reduction.SUM), scores, True)
+    value, gradient, *_ = kernel(Options(label, None, 0.0, -100, Reduction.SUM), scores, True)
     signs = torch.ones_like(scores).scatter_(1, label[:, None], -1.0)
     assert value is not None
     return bool(torch.isclose(value, 12 * signs[0, 1])) and gradient is not None and torch.allclose(gradient, signs / 4)

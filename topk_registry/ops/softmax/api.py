@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_registry.ops.backend import load
-from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss
+from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss, on_cpu
 from topk_registry.ops.rows.curve import NO_PARAMETERS, Curve, address, losses_of, on_gpu, parameters
 from topk_registry.ops.softmax.definition import label_log_probabilities, log_probabilities
 from topk_registry.ops.targets.table import of_table, wide
@@ -24,10 +24,11 @@ def softmax_loss(curve: Curve | None = None, *, scale: float = 1.0, shift: Tenso
         shift: a number for each class [n] that is added to its score; it gets no gradient. None: 0.
     """
     compiled = curve is None or curve.compiled is not None
-    of_shift = None if shift is None else (shift, shift._version)
-    kernel = partial(_kernel, None if curve is None else curve.key, float(scale), of_shift) if compiled else None
-    of_gpu = None if kernel is None else partial(_on_gpu, *kernel.args)
-    return RowLoss(partial(definition, curve, scale, shift), kernel, of_gpu)
+    key = None if curve is None else curve.key
+    kernel = partial(_kernel, key, float(scale)) if compiled else None
+    of_gpu = partial(_on_gpu, key, float(scale), shift is not None) if compiled else None
+    own = None if curve is None else curve.own, shift
+    return RowLoss(partial(definition, curve, scale, shift), kernel, of_gpu, own=own)
 
 
 def definition(
@@ -49,34 +50,31 @@ def definition(
 
 
 @lru_cache(maxsize=128)
-def _kernel(key: tuple | None, scale: float, shift: tuple[Tensor, int] | None) -> RowKernel:
+def _kernel(key: tuple | None, scale: float) -> RowKernel:
     def given(dtype: torch.dtype):
-        def in_memory(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-            return None if t is None else t.detach().to("cpu", dtype).contiguous()
-
-        added = in_memory(shift[0] if shift else None, dtype)
         if key is None:
-            return [scale, 0.0, *NO_PARAMETERS], [None, None, None, None, added]
-        each = [in_memory(key[2], kind) for kind in (dtype, torch.float64)]
-        curves = [address(key, dtype, softmax=True), address(key, torch.float64)]
-        return [scale, key[4], *parameters(key)], [*each, *curves, added]
+            return [scale, 0.0, *NO_PARAMETERS], [0, 0]
+        return [scale, key[3], *parameters(key)], [address(key, dtype, softmax=True), address(key, torch.float64)]
 
-    return RowKernel("topk_registry.ops.softmax.numba.kernel", given)
+    def tensors(dtype: torch.dtype, own: Tensor | None, shift: Tensor | None):
+        return on_cpu(own, dtype), on_cpu(own, torch.float64), on_cpu(shift, dtype)
+
+    return RowKernel("topk_registry.ops.softmax.numba.kernel", given, tensors)
 
 
 @lru_cache(maxsize=128)
-def _on_gpu(key: tuple | None, scale: float, shift: tuple[Tensor, int] | None) -> Kernel | None:
+def _on_gpu(key: tuple | None, scale: float, shifted: bool) -> Kernel | None:
     rows = load("topk_registry.ops.softmax.triton.rows")
     found = (None, *_NO_CURVE) if key is None else on_gpu(key)
     if found is None:
         return None
-    curve, numbers, tensors, choices = found
+    curve, numbers, choices = found
     return load("topk_registry.ops.rows.triton.driver").TritonRows(
         rows.softmax_rows,
         {"scale": scale, **numbers},
-        {"added_ptr": shift[0] if shift else None, **tensors},
-        {"CURVE": curve, "ADDED": shift is not None, **choices},
+        ("own_ptr", "added_ptr"),
+        {"CURVE": curve, "ADDED": shifted, **choices},
     )
 
 
-_NO_CURVE = dict.fromkeys((f"x{i}" for i in range(6)), 0.0), {"own_ptr": None}, {"OTHERS": False, "EACH": False}
+_NO_CURVE = dict.fromkeys((f"x{i}" for i in range(6)), 0.0), {"OTHERS": False, "EACH": False}

@@ -30,7 +30,7 @@ def quadratic_bound_loss() -> RowLoss:
 
 @lru_cache(maxsize=32)
 def _kernel(bound: float, shift: float, epsilon: float) -> RowKernel:
-    return RowKernel("topk_registry.ops.squares.numba.kernel", lambda dtype: ([bound, shift, epsilon], [0]))
+    return RowKernel("topk_registry.ops.squares.numba.kernel", lambda dtype: ([bound, shift, epsilon], ()))
 
 
 @lru_cache(maxsize=32)
@@ -38,4 +38,4 @@ def _on_gpu(bound: float, shift: float, epsilon: float) -> Kernel:
     rows = load("topk_registry.ops.squares.triton.rows")
     driver = load("topk_registry.ops.rows.triton.driver")
     numbers = {"added": shift, "root": math.sqrt(epsilon)}
-    return driver.TritonRows(rows.squares_rows, numbers, {}, {"BOUND": bound != 0})
+    return driver.TritonRows(rows.squares_rows, numbers, (), {"BOUND": bound != 0})

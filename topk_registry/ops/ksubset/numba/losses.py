@@ -5,6 +5,7 @@ precision, with the gradient. Rows are shared among threads and added up in orde
 # numba's intrinsics are called without their first parameter
 
 import ctypes
+import math
 import struct
 from functools import lru_cache
 
@@ -25,8 +26,8 @@ from topk_registry.ops.tensors import address, laid_out
 LABEL_OUT_OF_RANGE, NOT_FINITE = 1, 2  # what may be wrong
 
 # the job: a counter, then these, then the losses of the rows; from THETA on they are float64, before int64
-_, SIZE, CLASSES, K, STEP, STRIDE, S, G, VALUE, LABEL, Q, SHARES, UNIFORM, EACH, WEIGHT, ALPHA, GAIN, GAPS = range(18)
-IGNORED, REDUCTION, STATUS, THETA, SCALE, TAU, SMOOTHING, FIELDS = range(18, 26)
+_, SIZE, CLASSES, K, STEP, STRIDE, S, G, VALUE, LABEL, Q, SHARES, UNIFORM, EACH, WEIGHT, ALPHA, GAPS = range(17)
+IGNORED, REDUCTION, STATUS, THETA, SCALE, TAU, SMOOTHING, FIELDS = range(17, 25)
 LAYOUT = struct.Struct(f"={THETA}q{FIELDS - THETA}d")
 NUMBER = struct.Struct("=q")
 
@@ -36,10 +37,9 @@ class Plan:
 
     Args:
         scores: logits like those of the calls to come, in single precision or bfloat16. All is computed in single.
-        alpha: required gaps, one or [n].
     """
 
-    def __init__(self, scores: Tensor, k: int, tau: float, alpha: Tensor) -> None:
+    def __init__(self, scores: Tensor, k: int, tau: float) -> None:
         (B, n), stride = scores.shape, scores.stride(0)
         # below this the loss no longer depends on tau, but its reciprocal would overflow
         tau = max(tau, 4 * torch.finfo(torch.float32).tiny)
@@ -48,14 +48,12 @@ class Plan:
         self.sizes, self.numbers = (B, n, k), (float(k * tau), 1 / k, float(tau))
         self.as_it_is = scores.stride(1) == 1 and stride >= n
         self.stride = stride if self.as_it_is else n
-        alpha = alpha.to("cpu", torch.float32).contiguous()
-        gain = torch.exp(-alpha / tau)
-        self.gaps, self.gap_sizes = (alpha, gain), (address(alpha), address(gain), alpha.numel())
         self.bodies = bodies(scores.dtype)
 
     def run(
         self,
         scores: Tensor,
+        alpha: Tensor,
         target: Tensor | LabelMixture,
         weight: Tensor | None,
         smoothing: float,
@@ -66,6 +64,7 @@ class Plan:
         """The losses or their sum or mean, the gradient, and what is wrong, 0 for nothing.
 
         Args:
+            alpha: required gaps, one or [n], contiguous float64.
             target: int64 labels [B], a distribution [B, n], or a mixture of labels without a smoothing of its own.
             weight: a factor a class [n].
             reduction: a place in :data:`topk_registry.ops.rows.api.REDUCTIONS`.
@@ -81,7 +80,7 @@ class Plan:
             dense, several, shares, uniform = target.is_floating_point(), 0, 0, 0
             target = laid_out(target, torch.float32 if dense else torch.int64)
             label, q = (0, address(target)) if dense else (address(target), 0)
-        weight = None if weight is None else laid_out(weight, torch.float32)
+        weight = None if weight is None else laid_out(weight, torch.float64)
         # a row is copied before its gradient is written
         gradient = scores if in_place else torch.empty_like(scores, memory_format=torch.contiguous_format)
         value = torch.empty((B,) if reduction == NONE else (), dtype=torch.float32)
@@ -92,7 +91,8 @@ class Plan:
         LAYOUT.pack_into(
             job, 0,
             0, *self.sizes, step, self.stride, address(first), address(gradient), address(value),
-            label, q, shares, uniform, several, 0 if weight is None else address(weight), *self.gap_sizes,
+            label, q, shares, uniform, several, 0 if weight is None else address(weight), address(alpha),
+            alpha.numel(),
             ignore_index, reduction, 0, *self.numbers, smoothing,
         )
         # fmt: on
@@ -120,8 +120,8 @@ def bodies(stored: torch.dtype) -> tuple[team.Body, team.Body]:
         )
         share = cpu.array(field[SHARES], B * few, np.float64)
         even = cpu.array(field[UNIFORM], B if field[UNIFORM] != 0 else 0, np.float64)
-        weight = cpu.array(field[WEIGHT], n if field[WEIGHT] != 0 else 0, real)
-        alpha, gain = cpu.array(field[ALPHA], field[GAPS], real), cpu.array(field[GAIN], field[GAPS], real)
+        weight = cpu.array(field[WEIGHT], n if field[WEIGHT] != 0 else 0, np.float64)
+        alpha = cpu.array(field[ALPHA], field[GAPS], np.float64)
         losses = carray(job, FIELDS + B, np.float64)[FIELDS:]
         total = counted(label, weight, n, field[IGNORED], B, dense, few)
         if total < 0:
@@ -132,7 +132,7 @@ def bodies(stored: torch.dtype) -> tuple[team.Body, team.Body]:
         step = field[STEP]
         ignored = np.zeros(step, np.bool_)
         if dense or few > 0 or smoothing != 0:
-            memory = expected.hinge_memory(step, n, k, real, alpha, gain)
+            memory = expected.hinge_memory(step, n, k, real, alpha, gains(alpha, tau))
             known = np.zeros((0 if dense else step, max(few, 1)), np.int64)
             shares = np.empty(known.shape, real)
             uniform = np.empty(step if smoothing != 0 or len(even) else 0, real)
@@ -176,12 +176,21 @@ def bodies(stored: torch.dtype) -> tuple[team.Body, team.Body]:
         if field[STATUS] != 0:
             return
         label = cpu.array(field[LABEL], 0 if dense else B, np.int64)
-        weight = cpu.array(field[WEIGHT], n if field[WEIGHT] != 0 else 0, real)
+        weight = cpu.array(field[WEIGHT], n if field[WEIGHT] != 0 else 0, np.float64)
         total = reduce(losses, dense, label, weight, n, field[IGNORED], field[REDUCTION], value)
         if not np.isfinite(total):
             field[STATUS] = NOT_FINITE
 
     return of_rows, add_up
+
+
+@compiled
+def gains(alpha, tau):
+    """exp(-alpha / tau)."""
+    found = np.empty(len(alpha))
+    for i in range(len(alpha)):
+        found[i] = math.exp(-alpha[i] / tau)
+    return found
 
 
 @compiled

@@ -25,10 +25,10 @@ def row_kernel(dtype: torch.dtype) -> int:
     edition, real = openmp.edition(), np.float64 if dtype == torch.float64 else np.float32
     shape = tuple(noise.table().shape)
 
-    def body(n, s, m, y, mass, b, numbers, tensors, room, g):
+    def body(n, s, m, y, mass, b, numbers, operands, room, g):
         assert edition  # part of the cache's key: numba does not see that other files have changed
         s, m, g, number = carray(s, n, real), carray(m, n, real), carray(g, n, real), carray(numbers, 6, np.float64)
-        key, at = carray(numbers, 12, np.uint32)[2 * SEED :], carray(tensors, 2, np.int64)
+        key, at = carray(numbers, 12, np.uint32)[2 * SEED :], carray(operands, 2, np.int64)
         table = carray(openmp.pointer(at[TABLE]), shape, np.float64)
         own = carray(openmp.pointer(at[OWN]), n if at[OWN] != 0 else 0, real)
         k, draws, epsilon = np.int64(number[K]), np.int64(number[DRAWS]), number[EPSILON]

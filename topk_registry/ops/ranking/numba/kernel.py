@@ -28,7 +28,7 @@ def row_kernel(dtype: torch.dtype) -> int:
     """The address of the row kernel that computes in this precision."""
     edition, real = openmp.edition(), np.float64 if dtype == torch.float64 else np.float32
 
-    def body(n, s, m, y, mass, b, numbers, tensors, room, g):
+    def body(n, s, m, y, mass, b, numbers, operands, room, g):
         assert edition  # part of the cache's key: numba does not see that other files have changed
         s, m, g, number = (
             carray(s, n, real),

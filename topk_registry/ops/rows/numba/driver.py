@@ -8,6 +8,7 @@ the rows are added up in order, so that results repeat bit for bit.
 # numba's intrinsics are called without their first parameter
 
 import ctypes
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -22,8 +23,9 @@ from topk_registry.ops.targets.label_mixture import LabelMixture
 
 # double row(n, s, m, y, mass, b, numbers, tensors, room, g): the loss of scores s [n], and its gradient in g [n].
 # y >= 0: the label, of this mass. y < 0: masses m [n], which add up to ``mass``. b is the row's place in the batch,
-# numbers and tensors (addresses) are the kernel's own. room has ROOMS * n numbers to work with, and one that is 0
-# before a thread's first row and then stays as it was left, for a guess that makes the next row quicker.
+# numbers and operands (addresses, of functions and then of tensors) are the kernel's own. room has ROOMS * n numbers to
+# work with, and one that is 0 before a thread's first row and then stays as it was left, for a guess that makes the
+# next row quicker.
 # fmt: off
 ROW = function_type(
     "double", "int64", "pointer", "pointer", "int64", "double", "int64", "pointer", "pointer", "pointer", "pointer",
@@ -36,9 +38,9 @@ SPAN = 1 << 14  # scores that a thread takes at a time, about
 NONE, MEAN, SUM = range(3)
 LABEL_OUT_OF_RANGE = 1
 
-# the job: a counter, then these
-_, SIZE, CLASSES, PITCH, STEP, KERNEL, S, G, LOSSES, VALUE, LABEL, Q, WEIGHT, NUMBERS, TENSORS, IGNORED = range(16)
-REDUCTION, STATUS, SHARES, UNIFORM, EACH, SMOOTHING, FIELDS = range(16, 23)
+# the job: a counter, then these, then the operands
+_, SIZE, CLASSES, PITCH, STEP, KERNEL, S, G, LOSSES, VALUE, LABEL, Q, WEIGHT, NUMBERS, IGNORED = range(15)
+REDUCTION, STATUS, SHARES, UNIFORM, EACH, SMOOTHING, FIELDS = range(15, 22)
 
 
 def run(
@@ -50,7 +52,7 @@ def run(
     ignore_index: int,
     reduction: int,
     numbers: Tensor | None,
-    tensors: Tensor | None,
+    operands: Sequence[int | Tensor | None],
     want_gradient: bool,
 ) -> tuple[Tensor, Tensor | None, bool]:
     """The loss, its gradient, and whether all labels are in range.
@@ -60,9 +62,10 @@ def run(
         s: scores [B, n], each row contiguous, in any precision; half precision is computed with in single.
         target: int64 labels [B], masses [B, n] in the precision computed with, or a mixture of labels, whose shares
             are float64; contiguous.
-        weight: a factor a class [n], in the precision computed with; contiguous.
+        weight: a factor a class [n], float64; contiguous.
         numbers: the kernel's own numbers, float64.
-        tensors: the addresses of the kernel's own tensors, int64.
+        operands: addresses of functions that the kernel calls, then its own tensors, contiguous; None for one that it
+            does not read.
 
     The gradient of float16 scores is in float32: the factor that keeps it in range has yet to come.
     """
@@ -84,7 +87,7 @@ def run(
     s = s if B == 0 or s.is_contiguous() else s[0]  # the address of the first row
     several = 0 if shares is None else shares.shape[1]
     options = ignore_index, reduction, 0, shares, uniform, several, float(smoothing)
-    job = openmp.job_of(*sizes, s, gradient, losses, value, label, q, weight, numbers, tensors, *options)
+    job = openmp.job_of(*sizes, s, gradient, losses, value, label, q, weight, numbers, *options, *operands)
     rows, add_up = bodies(s.dtype)
     openmp.start(rows, job, threads)
     add_up(job)
@@ -103,11 +106,11 @@ def bodies(dtype: torch.dtype) -> tuple[openmp.Body, openmp.Body]:
         assert edition  # part of the cache's key: numba does not see that other files have changed
         field, smoothing = carray(job, FIELDS, np.int64), carray(job, FIELDS, np.float64)[SMOOTHING]
         B, n, kernel, keep, dense = field[SIZE], field[CLASSES], field[KERNEL], field[G] != 0, field[Q] != 0
-        pitch, few = field[PITCH], field[EACH]
+        pitch, few, operands = field[PITCH], field[EACH], carray(job, FIELDS + 1, np.int64)[FIELDS:].ctypes.data
         label = carray(openmp.pointer(field[LABEL]), B * max(few, 1) * (not dense), np.int64)
         share = carray(openmp.pointer(field[SHARES]), B * few, np.float64)
         uniform = carray(openmp.pointer(field[UNIFORM]), B if field[UNIFORM] != 0 else 0, np.float64)
-        weight = carray(openmp.pointer(field[WEIGHT]), n if field[WEIGHT] != 0 else 0, real)
+        weight = carray(openmp.pointer(field[WEIGHT]), n if field[WEIGHT] != 0 else 0, np.float64)
         losses = carray(openmp.pointer(field[LOSSES]), B, np.float64)
         total = counted(label, weight, n, field[IGNORED], B, dense, few)
         if total < 0:
@@ -144,7 +147,7 @@ def bodies(dtype: torch.dtype) -> tuple[openmp.Body, openmp.Body]:
                     losses[b] = 0.0
                     carray(openmp.pointer(out), n, real)[:] = 0
                 else:
-                    at = (n, place, m.ctypes.data, y, mass, b, field[NUMBERS], field[TENSORS], room.ctypes.data, out)
+                    at = (n, place, m.ctypes.data, y, mass, b, field[NUMBERS], operands, room.ctypes.data, out)
                     losses[b] = call_row(kernel, at)
                 if brain and keep:
                     written = carray(openmp.pointer(field[G] + b * n * 2), n, np.uint16)
@@ -159,7 +162,7 @@ def bodies(dtype: torch.dtype) -> tuple[openmp.Body, openmp.Body]:
         value = carray(openmp.pointer(field[VALUE]), B if field[REDUCTION] == NONE else 1, real)
         dense = dense or field[EACH] > 0  # a mean of mixtures divides by the number of rows, too
         label = carray(openmp.pointer(field[LABEL]), 0 if dense else B, np.int64)
-        weight = carray(openmp.pointer(field[WEIGHT]), n if field[WEIGHT] != 0 else 0, real)
+        weight = carray(openmp.pointer(field[WEIGHT]), n if field[WEIGHT] != 0 else 0, np.float64)
         reduce(losses, dense, label, weight, n, field[IGNORED], field[REDUCTION], value)
 
     return rows, add_up

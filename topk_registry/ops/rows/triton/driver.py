@@ -6,13 +6,14 @@ divides; the backward pass multiplies the gradient by that. Nothing waits for th
 its row NaN.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from topk_registry.ops.gpu.layout import in_rows, like_rows, tiles
+from topk_registry.ops.rows.api import Own
 from topk_registry.ops.rows.backends import Kernels
 from topk_registry.ops.rows.triton.add_up import add_up
 from topk_registry.ops.targets.label_mixture import LabelMixture
@@ -82,12 +83,12 @@ def run(
 
 
 class TritonRows:
-    """A family's kernel with what it is given; called as :func:`topk_registry.ops.rows.api.reduced` calls one.
+    """A family's kernel with its numbers, see :class:`topk_registry.ops.rows.api.Kernel`.
 
     Args:
         kernel: of the family.
         numbers: its own, by name.
-        tensors: its own, one number a class, by name; None for one that it does not read.
+        tensors: the names of the loss's own tensors, which hold one number a class.
         choices: the constants that it is compiled for.
     """
 
@@ -95,20 +96,19 @@ class TritonRows:
         self,
         kernel: Any,
         numbers: Mapping[str, float],
-        tensors: Mapping[str, Tensor | None],
+        tensors: Sequence[str],
         choices: Mapping[str, Any],
     ) -> None:
         self.kernel, self.numbers, self.tensors, self.choices = kernel, numbers, tensors, choices
-        self._there: dict[torch.device, dict[str, Tensor | None]] = {}
 
-    def run(self, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def run(
+        self, own: Own, options: Options, scores: Tensor, wanted: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """See :func:`run`."""
-        there = self._there.get(scores.device)
-        if there is None:
-            there = self._there[scores.device] = {
-                name: None if one is None else one.detach().to(scores.device, torch.float32).contiguous()
-                for name, one in self.tensors.items()
-            }
+        there = {
+            name: None if one is None else one.detach().to(scores.device, torch.float32).contiguous()
+            for name, one in zip(self.tensors, own, strict=True)
+        }
         return run(self.kernel, options, scores, wanted, self.numbers, there, self.choices)
 
 

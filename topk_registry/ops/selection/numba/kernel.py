@@ -24,10 +24,10 @@ def row_kernel(dtype: torch.dtype) -> int:
     """The address of the row kernel that computes in this precision."""
     edition, real = openmp.edition(), np.float64 if dtype == torch.float64 else np.float32
 
-    def body(n, s, m, y, mass, b, numbers, tensors, room, g):
+    def body(n, s, m, y, mass, b, numbers, operands, room, g):
         assert edition  # part of the cache's key: numba does not see that other files have changed
         s, m, g, number = carray(s, n, real), carray(m, n, real), carray(g, n, real), carray(numbers, 4, np.float64)
-        at, kind, k = carray(tensors, 1, np.int64), np.int64(number[KIND]), np.int64(number[K])
+        at, kind, k = carray(operands, 1, np.int64), np.int64(number[KIND]), np.int64(number[K])
         own = carray(openmp.pointer(at[OWN]), n if at[OWN] != 0 else 0, real)
         alpha, factor = number[ALPHA], number[FACTOR]
         if total_of(s) * 0 != 0 and has_nan(s):

@@ -14,7 +14,7 @@ from topk_registry.ops.rows.numba.curves import NUMBERS, call_curve
 from topk_registry.ops.rows.numba.driver import ROOMS, ROW
 
 LOGARITHMS, PARAMETERS = range(2)  # the kernel's numbers; the curve's follow
-OWN, CURVE_AT = range(2)  # addresses
+CURVE_AT, OWN = range(2)  # addresses
 
 
 @lru_cache
@@ -22,11 +22,11 @@ def row_kernel(dtype: torch.dtype) -> int:
     """The address of the row kernel that computes in this precision."""
     edition, real = openmp.edition(), np.float64 if dtype == torch.float64 else np.float32
 
-    def body(n, s, m, y, mass, b, numbers, tensors, room, g):
+    def body(n, s, m, y, mass, b, numbers, operands, room, g):
         assert edition  # part of the cache's key: numba does not see that other files have changed
         s, m, g, room = carray(s, n, real), carray(m, n, real), carray(g, n, real), carray(room, ROOMS * n, real)
         number = carray(numbers, PARAMETERS + NUMBERS + 1, np.float64)
-        at = carray(tensors, 2, np.int64)
+        at = carray(operands, 2, np.int64)
         if y >= 0:
             m[:] = 0
             m[y] = mass

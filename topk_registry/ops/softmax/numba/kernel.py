@@ -23,7 +23,7 @@ from topk_registry.ops.rows.numba.curves import FACTOR, LOG_Z, MOST, NUMBERS, SH
 from topk_registry.ops.rows.numba.driver import ROOMS, ROW
 
 SCALE, OTHERS, PARAMETERS = range(3)  # the kernel's numbers; the curve's follow
-OWN, OWN_64, CURVE_AT, CURVE_64, SHIFT = range(5)  # addresses, in the precision of the kernel and in double
+CURVE_AT, CURVE_64, OWN, OWN_64, SHIFT = range(5)  # addresses, in the precision of the kernel and in double
 
 
 @lru_cache
@@ -31,10 +31,10 @@ def row_kernel(dtype: torch.dtype) -> int:
     """The address of the row kernel that computes in this precision."""
     edition, real = openmp.edition(), np.float64 if dtype == torch.float64 else np.float32
 
-    def body(n, s, m, y, mass, b, numbers, tensors, room, g):
+    def body(n, s, m, y, mass, b, numbers, operands, room, g):
         assert edition  # part of the cache's key: numba does not see that other files have changed
         s, m, g, room = carray(s, n, real), carray(m, n, real), carray(g, n, real), carray(room, ROOMS * n, real)
-        number, at = carray(numbers, PARAMETERS + NUMBERS + 1, np.float64), carray(tensors, 5, np.int64)
+        number, at = carray(numbers, PARAMETERS + NUMBERS + 1, np.float64), carray(operands, 5, np.int64)
         scale, parameters = real(number[SCALE]), number[PARAMETERS:].ctypes.data
         if at[SHIFT] != 0:
             s = shifted(s, carray(openmp.pointer(at[SHIFT]), n, real), room[(ROOMS - 1) * n :])
