@@ -1,5 +1,8 @@
 """Errors of export, of exported files and of prediction."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class ExportError(RuntimeError):
     """The model cannot be exported, or the exported file failed its verification."""
@@ -31,3 +34,14 @@ class SourceError(ValueError):
 
 class OutputError(ValueError):
     """The folder of scores holds others than those asked for."""
+
+
+@contextmanager
+def naming(file: object) -> Iterator[None]:
+    """Name the file in an error of the system that names none, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or isinstance(error.filename, str | bytes):
+            raise
+        raise OSError(error.errno, error.strerror, str(file)) from error

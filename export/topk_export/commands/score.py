@@ -35,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
         max_set=args.max_set,
         full=args.all_classes,
         exif=args.exif,
+        checksum=args.checksum,
     )
     skipped: Counter[str] = Counter()
     total = sum(1 for _ in _shards(args, skipped))
@@ -43,18 +44,20 @@ def main(argv: Sequence[str]) -> int:
     if not total:
         say("error: the sources hold no images")
         return 1
-    prepare(args.output, total, overwrite=args.overwrite)
+    files.make_folder(args.output)
     place = _place(args)
     try:
-        with interruptible(), _executor(args, place, total) as (executor, workers), _progress(total) as tell:
-            work = jobs(_shards(args, Counter()), settings, place)
-            summary = score(work, executor, workers=workers, again=args.retry_errors, told=tell)
+        with files.held(args.output):
+            prepare(args.output, total, overwrite=args.overwrite)
+            with interruptible(), _executor(args, place, total) as (executor, workers), _progress(total) as tell:
+                work = jobs(_shards(args, Counter()), settings, place)
+                summary = score(work, executor, workers=workers, again=args.retry_errors, told=tell)
             tidy(args.output)
     except KeyboardInterrupt:
         say(f"stopped; what is finished is in {args.output}. Go on with\n  {_command(argv)}")
         return 130
-    except WorkerDiedError as error:
-        say(f"error: {error}")
+    except (WorkerDiedError, OSError) as error:
+        say(f"error: {error}\nWhat is finished is in {args.output}. Go on with\n  {_command(argv)}")
         return 1
     return _summed(summary, args.output, argv)
 
@@ -64,6 +67,7 @@ def _summed(summary: Summary, output: str, argv: Sequence[str]) -> int:
     for failure in summary.failed:
         say(f"error: {failure}")
     before = f", {summary.before} of them by an earlier call" if summary.before else ""
+    before += f", {summary.changed} again as their sources have changed" if summary.changed else ""
     bad = f"; {summary.errors} rows hold an error instead of scores" if summary.errors else ""
     print(f"{summary.rows} images in {summary.shards} files of {output}{before}{bad}")
     if summary.failed:
@@ -168,6 +172,11 @@ def _parser() -> ArgumentParser:
     add("--output", "-o", required=True, metavar="DIR", help="folder or URL of the Parquet files")
     add("--overwrite", action="store_true", help="remove the scores that the folder holds")
     add("--retry-errors", action="store_true", help="repeat finished shards that hold errors")
+    add(
+        "--checksum",
+        action="store_true",
+        help="tell changed sources by their bytes, which are then read twice (default: by size and time)",
+    )
     source = parser.add_argument_group("source").add_argument
     source("--format", choices=KINDS, default="auto", help="what the sources are (default: by their names)")
     source("--root", default="", metavar="DIR", help="folder that relative paths in lists and tables start from")

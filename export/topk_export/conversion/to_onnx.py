@@ -22,7 +22,7 @@ from topk_export.conversion.pooling import unfold_padded_maxima
 from topk_export.conversion.quantise import Images, comparison_line, quantise_dynamic, quantise_static
 from topk_export.conversion.recipe import check_class_names
 from topk_export.conversion.source import K, Source, load_source
-from topk_export.errors import ExportError, ModelFileError
+from topk_export.errors import ExportError, ModelFileError, naming
 from topk_export.runtime.metadata import SEMANTICS, Metadata
 from topk_export.runtime.preprocess import Preprocess
 from topk_export.runtime.weights import files_of, move_into_place
@@ -148,7 +148,7 @@ def export_onnx(
     )
     images = None if calibration_data is None else Images(calibration_data, metadata, calibration_images)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
+    with naming(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
         staged = Path(folder) / path.name
         found = _write(backbone, metadata, batch, staged, images, external_data, progress)
         _verify(staged, path, metadata, verify, found, progress)

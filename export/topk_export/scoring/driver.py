@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from topk_export.errors import OutputError, SourceError
 from topk_export.scoring import files
 from topk_export.scoring.sources import Shard
-from topk_export.scoring.work import ABOUT, Job, Place, Scored, Settings, finished, part_name, score_shard
+from topk_export.scoring.work import Job, Place, Scored, Settings, finished, part_name, score_shard
 from topk_registry.executors.errors import WorkerDiedError
 
 ATTEMPTS = 3  # a shard that ended three workers would end the next one too
@@ -20,6 +20,7 @@ class Summary:
 
     shards: int = 0
     before: int = 0  # shards that an earlier call finished
+    changed: int = 0  # shards that are done again, as their sources have changed since
     rows: int = 0
     errors: int = 0
     failed: list[str] = field(default_factory=list)
@@ -31,12 +32,11 @@ class Summary:
 
 
 def prepare(output: str, count: int, *, overwrite: bool) -> None:
-    """Make the folder of scores, and see that it holds no others.
+    """See that the folder of scores holds no others, and remove what may go.
 
     Raises:
         OutputError: it holds files of more shards than there are.
     """
-    files.make_folder(output)
     wanted = {part_name(number) for number in range(count)}
     for name in files.names_in(output):
         ours = name.startswith("part-") and ".parquet" in name
@@ -83,7 +83,7 @@ def score(
     summary = Summary()
     running: dict[Future[Scored], tuple[Job, int]] = {}
     for job in work:
-        if (scored := _before(job, again=again)) is not None:
+        if (scored := _before(job, summary, again=again)) is not None:
             summary.before += 1
             summary.add(scored)
             told(summary)
@@ -96,18 +96,32 @@ def score(
     return summary
 
 
-def _before(job: Job, *, again: bool) -> Scored | None:
-    """The counts of a finished shard; None where it must be scored."""
+def _before(job: Job, summary: Summary, *, again: bool) -> Scored | None:
+    """The counts of a finished shard; None where it must be scored, as one whose sources have changed."""
     found = finished(job)
     if found is None:
         return None
     scored, about = found
-    if about != job.settings.about(job.shard)[ABOUT]:
+    wanted = job.settings.about(job.shard)
+    differ = {key for key in {*about, *wanted} if about.get(key) != wanted.get(key)}
+    if differ - {"content"}:
         raise OutputError(
-            f"{job.part} was made from other images, another model or other options: name another --output, or give "
-            "--overwrite"
+            f"{job.part} was made {_otherwise(differ)}: name another --output, or give --overwrite to begin anew"
         )
+    if differ:
+        summary.changed += 1
+        return None
     return None if again and scored.errors else scored
+
+
+def _otherwise(differ: set[str]) -> str:
+    if "schema" in differ:
+        return "by another version of this command"
+    kinds = {"shard": "from other images", "model": "by another model"}
+    options = ", ".join(sorted(differ - {*kinds, "content"}))
+    return " and ".join(
+        [text for key, text in kinds.items() if key in differ] + ([f"with other {options}"] if options else [])
+    )
 
 
 def _collect(

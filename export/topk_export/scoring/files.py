@@ -1,16 +1,20 @@
 """Files of this machine and, by fsspec, of wherever a URL leads."""
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any, BinaryIO
 
-from topk_export.errors import SourceError
+from topk_export.errors import OutputError, SourceError, naming
+from topk_export.runtime.locks import HeldError, lock
+
+LOCK = ".lock"  # readers of Parquet folders leave hidden files out
 
 
 def is_url(name: str) -> bool:
@@ -41,13 +45,28 @@ def opened(name: str) -> Iterator[BinaryIO]:
             yield file
 
 
-def size_of(name: str) -> int:
-    """Return the number of bytes of a file or URL; -1 where its file system does not tell."""
+def stamp_of(name: str) -> str:
+    """Return the size of a file or URL and the time of its last change, or its tag, as its file system tells them."""
     if not is_url(name):
-        return os.path.getsize(name)
+        found = os.stat(name)
+        return f"{found.st_size} {found.st_mtime_ns}"
     system, path = filesystem(name)
-    size = system.info(path).get("size")
-    return -1 if size is None else int(size)
+    return _stamp(system.info(path))
+
+
+def _stamp(info: Mapping[str, Any]) -> str:
+    # each file system of fsspec has a key of its own
+    keys = ("ETag", "etag", "mtime", "LastModified", "last_modified", "modified", "updated", "created")
+    return f"{info.get('size')} {next((info[key] for key in keys if info.get(key)), '')}"
+
+
+def sha256_of(name: str) -> str:
+    """Return the SHA-256 of a file or URL."""
+    sha = hashlib.sha256()
+    with opened(name) as file:
+        while block := file.read(1 << 20):
+            sha.update(block)
+    return sha.hexdigest()
 
 
 def is_folder(name: str) -> bool:
@@ -57,22 +76,25 @@ def is_folder(name: str) -> bool:
     return bool(system.isdir(path))
 
 
-def below(folder: str, skipped: Counter[str]) -> Iterator[str]:
-    """Yield every file below a folder, in an order that depends on the names alone; count hidden ones as skipped."""
+def below(folder: str, skipped: Counter[str]) -> Iterator[tuple[str, str]]:
+    """Yield every file below a folder, in an order that depends on the names alone; count hidden ones as skipped.
+
+    With its name comes its stamp, where listing the folder told it, else nothing.
+    """
     if is_url(folder):
         system, path = filesystem(folder)
-        for found in sorted(system.find(path)):
+        for found, info in sorted(system.find(path, detail=True).items()):
             if _hidden(found.removeprefix(path)):
                 skipped["hidden"] += 1
             else:
-                yield system.unstrip_protocol(found)
+                yield system.unstrip_protocol(found), _stamp(info)
         return
     for root, folders, names in os.walk(folder, onerror=_refuse):
         skipped["hidden"] += sum(map(_hidden, (*folders, *names)))
         folders[:] = sorted(name for name in folders if not _hidden(name))
         for name in sorted(names):
             if not _hidden(name):
-                yield os.path.join(root, name)
+                yield os.path.join(root, name), ""
 
 
 def _refuse(error: OSError) -> None:
@@ -123,21 +145,60 @@ def written_whole(name: str) -> Iterator[Any]:
     """A file to write; under its name it appears whole or not at all.
 
     An object store shows an object once all of it has arrived; everywhere the last step is a rename.
+
+    Raises:
+        OSError: it cannot be written; the error names it.
+        OutputError: another command took its half away.
     """
     ending = f".{uuid.uuid4().hex}.tmp"
     if is_url(name):
         system, path = filesystem(name)
         half = path + ending
-        with _removed_on_error(system.rm, half):
+        with naming(name), _removed_on_error(system.rm, half):
             with system.open(half, "wb") as file:
                 yield file
-            system.mv(half, path)
+            with _still_there(name):
+                system.mv(half, path)
     else:
         half = name + ending
-        with _removed_on_error(os.unlink, half):
+        with naming(name), _removed_on_error(os.unlink, half):
             with open(half, "wb") as file:
                 yield file
-            os.replace(half, name)
+            with _still_there(name):
+                os.replace(half, name)
+
+
+@contextlib.contextmanager
+def _still_there(name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise OutputError(
+            f"{name} was taken away while it was written: another command writes into the same output"
+        ) from error
+
+
+@contextlib.contextmanager
+def held(folder: str) -> Iterator[None]:
+    """Hold a folder of this machine, or of one that it shares, for this command alone; a URL cannot be held.
+
+    The lock is the system's, on a file of the folder, so that it ends with its process however that ends.
+
+    Raises:
+        OutputError: another command holds it.
+    """
+    name = os.path.join(folder, LOCK)
+    try:
+        file = None if is_url(folder) else lock(name)
+    except HeldError as error:
+        raise OutputError(f"{error} writes into {folder} now: wait for it, or name another --output") from error
+    try:
+        yield
+    finally:
+        if file is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)  # while it is held: the next one makes its own
+            os.close(file)
 
 
 @contextlib.contextmanager

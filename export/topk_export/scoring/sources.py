@@ -11,7 +11,7 @@ import sys
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from tarfile import EOFHeaderError  # type: ignore  # typeshed has it not
@@ -28,6 +28,7 @@ IMAGES = tuple(sorted(SUFFIXES))
 ENDINGS = {"images": IMAGES, "tar": TARS, "parquet": (".parquet",), "list": LISTS}
 COLUMNS = ("image", "img", "jpg", "png", "bytes", "content", "path", "file_name", "file", "url")
 
+Entry = tuple[str, str]  # the name of a file, and its stamp where listing told it
 Item = tuple[str, Any]  # the name of an image, and the image: a path, a URL, its bytes, or what is wrong with it
 
 
@@ -40,12 +41,14 @@ class Shard:
         names: paths or URLs of the images, or of the one file.
         root: what relative paths of the images begin from.
         column: of the images in Parquet; empty to look for it.
+        stamps: of images whose folder told sizes and times when it was listed, as those of URLs do.
     """
 
     kind: str
     names: tuple[str, ...]
     root: str = ""
     column: str = ""
+    stamps: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """The number of images, 0 where only reading the file tells."""
@@ -56,11 +59,21 @@ class Shard:
         return self.names[0] if len(self.names) == 1 else f"{self.names[0]} to {self.names[-1]}"
 
     def digest(self) -> str:
-        """Tell this shard from others: the names and, of a file with many images, its size."""
-        parts = [self.kind, self.column, *self.names]
-        if self.kind != "images":
-            parts.append(str(files.size_of(self._place(self.names[0]))))
-        return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
+        """Tell this shard from others by its names."""
+        return _digest((self.kind, self.column, *self.names))
+
+    def content(self, *, checksum: bool) -> str:
+        """Tell the content of the shard's files by their sizes and times; with ``checksum`` by their bytes.
+
+        Images of a list of URLs have no stamps, for asking would take a request for each.
+        """
+        if checksum:
+            return _digest(_or_missing(files.sha256_of, self._place(name)) for name in self.names)
+        if self.stamps:
+            return _digest(self.stamps)
+        places = [self._place(name) for name in self.names]
+        asked = [place for place in places if self.kind != "images" or not files.is_url(place)]
+        return _digest(_or_missing(files.stamp_of, place) for place in asked)
 
     def items(self) -> Iterator[Item]:
         """Every image with its name, in order.
@@ -75,6 +88,17 @@ class Shard:
 
     def _place(self, name: str) -> str:
         return placed(name, self.root)
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _or_missing(tell: Callable[[str], str], place: str) -> str:
+    try:
+        return tell(place)
+    except OSError:  # a row with the error
+        return "missing"
 
 
 def placed(name: str, root: str) -> str:
@@ -110,18 +134,18 @@ def _shards(
     name: str, kind: str, size: int, here: str, root: str, column: str, skipped: Counter[str]
 ) -> Iterator[Shard]:
     if kind == "list" or (kind == "auto" and is_list(name)):
-        yield from _cut(listed(name), size, root)
+        yield from _cut(((line, "") for line in listed(name)), size, root)
         return
     if files.is_folder(name):
         chosen, inside = _inside(name, kind, skipped)
     else:
-        chosen, inside = _kind_of(name, kind), iter([name])
+        chosen, inside = _kind_of(name, kind), iter([(name, "")])
         if not files.is_url(name) and not os.path.exists(name):
             raise SourceError(f"{name} does not exist")
     if chosen == "images":
         yield from _cut(inside, size, here)
     else:
-        for file in inside:
+        for file, _ in inside:
             yield Shard(chosen, (file,), here if chosen == "tar" else root, column)
 
 
@@ -141,7 +165,7 @@ def images_below(folder: str, skipped: Counter[str]) -> Iterator[str]:
     Raises:
         SourceError: there are none.
     """
-    return _inside(folder, "images", skipped)[1]
+    return (name for name, _ in _inside(folder, "images", skipped)[1])
 
 
 def told(skipped: Counter[str]) -> str:
@@ -152,7 +176,7 @@ def told(skipped: Counter[str]) -> str:
     return f"left out of folders, by their names: {kinds}"
 
 
-def _inside(folder: str, kind: str, skipped: Counter[str]) -> tuple[str, Iterator[str]]:
+def _inside(folder: str, kind: str, skipped: Counter[str]) -> tuple[str, Iterator[Entry]]:
     """The kind of a folder's files, and those files: images, else tar files, else Parquet files."""
     for each in ("images", "tar", "parquet") if kind == "auto" else (kind,):
         left: Counter[str] = Counter()
@@ -164,24 +188,25 @@ def _inside(folder: str, kind: str, skipped: Counter[str]) -> tuple[str, Iterato
     raise SourceError(f"{folder} holds no {wanted}")
 
 
-def _chosen(folder: str, endings: tuple[str, ...], skipped: Counter[str]) -> Iterator[str]:
-    for name in files.below(folder, skipped):
+def _chosen(folder: str, endings: tuple[str, ...], skipped: Counter[str]) -> Iterator[Entry]:
+    for name, stamp in files.below(folder, skipped):
         if name.lower().endswith(endings):
-            yield name
+            yield name, stamp
         else:
             skipped[os.path.splitext(name)[1].lower() or "without an ending"] += 1
 
 
-def _chained(first: str, rest: Iterable[str], left: Counter[str], skipped: Counter[str]) -> Iterator[str]:
+def _chained(first: Entry, rest: Iterable[Entry], left: Counter[str], skipped: Counter[str]) -> Iterator[Entry]:
     yield first
     yield from rest
     skipped.update(left)
 
 
-def _cut(names: Iterable[str], size: int, root: str) -> Iterator[Shard]:
-    rest = iter(names)
+def _cut(entries: Iterable[Entry], size: int, root: str) -> Iterator[Shard]:
+    rest = iter(entries)
     while chunk := tuple(islice(rest, size)):
-        yield Shard("images", chunk, root)
+        names, stamps = zip(*chunk, strict=True)
+        yield Shard("images", names, root, stamps=stamps if any(stamps) else ())
 
 
 def is_list(name: str) -> bool:

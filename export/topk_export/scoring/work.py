@@ -35,6 +35,7 @@ class Settings:
         full: give logits and marginals of all classes too.
         exif: turn images as their EXIF orientation says.
         max_pixels: images with more pixels are refused.
+        checksum: tell a changed source by its bytes, and not by its size and time.
     """
 
     model: str
@@ -44,10 +45,12 @@ class Settings:
     full: bool = False
     exif: bool = False
     max_pixels: int = MAX_PIXELS
+    checksum: bool = False
 
-    def about(self, shard: Shard) -> dict[str, str]:
-        """Return the metadata of the shard's file; files of equal rows have equal metadata."""
-        return {ABOUT: json.dumps({"schema": 1, **asdict(self), "shard": shard.digest()}, sort_keys=True)}
+    def about(self, shard: Shard) -> dict[str, Any]:
+        """Return what decides the rows of a shard's file; it is kept in there."""
+        content = shard.content(checksum=self.checksum)
+        return {"schema": 2, **asdict(self), "shard": shard.digest(), "content": content}
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,9 @@ def settings_for(model: str, *, batch_size: int | None = None, **options: Any) -
 def score_shard(job: Job) -> Scored:
     """Score a shard and write its file, under its name only once it is whole."""
     settings = job.settings
-    columns = schema(full=settings.full, about=settings.about(job.shard))
+    # before the first image is read: one that changes meanwhile is then told at the next call
+    about = json.dumps(settings.about(job.shard), sort_keys=True)
+    columns = schema(full=settings.full, about={ABOUT: about})
     rows = Rows(_predictor(job.place, settings), columns, top=settings.top, max_set=settings.max_set)
     count = errors = 0
     with (
@@ -167,14 +172,14 @@ def _predictor(place: Place, settings: Settings) -> Predictor:
     )
 
 
-def finished(job: Job) -> tuple[Scored, str] | None:
+def finished(job: Job) -> tuple[Scored, dict[str, Any]] | None:
     """A shard's file as it is: its counts, and what it says of itself; None where there is none."""
     try:
         with files.opened(job.part) as file:
             found = import_arrow().parquet.read_metadata(file)
     except FileNotFoundError:
         return None
-    about = (found.metadata or {}).get(ABOUT.encode(), b"").decode()
+    about = json.loads((found.metadata or {}).get(ABOUT.encode(), b"{}"))
     return Scored(job.number, *_counted(found)), about
 
 

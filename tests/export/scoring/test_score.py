@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sys
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,7 +17,7 @@ from tests.export.colours import COLOURS, K
 from tests.export.scoring.conftest import parts, rows
 from topk_export import ImageError, Predictor
 from topk_export.commands import score
-from topk_export.errors import SourceError
+from topk_export.errors import OutputError, SourceError
 from topk_export.runtime.weights import digest_of
 from topk_export.scoring import files, work
 from topk_export.scoring.sources import shards_of
@@ -134,13 +135,113 @@ def test_what_is_finished_is_not_done_again(run, folder, monkeypatch):
     assert parts(output) == before
 
 
-def test_errors_can_be_tried_again(run, folder, contents):
-    _, output, _ = run(folder, "--shard-size", "7")
-    for name in ("28-text.png", "29-cut.png"):
-        (folder / name).write_bytes(contents["00-black.png"])
-    assert run(folder, "--shard-size", "7")[0] == score.HAS_ERRORS
-    assert run(folder, "--shard-size", "7", "--retry-errors")[0] == 0
-    assert [row["class"][0] for row in rows(output)[-2:]] == ["black", "black"]
+def test_errors_can_be_tried_again(run, folder, monkeypatch):
+    def fails(image):
+        raise ImageError(f"{image} cannot be fetched")
+
+    with monkeypatch.context() as network:
+        network.setattr(work, "load", fails)
+        _, output, printed = run(folder, "--shard-size", "7")
+    assert "30 rows hold an error" in printed
+    assert "30 rows hold an error" in run(folder, "--shard-size", "7")[2]
+    assert "2 rows hold an error" in run(folder, "--shard-size", "7", "--retry-errors")[2]
+    assert [row["class"][0] for row in rows(output)[:2]] == ["black", "white"]
+
+
+def archive(content: bytes) -> bytes:
+    """A tar file of one image."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as made:
+        info = tarfile.TarInfo("a.png")
+        info.size = len(content)
+        made.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("source", ["folder", "list", "tar", "url", "tar url"])
+@pytest.mark.parametrize("flag", [(), ("--checksum",)], ids=["", "checksum"])
+def test_a_source_of_another_content_and_the_same_name_and_size_is_done_again(
+    source, flag, run, folder, tars, contents, tmp_path
+):
+    """tar pads archives to 10 KB, and pictures of one size may have as many bytes."""
+    changed, before, content = folder / "03-green.png", contents["03-green.png"], contents["02-red.png"]
+    if source in ("tar", "tar url"):
+        changed, before, content = tars / "001.tar", archive(contents["03-green.png"]), archive(contents["02-red.png"])
+    size = max(len(before), len(content))
+    before, content = before.ljust(size, b"\0"), content.ljust(size, b"\0")
+    changed.write_bytes(before)
+    (tmp_path / "list.txt").write_text("\n".join(map(str, sorted(folder.glob("*.png")))))
+    argv = {
+        "folder": [folder],
+        "list": [tmp_path / "list.txt"],
+        "tar": [tars],
+        "url": [f"file://{folder}"],
+        "tar url": [f"file://{tars}"],
+    }[source]
+    argv += ["--shard-size", "7", *flag]
+    _, output, _ = run(*argv)
+    files_before, time = parts(output), changed.stat().st_mtime_ns
+    changed.write_bytes(content)
+    os.utime(changed, ns=(time, time + (0 if flag else 1_000_000)))
+    _, _, printed = run(*argv)
+    assert "1 again as their sources have changed" in printed
+    after = parts(output)
+    number = 1 if source in ("tar", "tar url") else 0
+    assert [name for name in after if after[name] != files_before[name]] == [f"part-{number:06d}.parquet"]
+    assert "again" not in run(*argv)[2]
+
+
+def test_checksums_tell_by_content_alone(run, folder):
+    _, output, _ = run(folder, "--checksum")
+    before = parts(output)
+    for path in folder.iterdir():
+        os.utime(path, ns=(1, 1))
+    assert "again" not in run(folder, "--checksum")[2]
+    assert parts(output) == before
+    status, _, printed = run(folder)
+    assert status == 1
+    assert "was made with other checksum: name another --output" in printed
+
+
+def test_two_commands_do_not_share_an_output(run, folder, tmp_path):
+    (tmp_path / "scores").mkdir()
+    with files.held(str(tmp_path / "scores")):
+        status, output, printed = run(folder)
+        assert status == 1
+        assert f"error: process {os.getpid()} on " in printed
+        assert f"writes into {output} now: wait for it, or name another --output" in printed
+    assert not list(output.iterdir())
+    assert run(folder)[0] == score.HAS_ERRORS
+    assert [path.name for path in output.iterdir()] == ["part-000000.parquet"]
+
+
+def test_a_lock_of_a_process_that_was_killed_holds_nobody(run, folder, tmp_path):
+    (tmp_path / "scores").mkdir()
+    (tmp_path / "scores" / files.LOCK).write_text("process 1 on elsewhere")
+    assert run(folder)[0] == score.HAS_ERRORS
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_half_that_another_command_removed_is_told(scheme, tmp_path):
+    def written():
+        with files.written_whole(f"{scheme}{tmp_path}/part") as file:
+            file.write(b"half")
+            next(tmp_path.iterdir()).unlink()
+
+    with pytest.raises(OutputError, match="another command writes into the same output"):
+        written()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is a full disk there")
+def test_a_full_disk_names_the_file(run, folder, monkeypatch):
+    real = open
+    monkeypatch.setattr(
+        files, "open", lambda name, mode: real("/dev/full" if "w" in mode else name, mode), raising=False
+    )
+    status, output, printed = run(folder)
+    assert status == 1
+    assert f"No space left on device: '{output}/part-000000.parquet'" in printed
+    assert "Go on with\n  topk-registry score " in printed
 
 
 @pytest.mark.parametrize("change", ["options", "images", "model", "fewer"])
@@ -223,7 +324,7 @@ def test_external_weights_are_part_of_the_model(run, folder, model_file, tmp_pat
     work._predictor.cache_clear()
     status, _, printed = run(folder, model=outside)
     assert status == 1
-    assert "was made from other images, another model" in printed
+    assert "was made by another model: name another --output" in printed
 
 
 @pytest.mark.parametrize(
