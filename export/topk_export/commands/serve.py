@@ -29,30 +29,34 @@ def main(argv: Sequence[str]) -> int:
         from topk_export.serve.server import Plan, Workers, listen, serve_forever
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is not installed: pip install 'topk-registry[serve]'") from error
-    from topk_export.runtime.predictor import Predictor
     from topk_export.runtime.ranking import check_outputs
+    from topk_export.serve.releases import Releases, open_release
 
-    plan = Plan(_model(args), _limits(args), _access(args), tuple(args.trusted_proxies), args.log)
-    predictor = Predictor(**plan.model)
-    check_outputs(dict.fromkeys(predictor.output_names))
-    predictor.metadata.preprocess.check_known()
-    listener = listen(args.host, args.port)
-    host = f"[{args.host}]" if ":" in args.host else args.host
-    url = f"http://{host}:{listener.getsockname()[1]}/"
-    say(f"{args.model} on {predictor.device}: {url} (API at {url}docs, metrics at {url}metrics)")
-    if args.host not in LOOPBACK and not plan.access.keys:
-        say("warning: everyone who reaches this address may use the service: see --api-key-file")
-    with listener:
-        if args.workers > 1:
-            del predictor
-            return Workers(listener, plan, args.workers).run()
-        serve_forever(listener, predictor, plan)
+    plan = Plan(_model(args), _limits(args), _access(args), tuple(args.trusted_proxies), args.log, args.watch)
+    with Releases(args.model) as releases:
+        release = releases.read()
+        assert release is not None
+        releases.keep(release)
+        predictor = open_release(release, plan.model)
+        check_outputs(dict.fromkeys(predictor.output_names))
+        predictor.metadata.preprocess.check_known()
+        listener = listen(args.host, args.port)
+        host = f"[{args.host}]" if ":" in args.host else args.host
+        url = f"http://{host}:{listener.getsockname()[1]}/"
+        say(f"{args.model} on {predictor.device}: {url} (API at {url}docs, metrics at {url}metrics)")
+        say(f"serving version {release.version}, SHA-256 {release.sha256}")
+        if args.host not in LOOPBACK and not plan.access.keys:
+            say("warning: everyone who reaches this address may use the service: see --api-key-file")
+        with listener:
+            if args.workers > 1:
+                del predictor
+                return Workers(listener, plan, args.workers, releases).run()
+            serve_forever(listener, predictor, plan, releases)
     return 0
 
 
 def _model(args: Any) -> dict[str, Any]:
     return {
-        "path": args.model,
         "device": args.device,
         "require_gpu": args.require_gpu,
         "threads": args.threads,
@@ -71,6 +75,7 @@ def _limits(args: Any) -> Any:
         request_seconds=args.timeout,
         idle_seconds=args.idle_timeout,
         images=args.max_images,
+        answer_bytes=args.max_answer,
         max_set=args.max_set,
         queue=args.max_queue,
         client_requests=args.max_per_client,
@@ -102,6 +107,11 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--port", type=port, default=8000, help="port to listen on; 0 takes a free one (default: 8000)")
     parser.add_argument(
         "--workers", type=positive, default=1, metavar="N", help="processes, each with the model (default: 1)"
+    )
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="serve a new content of the file as soon as it is written (default: on SIGHUP)",
     )
     parser.add_argument("--exif", action="store_true", help="turn images as EXIF says (timm's evaluation does not)")
     parser.add_argument("--log", metavar="FILE", help="append a line a prediction, for topk-registry monitor")
@@ -146,6 +156,13 @@ def _parser() -> ArgumentParser:
         default=10_000_000,
         metavar="N",
         help="most bytes of a request's body (default: 10 MB)",
+    )
+    limits.add_argument(
+        "--max-answer",
+        type=positive,
+        default=50_000_000,
+        metavar="N",
+        help="most bytes of an answer with tensors, below /v2 (default: 50 MB)",
     )
     limits.add_argument(
         "--max-pixels", type=positive, default=PIXELS, metavar="N", help="most pixels of an image (default: 25 million)"

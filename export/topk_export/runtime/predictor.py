@@ -96,9 +96,14 @@ class Predictor:
         return np.dtype(np.uint8 if self.metadata.in_graph else np.float32)
 
     @property
+    def path(self) -> str:
+        """The model file."""
+        return self._arguments["path"]
+
+    @property
     def name(self) -> str:
         """The file's name without its ending."""
-        return Path(self._arguments["path"]).stem
+        return Path(self.path).stem
 
     @property
     def input_name(self) -> str:

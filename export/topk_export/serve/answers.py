@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from fastapi import Response
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from topk_export.runtime.predictor import Predictor
@@ -50,6 +51,7 @@ class Answers(BaseModel):
     milliseconds: float
 
 
+KSERVE = "/v2"
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "no image, or one that cannot be decoded"},
     401: {"model": Problem, "description": "an API key is needed"},
@@ -61,6 +63,12 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     500: {"model": Problem, "description": "the model failed, or gave no numbers"},
     503: {"model": Problem, "description": "overloaded, too slow, or not ready"},
 }
+
+
+def problem(path: str, detail: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an error's answer: its text is under ``detail``, and under ``error`` where KServe's protocol is spoken."""
+    key = "error" if path == KSERVE or path.startswith(f"{KSERVE}/") else "detail"
+    return JSONResponse({key: detail}, status, headers)
 
 
 def ranking(predictor: Predictor, outputs: Mapping[str, np.ndarray], softmax_mass: float | None, max_set: int) -> dict:

@@ -8,21 +8,26 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.ranking import check_outputs
+from topk_export.runtime.session import import_onnxruntime
 from topk_export.serve import kserve
-from topk_export.serve.answers import PROBLEMS, Answer, Answers, Problem, as_json
-from topk_export.serve.guard import Guard
+from topk_export.serve.answers import PROBLEMS, Answer, Answers, Problem, as_json, problem
+from topk_export.serve.guard import TOLD, Guard, facts_of
 from topk_export.serve.interface import describe
 from topk_export.serve.limits import Access, Limits
+from topk_export.serve.model import ServedModel
+from topk_export.serve.releases import Release, release_of
 from topk_export.serve.service import Service
 from topk_export.serve.upload import ONE, SEVERAL, one_image, several_images
 
@@ -36,6 +41,7 @@ def create_app(
     log: str | None = None,
     *,
     warm: bool = False,
+    release: Release | None = None,
 ) -> FastAPI:
     """Build the application of a loaded model.
 
@@ -45,11 +51,14 @@ def create_app(
         access: who the clients are.
         log: file that takes a line a prediction, see :mod:`.log`.
         warm: take no connection before the model has run. Otherwise ``/healthz`` answers while it warms up.
+        release: what the model was read from; default: its file, as it is now.
+
+    The application's ``state.service`` is the :class:`Service` behind it.
     """
     limits, access = limits or Limits(), access or Access()
     check_outputs(dict.fromkeys(predictor.output_names))
     predictor.metadata.preprocess.check_known()
-    service = Service(predictor, limits, log)
+    service = Service(predictor, release or release_of(predictor), limits, log)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -58,6 +67,12 @@ def create_app(
         await service.stop()
 
     app = FastAPI(title="topk-registry", description=_describe(predictor), lifespan=lifespan, docs_url=None)
+    app.state.service = service
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        return problem(request.scope["path"], error.detail, error.status_code, error.headers)
+
     app.add_middleware(
         Guard, access, limits, lambda route, status: service.metrics.requests.labels(route, status).inc()
     )
@@ -66,7 +81,8 @@ def create_app(
             CORSMiddleware,
             allow_origins=list(access.origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-API-Key"],
+            allow_headers=["Authorization", "Content-Encoding", "Content-Type", "X-API-Key", "X-Request-ID"],
+            expose_headers=[name.decode() for name in TOLD.values()],
         )
     _add_predictions(app, service)
     _add_state(app, service)
@@ -75,7 +91,7 @@ def create_app(
 
 
 def _add_predictions(app: FastAPI, service: Service) -> None:
-    limits, k = service.limits, service.predictor.metadata.k
+    limits = service.limits
     wanted = Annotated[float | None, Query(gt=0, le=1)]
     most = Annotated[int, Query(ge=1, le=limits.max_set)]
     few = min(SET, limits.max_set)
@@ -87,26 +103,27 @@ def _add_predictions(app: FastAPI, service: Service) -> None:
         With a calibrated model also its prediction set; with ``softmax_mass`` the fewest classes whose shares reach it;
         at most ``max_set`` classes of each.
         """
-        service.check_ready()
         start = time.perf_counter()
-        async with service.room:
-            content = await service.predict(await one_image(request, limits), softmax_mass, max_set)
-            return as_json(await service.encode({"k": k, **content, **_took(service, start)}))
+        async with service.turn(request) as model:
+            image, facts = await one_image(request, limits), facts_of(request.scope)
+            content = await service.predict(model, image, softmax_mass, max_set, facts)
+            return await _answered(service, model, content, start)
 
     @app.post("/predictions", responses={**PROBLEMS, 200: {"model": Answers}}, openapi_extra=SEVERAL)
     async def predictions(request: Request, softmax_mass: wanted = None, max_set: most = few) -> Response:  # type: ignore[valid-type]
         """Return the same for several images: the form's files ``image``, or base64 in JSON."""
-        service.check_ready()
         start = time.perf_counter()
-        async with service.room:
-            found = await service.predict_all(await several_images(request, limits), softmax_mass, max_set)
-            return as_json(await service.encode({"k": k, "predictions": found, **_took(service, start)}))
+        async with service.turn(request) as model:
+            images, facts = await several_images(request, limits), facts_of(request.scope)
+            found = await service.predict_all(model, images, softmax_mass, max_set, facts)
+            return await _answered(service, model, {"predictions": found}, start)
 
 
-def _took(service: Service, start: float) -> dict[str, float]:
+async def _answered(service: Service, model: ServedModel, content: dict[str, Any], start: float) -> Response:
     seconds = time.perf_counter() - start
     service.metrics.seconds.observe(seconds)
-    return {"milliseconds": 1e3 * seconds}
+    full = {"k": model.predictor.metadata.k, **content, "milliseconds": 1e3 * seconds}
+    return as_json(await service.encode(full))
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
@@ -126,10 +143,12 @@ def _add_state(app: FastAPI, service: Service) -> None:
         return Response(service.scrape(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/model")
-    async def model() -> JSONResponse:
-        """Return the model's metadata, and where and how it runs."""
-        predictor = service.predictor
-        return JSONResponse({"device": predictor.device, "exif": predictor.exif, **asdict(predictor.metadata)})
+    async def model(request: Request) -> JSONResponse:
+        """Return the model's metadata, its content's SHA-256 and version, and where and how it runs."""
+        predictor, release = service.model.predictor, service.model.release
+        facts_of(request.scope).update(release.facts)
+        state = {"device": predictor.device, "exif": predictor.exif, "software": _software(), **release.facts}
+        return JSONResponse({**state, **asdict(predictor.metadata)})
 
     @app.get("/docs", include_in_schema=False)
     async def interface() -> HTMLResponse:
@@ -138,6 +157,15 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:
         return HTMLResponse((files("topk_export.serve") / "page.html").read_text(encoding="utf-8"))
+
+
+def _software() -> dict[str, str]:
+    """Return the versions of the packages that answer; the file's own ``versions`` are those that made it."""
+    found = {"onnxruntime": import_onnxruntime().__version__}
+    for name in ("topk-registry", "topk-predict"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _describe(predictor: Predictor) -> str:

@@ -31,7 +31,8 @@ class Batcher:
         max_batch: the most inputs in a batch.
         max_delay: the most seconds that an input waits for others to share its batch.
         max_queue: the most inputs that may wait.
-        on_batch: called with the size of each batch.
+        on_batch: called with the size of each batch as it starts.
+        on_run: called after a run, with the seconds that each of its inputs had waited, and those that it took.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class Batcher:
         max_delay: float = 0.005,
         max_queue: int = 128,
         on_batch: Callable[[int], None] = lambda size: None,
+        on_run: Callable[[list[float], float], None] = lambda waited, seconds: None,
     ) -> None:
-        self._run, self._max_batch, self._max_delay, self._on_batch = run, max_batch, max_delay, on_batch
+        self._run, self._max_batch, self._max_delay = run, max_batch, max_delay
+        self._on_batch, self._on_run = on_batch, on_run
         self._queue: deque[_Waiting] = deque()
         self._max_queue = max_queue
         self._news = asyncio.Event()
@@ -100,15 +103,17 @@ class Batcher:
             await self._news.wait()
 
     async def _answer(self, batch: list[_Waiting]) -> None:
-        joined = np.concatenate([item.x for item in batch])
+        joined, loop = np.concatenate([item.x for item in batch]), asyncio.get_running_loop()
+        start = loop.time()
         try:
-            outputs = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, joined)
+            outputs = await loop.run_in_executor(self._thread, self._run, joined)
         except asyncio.CancelledError:
             _fail(batch, _closing())
             raise
         except Exception as error:
             _fail(batch, error)
             return
+        self._on_run([start - item.since for item in batch], loop.time() - start)
         for i, item in enumerate(batch):
             if not item.answer.done():
                 item.answer.set_result({name: value[i : i + 1] for name, value in outputs.items()})

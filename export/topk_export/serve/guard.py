@@ -2,20 +2,22 @@
 
 import asyncio
 import hmac
-import json
 import logging
-import sys
+import re
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from topk_export.serve.answers import problem
 from topk_export.serve.limits import Access, Limits
+from topk_export.serve.log import Lines
 
 HEALTH = frozenset(("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"))
 OPEN = HEALTH | {"/"}  # the page holds no secret, and asks for the key
@@ -31,10 +33,21 @@ HEADERS = (
     (b"content-security-policy", POLICY.encode()),
 )
 AGAIN = {"Retry-After": "1"}
+ID = re.compile(r"[!-~]{1,128}")  # of a request, from its client: visible ASCII
+HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]*)(:\d{0,5})?", re.ASCII)
+TOLD = {"id": b"x-request-id", "sha256": b"x-model-sha256", "version": b"x-model-version"}
+logger = logging.getLogger("uvicorn.error")
+
+
+def facts_of(scope: Scope) -> dict[str, Any]:
+    """Return what is told of a request in its answer's headers and in the logs: its id, and the model that answered."""
+    return scope.setdefault("state", {}).setdefault("facts", {})
 
 
 class Guard:
     """ASGI middleware: refuse a request that may not be answered, and tell metrics and log of all others too.
+
+    Every request has an id, its own (``X-Request-ID``) or a new one, which stands in its answer and in the logs.
 
     Args:
         app: the application inside.
@@ -47,12 +60,15 @@ class Guard:
         self._app, self._access, self._limits, self._on_done = app, access, limits, on_done
         self._keys = [key.encode() for key in access.keys]
         self._in_progress: Counter[str] = Counter()
-        self._log = None if access.log is None else access_logger(access.log)
+        self._log = None if access.log is None else Lines(access.log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        facts = facts_of(scope)
+        given = Headers(scope=scope).get("x-request-id", "")
+        facts["id"] = given if ID.fullmatch(given) else uuid.uuid4().hex
         start, sent = time.perf_counter(), {"status": 500, "bytes": 0, "started": False, "counted": False}
 
         def count() -> None:
@@ -63,7 +79,8 @@ class Guard:
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
                 sent["status"], sent["started"] = message["status"], True
-                message = {**message, "headers": [*message.get("headers", ()), *HEADERS]}
+                told = [(TOLD[name], str(value).encode()) for name, value in facts.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *HEADERS, *told]}
             else:
                 sent["bytes"] += len(message.get("body", b""))
                 if not message.get("more_body", False):
@@ -72,10 +89,15 @@ class Guard:
 
         try:
             await self._answer(scope, receive, watched, sent)
+        except Exception:
+            if sent["started"]:
+                raise
+            logger.exception("request %s failed", facts["id"])
+            await problem(scope["path"], "the service failed: its log says why", 500)(scope, receive, watched)
         finally:
             count()
             if self._log is not None:
-                self._log.info(_line(scope, sent, time.perf_counter() - start))
+                self._log(_entry(scope, sent, time.perf_counter() - start))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, sent: dict[str, Any]) -> None:
         client = scope["client"][0] if scope.get("client") else ""
@@ -92,25 +114,28 @@ class Guard:
             if sent["started"]:
                 raise
             late = f"no answer within {self._limits.request_seconds:g} s"
-            await JSONResponse({"detail": late}, 503, AGAIN)(scope, receive, send)
+            await problem(scope["path"], late, 503, AGAIN)(scope, receive, send)
         finally:
             self._in_progress[client] -= 1
             if not self._in_progress[client]:
                 del self._in_progress[client]
 
-    def _refusal(self, scope: Scope, client: str) -> JSONResponse | None:
-        headers = Headers(scope=scope)
+    def _refusal(self, scope: Scope, client: str) -> Response | None:
+        headers, path = Headers(scope=scope), scope["path"]
         host = headers.get("host", "")
-        if self._access.hosts and urlsplit(f"//{host}").hostname not in self._access.hosts:
-            return JSONResponse({"detail": f"this service is not called {host!r}"}, 400)
+        # whatever builds an address from another form of it would fail
+        if HOST.fullmatch(host) is None:
+            return problem(path, f"the Host header must be NAME, NAME:PORT or [IPV6]:PORT, got {host!r}", 400)
+        if self._access.hosts and _name_in(host) not in self._access.hosts:
+            return problem(path, f"this service is not called {host!r}", 400)
         if scope["method"] not in SAFE and not self._same_site(headers, host):
-            return JSONResponse({"detail": "a page of another site may not send this: see --cors-origin"}, 403)
-        if self._keys and scope["path"] not in OPEN and not self._has_key(headers):
+            return problem(path, "a page of another site may not send this: see --cors-origin", 403)
+        if self._keys and path not in OPEN and not self._has_key(headers):
             needed = "an API key is needed, as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
-            return JSONResponse({"detail": needed}, 401, {"WWW-Authenticate": "Bearer"})
+            return problem(path, needed, 401, {"WWW-Authenticate": "Bearer"})
         if self._in_progress[client] >= self._limits.client_requests:
             many = f"{self._limits.client_requests} requests from this address are in progress already"
-            return JSONResponse({"detail": many}, 429, AGAIN)
+            return problem(path, many, 429, AGAIN)
         return None
 
     def _same_site(self, headers: Headers, host: str) -> bool:
@@ -118,7 +143,7 @@ class Guard:
         origin = headers.get("origin")
         if origin is None:
             return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
-        return {origin, "*"} & set(self._access.origins) != set() or urlsplit(origin).netloc == host != ""
+        return {origin, "*"} & set(self._access.origins) != set() or _place_of(origin) == host != ""
 
     def _has_key(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -127,20 +152,22 @@ class Guard:
         return sum(hmac.compare_digest(given, key) for key in self._keys) > 0
 
 
-def access_logger(target: str) -> logging.Logger:
-    """Return a logger that writes bare lines to a file, or to standard output for ``-``."""
-    logger = logging.getLogger(f"topk_export.access.{target}")
-    if not logger.handlers:
-        handler = logging.StreamHandler(sys.stdout) if target == "-" else logging.FileHandler(target, encoding="utf-8")
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    return logger
+def _name_in(host: str) -> str | None:
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:  # brackets around no address
+        return None
 
 
-def _line(scope: Scope, sent: dict[str, Any], seconds: float) -> str:
-    entry = {
+def _place_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
+def _entry(scope: Scope, sent: dict[str, Any], seconds: float) -> dict[str, Any]:
+    return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "client": scope["client"][0] if scope.get("client") else None,
         "method": scope["method"],
@@ -149,8 +176,8 @@ def _line(scope: Scope, sent: dict[str, Any], seconds: float) -> str:
         "status": sent["status"],
         "bytes": sent["bytes"],
         "milliseconds": round(1e3 * seconds, 2),
+        **facts_of(scope),
     }
-    return json.dumps(entry)
 
 
 def read_keys(path: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ class Limits:
         body_seconds: time in which a body must come.
         request_seconds: time in which a request is answered; then it gets a 503.
         images: images or rows of one request.
+        answer_bytes: length of an answer with tensors.
         max_set: classes of one prediction set in an answer.
         queue: requests in progress.
         client_requests: requests in progress from one address.
@@ -28,6 +29,7 @@ class Limits:
     body_seconds: float = 30.0
     request_seconds: float = 30.0
     images: int = 32
+    answer_bytes: int = 50_000_000
     max_set: int = 1000
     queue: int = 128
     client_requests: int = 64

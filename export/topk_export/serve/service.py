@@ -1,95 +1,126 @@
-"""One model at work for many requests: decoding, batching, ranking, and their readiness."""
+"""A model at work for many requests, and its replacement by another release while requests come."""
 
 import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
-from fastapi import HTTPException
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_client.values import ValueClass
+from fastapi import HTTPException, Request
 
 from topk_export.errors import ImageError, ImageTooLargeError, PredictionError
 from topk_export.runtime.predictor import Predictor
+from topk_export.runtime.ranking import check_outputs
 from topk_export.serve.answers import encode, ranking
-from topk_export.serve.batching import Batcher, OverloadedError, WarmUp
-from topk_export.serve.decoding import Decoder, Lane
-from topk_export.serve.guard import AGAIN
+from topk_export.serve.batching import OverloadedError
+from topk_export.serve.decoding import Lane
+from topk_export.serve.guard import AGAIN, facts_of
 from topk_export.serve.limits import Limits
-from topk_export.serve.log import AnswerLog
-
-
-class Metrics:
-    """Counters of one application, or of all worker processes where prometheus_client shares them by files."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter("topk_requests", "Requests", ("route", "status"), registry=self.registry)
-        self.seconds = Histogram("topk_predict_seconds", "Time of a prediction", registry=self.registry)
-        sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-        self.batches = Histogram("topk_batch_size", "Inputs a batch", buckets=sizes, registry=self.registry)
-        self.waiting = Gauge(
-            "topk_queue_length", "Inputs that wait", registry=self.registry, multiprocess_mode="livesum"
-        )
-
-    def text(self) -> bytes:
-        if not getattr(ValueClass, "_multiprocess", False):
-            return generate_latest(self.registry)
-        shared = CollectorRegistry()
-        MultiProcessCollector(shared)
-        return generate_latest(shared)
+from topk_export.serve.log import Lines, answer_entry
+from topk_export.serve.metrics import Metrics
+from topk_export.serve.model import ServedModel
+from topk_export.serve.releases import Release
 
 
 class Service:
-    """A loaded model between the routes and the threads that work for them. Errors are HTTP errors."""
+    """A loaded model between the routes and the threads that work for them. Errors are HTTP errors.
 
-    def __init__(self, predictor: Predictor, limits: Limits, log: str | None = None) -> None:
-        self.predictor, self.limits = predictor, limits
-        self._log = AnswerLog(log) if log else None
+    Another release takes the model's place in three steps, so that several processes can take them together: it is
+    prepared while the old one answers; requests are held for the moment in which all processes switch; then they go on
+    with the new one, while those that were begun end with the old one.
+    """
+
+    def __init__(self, predictor: Predictor, release: Release, limits: Limits, log: str | None = None) -> None:
+        self.limits = limits
+        self._log = Lines(log) if log else None
         self.metrics = Metrics()
-        self.batcher = Batcher(
-            predictor.run,
-            max_batch=limits.batch,
-            max_delay=limits.delay_seconds,
-            max_queue=limits.queue * limits.images,
-            on_batch=self.metrics.batches.observe,
-        )
+        self.model = ServedModel(predictor, release, limits, self.metrics)
         self.room = asyncio.Semaphore(limits.queue)
-        self._decoder = Decoder(predictor, limits.decoders, limits.queue * limits.images)
-        self.ranking = Lane("ranking", 1, limits.queue * limits.images)
-        blank = np.zeros((1, *predictor.input_shape), predictor.input_type)
-        self._warm_up = WarmUp(self.batcher, blank)
+        self.lane = Lane("ranking", 1, limits.queue * limits.images)
+        self.started = threading.Event()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._next: ServedModel | None = None
+        self._open = asyncio.Event()
+        self._open.set()
+        self._retiring: set[asyncio.Task[None]] = set()
 
     async def start(self, *, warm: bool) -> None:
         """Begin to work; with ``warm`` return once the model has run, or raise RuntimeError where it does not."""
-        self.batcher.start()
-        self._warm_up.start()
-        if warm:
-            await self._warm_up.finish()
+        self.loop = asyncio.get_running_loop()
+        await self.model.start(warm=warm)
+        self.metrics.serve(self.model.release)
+        self.started.set()
 
     async def stop(self) -> None:
-        await self._warm_up.stop()
-        await self.batcher.stop()
-        await asyncio.to_thread(self._decoder.stop)
-        await asyncio.to_thread(self.ranking.stop)
+        await self.drop()
+        await self.model.stop()
+        await asyncio.gather(*self._retiring)
+        await asyncio.to_thread(self.lane.stop)
         if self._log is not None:
             self._log.close()
 
+    async def prepare(self, load: Callable[[], Predictor], release: Release) -> None:
+        """Load a release and run it once, beside the one that answers."""
+        predictor = await asyncio.to_thread(load)
+        check_outputs(dict.fromkeys(predictor.output_names))
+        predictor.metadata.preprocess.check_known()
+        self._next = ServedModel(predictor, release, self.limits, self.metrics)
+        await self._next.start(warm=True)
+
+    async def hold(self) -> None:
+        """Let new requests wait; those in progress go on."""
+        self._open.clear()
+
+    async def switch(self) -> None:
+        """Answer by the prepared release from now on."""
+        assert self._next is not None
+        old, self.model, self._next = self.model, self._next, None
+        self.metrics.serve(self.model.release, old.release)
+        self._open.set()
+        task = asyncio.create_task(old.retire())
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    async def drop(self) -> None:
+        """Give a prepared release up, and go on as before."""
+        new, self._next = self._next, None
+        self._open.set()
+        if new is not None:
+            await new.stop()
+
     def check_ready(self) -> None:
         """Raise a 503 where no request can be taken: the model has not run yet, or there is no room."""
-        if problem := self._warm_up.problem():
+        if problem := self.model.problem():
             raise try_later(problem)
         if self.room.locked():
             raise try_later(f"{self.limits.queue} requests are in progress already")
 
+    @asynccontextmanager
+    async def turn(self, request: Request) -> AsyncIterator[ServedModel]:
+        """Take a place for a request, and the model that answers it from beginning to end."""
+        self.check_ready()
+        async with self.room:
+            await self._open.wait()
+            model = self.model
+            facts_of(request.scope).update(model.release.facts)
+            with model.used():
+                yield model
+
     def scrape(self) -> bytes:
-        self.metrics.waiting.set(self.batcher.waiting)
+        self.metrics.waiting.set(self.model.batcher.waiting)
         return self.metrics.text()
 
-    async def predict(self, body: bytes, softmax_mass: float | None, max_set: int) -> dict:
+    async def predict(
+        self, model: ServedModel, body: bytes, softmax_mass: float | None, max_set: int, facts: Mapping[str, Any]
+    ) -> dict:
         """Return the fields of a ranking for one encoded image."""
         try:
-            outputs = await self.batcher(await self._decoder(body))
-            found = await self.ranking(ranking, self.predictor, outputs, softmax_mass, max_set)
+            with model.stage("input"):
+                x = await model.decoder(body)
+            outputs = await model.batcher(x)
+            with model.stage("output"):
+                found = await self.lane(ranking, model.predictor, outputs, softmax_mass, max_set)
         except OverloadedError as error:
             raise try_later(str(error)) from error
         except ImageTooLargeError as error:
@@ -99,15 +130,22 @@ class Service:
         except PredictionError as error:
             raise HTTPException(500, str(error)) from error
         if self._log is not None:
-            self._log(found)
+            self._log(answer_entry(found, facts))
         return found
 
-    async def predict_all(self, bodies: list[bytes], softmax_mass: float | None, max_set: int) -> list[dict]:
+    async def predict_all(
+        self,
+        model: ServedModel,
+        bodies: list[bytes],
+        softmax_mass: float | None,
+        max_set: int,
+        facts: Mapping[str, Any],
+    ) -> list[dict]:
         """Return a ranking for each image, or ``{"detail": ...}`` where the image is at fault."""
 
         async def one(body: bytes) -> dict:
             try:
-                return await self.predict(body, softmax_mass, max_set)
+                return await self.predict(model, body, softmax_mass, max_set, facts)
             except HTTPException as error:
                 if error.status_code == 503:
                     raise
@@ -115,16 +153,16 @@ class Service:
 
         return list(await asyncio.gather(*map(one, bodies)))
 
-    async def run(self, x: np.ndarray) -> dict[str, np.ndarray]:
+    async def run(self, model: ServedModel, x: np.ndarray) -> dict[str, np.ndarray]:
         """Return the model's outputs for inputs [batch, ...], which share runs with other requests."""
         try:
-            rows = await asyncio.gather(*(self.batcher(x[i : i + 1]) for i in range(len(x))))
+            rows = await asyncio.gather(*(model.batcher(x[i : i + 1]) for i in range(len(x))))
         except OverloadedError as error:
             raise try_later(str(error)) from error
         return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
     async def encode(self, content: object) -> bytes:
-        return await self.ranking(encode, content)
+        return await self.lane(encode, content)
 
 
 def try_later(problem: str) -> HTTPException:

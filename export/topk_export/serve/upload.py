@@ -4,6 +4,7 @@ import asyncio
 import base64
 import binascii
 import json
+import zlib
 from typing import Any
 
 from fastapi import HTTPException, Request
@@ -13,6 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from topk_export.serve.limits import Limits
 
+CODINGS = ("identity", "gzip", "x-gzip", "deflate")
 FORM, JSON = "multipart/form-data", "application/json"
 
 
@@ -63,7 +65,36 @@ def content_kind(request: Request) -> str:
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """Read a body; raise as soon as it is too long or too slow."""
+    """Read a body, compressed or not; raise as soon as it is too long or too slow."""
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in CODINGS:
+        accepted = ", ".join(CODINGS)
+        raise HTTPException(
+            415, f"Content-Encoding must be one of {accepted}, got {coding!r}", {"Accept-Encoding": accepted}
+        )
+    body = await _received(request, limits)
+    return body if coding == "identity" else await asyncio.to_thread(_inflated, body, limits)
+
+
+def _inflated(body: bytes, limits: Limits) -> bytes:
+    """Return the content of gzip or zlib data, which may be no longer than a body."""
+    parts, left = [], limits.body_bytes
+    while body:  # gzip allows several streams, one after the other
+        stream = zlib.decompressobj(zlib.MAX_WBITS | 32)
+        try:
+            parts.append(stream.decompress(body, left + 1))
+        except zlib.error as error:
+            raise HTTPException(400, f"the body is not what Content-Encoding says: {error}") from error
+        left -= len(parts[-1])
+        if left < 0:
+            raise _too_long(limits)
+        if not stream.eof:
+            raise HTTPException(400, "the compressed body is cut off")
+        body = stream.unused_data
+    return b"".join(parts)
+
+
+async def _received(request: Request, limits: Limits) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limits.body_bytes:
         raise _too_long(limits)

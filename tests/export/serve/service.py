@@ -17,7 +17,9 @@ from typing import Any
 
 from topk_export import Predictor
 from topk_export.serve.limits import Access, Limits
-from topk_export.serve.server import Plan, make_server
+from topk_export.serve.releases import Release
+from topk_export.serve.server import Plan, make_server, problems_of
+from topk_export.serve.swaps import Step
 
 PATIENCE = 60  # seconds that a loaded machine may take for what an idle one does at once
 
@@ -88,7 +90,7 @@ def request(
         content = response.read()
         sent = {key.lower(): value for key, value in response.getheaders()}
         is_json = sent.get("content-type", "").startswith("application/json")
-        return response.status, json.loads(content) if is_json else content.decode(), sent
+        return response.status, json.loads(content) if is_json else content.decode(errors="replace"), sent
     finally:
         connection.close()
 
@@ -106,14 +108,32 @@ def form(image: bytes, field: str = "image") -> tuple[bytes, dict[str, str]]:
 
 
 @contextlib.contextmanager
-def served(predictor: Predictor, access: Access | None = None, **limits: Any) -> Iterator[int]:
+def served(predictor: Predictor, access: Access | None = None, log: str | None = None, **limits: Any) -> Iterator[int]:
     """An application in this process; gives its port."""
+    with served_by(predictor, Plan({}, Limits(**limits), access or Access(), log=log)) as (port, _):
+        yield port
+
+
+class Steps:
+    """Takes the steps of a swap in an application of this process."""
+
+    def __init__(self, service: Any, plan: Plan) -> None:
+        self._service, self._plan = service, plan
+
+    def take(self, step: Step, release: Release) -> list[str]:
+        """Return what went wrong."""
+        return problems_of(self._service, self._plan, step, release)
+
+
+@contextlib.contextmanager
+def served_by(predictor: Predictor, plan: Plan, release: Release | None = None) -> Iterator[tuple[int, Steps]]:
+    """An application in this process; gives its port, and the steps of a swap."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    server = make_server(predictor, Plan({}, Limits(**limits), access or Access()))
+    server = make_server(predictor, plan, release=release)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        yield listener.getsockname()[1]
+        yield listener.getsockname()[1], Steps(server.config.app.state.service, plan)
     finally:
         server.should_exit = True
         thread.join(PATIENCE)

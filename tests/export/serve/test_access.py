@@ -4,7 +4,9 @@ import asyncio
 import base64
 import json
 import os
+import re
 import signal
+import sys
 
 import pytest
 
@@ -62,6 +64,84 @@ def test_other_host_names_are_refused(ask, host, status):
     access = Access(hosts=("localhost", "::1"))
     assert ask(access, "GET", "/model", Host=host)[0] == status
     assert ask(access, "GET", "/healthz", Host="10.0.0.1")[0] == 200  # probes go by address
+
+
+@pytest.mark.parametrize("hosts", [(), ("localhost",)])
+def test_addresses_that_are_none_are_the_clients_fault(predictor, hosts, capfd):
+    """They are refused before any key is asked for, and leave no traceback."""
+    with served(predictor, Access(keys=("k",), hosts=hosts)) as port:
+        wait_until(lambda: request(port, "GET", "/readyz")[0] == 200)
+        for host in (
+            "[::1",
+            "::1]",
+            "[::1]:x",
+            "[nonsense]",
+            "a b",
+            "a/b",
+            "localhost:99999999",
+            "user@localhost",
+            "a?b",
+        ):
+            for path in ("/predict", "/model/", "/v2"):
+                assert request(port, "GET", path, headers={"Host": host})[0] == 400, host
+        for origin in ("http://[::1", "http://[nonsense]", "//[", "["):
+            headers = {"Host": "localhost", "Origin": origin, **IMAGE}
+            assert request(port, "POST", "/predict", png("red"), headers)[0] == 403, origin
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def test_a_request_has_an_id_in_its_answer_and_in_the_logs(predictor, tmp_path, capfd):
+    log, answers, held = tmp_path / "access", tmp_path / "answers", Held(predictor)
+    with served(held, Access(log=str(log)), log=str(answers)) as port:
+        wait_until(lambda: request(port, "GET", "/readyz")[0] == 200)
+        ids = []
+        for given in ("job-7/3", "", "two words", "x" * 129, "jürgen"):
+            sent = {**IMAGE, **({"X-Request-ID": given.encode().decode("latin-1")} if given else {})}
+            ids.append(request(port, "POST", "/predict", png("red"), sent)[2]["x-request-id"])
+        assert ids[0] == "job-7/3"
+        assert all(re.fullmatch("[0-9a-f]{32}", made) for made in ids[1:])
+        assert len(set(ids)) == len(ids)
+        missing = request(port, "GET", "/nowhere", headers={"X-Request-ID": "missing"})[2]
+        held.error = RuntimeError("broken")
+        status, answer, failed = request(port, "POST", "/predict", png("red"), {**IMAGE, "X-Request-ID": "failing"})
+    assert (missing["x-request-id"], failed["x-request-id"]) == ("missing", "failing")
+    assert (status, answer) == (500, {"detail": "the service failed: its log says why"})
+    assert failed["x-content-type-options"] == "nosniff"
+    assert [line["id"] for line in lines_of(log) if line["path"] != "/readyz"] == [*ids, "missing", "failing"]
+    assert [line["id"] for line in lines_of(answers)] == ids
+    assert "request failing failed\nTraceback" in capfd.readouterr().err
+
+
+def lines_of(log) -> list[dict]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def test_a_log_that_is_moved_away_is_opened_anew(predictor, tmp_path):
+    log, answers = tmp_path / "access", tmp_path / "answers"
+    with served(predictor, Access(log=str(log)), log=str(answers)) as port:
+        wait_until(lambda: request(port, "GET", "/readyz")[0] == 200)
+        for number in range(3):
+            predict(port, png("red"), query=f"?max_set={number + 1}")
+            # the line of a request comes after its answer
+            wait_until(lambda wanted=f"max_set={number + 1}": log.exists() and wanted in log.read_text())
+            if number == 0:
+                log.rename(tmp_path / "access.1")
+                answers.rename(tmp_path / "answers.1")
+            elif number == 1:
+                log.unlink()
+                answers.unlink()
+    assert [line["query"] for line in lines_of(log)] == ["max_set=3"]
+    assert lines_of(tmp_path / "access.1")[-1]["query"] == "max_set=1"
+    assert len(lines_of(answers)) == len(lines_of(tmp_path / "answers.1")) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is a full disk there")
+def test_a_full_disk_costs_lines_and_no_answers(predictor, capfd):
+    with served(predictor, log="/dev/full") as port:
+        wait_until(lambda: request(port, "GET", "/readyz")[0] == 200)
+        assert [predict(port, png("red"))[0] for _ in range(3)] == [200] * 3
+    warning = "warning: the log /dev/full loses lines: [Errno 28] No space left on device"
+    assert capfd.readouterr().err.count(warning) == 1
 
 
 @pytest.mark.parametrize(
