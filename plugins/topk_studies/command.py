@@ -4,23 +4,26 @@ import argparse
 import math
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from topk_registry import registry
-from topk_registry.cli import ArgumentParser, ParseOptions
+from topk_registry.cli import ArgumentParser, ParseOptions, parse_pairs, positive
 from topk_registry.executors.interrupts import interruptible
 from topk_registry.executors.pool import PoolExecutor
+from topk_registry.registry.options import takes
 from topk_studies.engine.catalogue import ON_IMAGENET, PAPERS, STUDIES, UnknownStudyError, load_study
 from topk_studies.engine.runner import run_study
 from topk_studies.engine.statistics import LOOKS
 from topk_studies.engine.store import Store
-from topk_studies.engine.study import BUDGETS, ConfigurationError, Options
+from topk_studies.engine.study import BUDGETS, ConfigurationError, Options, Study
 from topk_studies.report import plots
 from topk_studies.report.html import write_html
 from topk_studies.report.output import print_section, write_data
 
 ALL = "all"
+COMPARE = "compare"
 NIGHT = 8  # seeds that the standard budget goes up to
 PLACES = ("executor", "ray", "slurm", "cpus_per_job", "gpus_per_job")  # where runs are done changes no result
 
@@ -38,6 +41,10 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"--max-seeds must be 2 to {LOOKS[-1]}, got {args.max_seeds}")
     if not args.names:
         parser.error("name a study, or 'all'; --list lists them")
+    if (args.rates or args.folds > 1) and set(args.names) != {COMPARE}:
+        parser.error(f"--rates and --folds are of study {COMPARE}")
+    if args.rates and not 0.0 < args.rates[0] < args.rates[1]:
+        parser.error(f"--rates must be a lower and a higher rate, both above 0, got {args.rates[0]} {args.rates[1]}")
     names = list(PAPERS) if ALL in args.names else args.names
     try:
         for name in names:
@@ -45,6 +52,12 @@ def main(argv: Sequence[str]) -> int:
     except UnknownStudyError as error:
         parser.error(str(error))
     args.losses = _expanded(args.losses) if args.losses else None
+    try:
+        args.flags = _read_flags(args.flags)
+        for name in names:
+            _check_flags(args, name)
+    except ValueError as error:
+        parser.error(str(error))
     try:
         plots.require()
     except plots.MissingExtraError as error:
@@ -73,6 +86,8 @@ def _run(names: Sequence[str], args: argparse.Namespace, store: Store) -> int:
         for name in names:
             print(f"== {name}", flush=True)
             study, options = load_study(name), _options(args, name)
+            for doubt in _foreseen(study, options):
+                print(doubt, flush=True)
             records = run_study(study, options, store, jobs=args.jobs, rerun=args.rerun, executor=executor)
             store.write_study(name, records, {"command": _command([name, *_given(args)]), "budget": options.budget})
             failed += sum(bool(record.error) for record in records)
@@ -81,20 +96,30 @@ def _run(names: Sequence[str], args: argparse.Namespace, store: Store) -> int:
 
 def _plan(names: Sequence[str], args: argparse.Namespace) -> int:
     """Print how many runs there are to do, and the hours that they would take on this machine."""
-    from topk_studies.engine.plan import hours_of, kinds, words  # with torch, which the list of studies does without
+    # with torch, which the list of studies does without
+    from topk_studies.engine.plan import kinds, seconds_of, words
+    from topk_studies.report.cells import duration
 
     planned: set[str] = set()
-    hours = 0.0
+    seconds = 0.0
     for name in names:
         try:
-            found = kinds(load_study(name), _options(args, name), planned)
+            study, options = load_study(name), _options(args, name)
+            found = kinds(study, options, planned)
         except ConfigurationError as error:
             print(f"topk-registry study {name}: {error}", file=sys.stderr)
             return 1
-        print(words(name, found, args.jobs), flush=True)
-        hours += hours_of(found)
-    print(f"in all {len(planned)} runs, {hours:.1f} h; with {args.jobs} side by side {hours / args.jobs:.1f} h")
+        print("\n".join([words(name, found, args.jobs), *_foreseen(study, options)]), flush=True)
+        seconds += seconds_of(found)
+    each = f"; with {args.jobs} side by side {duration(seconds / args.jobs)}" if args.jobs > 1 else ""
+    print(f"in all {len(planned)} runs, {duration(seconds)}{each}")
     return 0
+
+
+def _foreseen(study: Study, options: Options) -> Sequence[str]:
+    from topk_studies.engine.experiment import TrainingStudy
+
+    return study.foreseen(options) if isinstance(study, TrainingStudy) else ()
 
 
 @contextmanager
@@ -151,6 +176,36 @@ def _expanded(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(losses))
 
 
+def _read_flags(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags of training, where ``loss_opt="k=2 tau=0.1"`` and its like are written as on the command line."""
+    words = {name.replace("-", "_"): value for name, value in given.items()}
+    if not any(isinstance(value, str) for value in words.values()):
+        return words
+    from topk_registry.train import TrainConfig  # with torch, which other commands here do without
+
+    usual = TrainConfig().to_dict()
+    for name, value in words.items():
+        if isinstance(usual.get(name), dict) and isinstance(value, str):
+            try:
+                words[name] = parse_pairs(shlex.split(value))
+            except ValueError as error:
+                raise ValueError(f"--flags {name} {error}") from error
+    return words
+
+
+def _check_flags(args: argparse.Namespace, study: str) -> None:
+    """Refuse an option that no loss of the study takes, and what a comparison cannot be made by."""
+    losses = args.losses or getattr(load_study(study), "LOSSES", None) or registry.list_losses()
+    for option in args.flags.get("loss_opt", {}):
+        if not any(takes(registry.get_loss_builder(loss), option) for loss in losses):
+            raise ValueError(f"--flags loss_opt: none of {', '.join(losses)} takes the option {option!r}")
+    if study == COMPARE and args.flags.get("eval_metric") == "loss":
+        raise ValueError("study compare ranks by an accuracy, such as eval_metric=top5, got eval_metric=loss")
+    split = args.val_split or args.flags.get("val_split")
+    if args.folds > 1 and split:
+        raise ValueError(f"--folds {args.folds} holds out parts of the training data by itself; leave --val-split out")
+
+
 def _options(args: argparse.Namespace, study: str) -> Options:
     """The options of a study."""
     flags = {**args.flags, **({"data_dir": args.imagenet} if args.imagenet and study in ON_IMAGENET else {})}
@@ -167,6 +222,8 @@ def _options(args: argparse.Namespace, study: str) -> Options:
         flags=flags,
         test_split=args.test_split,
         device=args.device,
+        rates=tuple(args.rates) if args.rates else None,
+        folds=args.folds,
     )
 
 
@@ -188,7 +245,22 @@ def _parser() -> ArgumentParser:
         help="small: minutes on a laptop; standard: the same data with crops, long training, seeds as they are needed, "
         "a night; paper: the papers' own data, networks and schedules, days on GPUs",
     )
-    add("--plan", action="store_true", help="run nothing: count the runs, time a few steps of each kind, say the hours")
+    add("--plan", action="store_true", help="run nothing: count the runs, time a few steps of each kind, say how long")
+    add(
+        "--rates",
+        nargs=2,
+        type=float,
+        metavar=("LOW", "HIGH"),
+        help=f"{COMPARE}: learning rates between which trials are spread (default: the optimizer's usual ones)",
+    )
+    add(
+        "--folds",
+        type=positive,
+        default=1,
+        metavar="N",
+        help=f"{COMPARE}: judge each trial on N parts of the training data in turn, each an Nth of it, where a tenth "
+        "has few images; tuning takes N times as long",
+    )
     add("--seeds", nargs="+", type=int, metavar="S", help="random seeds (default: the study's)")
     add(
         "--max-seeds",

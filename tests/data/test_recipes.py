@@ -87,6 +87,21 @@ class Items:
         return index, index % 2
 
 
+@pytest.mark.parametrize("folds", [2, 4, 5])
+def test_folds_hold_out_every_sample_once_where_the_classes_divide(folds):
+    labels = np.repeat(np.arange(3), [20, 40, 60])
+    held = [hold_out(labels, [20, 40, 60], 1 / folds, seed=7, fold=fold)[1] for fold in range(folds)]
+    assert np.array_equal(np.sort(np.concatenate(held)), np.arange(120))
+    assert np.array_equal(held[0], hold_out(labels, [20, 40, 60], 1 / folds, seed=7)[1])
+
+
+def test_folds_of_a_small_class_hold_out_one_of_it_each():
+    labels = np.array([0, 0, 1, 1, 1, 1, 1, 1, 1])
+    held = [hold_out(labels, [2, 7], 0.2, seed=1, fold=fold)[1] for fold in range(5)]
+    assert all((labels[part] == c).sum() == 1 for part in held for c in (0, 1))
+    assert {index for part in held for index in part if index < 2} == {0, 1}
+
+
 def test_a_selection_keeps_a_substitutes_own_label():
     labels = np.arange(10) % 2
     selection = Selection(Items(), np.asarray([1, 3, 6]), labels, noisy=1 - labels)

@@ -13,7 +13,13 @@ import pytest
 from topk_registry import refresh_plugins
 from topk_registry.cli.main import main
 from topk_studies import command as study
-from topk_studies.engine.catalogue import STUDIES
+from topk_studies.engine.catalogue import STUDIES, load_study
+from topk_studies.engine.store import Store
+from topk_studies.engine.study import Options
+from topk_studies.engine.tuning import run_of
+from topk_studies.report.output import write_data
+
+from .conftest import trained
 
 TINY = (
     *("--dataset", "topk/hierarchy", "--dataset-opt", "size=96", "superclasses=4", "fine=3", "noise=1.0"),
@@ -74,6 +80,64 @@ def test_an_unknown_loss_is_an_error_before_anything_runs(tmp_path, capsys):
     assert main(["study", "noise", "--losses", "ce", "smoth_topk_svm", "--output", str(tmp_path / "out")]) == 1
     assert "smooth_topk_svm" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def asked(monkeypatch, *argv):
+    """The options that the study would be run with."""
+    found = []
+    monkeypatch.setattr(study, "run_study", lambda module, options, *args, **kwargs: found.append(options) or [])
+    monkeypatch.setattr(study, "_report", lambda names, store: 0)
+    assert main(["study", *argv, "--device", "cpu"]) == 0
+    return found[0]
+
+
+@pytest.mark.parametrize("k", ["loss_opt=k=2", "loss-opt={'k': 2}"])
+def test_options_of_the_loss_are_given_as_on_the_command_line(monkeypatch, tmp_path, k):
+    argv = ["compare", "--losses", "ce", "smooth_topk_svm", "--output", str(tmp_path), "--folds", "5"]
+    options = asked(monkeypatch, *argv, "--rates", "1e-4", "1e-2", "--flags", k, "model_kwargs=width=4 norm=True")
+    assert options.flags == {"loss_opt": {"k": 2}, "model_kwargs": {"width": 4, "norm": True}}
+    assert (options.folds, options.rates) == (5, (1e-4, 1e-2))
+    # only losses that have a k are given one
+    by_loss = {loss: run_of(options, loss=loss, seed=0)["flags"].get("loss_opt") for loss in options.losses}
+    assert by_loss == {"ce": None, "smooth_topk_svm": {"k": 2}}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["compare", "--losses", "ce", "focal", "--flags", "loss_opt=k=2"], "none of ce, focal takes the option 'k'"),
+        (["compare", "--flags", "loss_opt=k"], "--flags loss_opt takes key=value, got 'k'"),
+        (["compare", "--flags", "eval_metric=loss"], "ranks by an accuracy"),
+        (["compare", "--folds", "5", "--val-split", "0.1"], "leave --val-split out"),
+        (["compare", "--rates", "1", "0.1"], "a lower and a higher rate"),
+        (["noise", "--folds", "5"], "--rates and --folds are of study compare"),
+    ],
+)
+def test_options_without_a_use_are_told_before_anything_runs(argv, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(["study", *argv, "--output", str(tmp_path / "out")])
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_column_of_any_table_is_empty(tmp_path):
+    """One loss alone has none to be less or worse than, and data without a posterior no excess risk."""
+    options = Options(losses=("ce",), seeds=(0,), flags={"dataset": "topk/hierarchy"})
+    records: list = []
+    while len(found := load_study("compare").configurations(options, records)) > len(records):
+        records = [trained(one, [{"top5": 40.0 + one["flags"]["lr"], "test_top5": 40.0}]) for one in found]
+    store = Store(tmp_path)
+    for record in records:
+        store.put(record)
+    store.write_study("compare", records, {"command": ""})
+    (section,) = write_data(store)
+    for table in section.findings.tables:
+        assert all(any(row[i] not in (None, "") for row in table.rows) for i in range(len(table.columns)))
+        assert {"excess risk", "less the best", "than the best"}.isdisjoint(table.columns)
+    with open(tmp_path / "runs.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert all(any(row[name] for row in rows) for name in rows[0])
 
 
 def test_report_only_of_an_empty_folder(tmp_path, capsys):

@@ -33,6 +33,8 @@ FOLDER = (
         (["--label-noise", "1.5"], "--label-noise must be in [0, 1]"),
         (["--subset", "0"], "--subset must be in (0, 1]"),
         (["--val-split", "1.5"], "fractional --val-split must be in (0, 1)"),
+        (["--val-split", "0.2", "--val-fold", "5"], "--val-split 0.2 has 5 parts, --val-fold 0 to 4, got 5"),
+        (["--val-fold", "1"], "--val-fold needs a fractional --val-split"),
         (["--long-tail", "exp", "--imbalance-factor", "0.5"], "--imbalance-factor must be at least 1"),
         (["--dataset", "", "--data-dir", "/no/such/place"], "'/no/such/place' does not exist"),
         (["--dataset", "wds/x", "--data-dir", "/no/such/place", "--subset", "0.5"], "is a stream"),

@@ -47,13 +47,22 @@ class ParseOptions(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
     ) -> None:
-        options = dict(getattr(namespace, self.dest, None) or {})
-        for pair in values:
-            key, equals, value = pair.partition("=")
-            if not equals or not key:
-                parser.error(f"{option_string} takes key=value, got {pair!r}")
-            options[key] = _literal(value)
+        try:
+            options = {**(getattr(namespace, self.dest, None) or {}), **parse_pairs(values)}
+        except ValueError as error:
+            parser.error(f"{option_string} {error}")
         setattr(namespace, self.dest, options)
+
+
+def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
+    """Read ``key=value`` pairs, values as Python literals; a word that is none is a ValueError."""
+    options = {}
+    for pair in words:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ValueError(f"takes key=value, got {pair!r}")
+        options[key] = _literal(value)
+    return options
 
 
 def _literal(text: str) -> Any:

@@ -94,20 +94,28 @@ def fraction_counts(counts: Sequence[int], fraction: float) -> list[int]:
     return [min(count, max(1, round(fraction * count))) for count in counts]
 
 
-def pick(labels: Labels, counts: Sequence[int], *, seed: int) -> Indices:
-    """``counts[c]`` random samples of each class c, as sorted indices; more samples extend fewer."""
+def pick(labels: Labels, counts: Sequence[int], *, seed: int, part: int = 0) -> Indices:
+    """``counts[c]`` random samples of each class c, as sorted indices; more samples extend fewer.
+
+    The parts 0, 1, ... of one seed are apart for as long as a class has samples left, then they begin again.
+    """
     rng = np.random.default_rng([seed, 13])
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]  # by class, in random order within each
-    start = np.searchsorted(labels[order], np.arange(len(counts)))
-    chosen = [order[first : first + count] for first, count in zip(start, counts, strict=True)]
-    return np.sort(np.concatenate(chosen))
+    ends = np.searchsorted(labels[order], np.arange(len(counts) + 1))
+    places = [
+        first + np.arange(part * count, (part + 1) * count) % max(1, last - first)
+        for first, last, count in zip(ends, ends[1:], counts, strict=False)
+    ]
+    return np.sort(order[np.concatenate(places)])
 
 
-def hold_out(labels: Labels, counts: Sequence[int], fraction: float, *, seed: int) -> tuple[Indices, Indices]:
-    """Split into (rest, held out): the same ``fraction`` of each class is held out."""
+def hold_out(
+    labels: Labels, counts: Sequence[int], fraction: float, *, seed: int, fold: int = 0
+) -> tuple[Indices, Indices]:
+    """Split into (rest, held out): the same ``fraction`` of each class is held out, and another part in each fold."""
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"the held-out fraction must be in (0, 1), got {fraction!r}")
-    held = pick(labels, fraction_counts(counts, fraction), seed=seed)
+    held = pick(labels, fraction_counts(counts, fraction), seed=seed, part=fold)
     rest = np.setdiff1d(np.arange(len(labels)), held)
     return rest, held

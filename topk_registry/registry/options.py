@@ -34,6 +34,11 @@ def accepts(builder: Callable[..., Any], option: str) -> bool:
     return option in (_named(builder) or {}) and option not in _bound(builder)
 
 
+def takes(builder: Callable[..., Any], option: str) -> bool:
+    """Return whether a factory may be given an option; ``**kwargs``, and a signature that tells nothing, take any."""
+    return option in (_named(builder) or {}) or _takes_any(builder)
+
+
 def unbound(builder: Callable[..., Any]) -> Callable[..., Any]:
     """The class or function that a factory calls, below any ``functools.partial``."""
     while isinstance(builder, partial):

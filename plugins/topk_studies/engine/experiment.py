@@ -48,6 +48,10 @@ class TrainingStudy:
         """The settings that were compared, with their runs."""
         raise NotImplementedError
 
+    def foreseen(self, options: Options) -> Sequence[str]:
+        """Reasons, known before any run, why the runs may decide nothing."""
+        return ()
+
     def claims(self, found: Sequence[Choice]) -> Sequence[Claim | Note]:
         """The papers' claims beside the runs."""
         return ()

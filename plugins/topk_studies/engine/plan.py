@@ -21,8 +21,10 @@ from topk_studies.engine import training
 from topk_studies.engine.experiment import TrainingStudy
 from topk_studies.engine.store import canonical, unique
 from topk_studies.engine.study import Configuration, Options, Record, Study
+from topk_studies.report.cells import duration
+from topk_studies.report.display import metric_name
 
-SAME = ("seed", "lr", "weight_decay", "label_noise")  # flags that change no run's length
+SAME = ("seed", "lr", "weight_decay", "label_noise", "val_fold")  # flags that change no run's length
 WARM, TIMED = 3, 8  # steps
 EVALUATED = 1 / 3  # of a training step
 
@@ -73,24 +75,30 @@ def words(name: str, found: Sequence[Kind], jobs: int) -> str:
     """The plan of a study as text."""
     if not found:
         return f"{name}: no training that is not planned yet"
-    first, hours = found[0].configuration["flags"], hours_of(found)
+    first, seconds = found[0].configuration["flags"], seconds_of(found)
     data = first.get("dataset") or first.get("data_dir")
-    lines = [f"{name}: {sum(kind.runs for kind in found)} runs on {data}, {first['model']}; expected {hours:.1f} h"]
-    lines[0] += f", {hours / jobs:.1f} h with {jobs} side by side" if jobs > 1 else ""
+    runs = _counted(sum(kind.runs for kind in found), "run")
+    metric = metric_name(first["eval_metric"])
+    lines = [f"{name}: {runs} on {data}, {first['model']}, by {metric}; expected {duration(seconds)}"]
+    lines[0] += f", {duration(seconds / jobs)} with {jobs} side by side" if jobs > 1 else ""
     for kind in found:
         flags = kind.configuration["flags"]
         told = [flags["loss"], *(f"{option}={value}" for option, value in flags.get("loss_opt", {}).items())]
         told += [f"subset={flags['subset']:g}"] if "subset" in flags else []
         lines.append(
-            f"  {' '.join(told)}: {kind.runs} runs of {flags['epochs']} epochs, "
-            f"{1000 * kind.step:.1f} ms a step, {kind.seconds / 3600:.2f} h a run"
+            f"  {' '.join(told)}: {_counted(kind.runs, 'run')} of {_counted(flags['epochs'], 'epoch')}, "
+            f"{1000 * kind.step:.1f} ms a step, {duration(kind.seconds)} a run"
         )
     return "\n".join(lines)
 
 
-def hours_of(found: Sequence[Kind]) -> float:
-    """Return the hours of all runs, one after another."""
-    return sum(kind.runs * kind.seconds for kind in found) / 3600
+def seconds_of(found: Sequence[Kind]) -> float:
+    """Return the seconds of all runs, one after another."""
+    return sum(kind.runs * kind.seconds for kind in found)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _kind(configuration: Configuration) -> Configuration:
@@ -100,7 +108,7 @@ def _kind(configuration: Configuration) -> Configuration:
 
 def _made_up(study: TrainingStudy, configuration: Configuration) -> Record:
     """A record with every metric at 0."""
-    metrics = {study.METRIC, *study.METRICS}
+    metrics = {study.METRIC, *study.METRICS, configuration["flags"]["eval_metric"]}
     row = {name: 0.0 for metric in metrics for name in (metric, f"test_{metric}")}
     result = {"history": [{"epoch": 0.0, "nonzero": 0.0, **row}], "ways": _Zeros(), "temperature": 1.0}
     return Record(study.RUNS, study.VERSION, configuration, result, 0.0, "", {})

@@ -139,9 +139,9 @@ PUBLISHED_IMAGENET: dict[str, Trial] = {
 ADAPTIVE, PLAIN = (2.5e-4, 4e-3), (0.01, 0.3)  # ranges of rates, of Adam's kind and of plain gradient descent
 
 
-def rates(optimiser: str, count: int) -> list[float]:
-    """So many learning rates at equal ratios; one is the middle of the range."""
-    low, high = PLAIN if optimiser.lower() in ("sgd", "momentum", "nesterov", "sgdp") else ADAPTIVE
+def rates(optimiser: str, count: int, within: tuple[float, float] | None = None) -> list[float]:
+    """So many learning rates at equal ratios, ``within`` a range or the optimizer's usual one; one is its middle."""
+    low, high = within or (PLAIN if optimiser.lower() in ("sgd", "momentum", "nesterov", "sgdp") else ADAPTIVE)
     places = [i / (count - 1) for i in range(count)] if count > 1 else [0.5]
     return [float(f"{low * (high / low) ** place:.3g}") for place in places]
 

@@ -22,12 +22,15 @@ EFFECT = 1.0  # points of accuracy: the smallest difference that matters, unless
 
 
 def estimate(values: Sequence[float], level: float = 1 - ALPHA) -> Estimate | None:
-    """Mean and confidence interval (Student's t) of runs that differ in their seed; None for no run."""
+    """Mean and confidence interval (Student's t) of runs that differ in their seed; None for no run.
+
+    Two runs have no interval: Student's would be nine of their standard deviations to either side, and says nothing.
+    """
     if not values:
         return None
     n = len(values)
-    if n == 1:
-        return Estimate(values[0], math.nan, 1)
+    if n < 3:
+        return Estimate(fmean(values), math.nan, n)
     return Estimate(fmean(values), t_quantile((1 + level) / 2, n - 1) * stdev(values) / math.sqrt(n), n)
 
 
@@ -101,11 +104,12 @@ def judge(claim: str, gap: Estimate | None, of: str, effect: float = EFFECT, *, 
     """
     if gap is None:
         return Note(claim, "open", f"{of}: not measured")
+    few = gap.count < LOOKS[0]  # corrected for all claims and looks, their interval would be wider than all accuracies
     small = -effect < gap.low and gap.high < effect
-    verdict = "open" if gap.count < LOOKS[0] else _verdict(gap, effect, small, none)
-    interval = "" if math.isnan(gap.half_width) else f" ± {gap.half_width:.2f}"
-    seeds = f"{gap.count} seed{'s' if gap.count > 1 else ''}"
-    words = f"; no difference larger than {effect:g}" if small and (none or verdict == "same") else ""
+    verdict = "open" if few else _verdict(gap, effect, small, none)
+    interval = "" if few else f" ± {gap.half_width:.2f}"
+    seeds = f"{gap.count} seed{'s' if gap.count > 1 else ''}{f', of {LOOKS[0]} that a verdict needs' if few else ''}"
+    words = f"; no difference larger than {effect:g}" if verdict == "same" or (none and verdict == "agrees") else ""
     return Note(claim, verdict, f"{of}: {gap.mean:+.2f}{interval} points ({seeds}){words}")
 
 

@@ -33,6 +33,8 @@ class Options:
         flags: flags of ``timm train``, by their Python names, that hold in every training run of the study.
         test_split: the split that results are reported on; None for the data's own.
         device: as in ``timm train``.
+        rates: the lowest and the highest learning rate of the comparison's trials; None for the optimizer's usual ones.
+        folds: parts of the training data that the comparison judges each trial on, in turn.
     """
 
     losses: tuple[str, ...] | None = None
@@ -42,6 +44,8 @@ class Options:
     flags: Mapping[str, Any] = field(default_factory=dict)
     test_split: str | None = None
     device: str = "cpu"
+    rates: tuple[float, float] | None = None
+    folds: int = 1
 
 
 @dataclass(frozen=True)
@@ -138,9 +142,9 @@ class Figure:
 class Note:
     """A claim of a paper beside what these runs say of it, computed from numbers.
 
-    ``verdict`` is one of ``"agrees"``, ``"differs"``, ``"same"`` (no difference that matters) and ``"open"`` (the runs
-    cannot tell). ``beyond`` is set where the claim is not the paper's; ``paper`` is its own number in words, where it
-    could be checked.
+    ``verdict`` is one of ``"agrees"``, ``"differs"``, ``"same"`` (no difference that matters), ``"open"`` (more seeds
+    may tell) and ``"none"`` (more seeds cannot tell: the evidence says why, and what could). ``beyond`` is set where
+    the claim is not the paper's; ``paper`` is its own number in words, where it could be checked.
     """
 
     claim: str

@@ -11,13 +11,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from timm.data import resolve_data_config
 from torch import Tensor, nn
 
+from topk_registry import registry
 from topk_registry.conformal.thresholds import fewest
+from topk_registry.data.labels import kept_labels_of
 from topk_registry.metrics import GradientSparsity, MarginalCalibration, TopKAccuracy
 from topk_registry.ops.ksubset import topk_marginals
+from topk_registry.registry.options import takes
 from topk_registry.train import Run, TrainConfig, Trainer
 from topk_registry.train.engine.sets import SetEvaluation, logits_of
 from topk_registry.train.engine.state import Checkpoints, Row
@@ -45,9 +49,15 @@ def configure(options: Options, base: Mapping[str, Any], test_split: str = "test
     if options.flags.get("model", base.get("model")) != base.get("model"):
         base = {name: value for name, value in base.items() if name != "model_kwargs"}
     merged = {**base, **flags, **options.flags}
-    merged["loss_opt"] = {**flags.get("loss_opt", {}), **options.flags.get("loss_opt", {})}
+    given = taken(merged.get("loss", ""), options.flags.get("loss_opt", {}))
+    merged["loss_opt"] = {**flags.get("loss_opt", {}), **given}
     said = {name: value for name, value in merged.items() if value not in (None, {}, "", NEUTRAL.get(name))}
     return {"flags": said, "test_split": test_split, "device": options.device}
+
+
+def taken(loss: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the options that a loss takes: those of the command line are meant for every loss that knows them."""
+    return {name: value for name, value in options.items() if takes(registry.get_loss_builder(loss), name)}
 
 
 def arguments(configuration: Configuration) -> list[str]:
@@ -73,27 +83,31 @@ def command(configuration: Configuration) -> str:
 
 def run(configuration: Configuration, work: Path, progress: Progress) -> dict[str, Any]:
     """Train, and measure each epoch on both splits; goes on from ``work`` where an interrupt left something there."""
-    trained = train(configuration, work, progress, weights=False)
-    return {"history": [_measured(row) for row in trained.progress.history]}
+    watch = _Watch(configuration["test_split"], progress)
+    trained = _watched(configuration, work, watch, weights=False)
+    return {"history": [_measured(row) for row in trained.progress.history], "data": watch.data()}
 
 
-def train(configuration: Configuration, work: Path, progress: Progress, *, weights: bool = True) -> Run:
-    """The trained run.
+def train(configuration: Configuration, work: Path, progress: Progress) -> Run:
+    """The trained run, with the weights of its best epoch.
 
     Args:
         configuration: what to run.
         work: where it writes, and what it goes on from.
         progress: told how far it is.
-        weights: whether the weights of the best epoch are wanted; else they are saved only to go on from.
 
     Raises:
         ConfigurationError: it cannot begin, or broke off.
         KeyboardInterrupt: a signal came; ``work`` holds what to go on from.
     """
+    return _watched(configuration, work, _Watch(configuration["test_split"], progress), weights=True)
+
+
+def _watched(configuration: Configuration, work: Path, watch: "_Watch", *, weights: bool) -> Run:
+    """Train; without ``weights`` they are saved only to go on from."""
     where = {"output": str(work), "experiment": RUN, "resume": "auto", "device": configuration["device"]}
     try:
         config = TrainConfig.from_dict({**configuration["flags"], **where})
-        watch = _Watch(configuration["test_split"], progress)
         trainer = Trainer(config, on_step=watch.step, on_evaluate=watch.evaluate, quiet=True)
         watch.follow(trainer.run)
         try:
@@ -160,8 +174,22 @@ class _Watch:
             self.sizes, self.seed = run.evaluator.sizes, run.config.seed
             known = self.test.loader.dataset
             self.excess = [ExcessRisk(known, self.sizes)] if hasattr(known, "bayes_error") else []
+            self.validation = run.evaluator.loader.dataset
             self._begin()
             run.task.criterion.register_forward_pre_hook(self._see)
+
+    def data(self) -> dict[str, Any]:
+        """Sizes of the data, and the accuracy on the test split of always naming its most frequent classes."""
+        if not hasattr(self, "test"):
+            return {}
+        splits = {"validation": self.validation, "test": self.test.loader.dataset}
+        images = {name: len(split) for name, split in splits.items() if hasattr(split, "__len__")}
+        labels = kept_labels_of(splits["test"])
+        if labels is None:
+            return {"classes": self.num_classes, "images": images}
+        counts = np.sort(np.bincount(labels))[::-1]
+        guess = {f"top{k}": float(100 * counts[:k].sum() / counts.sum()) for k in self.sizes}
+        return {"classes": self.num_classes, "images": images, "guess": guess}
 
     def end(self) -> None:
         """End the workers of the test split's loader."""

@@ -80,6 +80,12 @@ def best_epoch(record: Record, metric: str) -> dict[str, float]:
     return max((row for row in record.result["history"] if metric in row), key=lambda row: row[metric])
 
 
+def metric_of(records: Sequence[Record]) -> str:
+    """The metric that the runs were asked to be best in."""
+    flags = records[0].configuration.get("flags", {}) if records else {}
+    return flags.get("eval_metric", "top1").replace("-", "_")
+
+
 @dataclass(frozen=True)
 class Choice:
     """The trial that a loss won with under some flags, its runs by seed, and all trials on the first seed."""

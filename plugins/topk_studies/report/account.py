@@ -17,9 +17,9 @@ from typing import Any
 
 BLOCK = re.compile(r"(?<=<!-- claims -->\n).*?(?=<!-- /claims -->)", re.DOTALL)
 QUOTED = ("study", "title", "data", "command", "runs", "failed", "seconds", "notes")
-VERDICTS = {"agrees": "agrees", "differs": "**differs**", "same": "no difference", "open": "open"}
+VERDICTS = {"agrees": "agrees", "differs": "**differs**", "same": "no difference", "open": "open", "none": "none"}
 COLUMNS = ("claim", "the paper", "ours", "verdict", "study")
-DIFFERENCE = re.compile(r": [+-][0-9.]+( ± [0-9.]+)? points \(\d+ seeds?\)")
+DIFFERENCE = re.compile(r": [+-][0-9.]+( ± [0-9.]+)? points \(\d+ seeds?\b")
 
 
 def claims(summaries: Sequence[Mapping[str, Any]]) -> str:
@@ -45,7 +45,7 @@ def quoted(summaries: Sequence[Mapping[str, Any]]) -> str:
 
 def _counted(notes: Iterable[Mapping[str, Any]]) -> str:
     found = [note["verdict"] for note in notes]
-    agree, differ, same, left = (found.count(verdict) for verdict in VERDICTS)
+    agree, differ, same, left = map(found.count, ("agrees", "differs", "same", "open"))
     return (
         f"Of {len(found)} claims {agree} agree with the runs, {differ} differ, {same} show no difference that matters, "
         f"and {left} stay open."

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TypeAlias, TypeGuard
 
 from topk_studies.engine.study import Estimate, Median, Table, Value
@@ -21,6 +22,25 @@ def text(value: Value) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if math.isfinite(value) else {math.inf: "inf", -math.inf: "-inf"}.get(value, "NaN")
     return str(value)
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, whichever is read best."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def filled(table: Table) -> Table:
+    """The table without the columns that are empty throughout."""
+    used = [i for i in range(len(table.columns)) if any(row[i] not in (None, "") for row in table.rows)]
+    columns = tuple(table.columns[i] for i in used)
+    return replace(
+        table,
+        columns=columns,
+        rows=tuple(tuple(row[i] for i in used) for row in table.rows),
+        compared=tuple(name for name in table.compared if name in columns),
+    )
 
 
 def is_number(value: Value) -> TypeGuard[Number]:

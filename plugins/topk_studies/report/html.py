@@ -18,6 +18,7 @@ COUNTED = {
     "differs": ("differs", "differ"),
     "same": ("shows no difference", "show no difference"),
     "open": ("stays open", "stay open"),
+    "none": ("has no verdict", "have no verdict"),
 }
 
 

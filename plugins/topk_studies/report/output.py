@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from topk_studies.engine.catalogue import STUDIES, load_study
+from topk_studies.engine.catalogue import PAPERS, STUDIES, load_study
 from topk_studies.engine.store import Store, key_of, write_file, write_json
 from topk_studies.engine.study import Estimate, Median, Record, Section, Table, Value
-from topk_studies.report.cells import text
+from topk_studies.engine.tuning import metric_of
+from topk_studies.report.cells import filled, text
 
 
 def write_data(store: Store) -> list[Section]:
@@ -38,7 +39,7 @@ def read_section(store: Store, name: str) -> Section | None:
         title=study.TITLE,
         question=study.QUESTION,
         reference=study.REFERENCE,
-        findings=replace(findings, tables=tuple(table for table in findings.tables if table.rows)),
+        findings=replace(findings, tables=tuple(filled(table) for table in findings.tables if table.rows)),
         records=finished,
         failed=tuple(record for record in records if record.error),
         command=about.get("command", ""),
@@ -75,17 +76,17 @@ def print_section(section: Section) -> None:
     for table in section.findings.tables:
         print(f"\n{table.title}\n{table_text(table)}")
     for note in section.findings.notes:
-        beyond = ", beyond the paper" if note.beyond else ""
-        print(f"\n[{note.verdict}{beyond}] {note.claim}\n  {note.told}")
+        beyond = ", beyond the paper" if note.beyond and section.name in PAPERS else ""
+        verdict = "no verdict" if note.verdict == "none" else note.verdict
+        print(f"\n[{verdict}{beyond}] {note.claim}\n  {note.told}")
     if section.failed:
         first = section.failed[0]
         print(f"\n{len(section.failed)} runs failed, the first is {json.dumps(first.configuration)}\n{first.error}")
 
 
 def table_text(table: Table) -> str:
-    """A table in aligned columns; those that are empty throughout are left out."""
-    used = [i for i in range(len(table.columns)) if any(row[i] is not None for row in table.rows)]
-    cells = [[table.columns[i] for i in used], *([text(row[i]) for i in used] for row in table.rows)]
+    """A table in aligned columns."""
+    cells = [table.columns, *(tuple(map(text, row)) for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
@@ -124,12 +125,14 @@ def _csv(runs: Sequence[tuple[list[str], Record]]) -> str:
             "when": record.when,
             "error": record.error.strip().splitlines()[-1] if record.error else "",
             **_flat("", record.configuration),
-            **_flat("result.", _scalars(record.result)),
+            **_flat("result.", _scalars(record.result, metric_of([record]))),
         }
         for names, record in runs
     ]
     file = io.StringIO()
-    writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row), restval="", lineterminator="\n")
+    # a column that no run has anything in, such as the error where none failed, is left out
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if value not in (None, ""))
+    writer = csv.DictWriter(file, names, restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue()
@@ -145,10 +148,10 @@ def _flat(prefix: str, content: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _scalars(result: dict[str, Any]) -> dict[str, Any]:
+def _scalars(result: dict[str, Any], metric: str) -> dict[str, Any]:
     history = result.get("history")
     if not history:
         return result
     rest = {name: value for name, value in result.items() if name != "history"}
-    best = max(history, key=lambda row: row.get("top5", row["epoch"]))
+    best = max(history, key=lambda row: row.get(metric, row["epoch"]))
     return {**rest, "epochs": len(history), "best": best, "last": history[-1]}

@@ -7,10 +7,10 @@ from html import escape
 
 from topk_studies.engine.study import Figure, Note, Record, Table
 from topk_studies.report import plots
-from topk_studies.report.cells import Cell, best_cells, is_number, text
+from topk_studies.report.cells import Cell, best_cells, duration, is_number, text
 
 LARGEST_SVG = 700_000  # characters; what is more intricate becomes a PNG
-VERDICTS = {"agrees": "Agrees", "differs": "Differs", "same": "No difference", "open": "Open"}
+VERDICTS = {"agrees": "Agrees", "differs": "Differs", "same": "No difference", "open": "Open", "none": "No verdict"}
 BEYOND = {**VERDICTS, "agrees": "Holds", "differs": "Fails"}  # of a claim that is not the paper's
 MARK = "★ is better than all it competes with, the intervals apart."
 NO_MARK = "None is marked as best: the intervals overlap, or a single run has none."
@@ -93,7 +93,7 @@ def facts(records: Sequence[Record]) -> str:
     days = sorted({record.when[:10] for record in records})
     found = {
         "runs": str(len(records)),
-        "time": _duration(sum(record.seconds for record in records)),
+        "time": duration(sum(record.seconds for record in records)),
         "made": days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
     }
     for name in sorted({name for record in records for name in record.versions}, key=str.lower):
@@ -120,9 +120,3 @@ def _spelt(configuration: dict[str, object]) -> str:
 def _class(**classes: bool) -> str:
     chosen = " ".join(name for name, wanted in classes.items() if wanted)
     return f' class="{chosen}"' if chosen else ""
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -70,6 +70,11 @@ class DataFlags:
         "the split to evaluate on; a fraction such as 0.1 holds out that much of each training class; '' for none",
         metavar="NAME",
     )
+    val_fold: int = flag(
+        0,
+        "which of its parts a fractional --val-split holds out, counted from 0: --val-split 0.2 has five",
+        metavar="N",
+    )
     train_batches_per_epoch: int | None = flag(
         None,
         "batches in a training epoch (default: as many as the data holds)",

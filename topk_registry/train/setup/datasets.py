@@ -59,6 +59,7 @@ def check_data_arguments(config: TrainConfig) -> None:
         raise DataError(f"--label-noise must be in [0, 1], got {config.label_noise}")
     if not 0.0 < config.subset <= 1.0:
         raise DataError(f"--subset must be in (0, 1], got {config.subset}")
+    _check_fold(config)
     if config.imbalance_factor < 1.0:
         raise DataError(f"--imbalance-factor must be at least 1, got {config.imbalance_factor}")
     if config.dataset.lower().startswith(SHARDS) and find_spec("webdataset") is None:
@@ -88,6 +89,19 @@ def held_out_fraction(config: TrainConfig) -> float | None:
     if not 0.0 < fraction < 1.0:
         raise DataError(f"a fractional --val-split must be in (0, 1), got {config.val_split}")
     return fraction
+
+
+def _check_fold(config: TrainConfig) -> None:
+    fraction = held_out_fraction(config)
+    if fraction is None:
+        if config.val_fold:
+            raise DataError(f"--val-fold needs a fractional --val-split, got --val-split {config.val_split!r}")
+        return
+    folds = round(1 / fraction)
+    if not 0 <= config.val_fold < folds:
+        raise DataError(
+            f"--val-split {config.val_split} has {folds} parts, --val-fold 0 to {folds - 1}, got {config.val_fold}"
+        )
 
 
 def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = False) -> Data:
@@ -175,7 +189,7 @@ def _harden(config: TrainConfig, data: Data, train: Any, twin: Any, fraction: fl
     counts = counts_of(config, data, labels)
     indices = None
     if fraction:
-        indices, held = hold_out(labels, counts, fraction, seed=config.seed)
+        indices, held = hold_out(labels, counts, fraction, seed=config.seed, fold=config.val_fold)
         # a second copy of the split: evaluation has a transform of its own
         data.validation = Selection(twin, held, labels)
         replace_within(twin, held)
