@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.bench.gate import is_green
 from topk_registry import registry
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +25,8 @@ TABLE = re.compile(r"(?<=<!-- losses -->\n).*?(?=<!-- /losses -->)", re.DOTALL)
 COSTS = ROOT / "docs" / "results" / "losses.json"
 SPEED = re.compile(r"(?<=<!-- speed -->\n).*?(?=<!-- /speed -->)", re.DOTALL)
 SPEEDS = ROOT / "docs" / "results" / "ksubset.json"
+GPU_SPEED = re.compile(r"(?<=<!-- gpu speed -->\n).*?(?=<!-- /gpu speed -->)", re.DOTALL)
+GPU_SPEEDS = ROOT / "docs" / "results" / "ksubset_gpu.json"
 COMPARED = {  # contestants of the bench, and what docs/speed.md calls them
     "F.cross_entropy": "cross-entropy",
     "topk_registry": "ours",
@@ -103,6 +106,34 @@ def _speeds(B: int, n: int, k: int, names: list[str], found: dict[str, dict]) ->
     return [f"{B} x {n}, {k}", *measured, f"{ours / base:.2g}", f"{floor / ours:.0%}"]
 
 
+def gpu_speeds() -> str:
+    """The report of a GPU at tau = 1 as a table; nothing where there is no report, or its tests failed."""
+    if not GPU_SPEEDS.exists():
+        return ""
+    report = json.loads(GPU_SPEEDS.read_text())
+    assert is_green(report["tests"]), f"{GPU_SPEEDS.name} is of kernels whose tests do not pass"
+    cases: dict[tuple, dict[tuple, dict]] = {}
+    for row in report["results"]:
+        if row["both"] and row["tau"] == 1.0:
+            key = row["B"], row["n"], row["k"], row["dtype"], "distributions" if row["mixup"] else "indices"
+            cases.setdefault(key, {})[row["contestant"], bool(row["graph"])] = row
+    names = ("F.cross_entropy", "F.cross_entropy, compiled", "topk_registry")
+    header = ["B x n, k", "precision", "targets", "cross-entropy, us", "compiled, us", "ours, us", "of the bandwidth"]
+    header += ["launched: cross-entropy, us", "ours, us"]
+    lines = [header, ["---"] * len(header)]
+    for (B, n, k, dtype, target), found in cases.items():
+        cells = [f"{B} x {n}, {k}", dtype, target, *(_us(found, name, True) for name in names)]
+        ours = found.get(("topk_registry", True))
+        cells.append(f"{ours['floor'] / ours['both']['median']:.0%}" if ours else "-")
+        lines.append([*cells, _us(found, names[0], False), _us(found, names[2], False)])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _us(found: dict[tuple, dict], contestant: str, graph: bool) -> str:
+    row = found.get((contestant, graph))
+    return f"{1e6 * row['both']['median']:.3g}" if row else "-"
+
+
 def block(page: str, marker: str) -> str:
     """The fenced block after the marker in a page of the repository."""
     found = re.search(rf"<!-- {re.escape(marker)} -->\n```\w+\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
@@ -137,6 +168,28 @@ def test_a_table_of_speeds(monkeypatch, tmp_path):
         "| --- | --- | --- | --- | --- | --- |",
         "| 2 x 3, 1 | 0.4 | 0.5 | - | 1.2 | 20% |",
     ]
+
+
+def test_the_table_of_a_gpu_is_the_report_s():
+    found = GPU_SPEED.search(SPEED_PAGE.read_text())
+    assert found
+    assert found[0] == gpu_speeds(), "run python tests/test_readme.py"
+
+
+def test_a_table_of_a_gpu_needs_tests_that_pass(monkeypatch, tmp_path):
+    row = {"B": 2, "n": 3, "k": 1, "tau": 1.0, "dtype": "bfloat16", "mixup": 0.3, "floor": 1e-6, "graph": 1.0}
+    row = {**row, "contestant": "topk_registry", "both": {"median": 2e-6}}
+    launched = {**row, "graph": 0.0, "both": {"median": 9e-6}}
+    rows = [row, launched, {**row, "contestant": "F.cross_entropy", "both": {"median": 4e-6}}]
+    tests = {"passed": 2, "failed": [], "skipped": 0}
+    report = tmp_path / "ksubset_gpu.json"
+    report.write_text(json.dumps({"tests": tests, "results": rows}))
+    monkeypatch.setattr(sys.modules[__name__], "GPU_SPEEDS", report)
+    assert gpu_speeds().splitlines()[2] == "| 2 x 3, 1 | bfloat16 | distributions | 4 | - | 2 | 50% | - | 9 |"
+    for bad in ({"passed": 0}, {"failed": ["one"]}):
+        report.write_text(json.dumps({"tests": {**tests, **bad}, "results": rows}))
+        with pytest.raises(AssertionError, match="tests do not pass"):
+            gpu_speeds()
 
 
 @pytest.mark.slow
@@ -206,4 +259,5 @@ def test_the_front_page_fits_a_screen_and_a_half():
 
 if __name__ == "__main__":
     LOSSES.write_text(TABLE.sub(lambda _: table(), LOSSES.read_text()))
-    SPEED_PAGE.write_text(SPEED.sub(lambda _: speeds(), SPEED_PAGE.read_text()))
+    page = SPEED.sub(lambda _: speeds(), SPEED_PAGE.read_text())
+    SPEED_PAGE.write_text(GPU_SPEED.sub(lambda _: gpu_speeds(), page))

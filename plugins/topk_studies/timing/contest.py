@@ -15,6 +15,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # logits [B, n], labels [B] -> scalar
 
 CROSS_ENTROPY = "F.cross_entropy"
 OURS = "topk_registry"
+CONDITIONS = ("smoothing", "mixup", "cold", "graph")  # options of a case that say how it is measured
 
 
 class UnavailableError(Exception):
@@ -33,7 +34,13 @@ class Case:
     @property
     def title(self) -> str:
         options = "".join(f", {name} = {value:g}" for name, value in self.options.items())
-        return f"(B, n, k) = ({self.B}, {self.n}, {self.k}){options}"
+        dtype = "" if self.dtype == torch.float32 else f", {str(self.dtype).removeprefix('torch.')}"
+        return f"(B, n, k) = ({self.B}, {self.n}, {self.k}){options}{dtype}"
+
+    @property
+    def loss_options(self) -> dict[str, float]:
+        """The options of the loss itself."""
+        return {name: value for name, value in self.options.items() if name not in CONDITIONS}
 
     def inputs(self) -> tuple[Tensor, Tensor]:
         """Standard normal logits [B, n], a leaf that wants a gradient, and labels [B].

@@ -75,10 +75,11 @@ def _prepare(entry: Entry, case: Case, limit: float, memory: bool) -> None:
     try:
         with time_limit(SET_UP + limit):  # cut short while it imports or compiles, it would be broken for good
             caches = "as they are" if "cold" not in case.options else "cold" if case.options["cold"] else "hot"
-            run = step(entry.contestant.build(case), *case.inputs(), caches=caches)
+            graph = bool(case.options.get("graph"))
+            run = step(entry.contestant.build(case), *case.inputs(), caches=caches, graph=graph)
             run()
         with time_limit(4 * limit):  # the meter slows a contestant of many small steps down
-            if memory:
+            if memory and not graph:  # a graph has its memory already
                 entry.peak_bytes = peak_bytes(run, case.device)
             else:
                 run()

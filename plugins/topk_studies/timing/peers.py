@@ -15,7 +15,7 @@ from topk_studies.timing.contest import CROSS_ENTROPY, OURS, Case, Contestant, L
 
 def ours(loss: str, *, name: str = OURS, **options: object) -> Contestant:
     """The registered loss, with k and the case's options."""
-    return Contestant(name, lambda case: tr.create_loss(loss, k=case.k, **case.options, **options))
+    return Contestant(name, lambda case: tr.create_loss(loss, k=case.k, **case.loss_options, **options).to(case.device))
 
 
 BACKENDS = {"torch": ("cpu", "cuda"), "numba": ("cpu",), "triton": ("cuda",)}  # and the devices each is for
@@ -74,4 +74,15 @@ def difftopk_smooth(case: Case) -> Loss:
     return loss(case.n, case.k, tau=case.options["tau"], device=case.device)
 
 
+def compiled(loss: Loss) -> Loss:
+    """The loss by ``torch.compile``, which is for one shape and has forgotten those before."""
+    torch.compiler.reset()  # it gives up on a function after a few shapes, without a word
+    return torch.compile(loss, dynamic=False)
+
+
+def on_gpu(case: Case) -> bool:
+    return case.device.startswith("cuda")
+
+
 REFERENCE = Contestant(CROSS_ENTROPY, lambda case: F.cross_entropy)
+COMPILED = Contestant(f"{CROSS_ENTROPY}, compiled", lambda case: compiled(F.cross_entropy), on_gpu)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from topk_studies.timing.contest import Loss
 
 Sample = tuple[float, float]  # seconds of the forward and of the backward pass of one step
 Step = Callable[[], Sample]
+FLUSHED = {"cpu": 1 << 26, "cuda": 1 << 28}  # bytes, several times the last cache of a server's CPU or GPU
 
 
 class OverLimitError(Exception):
@@ -39,20 +41,31 @@ class Spread:
 
 
 def step(
-    loss: Loss, logits: Tensor, target: Tensor, *, clock: "Clock | None" = None, caches: str = "as they are"
+    loss: Loss,
+    logits: Tensor,
+    target: Tensor,
+    *,
+    clock: "Clock | None" = None,
+    caches: str = "as they are",
+    graph: bool = False,
 ) -> Step:
     """One forward and backward pass, timed each; the gradient is allocated anew, as an optimiser's zero_grad has it.
 
     Args:
-        caches: ``"hot"``, an untimed step comes first; ``"cold"``, 64 MiB are written first; or ``"as they are"``, left
-            by whatever ran before.
+        caches: ``"hot"``, an untimed step comes first; ``"cold"``, other memory is written first; or ``"as they are"``,
+            left by whatever ran before.
+        graph: time replays of a CUDA graph, which holds no launch and no Python. The forward pass is a graph of its
+            own; the backward pass is the rest of the whole step's time.
     """
     clock = clock or (CUDA if logits.is_cuda else CPU)
-    other = torch.zeros(1 << 24) if caches == "cold" else None
+    if graph:
+        return _graph_step(loss, logits, target, clock, caches == "cold")
 
     def run() -> Sample:
-        if other is not None:
-            other.add_(1)
+        if caches == "cold":
+            flush(logits.device)
+            if logits.is_cuda:  # or the step would be launched while the caches are flushed, and seem to cost nothing
+                torch.cuda.synchronize()
         elif caches == "hot":
             loss(logits, target).backward()
             logits.grad = None
@@ -65,6 +78,50 @@ def step(
         return clock.seconds(start, middle), clock.seconds(middle, end)
 
     return run
+
+
+def _graph_step(loss: Loss, logits: Tensor, target: Tensor, clock: "Clock", cold: bool) -> Step:
+    forward = captured(lambda: loss(logits, target))
+    whole = captured(lambda: torch.autograd.grad(loss(logits, target), logits))
+
+    def seconds(replay: Callable[[], object]) -> float:
+        if cold:
+            flush(logits.device)
+        start = clock.mark()
+        replay()
+        return clock.seconds(start, clock.mark())
+
+    def run() -> Sample:
+        first = seconds(forward)
+        return first, seconds(whole) - first
+
+    return run
+
+
+def captured(run: Callable[[], object]) -> Callable[[], object]:
+    """What replays the work of ``run()`` on the GPU as one CUDA graph; without a GPU, ``run`` itself."""
+    if not torch.cuda.is_available():
+        return run
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # as torch's notes on CUDA graphs have it: what is set up once is not to be captured
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def flush(device: torch.device) -> None:
+    """Write other memory than what is timed, so that caches hold that."""
+    _other(device.type).add_(1)
+
+
+@cache
+def _other(kind: str) -> Tensor:
+    return torch.zeros(FLUSHED[kind] // 4, device=kind)
 
 
 def interleave(

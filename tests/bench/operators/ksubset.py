@@ -9,6 +9,7 @@ import topk_registry as tr
 from topk_studies.baselines.algorithms import published
 from topk_studies.timing.contest import Case, Contestant, Loss, Operator, UnavailableError
 from topk_studies.timing.peers import (
+    COMPILED,
     REFERENCE,
     by_backend,
     difftopk_neuralsort,
@@ -45,6 +46,7 @@ def on_backend(case: Case, impl: str) -> Loss:
 def contestants(peer_path: Path | None) -> list[Contestant]:
     return [
         REFERENCE,
+        COMPILED,
         ours("smooth_topk_svm"),
         *by_backend(on_backend),
         published("summation"),

@@ -1,5 +1,6 @@
 """Every loss of this distribution beside cross-entropy: at class indices, with label smoothing and with mixup."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from torch.nn import functional as F
 import topk_registry as tr
 from topk_registry.registry.options import accepts
 from topk_studies.timing.contest import CROSS_ENTROPY, Case, Contestant, Loss, Operator
+from topk_studies.timing.peers import COMPILED, compiled
 
 # The scores here are standard normal, not cosines; times 30 most of them would underflow in exp, which is slow.
 OPTIONS = {"ldam": {"scale": 1.0}}
@@ -19,7 +21,7 @@ def registered(name: str) -> Contestant:
     def build(case: Case) -> Loss:
         builder = tr.get_loss_builder(name)
         offered = {"num_classes": case.n, "class_counts": long_tail(case.n)}
-        options = {**OPTIONS.get(name, {}), "label_smoothing": case.options["smoothing"]}
+        options = {**OPTIONS.get(name, {}), "label_smoothing": case.options.get("smoothing", 0.0)}
         if has_k(name):
             options["k"] = case.k
         return builder(**tr.accepted_context(builder, offered), **options).to(case.device)
@@ -31,8 +33,13 @@ def has_k(name: str) -> bool:
     return accepts(tr.get_loss_builder(name), "k")
 
 
+def names_of_ours() -> list[str]:
+    """The losses of this distribution."""
+    return [name for name in tr.list_losses() if tr.loss_info(name).distribution == "topk-registry"]
+
+
 def cross_entropy(case: Case) -> Loss:
-    return partial(F.cross_entropy, label_smoothing=case.options["smoothing"])
+    return partial(F.cross_entropy, label_smoothing=case.options.get("smoothing", 0.0))
 
 
 def long_tail(n: int) -> list[int]:
@@ -41,8 +48,8 @@ def long_tail(n: int) -> list[int]:
 
 
 def contestants(peer_path: Path | None) -> list[Contestant]:
-    names = [name for name in tr.list_losses() if tr.loss_info(name).distribution == "topk-registry"]
-    return [Contestant(CROSS_ENTROPY, cross_entropy), *map(registered, names)]
+    once = replace(COMPILED, build=lambda case: compiled(cross_entropy(case)))
+    return [Contestant(CROSS_ENTROPY, cross_entropy), once, *map(registered, names_of_ours())]
 
 
 OPERATOR = Operator(

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import topk_registry as tr
 from topk_studies.timing.contest import Case, Contestant, Loss, Operator
-from topk_studies.timing.peers import REFERENCE, by_backend, difftopk_neuralsort, ours, pytopk_balanced
+from topk_studies.timing.peers import COMPILED, REFERENCE, by_backend, difftopk_neuralsort, ours, pytopk_balanced
 
 
 def on_backend(case: Case, impl: str) -> Loss:
-    loss = tr.create_loss("noised_topk", k=case.k, **case.options)
+    loss = tr.create_loss("noised_topk", k=case.k, **case.loss_options)
     loss.threshold.impl = impl
     return loss
 
@@ -16,6 +16,7 @@ def on_backend(case: Case, impl: str) -> Loss:
 def contestants(peer_path: Path | None) -> list[Contestant]:
     return [
         REFERENCE,
+        COMPILED,
         ours("noised_topk"),
         *by_backend(on_backend),
         Contestant("pytopk balanced", pytopk_balanced),
