@@ -1,5 +1,6 @@
 """The harness measures what it says it measures, and keeps silent about what is not tested."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -8,20 +9,24 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.bench import bandwidth, instructions, linear
+import topk_registry as tr
+from tests.bench import bandwidth, instructions, linear, targets
 from tests.bench.__main__ import main
-from tests.bench.operators import OPERATORS
+from tests.bench.gate import is_green, outcome
+from tests.bench.operators import OPERATORS, gpu_options
 from tests.bench.report import table
 from tests.export.colours import colours_by
 from topk_studies.timing.contest import OURS, Case, Contestant, Operator, UnavailableError
 from topk_studies.timing.measure import measure
 from topk_studies.timing.memory import peak_bytes
-from topk_studies.timing.rounds import Clock, OverLimitError, Spread, interleave, time_limit
+from topk_studies.timing.peers import COMPILED
+from topk_studies.timing.rounds import Clock, OverLimitError, Spread, captured, interleave, step, time_limit
 
 CASE = Case(4, 10, 2, {"tau": 1.0})
 
@@ -227,6 +232,148 @@ def test_a_loss_without_a_k_takes_part_once() -> None:
     assert {"F.cross_entropy", "focal", "differentiable_topk"} <= set(names[5])
     assert "focal" not in names[50]
     assert {"F.cross_entropy", "differentiable_topk", "lapsum"} <= set(names[50])
+
+
+def test_a_graph_s_step_is_its_whole_time_and_the_forward_graph_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed: list[str] = []
+    graphs = iter(("forward", "whole"))
+
+    def recorded(run: Callable[[], object]) -> Callable[[], object]:
+        run()
+        name = next(graphs)
+        return lambda: replayed.append(name)
+
+    monkeypatch.setattr("topk_studies.timing.rounds.captured", recorded)
+    seconds = iter((1.0, 3.0))
+    clock = Clock(lambda: None, lambda start, end: next(seconds))
+    logits, target = CASE.inputs()
+    run = step(torch.nn.functional.cross_entropy, logits, target, clock=clock, graph=True)
+    assert run() == (1.0, 2.0)
+    assert replayed == ["forward", "whole"]
+    assert logits.grad is None
+
+
+def test_a_graph_is_captured_after_three_runs_on_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = ["main"]
+    runs: list[str] = []
+
+    class Stream:
+        def wait_stream(self, other: object) -> None:
+            runs.append("waits")
+
+    class Place(contextlib.AbstractContextManager):
+        def __init__(self, of: object) -> None:
+            self.name = "side" if isinstance(of, Stream) else "graph"
+
+        def __enter__(self) -> None:
+            where.append(self.name)
+
+        def __exit__(self, *_: object) -> None:
+            where.pop()
+
+    graph = SimpleNamespace(replay=lambda: runs.append("replayed"))
+    for name, stand_in in {
+        "is_available": lambda: True,
+        "current_stream": Stream,
+        "Stream": Stream,
+        "stream": Place,
+        "graph": Place,
+        "CUDAGraph": lambda: graph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    captured(lambda: runs.append(where[-1]))()
+    assert runs == ["waits", "side", "side", "side", "waits", "graph", "replayed"]
+
+
+def test_cross_entropy_is_compiled_anew_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: calls.append("forgotten"))
+    monkeypatch.setattr(torch, "compile", lambda loss, dynamic: calls.append(dynamic) or loss)
+    assert COMPILED.build(CASE) is torch.nn.functional.cross_entropy
+    assert calls == ["forgotten", False]
+    assert [COMPILED.takes_part(replace(CASE, device=device)) for device in ("cpu", "cuda:0")] == [False, True]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_the_cases_of_a_gpu_are_both_kinds_of_targets_with_and_without_a_graph(name: str) -> None:
+    found = list(gpu_options(OPERATORS[name]))
+    assert len({tuple(each.items()) for each in found}) == len(found)
+    assert {(each["mixup"], each["graph"], each["cold"]) for each in found} == {
+        (0.0, 0.0, 1.0), (0.0, 1.0, 1.0), (0.3, 0.0, 1.0), (0.3, 1.0, 1.0),
+    }  # fmt: skip
+    own = [Case(4, 10, 2, each).loss_options for each in found]
+    assert {"ksubset": {"tau"}, "perturbed": {"epsilon", "num_samples"}, "losses": set()}[name] == set(own[0])
+
+
+def test_the_outcome_of_tests_is_read_from_their_report(tmp_path: Path) -> None:
+    report = tmp_path / "junit.xml"
+    assert not is_green(outcome(report))
+    case = '<testcase classname="tests.ops" name="{}">{}</testcase>'
+    cases = [case.format("one", ""), case.format("two", "<skipped/>"), case.format("three", "<failure/>")]
+    report.write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
+    assert outcome(report) == {"passed": 1, "failed": ["tests.ops::three"], "skipped": 1}
+    assert not is_green(outcome(report))
+    report.write_text(f"<testsuites><testsuite>{cases[0]}</testsuite></testsuites>")
+    assert is_green(outcome(report))
+
+
+def test_targets_of_a_gpu_are_judged(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    def row(contestant: str, seconds: float, graph: float = 1.0, **other: object) -> dict[str, object]:
+        shape = {"B": 8192, "n": 1000, "k": 5, "dtype": "bfloat16", "tau": 1.0, "mixup": 0.0, "graph": graph}
+        return {**shape, "contestant": contestant, "floor": 4e-6, "both": {"median": seconds}, **other}
+
+    times = {"topk_registry": 1e-5, "F.cross_entropy": 2e-5, "F.cross_entropy, compiled": 5e-6}
+    small = [row(name, seconds, 0.0, B=256, k=50) for name, seconds in times.items()]
+    soft = [row(name, seconds, mixup=0.3) for name, seconds in times.items()]
+    missing = {**row("topk_registry: torch", 1.0), "both": None}
+    rows = [*(row(name, seconds) for name, seconds in times.items()), *small, *soft, missing]
+    (tmp_path / "ksubset_gpu.json").write_text(json.dumps({"results": rows}))
+    layer = {"n": 10, "d": 2, "B": 4, "dtype": "bfloat16", "problem": ""}
+    linears = [{**layer, "contestant": "linear_smooth_topk", "both": 1.2, "bytes": 3}]
+    linears += [{**layer, "contestant": "F.cross_entropy on logits", "both": 1.0, "bytes": 2}]
+    (tmp_path / "linear_gpu.json").write_text(json.dumps({"results": linears}))
+    shares = [{"model": "resnet50", "loss": "focal", "share": 0.02, "problem": ""}, {"loss": "x", "problem": "no"}]
+    (tmp_path / "steps_gpu.json").write_text(json.dumps({"results": shares}))
+    found = [(one.what, one.target, round(one.found, 3), one.met) for one in targets.verdicts(tmp_path)]
+    assert found == [
+        ("time over F.cross_entropy", 1.0, 0.5, True),
+        ("time over F.cross_entropy, compiled", 1.3, 2.0, False),
+        ("share of the copy bandwidth", 0.5, 0.4, False),
+        ("time over F.cross_entropy, launched", 1.3, 0.5, True),
+        ("time over F.cross_entropy", 1.5, 0.5, True),
+        ("time over F.cross_entropy, compiled", 1.5, 2.0, False),
+        ("share of the copy bandwidth", 0.5, 0.4, False),
+        ("time over F.cross_entropy on logits", 1.3, 1.2, True),
+        ("memory over F.cross_entropy on logits", 1.1, 1.5, False),
+        ("share of a training step", 0.01, 0.02, False),
+    ]
+    assert main(["targets", str(tmp_path)]) == 0
+    assert "4 of 10 targets met" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "targets_gpu.json").read_text())) == 10
+
+
+def test_a_linear_classifier_that_fails_is_told_of() -> None:
+    def fails(*_: Tensor) -> Tensor:
+        raise RuntimeError("out of memory\nat length")
+
+    losses = {"fails": fails, linear.ON_LOGITS: linear.contestants(2, 1.0, 2)[linear.ON_LOGITS]}
+    rows = linear.measure(linear.layer(3, 7, 2), losses, 1, 1e6)
+    assert [row["problem"] for row in rows] == ["RuntimeError: out of memory", ""]
+    assert "fails: RuntimeError: out of memory" in linear.table(rows)
+
+
+@pytest.mark.slow
+def test_the_loss_s_share_of_a_training_step(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    report = tmp_path / "steps.json"
+    tiny = ["--models", "test_vit", "--batch", "2", "--size", "160", "--classes", "12", "--repeats", "1"]
+    with tr.backend("torch"):
+        main(["steps", *tiny, "--losses", "focal", "--device", "cpu", "--junit", "none", "--json", str(report)])
+    rows, printed = json.loads(report.read_text())["results"], capsys.readouterr().out
+    assert [row["loss"] for row in rows] == ["F.cross_entropy", "focal"]
+    for row in rows:
+        assert row["share"] == pytest.approx(row["of_loss"] / row["seconds"])
+        assert 0 < row["share"] < 1
+        assert f"{row['share']:.2%}" in printed
 
 
 def test_the_time_limit_ends_a_block_and_leaves_no_alarm_behind() -> None:

@@ -15,7 +15,6 @@ from PIL import Image
 from torch import nn
 
 from tests.export.colours import COLOURS, MEAN, STD, colours_by
-from tests.export.serve.service import Service
 from topk_export import Predictor, export_onnx
 from topk_export.verification import graph
 
@@ -109,8 +108,10 @@ def edited(model_file: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def service(model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """``topk-registry serve`` in a process of its own."""
+    from tests.export.serve.service import Service  # which needs the packages of a server
+
     with Service(model_file, tmp_path_factory.mktemp("service") / "log", "--max-pixels", "4500000") as running:
         yield running
 

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import torch
 
-TESTS = ("tests/ops", "tests/plugins", "tests/export", "tests/gpu")
+TESTS = ("tests/ops", "tests/plugins", "tests/export/runtime", "tests/gpu")  # all that have tests marked gpu
 BENCHED = ("F.cross_entropy*", "topk_registry", "topk_registry: t[!r]*")  # ours as it is chosen, and in plain torch
-REHEARSED_TESTS = ("tests/ops/perturbed/test_cuda.py", "tests/gpu/test_steps.py")
+REHEARSED = ("tests/ops/perturbed/test_cuda.py", "tests/gpu/test_steps.py")
 PLAIN = {"TOPK_REGISTRY_BACKEND": "torch", "OMP_NUM_THREADS": "1"}
 INTERPRETED = {"TRITON_INTERPRET": "1", "TOPK_GPU_REHEARSAL": "1"}
-SANITIZED = "strided or in_tiles or in_passes or chunks or every_entry or no_numbers"  # the awkward rows of all kernels
+GRAPHS = "tests/gpu/test_graphs.py"
+SANITIZED = "every_entry or in_tiles or in_segments or strided"  # rows of every form, written and read at their ends
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,12 @@ def pytest(*words: str) -> list[str]:
 
 def kernels(place: Place) -> list[Step]:
     """The kernels' tests, their speed in a few cases, and a sanitizer's opinion of them."""
-    spread = ("-n", "12", *TESTS)
-    few = ("-k", "kth_largest or smooth_topk_svm", *REHEARSED_TESTS)
+    # a module that does not import is a failure, and no reason to run none of the others
+    spread = ("-n", "12", "--continue-on-collection-errors", "--ignore", GRAPHS, *TESTS)
+    few = ("-k", "kth_largest or smooth_topk_svm", *REHEARSED)
     tests = pytest("--junit-xml", str(place.junit), *(few if place.rehearse else spread))
+    some = ("-k", "focal") if place.rehearse else ("-n", "12", "--dist", "worksteal")
+    graphs = pytest("--junit-xml", place.file("gpu_graphs.xml"), *some, GRAPHS)
     awkward = pytest("-x", "-k", "every_entry" if place.rehearse else SANITIZED, "tests/ops")
     interpreted = INTERPRETED if place.rehearse else {}
     sanitizer = {**interpreted, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # or it sees one allocation in place of many
@@ -129,6 +133,7 @@ def kernels(place: Place) -> list[Step]:
         Step("tests", 240, tests, environment=interpreted),
         bench("ksubset", place, 150, only=BENCHED),
         targets(place),
+        Step("graphs", 60, graphs, environment=interpreted),
         sanitized("memcheck"),
         sanitized("racecheck"),
     ]

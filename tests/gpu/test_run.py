@@ -12,7 +12,7 @@ import pytest
 
 from tests.bench import __main__ as bench
 from tests.gpu import __main__ as gpu
-from tests.gpu.plan import PARTS, Part, Place, Step
+from tests.gpu.plan import PARTS, TESTS, Part, Place, Step
 from topk_registry.train.config.arguments import parse_args
 from topk_studies import command as study_command
 from topk_studies.experiments.noise import STUDY
@@ -29,6 +29,14 @@ def test_parts_fit_their_minutes_and_steps_have_names_of_their_own(tmp_path):
             names = [step.name for step in part.steps(place)]
             assert len(names) == len(set(names))
             assert "cuda" not in [word for step in part.steps(place) for word in step.command] or not place.rehearse
+
+
+def test_the_plan_has_every_test_for_a_gpu():
+    signs = "pytest.mark.gpu", "@runs_kernels"
+    files = (path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__))
+    marked = [path for path in files if any(sign in path.read_text() for sign in signs)]
+    assert len(marked) >= 7
+    assert [path for path in marked if not any(path.is_relative_to(ROOT / folder) for folder in TESTS)] == []
 
 
 def test_every_module_and_flag_of_the_plan_exists(tmp_path):

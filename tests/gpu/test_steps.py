@@ -1,11 +1,9 @@
-"""Training steps on a GPU: repeated, captured in a graph, on other streams, scaled, and with kernels that fail.
+"""Training steps on a GPU: repeated, on other streams, scaled, and with kernels that fail.
 
-A rehearsal runs them on the CPU, where nothing is captured and there is one stream.
+A rehearsal runs them on the CPU, where there is one stream.
 """
 
 import contextlib
-import copy
-import os
 import warnings
 from typing import Any
 
@@ -14,19 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import topk_registry as tr
-from tests.bench.operators.losses import long_tail, names_of_ours
+from tests.gpu.subjects import NAMES, B, batch, built, network, on_a_gpu
 from tests.ops.triton_runs import DEVICE, ON_GPU
 from topk_registry import LabelMixture
 from topk_registry.ops import backend
-from topk_registry.testing.subject import Subject
-from topk_studies.timing.rounds import captured
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not (ON_GPU or os.environ.get("TOPK_GPU_REHEARSAL") == "1"), reason="needs a GPU"),
-]
-NAMES = names_of_ours()
-B, N = 96, 1000
+pytestmark = on_a_gpu
 
 
 @pytest.fixture(autouse=True)
@@ -36,28 +27,11 @@ def forgotten():
     backend.forget()
 
 
-def built(name: str) -> nn.Module:
-    builder = tr.get_loss_builder(name)
-    context = {"num_classes": N, "class_counts": long_tail(N)}
-    return builder(**tr.accepted_context(builder, context)).to(DEVICE)
-
-
-def batch(dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    s = 2 * torch.randn(B, N, generator=generator)
-    return s.to(DEVICE, dtype), torch.randint(N, (B,), generator=generator).to(DEVICE)
-
-
 def value_and_gradient(loss: nn.Module, s: Tensor, target: Any) -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
     leaf = s.detach().requires_grad_()
     value = loss(leaf, target)
     return value.detach(), torch.autograd.grad(value, leaf)[0]
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, N)).to(DEVICE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -72,35 +46,6 @@ def test_losses_repeat_bit_for_bit(name, kind, dtype):
     for again in (value_and_gradient(built(name), s, target) for _ in range(3)):
         assert torch.equal(again[0], value)
         assert torch.equal(again[1], gradient)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_whole_step_in_a_graph_trains_as_without(name):
-    loss, label = built(name), batch()[1]
-    if Subject.of(name, num_classes=N).is_random:
-        pytest.skip("draws other numbers in a graph")
-    x = torch.randn(B, 32, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    plain = network()
-    one = copy.deepcopy(plain)
-
-    def step(net: nn.Module) -> None:
-        value = loss(net(x), label)
-        with torch.no_grad():
-            parameters = list(net.parameters())
-            for p, g in zip(parameters, torch.autograd.grad(value, parameters), strict=True):
-                p.sub_(g, alpha=0.1)
-
-    before = [p.detach().clone() for p in one.parameters()]
-    replay = captured(lambda: step(one))
-    with torch.no_grad():
-        for p, kept in zip(one.parameters(), before, strict=True):
-            p.copy_(kept)  # capturing took steps to warm up
-    for _ in range(3):
-        replay()
-        step(plain)
-    # products of matrices may add up in another order under capture: a thousand roundings, three steps
-    for p, wanted in zip(one.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(p, wanted, rtol=3e-4, atol=3e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from tests.bench.operators import GPU_SHAPES, OPERATORS
-from topk_studies.timing.contest import CROSS_ENTROPY, Case
+from topk_studies.timing.contest import CROSS_ENTROPY, OURS, Case
 
 DTYPES = (torch.float32, torch.bfloat16)
 MIXED = (0.0, 0.3)
@@ -34,8 +34,8 @@ def tasks(device: str, quick: bool) -> list[Task]:
         for name, operator in OPERATORS.items():
             case = Case(min(B, SHORTENED), n, k, {**operator.options[-1], "mixup": mixup}, device, dtype)
             for one in operator.contestants(None):
-                compiles = one.name.startswith("topk_registry") if name != "losses" else CROSS_ENTROPY not in one.name
-                if compiles and one.takes_part(case) and not (quick and name == "losses" and one.name != "focal"):
+                wanted = one.name == OURS if name != "losses" else CROSS_ENTROPY not in one.name
+                if wanted and one.takes_part(case) and not (quick and name == "losses" and one.name != "focal"):
                     found.append((name, one.name, case))
     return found
 
