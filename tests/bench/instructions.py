@@ -30,8 +30,8 @@ from topk_registry.ops.ksubset.chunked.shards import problem
 from topk_registry.ops.ksubset.chunked.soft_targets import Costs
 from topk_registry.ops.ksubset.torch.all_classes import Common
 from topk_registry.ops.ksubset.torch.rows import finish
-from topk_registry.ops.targets.masses import Options
 from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.ops.targets.masses import Options
 
 CASES = ((8192, 1000, 5), (1024, 21_841, 5), (8192, 1000, 10), (8192, 1000, 20), (8192, 1000, 50), (16_384, 100, 5))
 CAPABILITIES = (80, 90)
