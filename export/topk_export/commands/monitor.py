@@ -9,7 +9,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from topk_export.commands.common import command
+from topk_export.commands.common import command, say
+from topk_export.runtime.weights import digest_of, files_of
 from topk_registry.cli import ArgumentParser
 
 ALARM = 3
@@ -22,7 +23,14 @@ def main(argv: Sequence[str]) -> int:
     from topk_export.calibration.monitor import monitor_page, read_log, reference_of, verdict, watch
     from topk_export.calibration.page import write_page
 
-    found = watch(read_log(args.log), reference_of(args.model) if args.model else {}, level=args.level, seed=args.seed)
+    entries, reference = read_log(args.log), {}
+    if args.model:
+        reference, digest = reference_of(args.model), digest_of(*files_of(args.model))
+        own = [entry for entry in entries if entry.get("sha256", digest) == digest]
+        if len(own) < len(entries):
+            say(f"left out {len(entries) - len(own)} of {len(entries)} predictions: another model made them")
+        entries = own
+    found = watch(entries, reference, level=args.level, seed=args.seed)
     if args.report:
         write_page(Path(args.report), monitor_page(found))
     if args.json:

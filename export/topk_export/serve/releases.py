@@ -80,7 +80,9 @@ class Releases:
         files_of(self._model)
         _remove_abandoned()
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self._lock = lock(str(self.folder / LOCK))
+        self._lock = lock(str(self.folder / "new"))
+        if self._lock is not None:
+            (self.folder / "new").rename(self.folder / LOCK)  # whoever sees it finds it locked
         return self
 
     def __exit__(self, *_: object) -> None:

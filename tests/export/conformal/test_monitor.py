@@ -14,6 +14,7 @@ from topk_export.calibration.monitor import read_log, reference_of, watch
 from topk_export.calibration.plan import Plan
 from topk_export.calibration.run import calibrate_file
 from topk_export.runtime.samples import open_folder
+from topk_export.runtime.weights import digest_of
 from topk_registry.cli.main import main
 
 
@@ -127,3 +128,14 @@ def test_logs_that_cannot_be_read_are_told(monitor, tmp_path, colours_file):
     assert "was not calibrated" in printed.err
     assert monitor(good, "--level", "2")[0] == 1
     assert monitor(tmp_path / "none")[0] == 1
+
+
+@pytest.mark.slow
+def test_predictions_of_another_model_are_left_out(calibrated, monitor, tmp_path):
+    digest = digest_of(calibrated)
+    rows = entries([0.9] * 6, [1] * 6)
+    for row, sha256 in zip(rows, [digest, "another", digest, "another", "another"], strict=False):
+        row["sha256"] = sha256  # the last one is of a service that did not tell it
+    status, (out, err) = monitor(write(tmp_path / "log", rows), "--model", calibrated, "--json")
+    assert (status, json.loads(out)["predictions"]) == (0, 3)
+    assert err == "left out 3 of 6 predictions: another model made them\n"

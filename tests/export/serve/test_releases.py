@@ -192,12 +192,14 @@ def colour_of(port: int, colour: str) -> tuple[str, str, str]:
 
 @contextmanager
 def asking(port: int):
-    """Clients that ask all the time; gives the answers that they had."""
-    ended, answers = threading.Event(), []
+    """Clients that ask all the time; gives the answers that they had. None that is asked for after a new one is old."""
+    ended, answers, times = threading.Event(), [], []
 
     def client():
         while not ended.is_set():
+            start = time.perf_counter()
             answers.append(colour_of(port, "red"))
+            times.append((start, time.perf_counter(), answers[-1][1]))
 
     with ThreadPoolExecutor(4) as pool:
         clients = [pool.submit(client) for _ in range(4)]
@@ -207,6 +209,8 @@ def asking(port: int):
             ended.set()
         for each in clients:
             each.result()
+    first_new = min((end for _, end, version in times if version == "2"), default=float("inf"))
+    assert {version for start, _, version in times if start > first_new} <= {"2"}
 
 
 def test_a_swap_loses_no_request_and_mixes_no_answers(model, other, predictor, temporary):
