@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -244,3 +245,12 @@ def test_an_interrupted_move_leaves_no_model_beside_the_weights_of_another(
     staged = copy_model(model_file, tmp_path / "model.onnx")[-1]
     move_into_place(staged, copied)  # weights inside again
     assert not copied.with_name(NAME).exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is a full disk there")
+@pytest.mark.parametrize("external", [False, True])
+def test_a_full_disk_names_the_file(model, tmp_path, external):
+    full = tmp_path / (NAME if external else "model.onnx")
+    full.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=f"No space left on device: '{full}'"):
+        storage.save(onnx.load(model), tmp_path / "model.onnx", external=external)

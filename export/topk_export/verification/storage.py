@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from topk_export.errors import ModelFileError
+from topk_export.errors import ModelFileError, naming
 from topk_export.runtime.weights import files_of, weights_beside
 from topk_export.verification import graph
 
@@ -49,9 +49,11 @@ def save(model: Any, path: Path, *, external: bool = False, source: Path | None 
     graph.drop_metadata(model, DIGEST)
     tensors, digest = model.graph.initializer, None
     if external or any(map(uses_external_data, tensors)) or size_of(model) > LIMIT:
-        digest = _write_weights(model, weights_beside(path), source)
+        with naming(weights_beside(path)):
+            digest = _write_weights(model, weights_beside(path), source)
     model.metadata_props.add(key=DIGEST, value=json.dumps(digest))
-    onnx.save(model, str(path))
+    with naming(path):
+        onnx.save(model, str(path))
 
 
 def size_of(model: Any) -> int:
