@@ -285,12 +285,26 @@ def test_a_graph_is_captured_after_three_runs_on_another_stream(monkeypatch: pyt
     assert runs == ["waits", "side", "side", "side", "waits", "graph", "replayed"]
 
 
-def test_cross_entropy_is_compiled_anew_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
-    monkeypatch.setattr(torch.compiler, "reset", lambda: calls.append("forgotten"))
-    monkeypatch.setattr(torch, "compile", lambda loss, dynamic: calls.append(dynamic) or loss)
-    assert COMPILED.build(CASE) is torch.nn.functional.cross_entropy
-    assert calls == ["forgotten", False]
+def test_cross_entropy_is_compiled_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._dynamo.config as config
+
+    monkeypatch.setattr(config, "recompile_limit", 8)
+    graphs: list[tuple[int, ...]] = []
+
+    def kept(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable:
+        graphs.append(tuple(inputs[0].shape))
+        return graph.forward
+
+    def compiled_so(loss: Callable, dynamic: bool) -> Callable:
+        return compile_with(loss, dynamic=dynamic, backend=kept)
+
+    compile_with = torch.compile
+    monkeypatch.setattr(torch, "compile", compiled_so)
+    for n in range(3, 13):  # more than the eight that are compiled by default
+        logits, target = (case := replace(CASE, n=n)).inputs()
+        loss = COMPILED.build(case)(logits, target)
+        torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, target))
+    assert graphs == [(4, n) for n in range(3, 13)]
     assert [COMPILED.takes_part(replace(CASE, device=device)) for device in ("cpu", "cuda:0")] == [False, True]
 
 

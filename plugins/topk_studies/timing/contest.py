@@ -47,9 +47,10 @@ class Case:
 
         With the option ``mixup``, that share of each target is the label of another row, as a distribution [B, n].
         """
-        generator = torch.Generator().manual_seed(0)
-        logits = torch.randn(self.B, self.n, generator=generator).to(self.device, self.dtype)
-        labels = torch.randint(self.n, (self.B,), generator=generator).to(self.device)
+        generator = torch.Generator(self.device).manual_seed(0)
+        drawn = {"generator": generator, "device": self.device}
+        logits = torch.randn(self.B, self.n, **drawn).to(self.dtype)
+        labels = torch.randint(self.n, (self.B,), **drawn)
         target = labels
         if share := self.options.get("mixup", 0.0):
             one_hot = torch.nn.functional.one_hot(labels, self.n).to(torch.get_default_dtype())

@@ -18,6 +18,7 @@ def ours(loss: str, *, name: str = OURS, **options: object) -> Contestant:
     return Contestant(name, lambda case: tr.create_loss(loss, k=case.k, **case.loss_options, **options).to(case.device))
 
 
+SHAPES = 256  # that one run may compile a loss for
 BACKENDS = {"torch": ("cpu", "cuda"), "numba": ("cpu",), "triton": ("cuda",)}  # and the devices each is for
 
 
@@ -75,8 +76,10 @@ def difftopk_smooth(case: Case) -> Loss:
 
 
 def compiled(loss: Loss) -> Loss:
-    """The loss by ``torch.compile``, which is for one shape and has forgotten those before."""
-    torch.compiler.reset()  # it gives up on a function after a few shapes, without a word
+    """The loss by ``torch.compile``, for one shape at a time."""
+    from torch._dynamo import config
+
+    config.recompile_limit = SHAPES  # after eight by default it runs a function as it is, without a word
     return torch.compile(loss, dynamic=False)
 
 

@@ -1,9 +1,9 @@
 """Every loss of this distribution beside cross-entropy: at class indices, with label smoothing and with mixup."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
+from torch import Tensor
 from torch.nn import functional as F
 
 import topk_registry as tr
@@ -39,7 +39,12 @@ def names_of_ours() -> list[str]:
 
 
 def cross_entropy(case: Case) -> Loss:
-    return partial(F.cross_entropy, label_smoothing=case.options.get("smoothing", 0.0))
+    smoothing = case.options.get("smoothing", 0.0)
+
+    def loss(logits: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(logits, target, label_smoothing=smoothing)
+
+    return loss
 
 
 def long_tail(n: int) -> list[int]:
