@@ -9,12 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import topk_registry as tr
+from topk_studies.report import quotes
 
 LETTERS = "ABCDE"
 SCORES = torch.tensor([[2.0, 1.6, 1.0, 0.0, -1.0]], dtype=torch.float64)  # the row of the whole page
 BLUE, ORANGE, GREY = "C0", "C1", "0.6"
 
-# one question a line, and the loss of a yes
+# one question a line, and the loss of a yes; losses that no study of ours compares are marked as such
+STUDIED = quotes.studied(quotes.read(Path(__file__).parents[1] / "results"))
 DECISION = (
     ("Is one answer shown, are labels clean\nand classes balanced?", "ce"),
     ("Is there a long tail, and do\nrare classes count as much?", "logit_adjustment"),
@@ -29,6 +31,11 @@ def _bare(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def advised(answer: str) -> str:
+    """An answer of the decision, with a word where no study of ours compares it."""
+    return answer if answer.replace("\n", "") in STUDIED else f"{answer}\n(no study of ours)"
+
+
 def decision() -> Figure:
     """A ladder of questions: yes leads to a loss, no to the next question."""
     figure, axes = plt.subplots(figsize=(7.2, 7.4), layout="constrained")
@@ -38,7 +45,7 @@ def decision() -> Figure:
     box = {"boxstyle": "round,pad=0.5", "facecolor": "none"}
     for i, (question, answer) in enumerate(DECISION):
         axes.text(3, -i, question, ha="center", va="center", fontsize=10, bbox={**box, "edgecolor": GREY})
-        axes.text(8.3, -i, answer, ha="center", va="center", fontsize=10, bbox={**box, "edgecolor": BLUE})
+        axes.text(8.3, -i, advised(answer), ha="center", va="center", fontsize=10, bbox={**box, "edgecolor": BLUE})
         axes.annotate("", (6.75, -i), (5.75, -i), arrowprops=arrow)
         axes.text(6.2, -i + 0.1, "yes", ha="center", fontsize=9)
         axes.annotate("", (3, -i - 0.68), (3, -i - 0.36), arrowprops=arrow)

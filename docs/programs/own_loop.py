@@ -22,12 +22,14 @@ def main() -> None:
     criterion = tr.create_loss("smooth_topk_svm", k=5)  # was nn.CrossEntropyLoss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     train, held_out = loader("train", 2000), loader("validation", 500)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=3 * len(train))
     for epoch in range(3):
         model.train()
         for images, target in train:
             optimizer.zero_grad()
             criterion(model(images), target).backward()
             optimizer.step()
+            schedule.step()
         model.eval()
         accuracy = TopKAccuracy((1, 5), num_classes=20)
         with torch.no_grad():

@@ -1,5 +1,6 @@
 """The committed accounts: whole, quoted as they are, and as decided as they say."""
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from topk_studies.engine.catalogue import PAPERS, load_study
 from topk_studies.engine.experiment import TrainingStudy
 from topk_studies.engine.statistics import LOOKS
+from topk_studies.report import quotes
 from topk_studies.report.account import VERDICTS, claims, main, update
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -99,3 +101,47 @@ def test_an_account_and_what_it_quotes_are_written_by_one_command(page, tmp_path
     assert main([str(whole), str(text)]) == 0
     assert text.read_text() == f"<!-- claims -->\n{claims(read(page))}<!-- /claims -->\n"
     assert (tmp_path / f"{page}.json").read_text() == (RESULTS / f"{page}.json").read_text()
+
+
+CHOOSE = RESULTS.parent / "guide" / "choose.md"
+
+
+def test_the_page_that_advises_quotes_the_results():
+    text, results = CHOOSE.read_text(), quotes.read(RESULTS)
+    assert quotes.update(text, results) == text
+    assert quotes.table(results) in text
+    assert len(quotes.QUOTE.findall(text)) >= 10
+    # no other difference in points is told as ours: the papers' are without a sign
+    advice = quotes.QUOTE.sub("", text.partition("## What was measured")[0])
+    assert not re.findall(r"[+-]\d+\.\d| ± ", advice)
+
+
+def test_on_clean_labels_the_advice_is_what_was_measured():
+    results = quotes.read(RESULTS)
+    (of_features,) = (note for study in results["features"] for note in study["notes"] if "noise 0," in note["evidence"]
+                      and study["study"] == "noise")  # fmt: skip
+    mean = float(re.search(r"less smooth_topk_svm: ([+-][0-9.]+)", of_features["evidence"])[1])
+    assert f"{-mean:+.1f}" in CHOOSE.read_text()
+    assert mean < 0
+    assert "it was\nbehind there too" in CHOOSE.read_text()
+
+
+def test_the_decision_says_which_losses_no_study_compares(monkeypatch):
+    monkeypatch.syspath_prepend(str(RESULTS.parent / "_ext"))
+    pictures = importlib.import_module("pictures")
+    compared = json.dumps([read(page) for page in quotes.PAGES])
+    told = {answer.replace("\n", ""): pictures.advised(answer) for _, answer in pictures.DECISION}
+    for loss, words in told.items():
+        assert ("no study of ours" in words) == (re.search(rf"\b{loss}\b", compared) is None), loss
+    assert told["ce"] == "ce"
+    assert "no study of ours" in told["generalised_cross_entropy"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "told"),
+    [("agrees", "+2.0 ± 0.5"), ("open", "open: +2.0 ± 0.5"), ("same", "no difference above 1")],
+)
+def test_a_cell_says_what_the_verdict_is(verdict, told):
+    note = {"verdict": verdict, "evidence": "top-5 of b less a: -2.00 ± 0.50 points (8 seeds)"}
+    row = quotes.Row("a less b", "noise", ("top-5 of b less a",), sign=-1)
+    assert quotes.cell(row, [{"study": "noise", "notes": [note]}]) == told

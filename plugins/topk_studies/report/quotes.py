@@ -1,0 +1,160 @@
+"""Write the differences that the studies measured into a page, from the results beside it.
+
+``python -m topk_studies.report.quotes docs/results docs/guide/choose.md``
+
+The page holds the table between ``<!-- measured -->`` and ``<!-- /measured -->``, and a cell of it anywhere between
+``<!-- ROW PAGE -->`` and ``<!-- / -->``, such as ``<!-- clean images -->+7.0 ± 2.1<!-- / -->``.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PAGES = {"features": "on feature vectors", "images": "on images"}
+BLOCK = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- /measured -->)", re.DOTALL)
+QUOTE = re.compile(r"(<!-- (\w+) (\w+) -->).*?(<!-- / -->)")
+NUMBER = re.compile(r": (?P<mean>[+-][0-9.]+)(?: ± (?P<half>[0-9.]+))? points")
+
+Results = Mapping[str, Sequence[Mapping[str, Any]]]  # by page, the studies with their notes
+
+
+@dataclass(frozen=True)
+class Row:
+    """A difference of two settings on each page.
+
+    Args:
+        words: the difference, as the table names it.
+        study: the study that measured it.
+        compared: the beginnings of its notes' evidence.
+        sign: -1 where the study subtracts the other way round.
+        span: whether the smallest and the largest are told, and not each with its interval.
+    """
+
+    words: str
+    study: str
+    compared: tuple[str, ...]
+    sign: int = 1
+    span: bool = False
+
+
+NOISES = ("0.4", "0.8", "1")
+ROWS = {
+    "clean": Row(
+        "clean labels, top-5: `smooth_topk_svm` less cross-entropy",
+        "noise",
+        ("noise 0, top-5 of ce less smooth_topk_svm",),
+        sign=-1,
+    ),
+    "noise": Row(
+        "noisy labels, top-5: `smooth_topk_svm` less cross-entropy, the more the noisier",
+        "noise",
+        tuple(f"noise {noise}, top-5 of smooth_topk_svm less ce" for noise in NOISES),
+        span=True,
+    ),
+    "noised": Row(
+        "the same of `noised_topk`",
+        "noise",
+        tuple(f"noise {noise}, top-5 of noised_topk less ce" for noise in NOISES),
+        span=True,
+    ),
+    "first": Row(
+        "noise 0.4, in **top-1**: `smooth_topk_svm` less cross-entropy",
+        "noise",
+        ("noise 0.4, top-1 of smooth_topk_svm less ce",),
+    ),
+    "little": Row(
+        "a quarter of the data, top-5: `smooth_topk_svm` less cross-entropy",
+        "small-data",
+        ("0.25 of the data, top-5 of smooth_topk_svm less ce",),
+    ),
+    "gap": Row(
+        "required gap alpha = 1 less 0, top-5, without and with noise",
+        "margin",
+        ("noise 0, top-5 of alpha = 1 less alpha = 0", "noise 0.8, top-5 of alpha = 1 less alpha = 0"),
+    ),
+    "tail": Row(
+        "a long tail, macro top-5: `noised_topk_imbalanced` less cross-entropy",
+        "imbalance",
+        ("macro top-5 of noised_topk_imbalanced less ce",),
+    ),
+    "bonus": Row(
+        "bonus on cross-entropy, top-1: `encouraging` less cross-entropy",
+        "encouraging",
+        ("top-1 of encouraging log_end=0.75 less ce", "top-1 of encouraging log_end=1 less ce"),
+    ),
+    "taylor": Row(
+        "100 classes, top-1: `log_taylor_softmax` less cross-entropy",
+        "spherical",
+        ("100 classes, top-1 of ce less log_taylor_softmax",),
+        sign=-1,
+    ),
+}
+
+
+def read(folder: Path) -> Results:
+    """The results of every page, as the repository keeps them."""
+    return {page: json.loads((folder / f"{page}.json").read_text(encoding="utf-8")) for page in PAGES}
+
+
+def cell(row: Row, studies: Sequence[Mapping[str, Any]]) -> str:
+    """A difference on one page, with its verdict where that is not that one is ahead."""
+    notes = [_note(studies, row.study, words) for words in row.compared]
+    found = [(note["verdict"], *_number(note, row.sign)) for note in notes]
+    if row.span and all(verdict in ("agrees", "differs") for verdict, _, _ in found):
+        means = sorted(mean for _, mean, _ in found)
+        return f"{means[0]:+.1f} to {means[-1]:+.1f}"
+    each = dict.fromkeys(_told(*one) for one in found)
+    return ", ".join(each)
+
+
+def table(results: Results) -> str:
+    """Every difference on every page."""
+    head = ["| |" + "".join(f" {words} |" for words in PAGES.values()), "|---" * (1 + len(PAGES)) + "|"]
+    rows = (f"| {row.words} |" + "".join(f" {cell(row, results[page])} |" for page in PAGES) for row in ROWS.values())
+    return "\n".join([*head, *rows, ""])
+
+
+def update(text: str, results: Results) -> str:
+    """A page with its numbers written anew."""
+    text = QUOTE.sub(lambda quote: f"{quote[1]}{cell(ROWS[quote[2]], results[quote[3]])}{quote[4]}", text)
+    return BLOCK.sub(lambda _: table(results), text)
+
+
+def studied(results: Results) -> set[str]:
+    """The losses that a claim of the studies compares."""
+    compared = (note["evidence"] for studies in results.values() for study in studies for note in study["notes"])
+    return {word for evidence in compared for word in re.findall(r"[a-z_]+", evidence)}
+
+
+def _note(studies: Sequence[Mapping[str, Any]], study: str, compared: str) -> Mapping[str, Any]:
+    notes = next(each["notes"] for each in studies if each["study"] == study)
+    return next(note for note in notes if note["evidence"].startswith(f"{compared}: "))
+
+
+def _number(note: Mapping[str, Any], sign: int) -> tuple[float, str]:
+    match = NUMBER.search(note["evidence"])
+    assert match is not None, note["evidence"]
+    return sign * float(match["mean"]), f"{float(match['half']):.1f}"
+
+
+def _told(verdict: str, mean: float, half: str) -> str:
+    if verdict == "same":
+        return "no difference above 1"
+    return f"{'' if verdict in ('agrees', 'differs') else f'{verdict}: '}{mean:+.1f} ± {half}"
+
+
+def main(argv: Sequence[str]) -> int:
+    if len(argv) != 2:
+        print("usage: python -m topk_studies.report.quotes RESULTS PAGE.md", file=sys.stderr)
+        return 2
+    results, page = map(Path, argv)
+    page.write_text(update(page.read_text(encoding="utf-8"), read(results)), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
