@@ -26,7 +26,8 @@ class KSubsetNLL(ClassificationLoss):
     loss is the expected one of any random k-set with these probabilities, else that of sets of the two sizes around its
     sum. So mixed and smoothed targets have a meaning: ``label_smoothing`` spreads its share of k over all classes.
 
-    Rows of k-hot targets are grouped by their k. Reading k waits for the GPU and breaks a compiled graph.
+    Rows of k-hot targets are grouped by their k. Reading k waits for the GPU and breaks a compiled graph. Under
+    ``torch.func.vmap`` over targets k cannot be read, and a row costs O(n^2) for that of any.
 
     Use when:
         An image has several labels, and their number is known from the target.
@@ -71,7 +72,8 @@ class KSubsetNLL(ClassificationLoss):
         if target.shape == logits.shape and logits.ndim == 2:
             if not target.is_floating_point():
                 target = target.to(torch.promote_types(logits.dtype, torch.float32))
-            _check_chances(target)
+            if not self._is_hidden(target):
+                _check_chances(target)
         return super().forward(logits, target)
 
     def row_loss(self, logits: Tensor) -> RowLoss:
@@ -93,7 +95,7 @@ class KSubsetNLL(ClassificationLoss):
         k = size.round()
         between = (size - k).abs() > 8 * target.shape[1] * torch.finfo(target.dtype).eps
         partition = _log_sigma(x, torch.where(between, size.floor(), k).long())
-        if bool(between.any()):
+        if self._is_hidden(between) or bool(between.any()):
             above = _log_sigma(x, torch.where(between, size.ceil(), k).long())
             partition = torch.lerp(partition, above, torch.where(between, size - size.floor(), 0.0))
         loss = partition - torch.where(q == 0, 0.0, q * x).sum(-1)

@@ -19,9 +19,9 @@ def randn(*shape, dtype=torch.float64, seed=0):
 
 
 def enumerated(distribution):
-    """All sets, and their chances from the definition."""
-    sets = distribution.enumerate_support()
-    weights = torch.where(sets != 0, distribution.x, 0.0).double().sum(-1)
+    """All sets, and the logarithms of their chances from the definition, in double precision."""
+    sets, logits = distribution.enumerate_support(), distribution.logits.double()
+    weights = torch.where(sets != 0, (logits - logits.amax(-1, keepdim=True)) / distribution.temperature, 0.0).sum(-1)
     return sets.double(), weights - weights.logsumexp(0)
 
 
@@ -42,23 +42,26 @@ KINDS = {
 def test_every_quantity_is_that_of_the_enumeration(n, k, kind, dtype):
     distribution = KSubset(KINDS[kind](n).to(dtype), k, temperature=0.7)
     sets, logs = enumerated(distribution)
-    # log_prob is a difference of sums of k scores: their rounding is what remains
-    scale = torch.finfo(dtype).eps * (8 + 4 * k * float(distribution.x.abs().max()))
-    assert (distribution.log_prob(distribution.enumerate_support()) - logs).abs().max() <= scale
+    # in double precision n factors are rounded, and k scores in the sums of the enumeration; the result once more
+    spread = float((distribution.x - distribution.x.amax(-1, keepdim=True)).abs().max())
+    double = torch.finfo(torch.float64).eps * (8 + n + 4 * k * spread)
+    rounding = double + torch.finfo(dtype).eps * logs.abs()
+    assert ((distribution.log_prob(distribution.enumerate_support()) - logs).abs() <= rounding).all()
     indices = sets.nonzero()[:, -1].view(*sets.shape[:-1], k)
-    assert (distribution.log_prob(indices) - logs).abs().max() <= scale
+    assert ((distribution.log_prob(indices) - logs).abs() <= rounding).all()
     chances = logs.exp()
     marginals = (chances[..., None] * sets).sum(0)
+    scale = torch.finfo(dtype).eps * (8 + 4 * k * float(distribution.x.abs().max()))
     torch.testing.assert_close(distribution.marginals.double(), marginals, rtol=1e-5, atol=scale)
     entropy = -torch.where(chances == 0, 0.0, chances * logs).sum(0)
-    assert (distribution.entropy() - entropy).abs().max() <= scale * (1 + n)
+    assert ((distribution.entropy() - entropy).abs() <= double * (1 + n) + torch.finfo(dtype).eps * entropy).all()
     covariance = torch.einsum("sb,sbi,sbj->bij", chances, sets, sets) - marginals[:, :, None] * marginals[:, None]
     v = randn(n, seed=1).to(dtype)
     found = distribution.covariance_vector_product(v).double()
     assert (found - covariance @ v.double()).abs().max() <= 40 * n * torch.finfo(dtype).eps + scale
     mode = distribution.log_prob(distribution.mode)
     assert torch.equal(distribution.mode.sum(-1), torch.full((2,), float(k), dtype=dtype))
-    assert (mode.double() >= logs.amax(0) - scale).all()
+    assert (mode.double() >= logs.amax(0) - rounding.amax(0)).all()
 
 
 def test_long_rows_against_exact_sums():
@@ -172,6 +175,113 @@ def test_shapes_expand_vmap_and_copies():
     assert empty.entropy().shape == (0,)
 
 
+HALVES = {
+    "apart": torch.tensor([[6e4, -6e4, 0.0, 1.0]]),
+    "shifted": randn(3, 30, dtype=torch.float32) * 5 + 20,
+    "ruled out": torch.tensor([[3.0, -INF, 1.0, 0.5, 2.0, -INF]]) + 300,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", HALVES)
+def test_narrow_logits_lose_no_digits(kind, dtype):
+    """Against double precision on the same logits: the result is rounded once, to single precision."""
+    logits = HALVES[kind].to(dtype)
+    p, wide = KSubset(logits, 2, temperature=0.9), KSubset(logits.double(), 2, temperature=0.9)
+    q, wide_q = KSubset(logits.flip(0) * 0.5, 2), KSubset(logits.flip(0).double() * 0.5, 2)
+    gumbel, wide_gumbel = (GumbelTopK(s, 2, temperature=0.9) for s in (logits, logits.double()))
+    hot = p.mode
+    pairs = {
+        "entropy": (p.entropy(), wide.entropy()),
+        "log_prob": (p.log_prob(hot), wide.log_prob(hot.double())),
+        "kl": (kl_divergence(p, q), kl_divergence(wide, wide_q)),
+        "log_partition": (p.log_partition(), wide.log_partition()),
+        "gumbel": (gumbel.log_prob(torch.tensor([2, 0])), wide_gumbel.log_prob(torch.tensor([2, 0]))),
+        "gumbel sets": (gumbel.set_log_prob(torch.tensor([2, 0])), wide_gumbel.set_log_prob(torch.tensor([2, 0]))),
+    }
+    for name, (narrow, exact) in pairs.items():
+        assert narrow.dtype == torch.float32, name
+        torch.testing.assert_close(narrow.double(), exact, rtol=torch.finfo(torch.float32).eps, atol=1e-30, msg=name)
+    assert (wide.entropy() >= 0).all()
+
+
+QUANTITIES = {
+    "entropy": lambda d, q: d.entropy(),
+    "kl": lambda d, q: kl_divergence(d, q),
+    "kl of the other": lambda d, q: kl_divergence(q, d),
+    "log_prob": lambda d, q: d.log_prob(q.mode),
+    "log_partition": lambda d, q: d.log_partition(),
+    "marginals": lambda d, q: d.marginals.square().sum(-1),
+}
+
+
+@pytest.mark.parametrize("name", QUANTITIES)
+@pytest.mark.parametrize("k", [2, torch.tensor([2, 2, 2])], ids=["one", "each"])
+def test_gradients_of_rows_with_classes_that_are_ruled_out(name, k):
+    """They are those of the rows without these classes, and 0 at them."""
+    kept = torch.tensor([0, 2, 3, 5])
+    inside = randn(3, 4).requires_grad_()
+    whole = torch.full((3, 6), -INF, dtype=torch.float64).index_copy(1, kept, inside.detach()).requires_grad_()
+    other = randn(3, 4, seed=1)
+    value = QUANTITIES[name](KSubset(inside, k), KSubset(other, k))
+    found = QUANTITIES[name](KSubset(whole, k), KSubset(torch.full_like(whole, -INF).index_copy(1, kept, other), k))
+    torch.testing.assert_close(found, value, rtol=1e-13, atol=1e-14)
+    wanted = torch.zeros(3, 6, dtype=torch.float64).index_copy(1, kept, torch.autograd.grad(value.sum(), inside)[0])
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), whole)[0], wanted, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("k", [2, torch.tensor([2, 2])], ids=["one", "each"])
+def test_a_row_with_only_k_classes_has_one_set(k):
+    torch.manual_seed(0)
+    x = torch.tensor([[1.0, -INF, 2.0, -INF], [0.0, 1.0, 2.0, 3.0]], dtype=torch.float64, requires_grad=True)
+    distribution = KSubset(x, k, temperature=0.5)
+    certain = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    assert torch.equal(distribution.marginals[0], certain)
+    assert torch.equal(distribution.variance[0], torch.zeros(4, dtype=torch.float64))
+    assert distribution.entropy()[0].abs() <= 1e-15
+    assert distribution.log_prob(torch.stack((certain, certain)))[0].abs() <= 1e-15
+    assert distribution.log_prob(torch.tensor([[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0]]))[0] == -INF
+    torch.testing.assert_close(distribution.log_partition()[0], torch.tensor(6.0, dtype=torch.float64))
+    draws = distribution.rsample((5,))
+    assert (draws[:, 0] == certain).all()
+    for value in (distribution.entropy(), draws.square(), distribution.log_prob(draws.detach())):
+        (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=True)
+        assert torch.equal(gradient[0], torch.zeros(4, dtype=torch.float64))
+        assert gradient[1].isfinite().all()
+    of_partition = torch.autograd.grad(distribution.log_partition().sum(), x)[0]
+    torch.testing.assert_close(of_partition[0], certain / 0.5)
+    product = distribution.covariance_vector_product(torch.ones(4))
+    assert torch.equal(product[0], torch.zeros(4, dtype=torch.float64))
+
+
+# torch's own decompositions for forward mode are still written in it
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")
+def test_the_transforms_of_torch():
+    """log_prob, the entropy and the marginals under vmap, in forward mode and twice."""
+    x, direction = randn(3, 6), randn(3, 6, seed=2)
+    x[0, 1] = -INF
+    hot = torch.zeros(3, 6, dtype=torch.float64)
+    hot[:, [0, 4]] = 1.0
+
+    def quantities(x, k):
+        d = KSubset(x, k, validate_args=False)
+        return torch.stack((d.log_prob(hot[0]), d.entropy(), d.log_partition()))
+
+    for k in (1, 2, 5):
+        wanted = torch.stack([quantities(row, k) for row in x])
+        torch.testing.assert_close(torch.func.vmap(lambda row, k=k: quantities(row, k))(x), wanted)
+        value, along = torch.func.jvp(lambda row, k=k: quantities(row, k), (x[1],), (direction[1],))
+        jacobian = torch.func.jacrev(lambda row, k=k: quantities(row, k))(x[1])
+        torch.testing.assert_close(value, wanted[1])
+        torch.testing.assert_close(along, jacobian @ direction[1], rtol=1e-11, atol=1e-13)
+        second = torch.func.hessian(lambda row, k=k: quantities(row, k).sum())(x[1])
+        by_autograd = torch.autograd.functional.hessian(lambda row, k=k: quantities(row, k).sum(), x[1])
+        torch.testing.assert_close(second, by_autograd, rtol=1e-10, atol=1e-12)
+    sizes = torch.tensor([1, 2, 4])
+    each = torch.func.vmap(lambda row, k: KSubset(row, k, validate_args=False).log_partition())(x, sizes)
+    torch.testing.assert_close(each, KSubset(x, sizes).log_partition())
+
+
 def test_the_tilt_keeps_the_mean_between_half_and_all_of_k():
     for kind in KINDS.values():
         x, k = kind(60), torch.tensor([1, 9])
@@ -199,6 +309,8 @@ def test_the_tilt_keeps_the_mean_between_half_and_all_of_k():
         (lambda: KSubset(torch.zeros(2, 4), torch.tensor([1, 2])).enumerate_support(), "give k as a number"),
         (lambda: KSubset(torch.zeros(2, 4), torch.tensor([1, 2])).sample_indices(), "one k for all rows"),
         (lambda: GumbelTopK(torch.zeros(4), 5), "from 1 to n = 4"),
+        (lambda: GumbelTopK(torch.tensor([0.0, -INF, -INF]), 2, validate_args=True), "k logits above -inf"),
+        (lambda: GumbelTopK(torch.tensor([0.0, math.nan]), 1, validate_args=True), "none that is inf or NaN"),
         (lambda: GumbelTopK(torch.zeros(9), 8).set_log_prob(torch.arange(8)), "k may be up to 7"),
     ],
 )

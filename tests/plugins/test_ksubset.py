@@ -170,3 +170,43 @@ def test_bad_input():
         create_loss("ksubset_nll")(scores(), 2 * k_hot([1, 2, 2, 3, 6]))
     with pytest.raises(ValueError, match="target must be class indices"):
         create_loss("ksubset_nll")(scores(), k_hot([1, 2, 2]))
+
+
+# torch's own decompositions for forward mode are still written in it
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"weight": [1.0, 2.0, 0.5, 1.0, 0.0, 3.0]}], ids=str)
+@pytest.mark.parametrize("kind", ["k-hot", "integers", "soft"])
+def test_the_transforms_of_torch(kind, options):
+    """Also over targets, whose sizes cannot be read then."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 6, dtype=torch.float64, generator=generator)
+    y = torch.rand(4, 6, dtype=torch.float64, generator=generator)
+    y = y if kind == "soft" else (y > 0.5).to(torch.float64 if kind == "k-hot" else torch.int64)
+    direction, loss = x.roll(1, 0).cos(), create_loss("ksubset_nll", **options)
+    leaf = x.clone().requires_grad_()
+    value = loss(leaf, y)
+    (gradient,) = torch.autograd.grad(value, leaf)
+    close = {"rtol": 1e-11, "atol": 1e-13}
+    models = torch.stack((x, x + 1))
+    torch.testing.assert_close(torch.func.vmap(lambda s: loss(s, y))(models), value.detach().expand(2), **close)
+    torch.testing.assert_close(torch.func.grad(lambda s: loss(s, y))(x), gradient, **close)
+    _, along = torch.func.jvp(lambda s: loss(s, y), (x,), (direction,))
+    torch.testing.assert_close(along, (gradient * direction).sum(), **close)
+
+    def one(s, t):
+        return loss(s[None], t[None])
+
+    each = torch.func.vmap(torch.func.grad(one))(x, y)
+    torch.testing.assert_close(each / len(x), gradient, **close)
+    hessian = torch.func.hessian(lambda s: loss(s, y))(x)
+    torch.testing.assert_close(hessian, torch.autograd.functional.hessian(lambda s: loss(s, y), x), **close)
+
+
+def test_a_row_with_as_many_classes_as_labels_costs_nothing():
+    x = torch.tensor([[1.0, -torch.inf, 2.0], [1.0, 0.0, 2.0]], requires_grad=True)
+    y = torch.tensor([[1, 0, 1], [1, 0, 1]])
+    loss = create_loss("ksubset_nll", reduction="none")(x, y)
+    (gradient,) = torch.autograd.grad(loss.sum(), x)
+    assert loss[0].abs() <= 1e-15
+    assert torch.equal(gradient[0], torch.zeros(3))
+    assert gradient[1].all()

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints, kl
 
-from topk_registry.distributions import tree
-from topk_registry.ops.ksubset import topk_marginals
+from topk_registry.distributions import relative, tree
+from topk_registry.distributions.scores import check_numbers, check_scores, scaled
+from topk_registry.ops.targets.hidden import is_hidden
+from topk_registry.ops.targets.table import wide
 
 SUPPORT_LIMIT = 1_000_000  # subsets that enumerate_support makes at most
 
@@ -37,10 +39,12 @@ class KSubset(Distribution):
 
     Its marginals are those of :func:`topk_marginals`. Values are k-hot vectors [..., n] in the dtype of the logits;
     :meth:`log_prob` takes sets of class indices [..., k] too. Sampling, ``log_prob`` and ``entropy`` build a tree of
-    O(n k) numbers a row in double precision; marginals cost what :func:`topk_marginals` costs.
+    O(n k) numbers a row in double precision; marginals cost what :func:`topk_marginals` costs. Results are in single
+    precision for logits in half precision.
 
     Args:
-        logits: scores [..., n]; a class with -inf is in no set.
+        logits: scores [..., n]; a class with -inf is in no set. Where a row has only k other classes, their set is
+            certain: its entropy is 0, and no gradient reaches the row.
         k: size of the sets, 1 <= k < n: one number, or integers [...], one a row.
         temperature: divides the logits.
         validate_args: check arguments and values; torch's default where None.
@@ -67,10 +71,7 @@ class KSubset(Distribution):
     def __init__(
         self, logits: Tensor, k: int | Tensor, temperature: float = 1.0, validate_args: bool | None = None
     ) -> None:
-        if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.ndim < 1:
-            raise ValueError(f"logits must be floating point [..., n], got {_described(logits)}")
-        if not 0.0 < temperature < math.inf:
-            raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
+        check_scores(logits, temperature)
         n, shape = logits.shape[-1], logits.shape[:-1]
         size = torch.as_tensor(k, device=logits.device)
         if size.is_floating_point() or size.dtype == torch.bool:
@@ -80,14 +81,12 @@ class KSubset(Distribution):
             self.k = size.long().expand(shape)
         except RuntimeError:
             raise ValueError(f"k must be one number, or one a row {list(shape)}, got {list(size.shape)}") from None
-        if self.k.numel() and not (int(self.k.min()) >= 1 and int(self.k.max()) < n):
+        if self.k.numel() and not is_hidden(self.k) and not (int(self.k.min()) >= 1 and int(self.k.max()) < n):
             raise ValueError(f"k must be from 1 to n - 1 = {n - 1}, got {k!r}")
         self.logits, self.temperature = logits, float(temperature)
         super().__init__(shape, torch.Size((n,)), validate_args)
         if self._validate_args and logits.numel():
-            possible = (logits > -math.inf).sum(-1)
-            if bool((possible < self.k).any()) or bool((logits == math.inf).any()) or bool(logits.isnan().any()):
-                raise ValueError("every row needs k logits above -inf, and none that is inf or NaN")
+            check_numbers(logits, self.k)
 
     @property
     def arg_constraints(self) -> dict[str, constraints.Constraint]:
@@ -99,13 +98,13 @@ class KSubset(Distribution):
 
     @property
     def x(self) -> Tensor:
-        """logits / temperature [..., n]."""
-        return self.logits / self.temperature
+        """logits / temperature [..., n], in at least single precision."""
+        return wide(self.logits) / self.temperature
 
     @property
     def marginals(self) -> Tensor:
         """Probability of each class to be in the set [..., n]; each row sums to its k. Differentiable."""
-        return _marginals(self.x, self.k, self._one_k)
+        return relative.marginals(self.logits, self.k, self._one_k, self.temperature)
 
     @property
     def mean(self) -> Tensor:
@@ -119,43 +118,42 @@ class KSubset(Distribution):
     @property
     def mode(self) -> Tensor:
         """The most probable set: the k largest logits, ties by the lower index."""
-        order = self.logits.sort(dim=-1, descending=True, stable=True).indices
-        rank = torch.empty_like(order).scatter_(
-            -1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order)
-        )
-        return (rank < self.k[..., None]).to(self.logits.dtype)
+        return relative.most_probable(self.logits, self.k)[0].to(self.logits.dtype)
 
     def log_partition(self) -> Tensor:
         """log sigma_k(exp x) [...], whose gradient to x are the marginals."""
-        return _LogPartition.apply(self.x, self.k, self._one_k)
+        x, in_mode = self._centred()
+        of_mode = torch.where(in_mode, self.logits.double() / self.temperature, 0.0).sum(-1)
+        return self._out(of_mode + relative.excess(x, self.k, in_mode, self._one_k))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log P(S) of k-hot vectors [..., n], or of class indices [..., k] where all rows have one k."""
+        x, in_mode = self._centred()
         if _is_indices(value, self._one_k, self.event_shape[0]):
-            chosen = self._of_indices(value)
+            ahead = self._of_indices(x, value) - torch.where(in_mode, x, 0.0).sum(-1)
         else:
             if self._validate_args:
                 self._validate_sample(value)
-            # a class that is left out takes no part, also where its score is -inf
-            chosen = torch.where(value != 0, value * self.x, 0.0).sum(-1)
-        return chosen - self.log_partition()
+            ahead = relative.inner(value.double() - in_mode.double(), x)
+        return self._out(ahead - relative.excess(x, self.k, in_mode, self._one_k))
 
     def entropy(self) -> Tensor:
         """log sigma_k - sum_i pi_i x_i [...]."""
-        return self.log_partition() - _expected(self.marginals, self.x)
+        return self._out(self._surprise_of(self))
 
     def covariance_vector_product(self, v: Tensor) -> Tensor:
         """Covariance of the k-hot vector times v [..., n]: the Jacobian of the marginals to x, which is symmetric."""
         with torch.enable_grad():
             x = self.x.detach().requires_grad_()
-            (product,) = torch.autograd.grad(_marginals(x, self.k, self._one_k), x, v.expand(x.shape))
+            pi = relative.marginals(x, self.k, self._one_k, 1.0)
+            (product,) = torch.autograd.grad(pi, x, v.to(pi.dtype).expand(pi.shape))
         return product
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """Exact draws as k-hot vectors [sample_shape, ..., n]."""
         sample_shape = torch.Size(sample_shape)
-        rows = self.x.reshape(-1, self.event_shape[0]).double()
+        rows = self._centred()[0].reshape(-1, self.event_shape[0])
         drawn = tree.sample(rows, self.k.reshape(-1), sample_shape.numel())
         return drawn.view(self._extended_shape(sample_shape)).to(self.logits.dtype)
 
@@ -192,7 +190,23 @@ class KSubset(Distribution):
         new._validate_args = self._validate_args
         return new
 
-    def _of_indices(self, value: Tensor) -> Tensor:
+    def _centred(self) -> tuple[Tensor, Tensor]:
+        """logits / temperature [..., n] in double precision from the k-th largest, and the k largest as booleans."""
+        in_mode, least = relative.most_probable(self.logits, self.k)
+        return scaled(self.logits, self.temperature, least), in_mode
+
+    def _surprise_of(self, drawn: "KSubset") -> Tensor:
+        """-E log P(S) [...] of this distribution for sets that another one draws: the cross-entropy of the two."""
+        x, in_mode = self._centred()
+        own = x if drawn is self else drawn._centred()[0]
+        pi = relative.beyond(relative.log_odds(own, drawn.k, drawn._one_k), in_mode)
+        return relative.excess(x, self.k, in_mode, self._one_k) - relative.inner(pi, x)
+
+    def _out(self, found: Tensor) -> Tensor:
+        return found.to(wide(self.logits).dtype)
+
+    def _of_indices(self, x: Tensor, value: Tensor) -> Tensor:
+        """Sum [...] of x [..., n] over classes [..., k]."""
         n = self.event_shape[0]
         if self._validate_args and value.numel():
             low, high = int(value.min()), int(value.max())
@@ -202,53 +216,11 @@ class KSubset(Distribution):
             if bool((in_order[..., 1:] == in_order[..., :-1]).any()):
                 raise ValueError("a set of class indices names a class twice")
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
-        return self.x.expand(*shape, n).gather(-1, value.expand(*shape, -1)).sum(-1)
-
-
-class _LogPartition(torch.autograd.Function):
-    """log sigma_k of x [..., n]; the backward pass multiplies by the marginals, which are differentiable again."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, k: Tensor, one_k: int | None) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1]).double()
-        return tree.log_sigma(rows, k.reshape(-1)).view(x.shape[:-1]).to(x.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, k, ctx.one_k = inputs
-        ctx.save_for_backward(x, k)
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> Any:
-        x, k = ctx.saved_tensors
-        return cotangent[..., None] * _marginals(x, k, ctx.one_k), None, None
-
-
-def _marginals(x: Tensor, k: Tensor, one_k: int | None) -> Tensor:
-    """topk_marginals, row by row of one k where they differ."""
-    if one_k is not None:
-        return topk_marginals(x, one_k)
-    rows, sizes = x.reshape(-1, x.shape[-1]), k.reshape(-1)
-    pi = torch.zeros_like(rows)
-    for size in sizes.unique().tolist():
-        chosen = (sizes == size).nonzero()[:, 0]
-        pi = pi.index_copy(0, chosen, topk_marginals(rows[chosen], size).to(rows.dtype))
-    return pi.view(x.shape)
-
-
-def _expected(pi: Tensor, x: Tensor) -> Tensor:
-    """sum_i pi_i x_i, where a class with -inf, which is never drawn, adds nothing."""
-    return torch.where(x == -math.inf, 0.0, pi * x).sum(-1)
+        return x.expand(*shape, n).gather(-1, value.expand(*shape, -1)).sum(-1)
 
 
 def _is_indices(value: Tensor, k: int | None, n: int) -> bool:
     return not value.is_floating_point() and value.dtype != torch.bool and value.shape[-1] == k and k != n
-
-
-def _described(value: object) -> str:
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
 @kl.register_kl(KSubset, KSubset)
@@ -256,6 +228,5 @@ def _kl_ksubset_ksubset(p: KSubset, q: KSubset) -> Tensor:
     """sum_i pi_i (x_i - y_i) - log sigma_k(exp x) + log sigma_k(exp y), for sets of one size."""
     if p.event_shape != q.event_shape or bool((p.k != q.k).any()):
         raise ValueError(f"both need the same n and k, got {p.event_shape[0]}, {p.k} and {q.event_shape[0]}, {q.k}")
-    pi = p.marginals
-    difference = torch.where(pi == 0, 0.0, pi * (p.x - q.x)).sum(-1)
-    return difference - p.log_partition() + q.log_partition()
+    found = q._surprise_of(p) - p._surprise_of(p)
+    return found.to(torch.promote_types(wide(p.logits).dtype, wide(q.logits).dtype))

@@ -34,25 +34,30 @@ def tilt(x: Tensor, k: Tensor) -> Tensor:
     return torch.where(left > 0, rest - left.clamp(min=1).to(x).log(), torch.inf).amin(-1)
 
 
-def grow(x: Tensor, k: Tensor) -> Tree:
-    """The tree of rows x [B, n] in double precision; O(n k) numbers a row."""
-    t = tilt(x, k)
+def largest(k: Tensor) -> int:
+    return int(k.max()) if k.numel() else 1
+
+
+def grow(x: Tensor, k: Tensor, most: int) -> Tree:
+    """The tree of rows x [B, n] in double precision, every k at most ``most``; O(n most) numbers a row."""
+    t = tilt(x.detach(), k)  # nothing depends on it
     leaves = F.pad(x - t[:, None], (0, (1 << (x.shape[1] - 1).bit_length()) - x.shape[1]), value=-torch.inf).T
     factors = torch.stack((torch.sigmoid(-leaves), torch.sigmoid(leaves)), 1)
-    return Tree(product_tree(factors, int(k.max()) if k.numel() else 1), t)
+    return Tree(product_tree(factors, most), t)
 
 
-def log_sigma(x: Tensor, k: Tensor) -> Tensor:
-    """log sigma_k(exp x) of rows x [B, n]: [B]."""
-    tree = grow(x, k)
+def log_excess(x: Tensor, k: Tensor, in_mode: Tensor, most: int) -> Tensor:
+    """log sigma_k(exp x) [B] of rows x [B, n], less the sum of x over the k largest, which are marked [B, n]."""
+    tree = grow(x, k, most)
     drawn = tree.levels[-1][0].gather(0, k[None])[0]  # the chance that k classes are drawn
-    # torch's own threshold of 20 leaves out up to e^-20 a class
-    return drawn.log() + F.softplus(x - tree.t[:, None], threshold=40.0).sum(-1) + k * tree.t
+    u = x - tree.t[:, None]
+    # a marked class adds log(1 + e^u) - u; torch's own threshold of 20 leaves out up to e^-20 a class
+    return drawn.log() + F.softplus(torch.where(in_mode, -u, u), threshold=40.0).sum(-1)
 
 
 def sample(x: Tensor, k: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
     """Exact draws [count, B, n] as booleans; one pass down the tree, O(n log k) numbers a draw and row."""
-    tree = grow(x, k)
+    tree = grow(x, k, largest(k))
     drawn = k.expand(count, 1, -1)  # [count, nodes, B]
     for level in reversed(tree.levels[:-1]):
         left, right = level[0::2], level[1::2]  # [nodes, degrees, B]

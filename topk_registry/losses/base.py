@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from topk_registry.ops.rows.api import RowLoss, reduced, serves
 from topk_registry.ops.targets.checks import check_logits, check_target, checked_weight
+from topk_registry.ops.targets.hidden import is_hidden
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import REDUCTIONS, Masses, Reduction
 from topk_registry.ops.targets.table import expected
@@ -158,6 +159,11 @@ class ClassificationLoss(nn.Module):
             ignore_index=self.ignore_index,
             reduction=self.reduction,
         )
+
+    @staticmethod
+    def _is_hidden(t: Tensor) -> bool:
+        """Whether ``torch.func.vmap`` hides the numbers of a tensor, so that no choice can depend on them."""
+        return is_hidden(t)
 
     def _suits_row_loss(self, target: Tensor | LabelMixture) -> bool:
         """Whether :meth:`row_loss` is the loss of this target. Must not read values: that would synchronise a GPU."""

@@ -8,6 +8,8 @@ coefficient is exact to a few roundings, however small it is.
 import torch
 from torch import Tensor
 
+from topk_registry.ops.tensors import Route, route
+
 OUTER = 128  # up to this many numbers a row, outer products are quicker than a coefficient at a time
 
 
@@ -16,9 +18,10 @@ def multiply(a: Tensor, b: Tensor, low: int, high: int, a_low: int = 0) -> Tenso
 
     out_j = sum_i b_i a_{j-i}: [..., p, B], [..., q, B] -> [..., high - low + 1, B]. Degrees that a lacks are 0.
     """
-    if a.requires_grad or b.requires_grad:
+    # the call of an autograd Function costs more than the product, and transforms do not take this one
+    if (a.requires_grad or b.requires_grad) and route(a, b) is not Route.OPERATIONS:
         return _Multiply.apply(a, b, low, high, a_low)
-    return _multiply(a, b, low, high, a_low)  # the call of an autograd Function costs more than the product
+    return _multiply(a, b, low, high, a_low)
 
 
 def _multiply(a: Tensor, b: Tensor, low: int, high: int, a_low: int) -> Tensor:
