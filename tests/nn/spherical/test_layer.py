@@ -199,6 +199,41 @@ def test_the_sum_of_squares_is_held_above_what_no_vector_can_go_below():
     assert layer(H, torch.randint(N, (M,))).isfinite()
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", LOSSES)
+def test_ignored_rows_cost_nothing_and_train_nothing(name, bias):
+    """Ten steps are those of a layer that is given the other rows alone, also where ignored features are not finite."""
+    _, layer = pair(name, bias=bias)
+    _, other = pair(name, bias=bias)
+    generator = torch.Generator().manual_seed(3)
+    for step in range(10):
+        h = torch.randn(M, D, dtype=torch.float64, generator=generator)
+        target = torch.randint(N, (M,), generator=generator)
+        target[step % M] = target[0] = -100
+        h[0] = torch.nan
+        kept = target != -100
+        ours, rest = h.clone().requires_grad_(), h[kept].requires_grad_()
+        layer(ours, target).backward()
+        other(rest, target[kept]).backward()
+        assert torch.equal(ours.grad[~kept], torch.zeros(int((~kept).sum()), D, dtype=torch.float64))
+        assert torch.equal(ours.grad[kept], rest.grad)
+        assert layer.gradient_norm() == other.gradient_norm()
+        layer.reduction = other.reduction = "none"
+        apart = layer(h, target)
+        assert torch.equal(apart[kept], other(h[kept], target[kept]))
+        assert torch.equal(apart[~kept], torch.zeros(int((~kept).sum()), dtype=torch.float64))
+        layer.reduction = other.reduction = "mean"
+        for one in (layer, other):
+            one.step(0.005, weight_decay=0.01, max_norm=1.0)
+    assert torch.equal(layer.to_linear().weight, other.to_linear().weight)
+    before = layer.to_linear().weight
+    assert layer(h, torch.full_like(target, -100)).isnan()  # a mean over no rows, as in cross-entropy
+    layer(h.requires_grad_(), torch.full_like(target, -100)).backward()
+    assert not h.grad.any()
+    layer.step(0.1)
+    assert torch.equal(layer.to_linear().weight, before)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_reductions_ignored_rows_and_class_weights(reduction):
     torch.manual_seed(1)
@@ -350,6 +385,8 @@ def test_misuse_is_an_error_that_says_so():
         ({"loss": "focal"}, "cannot be computed from the sum"),
         ({"loss": "log_taylor_softmax", "loss_options": {"label_smoothing": 0.1}}, "needs the score of every class"),
         ({"loss": "mse", "loss_options": {"epsilon": 1}}, "takes no options"),
+        ({"loss": "log_taylor_softmax", "loss_options": {"reduction": "sum"}}, "give reduction='sum' to the layer"),
+        ({"loss": tr.create_loss("spherical_bound", ignore_index=0)}, "give ignore_index=0 to the layer"),
         ({"dtype": torch.float16}, "float32 or float64"),
         ({"reduction": "median"}, "reduction must be one of"),
     ]:

@@ -9,7 +9,7 @@ from torch import nn
 from tests.workers import processes
 from topk_registry.nn.spherical import SphericalLinear
 
-N, D, STEPS = 60, 5, 4
+N, D, STEPS = 60, 5, 5
 
 
 def make():
@@ -34,8 +34,13 @@ def work(rank, rendezvous, folder):
         elif step == 2:
             labels = target[mine, None].expand(3, 2)
             layer(features[mine], (labels, torch.full((3, 2), 0.5, dtype=torch.float64))).backward()
-        elif step < 3 or rank == 0:  # in the last step the second rank has nothing
+        elif step == 1 and rank == 1:  # all but one row of a rank are ignored
+            layer(features[mine], torch.where(torch.arange(3) == 1, target[mine], -100)).backward()
+        elif step < 3 or rank == 0:  # in the step after it the second rank has nothing
             layer(features[mine], target[mine]).backward()
+        if step == 4:  # no rank has a row that counts: what is left is the decay
+            layer.zero_grad()
+            layer(features[mine], torch.full((3,), -100)).backward()
         layer.step(0.3, weight_decay=0.1, max_norm=1.0)
     torch.save(layer.to_linear().state_dict(), folder / f"{rank}.pt")
     dist.destroy_process_group()
@@ -47,8 +52,13 @@ def test_two_processes_make_the_step_of_one(tmp_path):
     mp.start_processes(work, (tmp_path / "rendezvous", tmp_path), nprocs=2, start_method=method)
     one = make()
     for step, (features, target) in enumerate(batches()):
-        if step < 3:
+        if step == 1:
+            (one(features[:3], target[:3]) / 2).backward()
+            (one(features[4:5], target[4:5]) / 2).backward()
+        elif step < 3:
             one(features, target).backward()
+        elif step == 4:
+            one(features[:0], target[:0]).backward()
         else:
             (one(features[:3], target[:3]) / 2).backward()  # the mean over ranks, one being 0
         one.step(0.3, weight_decay=0.1, max_norm=1.0)

@@ -40,7 +40,7 @@ class SphericalLinear(nn.Module):
             the target's weights, summed over classes.
         loss_options: options of the loss by name, such as ``{"epsilon": 0.1}``.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: rows with this label cost nothing.
+        ignore_index: rows with this label cost nothing, train nothing, and are not counted in the mean.
         fold_every: recompute the small state from the weight after this number of steps.
         dtype: of the large factor; the small state is in double precision.
 
@@ -115,15 +115,17 @@ class SphericalLinear(nn.Module):
     def forward(self, features: Tensor, target: Target) -> Tensor:
         """The loss of features [B, d] with these targets; all of it in double precision."""
         setattr(self.factors.V, MARK, True)  # copying and unpickling lose it
-        labels, weights, kept = self._targets(features, target)
+        rows, labels, weights, share = self._targets(features, target)
+        kept = features if rows is None else features[rows]
         with torch.autocast(features.device.type, enabled=False):
             # its backward pass is wanted for the weight's sake too, where the features need no gradient
             anchor = torch.zeros((), requires_grad=torch.is_grad_enabled())
-            losses = _Losses.apply(features, labels, weights, self, anchor)
+            losses = _Losses.apply(kept, labels, weights, self, anchor)
         if self.reduction == "none":
+            losses = losses if rows is None else losses.new_zeros(len(features)).index_copy(0, rows, losses)
             return losses.to(features.dtype)
         total = losses.sum()
-        return (total if self.reduction == "sum" else total / kept.sum()).to(features.dtype)
+        return (total if self.reduction == "sum" else total / share.sum()).to(features.dtype)
 
     @torch.no_grad()
     def step(
@@ -238,8 +240,12 @@ class SphericalLinear(nn.Module):
                 raise ValueError(f"labels must be in [0, {self.num_classes - 1}], got {wrong}")
         return labels.long()
 
-    def _targets(self, features: Tensor, target: Target) -> tuple[Tensor, Tensor, Tensor]:
-        """Labels and their weights [B, K], and each row's share [B] in the mean."""
+    def _targets(self, features: Tensor, target: Target) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+        """The m rows that count, None for all; their labels and weights [m, K], and each one's share [m] in the mean.
+
+        A row that is ignored has no part in any sum: whatever the loss makes of a row without labels, and whatever its
+        features are.
+        """
         B, like = len(features), {"dtype": torch.float64, "device": features.device}
         if isinstance(target, tuple):
             labels, given = target
@@ -248,20 +254,21 @@ class SphericalLinear(nn.Module):
                     f"weights must be floating point and as indices {list(labels.shape)}, got {given.dtype} "
                     f"{list(given.shape)}"
                 )
-            return self._weighted(self._checked(labels, B), given.to(**like), torch.ones(B, **like))
+            return None, *self._weighted(self._checked(labels, B), given.to(**like), torch.ones(B, **like))
         if target.is_floating_point() or target.shape != (B,):
             raise ValueError(
                 f"target must be class indices [{B}] or (indices [B, K], weights [B, K]), got {target.dtype} "
                 f"{list(target.shape)}; a dense distribution would cost what this layer avoids"
             )
-        kept = target != self.ignore_index
-        labels = self._checked(torch.where(kept, target, 0)[:, None], B)
-        return self._weighted(labels, kept.to(torch.float64)[:, None], kept.to(torch.float64))
+        rows = (target != self.ignore_index).nonzero()[:, 0]
+        labels = self._checked(target[rows, None], len(rows))
+        ones = torch.ones(len(rows), **like)
+        return None if len(rows) == B else rows, *self._weighted(labels, ones[:, None], ones)
 
-    def _weighted(self, labels: Tensor, weights: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _weighted(self, labels: Tensor, weights: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         factor = getattr(self.loss, "weight", None)
         if factor is None:
-            return labels, weights, kept
+            return labels, weights, share
         if len(factor) != self.num_classes:
             raise ValueError(f"weight has {len(factor)} entries, the layer has {self.num_classes} classes")
         weights = weights * factor.to(weights)[labels]

@@ -50,6 +50,9 @@ def resolve(loss: str | nn.Module, options: Mapping[str, Any]) -> SumsLoss | Non
             f"from_sums(s, q, score, n) and log_weights(scores), as the losses of the spherical family do, or be "
             f"{SQUARED_ERROR!r}"
         )
+    for option, usual in (("reduction", "mean"), ("ignore_index", -100)):
+        if (given := getattr(found, option, usual)) != usual:
+            raise ValueError(f"{option} of the loss has no effect here: give {option}={given!r} to the layer")
     if getattr(found, "label_smoothing", 0):
         raise ValueError("label_smoothing needs the score of every class: give 0, or targets of K labels with weights")
     return found

@@ -16,7 +16,7 @@ def gathered(own: Batch | None, factors: FactoredWeight) -> Batch | None:
     shapes = [torch.zeros_like(shape) for _ in range(world)]
     dist.all_gather(shapes, shape)
     m, K = (int(bound) for bound in torch.stack(shapes).amax(0))
-    if m == 0:
+    if K == 0 and m == 0:  # no rank has had a backward pass
         return None
     d = factors.Q.shape[0]
     mine = torch.zeros(m, 3 * d + 3 + 2 * K, dtype=torch.float64, device=device)
@@ -24,7 +24,8 @@ def gathered(own: Batch | None, factors: FactoredWeight) -> Batch | None:
         rows = _packed(own, K)
         mine[: len(rows)] = rows
     parts = [torch.zeros_like(mine) for _ in range(world)]
-    dist.all_gather(parts, mine)
+    if m:
+        dist.all_gather(parts, mine)
     rows = torch.cat([part[: int(count[0])] for part, count in zip(parts, shapes, strict=True)])
     H, HQ, dH, s, gs, gq, labels, ga = rows.split([d, d, d, 1, 1, 1, K, K], 1)
     return Batch(H, HQ, s[:, 0], labels.long(), gs[:, 0], gq[:, 0], ga, dH).scaled(1 / world)
