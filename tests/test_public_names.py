@@ -37,6 +37,7 @@ PUBLIC = {
     "get_loss_builder",
     "is_loss",
     "lapsum_loss",
+    "ldr_loss",
     "linear_smooth_topk",
     "list_losses",
     "loss_info",

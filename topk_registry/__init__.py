@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from topk_registry.ops.selection.api import topk_hinge_loss
     from topk_registry.ops.sigmoid.api import sigmoid_loss
     from topk_registry.ops.softmax.api import softmax_loss
+    from topk_registry.ops.softmax.ldr import ldr_loss
     from topk_registry.ops.sparse.api import sparse_topk_loss
     from topk_registry.ops.squares.api import quadratic_bound_loss, squares_loss
     from topk_registry.ops.squares.definition import quadratic_bound_of_sums
@@ -91,6 +92,7 @@ _HOMES = {
     "get_loss_builder": "registry.api",
     "is_loss": "registry.api",
     "lapsum_loss": "ops.lapsum.api",
+    "ldr_loss": "ops.softmax.ldr",
     "linear_smooth_topk": "nn.linear",
     "list_losses": "registry.api",
     "loss_info": "registry.api",
@@ -149,6 +151,7 @@ __all__ = [
     "get_loss_builder",
     "is_loss",
     "lapsum_loss",
+    "ldr_loss",
     "linear_smooth_topk",
     "list_losses",
     "loss_info",

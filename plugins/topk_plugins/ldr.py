@@ -13,25 +13,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor
-from torch.nn import functional as F
 
-from topk_registry import ClassificationLoss, Curve, RowLoss, aldr_loss, softmax_loss
-
-LARGE = 60.0  # a gap over the temperature whose exponential is still far from overflow in single precision
-
-
-def _robust(log_p, log_not, p, not_p, own, numbers):
-    # numbers: exp(gap / lambda) - 1, lambda, log n; log(1 + exp(gap / lambda - log-odds)), without exponentials
-    rest = numbers[0] * not_p
-    return numbers[1] * (math.log1p(rest) - log_p - numbers[2]), -numbers[1] * (rest + not_p) / (1.0 + rest)
-
-
-def _robust_far(log_p, log_not, p, not_p, own, numbers):
-    # numbers: gap / lambda, lambda, log n
-    z = numbers[0] - (log_p - log_not)
-    e = math.exp(-abs(z))
-    most = numbers[1] / (1.0 + e)
-    return numbers[1] * (max(z, 0.0) + math.log1p(e) - numbers[2]), -most if z > 0.0 else -e * most
+from topk_registry import ClassificationLoss, RowLoss, aldr_loss, ldr_loss
 
 
 class LDRKL(ClassificationLoss):
@@ -83,13 +66,7 @@ class LDRKL(ClassificationLoss):
         self.temperature, self.gap = float(temperature), float(gap)
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        gap, log_n = self.gap / self.temperature, math.log(logits.shape[1])
-
-        def loss(log_p: Tensor, log_not: Tensor, own: None) -> Tensor:
-            return self.temperature * (F.softplus(gap - (log_p - log_not), threshold=40.0) - log_n)
-
-        form, first = (_robust, math.expm1(gap)) if gap <= LARGE else (_robust_far, gap)
-        return softmax_loss(Curve(loss, form, (first, self.temperature, log_n)), scale=1 / self.temperature)
+        return ldr_loss(logits.shape[1], temperature=self.temperature, gap=self.gap)
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature:g}, gap={self.gap:g}, {super().extra_repr()}"

@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import pytest
 import torch
 from torch.nn import functional as F
@@ -116,10 +117,83 @@ def test_soft_targets_of_aldr():
     torch.testing.assert_close(table.gather(1, LABELS[:, None])[:, 0], found)
 
 
+def exact_ldr(s: list[float], q: list[float], lam: float, gap: float) -> mpmath.mpf:
+    """The expectation over labels of lambda log mean exp(z / lambda)."""
+
+    def at(y: int) -> mpmath.mpf:
+        z = [mpmath.mpf(x) - s[y] + (gap if i != y else 0) for i, x in enumerate(s)]
+        return lam * mpmath.log(mpmath.fsum(mpmath.exp(x / lam) for x in z) / len(z))
+
+    return mpmath.fsum(mpmath.mpf(share) * at(y) for y, share in enumerate(q) if share)
+
+
+def exact_aldr(s: list[float], q: list[float], lam_0: float, gap: float, alpha: float = 2.0) -> mpmath.mpf:
+    """Equation 1 at the fixed point of equation 2, as often as it takes; q adds up to 1."""
+    own = mpmath.fsum(mpmath.mpf(share) * x for share, x in zip(q, s, strict=True) if share)
+    z = [mpmath.mpf(x) - own + gap * (1 - mpmath.mpf(share)) for share, x in zip(q, s, strict=True)]
+    lam, before, log_n = mpmath.mpf(lam_0), mpmath.inf, mpmath.log(len(z))
+    while abs(lam - before) > mpmath.mpf(10) ** -30 * lam_0:
+        e = [mpmath.exp((x - max(z)) / lam) for x in z]
+        p = [x / mpmath.fsum(e) for x in e]
+        divergence = mpmath.fsum(x * mpmath.log(x) for x in p) + log_n
+        before, lam = lam, lam_0 * (1 - divergence / (alpha * log_n))
+    most = lam * mpmath.log(mpmath.fsum(mpmath.exp(x / lam) for x in z) / len(z))
+    return most - alpha * log_n / (2 * lam_0) * (lam - lam_0) ** 2
+
+
+@pytest.mark.parametrize("temperature", [0.5, 3.0, 10.0, 11.0, 970.0, 1e4, 1e8, 1e20])
+@pytest.mark.parametrize(("name", "exact"), [("ldr_kl", exact_ldr), ("aldr_kl", exact_aldr)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kernel", ["torch", "numba"])
+def test_warm_losses_keep_their_digits(name, exact, temperature, dtype, kernel):
+    """Towards a large temperature the loss is the mean of z, whatever the digits of log n."""
+    s, hot = scores(3).to(dtype), F.one_hot(LABELS[:3], N).to(dtype)
+    soft = torch.tensor([[1, 2, 0, 1, 3, 1, 0], [0, 4, 0, 0, 4, 0, 0], [2, 1, 1, 1, 1, 1, 1]], dtype=dtype) / 8
+    loss = create_loss(name, temperature=temperature, gap=1.5, reduction="none")
+    # a few roundings of the largest difference, and up to 10 those of log n times the temperature
+    size = float(s.amax() - s.amin()) + 1.5 + (temperature * math.log(N) if temperature <= 10 else 0.0)
+    tolerance = 8 * torch.finfo(dtype).eps * size
+    with mpmath.workdps(50), backend(kernel):
+        for target, q in ((LABELS[:3], hot), (hot, hot), (soft, soft)):
+            wanted = [
+                float(exact(row, share, temperature, 1.5)) for row, share in zip(s.tolist(), q.tolist(), strict=True)
+            ]
+            found = loss(s, target).double()
+            assert (found - torch.tensor(wanted, dtype=torch.float64)).abs().max() <= tolerance
+        table = loss.per_class(s).double()
+        torch.testing.assert_close(
+            table.gather(1, LABELS[:3, None])[:, 0], loss(s, hot).double(), rtol=0, atol=tolerance
+        )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1e4])
 @pytest.mark.parametrize("name", ["ldr_kl", "aldr_kl"])
-def test_derivatives(name):
+@pytest.mark.parametrize("kernel", ["torch", "numba"])
+def test_classes_that_are_ruled_out(name, temperature, kernel):
+    """They cost nothing without mass, and all with some; neither the loss nor a gradient is NaN."""
+    s = torch.tensor([[1.0, -torch.inf, 0.5], [0.0, 2.0, -torch.inf]], dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([0, 1])
+    with backend(kernel):
+        plain = create_loss(name, temperature=temperature, reduction="none")
+        smoothed = create_loss(name, temperature=temperature, label_smoothing=0.1, reduction="none")
+        far = torch.where(s.isinf(), -1e6, s.detach())  # below all others, and finite
+        finite = plain(s, y)
+        if temperature == 1.0:
+            torch.testing.assert_close(finite.detach(), plain(far, y))
+        assert finite.isfinite().all()
+        assert torch.equal(smoothed(s, y), torch.full((2,), torch.inf, dtype=torch.float64))
+        assert torch.equal(plain(s, torch.ones_like(y))[0], torch.tensor(torch.inf, dtype=torch.float64))
+        for value in (finite, smoothed(s, y), smoothed(s, F.one_hot(y, 3).double())):
+            (gradient,) = torch.autograd.grad(value.sum(), s)
+            assert gradient.isfinite().all()
+            assert not gradient.sum(-1).abs().max() > 1e-12
+
+
+@pytest.mark.parametrize("temperature", [1.5, 40.0])
+@pytest.mark.parametrize("name", ["ldr_kl", "aldr_kl"])
+def test_derivatives(name, temperature):
     s = scores(4, scale=1.0).requires_grad_()
-    loss = create_loss(name, temperature=1.5)
+    loss = create_loss(name, temperature=temperature)
     assert torch.autograd.gradcheck(lambda s: loss(s, LABELS[:4]), s)
     assert torch.autograd.gradgradcheck(lambda s: loss(s, LABELS[:4]), s)
 

@@ -7,6 +7,10 @@ import torch
 from topk_registry.ops.robust.definition import aldr
 from topk_registry.ops.rows.api import RowKernel, RowLoss
 
+# beyond this temperature the kernel in single precision loses more than 1e-6 of a loss, as it subtracts log n from a
+# logarithm close to it; the definition, which does not, takes its place
+WARMEST = 10.0
+
 
 def aldr_loss(*, temperature: float = 1.0, alpha: float = 2.0, gap: float = 1.0) -> RowLoss:
     """The loss ALDR-KL, for :func:`topk_registry.row_losses`.
@@ -15,12 +19,13 @@ def aldr_loss(*, temperature: float = 1.0, alpha: float = 2.0, gap: float = 1.0)
     distribution that they are proportional to.
 
     Args:
-        temperature: lambda_0, the largest temperature, positive.
+        temperature: lambda_0, the largest temperature, positive; above 10 torch operations serve, whose digits do not
+            depend on it.
         alpha: above 1; the larger, the less the temperature adapts.
         gap: how far the label must be ahead, at least 0.
     """
     options = float(temperature), float(alpha), float(gap)
-    return RowLoss(partial(aldr, *options), partial(_kernel, *options))
+    return RowLoss(partial(aldr, *options), None if temperature > WARMEST else partial(_kernel, *options))
 
 
 @lru_cache(maxsize=64)

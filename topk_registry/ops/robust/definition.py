@@ -5,32 +5,53 @@ import math
 import torch
 from torch import Tensor
 
-from topk_registry.ops.targets.table import wide
+from topk_registry.ops.targets.table import nan_where_broken, wide
 
 STEPS = 14  # evaluations of the divergence; three to six suffice unless two solutions nearly meet
 ROUNDING = 32.0  # times eps and the size of a term: by so much a step may seem to go too far
 SETTLED = 1000.0  # how much shorter than lambda_0 the last step is where the search has ended
+HALF = -0.5  # from here up log1p of a mean of expm1 has all digits, below it the logarithm of a sum has
 LEAST = -1e30  # in place of -inf, whose product with a probability of 0 is NaN
 
 
 def aldr(temperature: float, alpha: float, gap: float, scores: Tensor, target: Tensor | None) -> Tensor:
     """The losses of :func:`topk_registry.ops.robust.api.aldr_loss`."""
     s = wide(scores)
+    return nan_where_broken(_aldr(temperature, alpha, gap, s, target), s)
+
+
+def _aldr(temperature: float, alpha: float, gap: float, s: Tensor, target: Tensor | None) -> Tensor:
     if target is None:
-        z = s[:, None] - s[:, :, None] + gap * (1 - torch.eye(s.shape[1]).to(s))
-        return _of_differences(z, temperature, alpha)
+        x = s[:, None] + gap * (1 - torch.eye(s.shape[1]).to(s))
+        a = _highest(x)
+        return _above(x - a, temperature, alpha) + (a[..., 0] - s)
     if not target.is_floating_point():
         classes = torch.arange(s.shape[1], device=s.device)
-        z = s - s.gather(1, target[:, None]) + gap * (classes != target[:, None])
-        return _of_differences(z, temperature, alpha)
+        x = s + gap * (classes != target[:, None])
+        a = _highest(x)
+        return _above(x - a, temperature, alpha) + (a - s.gather(1, target[:, None]))[:, 0]
     mass = target.sum(-1, keepdim=True)
     q = target / torch.where(mass == 0, 1.0, mass)
-    of_labels = torch.where(q == 0, 0.0, q * s).sum(-1, keepdim=True)
-    return mass[:, 0] * _of_differences(s - of_labels + gap * (1 - q), temperature, alpha)
+    x = s + gap * (1 - q)
+    a = _highest(x)
+    ahead = torch.where(q == 0, 0.0, q * (a - s)).sum(-1)
+    return mass[:, 0] * (_above(x - a, temperature, alpha) + ahead)
 
 
-def _of_differences(z: Tensor, temperature: float, alpha: float) -> Tensor:
-    """The loss [...] of z [..., n]."""
+def _highest(x: Tensor) -> Tensor:
+    """The largest number [..., 1], held fixed: the losses do not depend on the origin."""
+    return x.detach().amax(-1, keepdim=True)
+
+
+def _log_mean_exp(u: Tensor) -> Tensor:
+    """log mean exp [...] of u [..., n] up to 0, without a difference of near numbers where all are close to 0."""
+    mean = u.expm1().mean(-1)
+    near = mean.clamp(min=HALF).log1p()
+    return torch.where(mean > HALF, near, u.logsumexp(-1) - math.log(u.shape[-1]))
+
+
+def _above(z: Tensor, temperature: float, alpha: float) -> Tensor:
+    """Equation 1 [...] for z [..., n] up to 0."""
     z, log_n = z.clamp(min=LEAST), math.log(z.shape[-1])
     stiffness = alpha * log_n / temperature
     lam = _temperature(z.detach(), temperature, stiffness, alpha)
@@ -41,8 +62,7 @@ def _of_differences(z: Tensor, temperature: float, alpha: float) -> Tensor:
     # at a fold lambda jumps, and steps that are still long there have no derivative to give
     stable = steepness * temperature > SETTLED * excess.detach().abs()
     lam = lam + torch.where(stable, excess / torch.where(stable, steepness, 1.0), 0.0)
-    robust = lam * ((z / lam[..., None]).logsumexp(-1) - log_n)
-    return robust - 0.5 * stiffness * (lam - temperature) ** 2
+    return lam * _log_mean_exp(z / lam[..., None]) - 0.5 * stiffness * (lam - temperature) ** 2
 
 
 def _temperature(z: Tensor, temperature: float, stiffness: float, alpha: float) -> Tensor:
@@ -70,11 +90,12 @@ def _temperature(z: Tensor, temperature: float, stiffness: float, alpha: float) 
 
 def _divergence(z: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """KL(p || uniform) [...] with p = softmax(z / lambda), its slope in lambda, and whether it is concave there."""
-    log_p = (z / lam[..., None]).log_softmax(-1)
-    p = log_p.exp()
-    mean = torch.where(p == 0, 0.0, p * log_p).sum(-1)
-    centred = torch.where(p == 0, 0.0, log_p - mean[..., None]).detach()
+    u = z / lam[..., None]
+    ahead = u - _log_mean_exp(u)[..., None]  # log p + log n, which is small where all u are close to 0
+    p = ahead.exp() / z.shape[-1]
+    divergence = torch.where(p == 0, 0.0, p * ahead).sum(-1)
+    centred = torch.where(p == 0, 0.0, ahead - divergence[..., None]).detach()
     square = p * centred**2
     variance = square.sum(-1)
     concave = 3 * variance + (square * centred).sum(-1) <= 0
-    return mean + math.log(z.shape[-1]), -variance / lam, concave
+    return divergence, -variance / lam, concave

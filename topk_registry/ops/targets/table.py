@@ -9,6 +9,17 @@ def wide(scores: Tensor) -> Tensor:
     return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
 
 
+def nan_where_broken(losses: Tensor, scores: Tensor) -> Tensor:
+    """Losses [B], or a table of them [B, n], with NaN for rows with a NaN score, which comparisons and sorts lose.
+
+    So is their gradient. A product with 0 or 1 would not do: a score of another row may be -inf.
+    """
+    broken = scores.isnan().any(-1, keepdim=True)
+    nothing = torch.where(broken, scores, 0.0) * torch.where(broken, torch.nan, 0.0).to(scores.dtype)
+    added = nothing.sum(-1, keepdim=losses.ndim > 1)
+    return losses + added.to(losses.dtype)
+
+
 def of_table(table: Tensor, target: Tensor | None) -> Tensor:
     """The losses of a target from the table L(s, c) [B, n]."""
     if target is None:
