@@ -5,9 +5,18 @@ import torch
 
 import topk_registry as tr
 from topk_registry.testing import check_loss, iter_checks
+from topk_registry.testing.expect import NotApplicableError
 
 DISTRIBUTION = "topk-registry"
 NAMES = [name for name in tr.list_losses() if DISTRIBUTION in tr.loss_info(name).distribution.split(", ")]
+
+
+def run_check(check, name, options=None):
+    (one,) = (one for one in iter_checks(f"{DISTRIBUTION}:{name}", options=options) if one.name == check)
+    try:
+        one()
+    except NotApplicableError as reason:
+        pytest.skip(str(reason))
 
 
 def test_the_losses_are_there():
@@ -24,5 +33,35 @@ def test_conformance(name):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_gpu_gives_what_the_cpu_gives(name):
-    (check,) = (one for one in iter_checks(f"{DISTRIBUTION}:{name}") if one.name == "runs_on_cuda")
-    check()
+    run_check("runs_on_cuda", name)
+
+
+# options that lead to other code than the defaults do
+BESIDE = [
+    ("aldr_kl", {"temperature": 50.0}),
+    ("ldr_kl", {"temperature": 50.0}),
+    ("differentiable_topk", {"k": 1}),
+    ("differentiable_topk", {"candidates": None}),
+    ("differentiable_topk", {"relaxation": "softsort", "candidates": None}),
+    ("differentiable_topk", {"relaxation": "odd_even"}),
+    ("differentiable_topk", {"relaxation": "bitonic", "candidates": None}),
+    ("smooth_topk_svm", {"k": [1, 3], "combine": "likelihood"}),
+    ("sparse_topk", {"k": 1}),
+]
+ALL = [(name, {}) for name in NAMES] + BESIDE
+
+
+@pytest.mark.parametrize("kernels", ["torch", "numba"])
+@pytest.mark.parametrize(("name", "options"), ALL, ids=str)
+def test_nan_stays_in_its_row_on_every_backend(name, options, kernels):
+    with tr.backend(kernels):
+        run_check("nan_stays_in_its_row", name, options)
+
+
+# torch's own decompositions for forward mode are still written in it
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")
+@pytest.mark.parametrize("check", ["vmap", "per_sample_gradients", "forward_mode"])
+@pytest.mark.parametrize(("name", "options"), ALL, ids=str)
+def test_every_transform_takes_every_loss_and_target(name, options, check):
+    """So say docs/losses.md."""
+    run_check(check, name, options)

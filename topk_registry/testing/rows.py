@@ -1,9 +1,13 @@
 """The batch: rows are samples, and one sample's loss is its own affair."""
 
 import torch
+from torch import Tensor
 
+from topk_registry.ops.targets.label_mixture import Target
 from topk_registry.testing.expect import expect, expect_close, expect_finite
-from topk_registry.testing.subject import BATCH, Subject, evaluate, value_and_gradient
+from topk_registry.testing.subject import BATCH, Loss, Subject, evaluate, value_and_gradient
+
+BROKEN = 1  # the row that is made NaN
 
 
 def row_order_is_irrelevant(subject: Subject) -> None:
@@ -30,17 +34,43 @@ def rows_are_independent(subject: Subject) -> None:
 
 
 def nan_stays_in_its_row(subject: Subject) -> None:
-    """One broken sample should show as NaN in its own loss, neither hidden nor spread over the batch."""
-    loss, logits, labels = subject.build(), subject.logits(), subject.labels()
-    _, wanted = value_and_gradient(loss, logits, labels)
-    logits[1] = torch.nan
-    value, gradient = value_and_gradient(loss, logits, labels)
-    others = torch.tensor([0, 2, 3])
-    expect(bool(value.isnan()), f"expected NaN logits to give a NaN loss, got {value.item():.6g}")
-    expect_close(gradient[others], wanted[others], "gradient of the rows beside a NaN row")
+    """One broken sample must show as NaN in its own loss, whatever the target: neither hidden nor spread further."""
+    logits, labels = subject.logits(), subject.labels()
+    places = {
+        "a whole row of NaN": torch.arange(subject.num_classes),
+        "NaN at the label": labels[BROKEN],
+        "NaN at the largest of the other logits": logits[BROKEN].index_fill(0, labels[BROKEN], -torch.inf).argmax(),
+        "NaN at the least of the other logits": logits[BROKEN].index_fill(0, labels[BROKEN], torch.inf).argmin(),
+    }
+    loss = subject.build()
+    for kind, target in subject.targets(loss):
+        _, wanted = value_and_gradient(loss, logits, target)
+        for where, classes in places.items():
+            _expect_nan(loss, logits, target, classes, wanted, f"{where} and {kind}")
+    if subject.takes("label_smoothing"):
+        smoothed = subject.build(label_smoothing=0.1)
+        _, wanted = value_and_gradient(smoothed, logits, labels)
+        for where, classes in places.items():
+            _expect_nan(smoothed, logits, labels, classes, wanted, f"{where} and smoothed labels")
     if subject.takes("reduction"):
-        rows = evaluate(subject.build(reduction="none"), logits, labels)
-        expect_finite(rows[others], "loss of the rows beside a NaN row")
+        broken = logits.index_fill(0, torch.tensor(BROKEN), torch.nan)
+        rows = evaluate(subject.build(reduction="none"), broken, labels)
+        expect(bool(rows[BROKEN].isnan()), f"expected a NaN loss of a whole row of NaN, got {rows[BROKEN]:.6g}")
+        expect_finite(_others(rows), "loss of the rows beside a NaN row")
+
+
+def _others(rows: Tensor) -> Tensor:
+    return torch.cat((rows[:BROKEN], rows[BROKEN + 1 :]))
+
+
+def _expect_nan(loss: Loss, logits: Tensor, target: Target, classes: Tensor, wanted: Tensor, what: str) -> None:
+    broken = logits.clone()
+    broken[BROKEN, classes] = torch.nan
+    value, gradient = value_and_gradient(loss, broken, target)
+    expect(bool(value.isnan()), f"expected a NaN loss for {what}, got {value.item():.6g}")
+    expect_close(_others(gradient), _others(wanted), f"gradient of the rows beside {what}")
+    own = gradient[BROKEN]
+    expect(bool(own.isnan().any()), f"expected NaN in the gradient of the row with {what}, got {own}")
 
 
 def batch_of_one(subject: Subject) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topk_registry.ops.targets.label_mixture import Target
+from topk_registry.ops.targets.label_mixture import LabelMixture, Target
 from topk_registry.registry import get_loss_builder
 from topk_registry.registry.options import CONTEXT, accepted_context
 from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect_close
@@ -95,6 +95,23 @@ class Subject:
 
     def one_hot(self, labels: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
         return nn.functional.one_hot(labels, self.num_classes).to(dtype)
+
+    def targets(self, loss: Loss) -> Iterator[tuple[str, Target]]:
+        """Targets of every kind that the loss takes, by name: labels, and those that it does not refuse."""
+        labels, logits = self.labels(), self.logits()
+        yield "labels", labels
+        others = {
+            "one-hot targets": self.one_hot(labels),
+            "distributions": self.distributions(),
+            "a LabelMixture": LabelMixture.mixed(labels, labels.roll(1, 0), 0.7),
+            "a smoothed LabelMixture": LabelMixture.mixed(labels, labels.roll(1, 0), 0.7, 0.1),
+        }
+        for kind, target in others.items():
+            try:
+                evaluate(loss, logits, target)
+            except Exception:  # that it refuses them is another check's matter
+                continue
+            yield kind, target
 
     def class_weight(self) -> Tensor:
         """A factor for each class [n]."""

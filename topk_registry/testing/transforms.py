@@ -17,20 +17,23 @@ TOLERANCE = 1e-5
 
 def vmap(subject: Subject) -> None:
     """torch.func.vmap evaluates many models at once; a loss that looks at a number (``.item()``) forbids that."""
-    loss, labels = subject.build(), subject.labels()
+    loss = subject.build()
     batches = torch.stack([subject.logits().roll(i, 0) for i in range(3)])
-    got = _quietly(lambda: torch.func.vmap(lambda x: loss(x, labels), randomness="different")(batches))
-    wanted = torch.stack([evaluate(loss, logits, labels) for logits in batches])
-    _expect_alike(subject, got, wanted, "loss under vmap")
+    for kind, target in subject.targets(loss):
+        got = _quietly(lambda y=target: torch.func.vmap(lambda x: loss(x, y), randomness="different")(batches))
+        wanted = torch.stack([evaluate(loss, logits, target) for logits in batches])
+        _expect_alike(subject, got, wanted, f"loss of {kind} under vmap")
 
 
 def per_sample_gradients(subject: Subject) -> None:
     """The gradient of each row by itself, as differential privacy and data selection need it: grad under vmap."""
-    loss, logits, labels = subject.build(), subject.logits(), subject.labels()
+    loss, logits = subject.build(), subject.logits()
     rows = torch.func.grad(lambda x, y: loss(x[None], y[None]))
-    got = _quietly(lambda: torch.func.vmap(rows, randomness="different")(logits, labels))
-    wanted = [value_and_gradient(loss, logits[i : i + 1], labels[i : i + 1])[1][0] for i in range(BATCH)]
-    _expect_alike(subject, got, torch.stack(wanted), "gradient of each row under vmap")
+    for kind, target in subject.targets(loss):
+        if isinstance(target, Tensor):  # vmap maps over tensors
+            got = _quietly(lambda y=target: torch.func.vmap(rows, randomness="different")(logits, y))
+            wanted = [value_and_gradient(loss, logits[i : i + 1], target[i : i + 1])[1][0] for i in range(BATCH)]
+            _expect_alike(subject, got, torch.stack(wanted), f"gradient of each row of {kind} under vmap")
 
 
 def second_derivative(subject: Subject) -> None:
@@ -49,15 +52,16 @@ def second_derivative(subject: Subject) -> None:
 
 def forward_mode(subject: Subject) -> None:
     """torch.func.jvp: directional derivatives without a backward pass."""
-    loss, labels, logits = subject.build(), subject.labels(), subject.logits()
+    loss, logits = subject.build(), subject.logits()
     tangent = logits.roll(1, 0).cos()
-    value, got = _quietly(lambda: torch.func.jvp(lambda x: loss(x, labels), (logits,), (tangent,)))
-    wanted_value, gradient = value_and_gradient(loss, logits, labels)
-    _expect_alike(subject, value, wanted_value, "loss in forward mode")
-    expect_finite(got, "directional derivative")
-    if not subject.is_random:
-        wanted = (gradient * tangent).sum()
-        expect_close(got, wanted, "directional derivative", floor=(gradient * tangent).abs().sum().item())
+    for kind, target in subject.targets(loss):
+        value, got = _quietly(lambda y=target: torch.func.jvp(lambda x: loss(x, y), (logits,), (tangent,)))
+        wanted_value, gradient = value_and_gradient(loss, logits, target)
+        _expect_alike(subject, value, wanted_value, f"loss of {kind} in forward mode")
+        expect_finite(got, f"directional derivative with {kind}")
+        if not subject.is_random:
+            wanted, size = (gradient * tangent).sum(), (gradient * tangent).abs().sum().item()
+            expect_close(got, wanted, f"directional derivative with {kind}", floor=size)
 
 
 def meta(subject: Subject) -> None:

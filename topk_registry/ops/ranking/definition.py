@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from topk_registry.ops.ranking.relaxations import NETWORKS, log_chances, network, rank_logits
-from topk_registry.ops.targets.table import of_table, wide
+from topk_registry.ops.targets.table import nan_where_broken, of_table, wide
 
 ROWS = 1 << 14  # rows of candidates at a time, where a network ranks every class of every row as its label
 LEAST = -1e30  # in place of -inf, whose difference with itself is NaN
@@ -56,10 +56,12 @@ def ranked(ranking: Ranking, scores: Tensor, target: Tensor | None) -> Tensor:
     if target is not None and not target.is_floating_point():
         # what a network makes of scores depends on their order, and all of them keep their own
         of_label = _of_network if every and ranking.relaxation in NETWORKS else _of_label
-        return of_label(ranking, s, target)
+        return nan_where_broken(of_label(ranking, s, target), s)
     if ranking.relaxation in NETWORKS:
-        return of_table(_network_of_all(ranking, s) if every else _networks(ranking, s), target)
-    return of_table(_table(ranking, s), target)
+        table = _network_of_all(ranking, s) if every else _networks(ranking, s)
+    else:
+        table = _table(ranking, s)
+    return of_table(nan_where_broken(table, s), target)
 
 
 def _mixture(ranking: Ranking, softmax: Tensor, ranks: Tensor) -> Tensor:
@@ -139,9 +141,9 @@ def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tenso
 def _of_network(ranking: Ranking, s: Tensor, label: Tensor) -> Tensor:
     """The losses [B] of labels among the candidates [B, m], in the order that the network is given them."""
     kept = s > -torch.inf
-    column = F.one_hot(label, s.shape[1]).to(s)[:, :, None]
-    chances = network(s / ranking.tau, column, ranking.relaxation, ranking.swap)[:, : ranking.ranks, 0]
     own = label[:, None]
+    column = torch.zeros_like(s).scatter(1, own, 1.0)[:, :, None]  # vmap takes no one_hot
+    chances = network(s / ranking.tau, column, ranking.relaxation, ranking.swap)[:, : ranking.ranks, 0]
     softmax = torch.where(kept, s, LEAST).log_softmax(-1).gather(1, own)[:, 0]
     loss = _mixture(ranking, softmax, log_chances(chances).T)
     return torch.where(s.gather(1, own)[:, 0] == -torch.inf, torch.inf, loss)

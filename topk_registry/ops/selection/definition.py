@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from topk_registry.ops.targets.table import of_table, wide
+from topk_registry.ops.targets.table import nan_where_broken, of_table, wide
 
 
 def hinge(against: str, k: int, alpha: float | Tensor, factor: float, scores: Tensor, target: Tensor | None) -> Tensor:
@@ -17,14 +17,21 @@ def hinge(against: str, k: int, alpha: float | Tensor, factor: float, scores: Te
     s = wide(scores)
     label = None if target is None or target.is_floating_point() else target
     if against == "mean":
-        return of_table(_convex(s, k), target) if label is None else _convex_at(s, label, k)
-    own = alpha.to(s) if isinstance(alpha, Tensor) else alpha
+        losses = _convex(s, k) if label is None else _convex_at(s, label, k)
+    else:
+        losses = _hinge(s, label, against, k, alpha.to(s) if isinstance(alpha, Tensor) else alpha, factor)
+    losses = nan_where_broken(losses, s)  # a hinge alone has no gradient at NaN
+    return of_table(losses, target) if label is None else losses
+
+
+def _hinge(s: Tensor, label: Tensor | None, against: str, k: int, alpha: float | Tensor, factor: float) -> Tensor:
+    """The losses [B] of labels, or the table [B, n] of None."""
     threshold = ranked(s, k)[0][:, -1:] if against == "rank" else None
     if label is None:
         lead = (best_rival(s, k) if threshold is None else threshold) - s
-        return of_table((factor * lead + own).clamp(min=0), target)
+        return (factor * lead + alpha).clamp(min=0)
     lead = gap(s, label, k) if threshold is None else (threshold - s.gather(1, label[:, None]))[:, 0]
-    return (factor * lead + (own[label] if isinstance(own, Tensor) else own)).clamp(min=0)
+    return (factor * lead + (alpha[label] if isinstance(alpha, Tensor) else alpha)).clamp(min=0)
 
 
 def _convex(s: Tensor, k: int) -> Tensor:

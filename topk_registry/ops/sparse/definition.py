@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from topk_registry.ops.targets.table import of_table, wide
+from topk_registry.ops.targets.hidden import is_hidden
+from topk_registry.ops.targets.table import nan_where_broken, of_table, wide
 
 
 def sparse_topk(k: int, tau: float, scores: Tensor, target: Tensor | None) -> Tensor:
@@ -11,12 +12,16 @@ def sparse_topk(k: int, tau: float, scores: Tensor, target: Tensor | None) -> Te
     s = wide(scores)
     x = s.double() / tau
     if target is None or target.is_floating_point():
-        return of_table((tau * _gains(x, k)).to(s.dtype), target)
-    return (tau * _gain(x, target, k)).to(s.dtype)
+        return of_table(nan_where_broken((tau * _gains(x, k)).to(s.dtype), s), target)
+    return nan_where_broken((tau * _gain(x, target, k)).to(s.dtype), s)
 
 
 def _gains(x: Tensor, k: int) -> Tensor:
     """The losses [B, n] of every class in units of tau."""
+    if is_hidden(x):  # the classes that need a mask of their own cannot be told from the others: each gets one
+        B, n = x.shape
+        label = torch.arange(n, device=x.device).repeat(B)
+        return _gain(x.repeat_interleave(n, 0), label, k).view(B, n)
     mask, theta = topk_mask(x, k)
     rest = topk_mask(x, k - 1)[0] if k > 1 else torch.zeros_like(x)
     # a class outside the smaller mask can be left out of it without a change
