@@ -203,12 +203,14 @@ class SmoothTopKSVM(TopKLoss):
 class TopKNLL(SmoothTopKSVM):
     """Negative log-likelihood of the label being in the top-k set: -tau log pi_y, ``smooth_topk_svm`` at alpha = 0.
 
-    For k = 1 and tau = 1 it is cross-entropy. Options as :class:`SmoothTopKSVM` less ``alpha``; with several k and
+    The marginals pi are those of the head that ``TopKHead.of_loss(loss)`` makes, ``TopKHead(k, temperature=k * tau)``.
+    Under a head of another temperature, such as 1, it is no likelihood. For k = 1 and tau = 1 it is cross-entropy.
+    Options as :class:`SmoothTopKSVM` less ``alpha``; with several k and
     ``combine="likelihood"`` it is -tau log sum_j P_j pi_y^(j).
 
     Use when:
-        K answers are shown and their chances count: it is the likelihood of what ``TopKHead`` predicts, and never
-        fades to zero.
+        K answers are shown and their chances count: it is the likelihood of what that head predicts, and never fades to
+        zero.
 
     Avoid when:
         One answer is shown (k = 1 is cross-entropy), or labels are noisy, where ``smooth_topk_svm`` lets go of labels

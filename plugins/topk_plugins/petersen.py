@@ -16,7 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from topk_plugins._sizes import set_sizes
-from topk_registry import RowLoss, TopKLoss, ranking_loss
+from topk_registry import RowLoss, TopKLoss, ranking_loss, softmax_loss
 
 RELAXATIONS = ("neuralsort", "softsort", "odd_even", "bitonic")
 FEWEST = 16  # candidates, as in the paper
@@ -42,9 +42,10 @@ class DifferentiableTopK(TopKLoss):
         tau: temperature of the relaxation, positive; towards 0 the ranking becomes hard.
         swap: distribution function that gives the chance of a swap in a network from the difference of two scores:
             ``"cauchy"`` or ``"logistic"``.
-        candidates: how many classes are ranked: the label and the highest scores beside it. The others take
-            no part. A number above every k, ``"auto"`` for 2 k + 2 of the largest k and at least 16, or None for all,
-            which costs networks O(n^3).
+        candidates: how many classes are ranked: the label and the highest scores beside it. The others take no part,
+            in softmax neither. A number above every k, or None for all, which costs networks O(n^3). ``"auto"`` is
+            2 k + 2 of the largest k and at least 16, and all where k = 1 is softmax: nothing is ranked then, and the
+            loss is cross-entropy.
         top1: the probabilities for k = 1: ``"softmax"``, or ``"sort"``, the first row of the ranking.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
@@ -101,9 +102,12 @@ class DifferentiableTopK(TopKLoss):
         if not 0.0 < tau < math.inf:
             raise ValueError(f"tau must be positive and finite, got {tau!r}")
         self.relaxation, self.tau, self.swap, self.top1 = relaxation, float(tau), swap, top1
-        self.candidates = _number_of(candidates, self.k)
+        is_softmax = self.k == 1 and top1 == "softmax"
+        self.candidates = None if is_softmax and candidates == "auto" else _number_of(candidates, self.k)
 
     def row_loss(self, logits: Tensor) -> RowLoss:
+        if self.k == 1 and self.top1 == "softmax" and self.candidates is None:
+            return softmax_loss()
         return ranking_loss(
             self.sizes,
             self.shares,

@@ -6,7 +6,7 @@ import torch
 import torchvision
 from torch import nn
 
-from topk_registry import TopKClassifier, TopKHead, fit_temperature, topk_marginals
+from topk_registry import TopKClassifier, TopKHead, create_loss, fit_temperature, topk_marginals
 from topk_registry.ops.ksubset import definition
 
 
@@ -17,6 +17,20 @@ def test_head_gives_scores_probabilities_and_classes():
     torch.testing.assert_close(out.marginals, torch.sigmoid(definition.log_odds_by_recursion(s / 0.5, 4)))
     assert torch.equal(out.indices, out.marginals.topk(4).indices)
     assert "k=4, temperature=0.5" in repr(TopKHead(4, temperature=0.5))
+
+
+@pytest.mark.parametrize(("k", "tau"), [(1, 1.0), (3, 0.2), (5, 2.0)])
+def test_the_head_of_a_loss_predicts_what_the_loss_is_the_likelihood_of(k, tau):
+    s, y = torch.randn(6, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), torch.arange(6)
+    loss = create_loss("topk_nll", k=k, tau=tau, reduction="none")
+    head = TopKHead.of_loss(loss)
+    assert (head.k, head.temperature) == (k, k * tau)
+    chance = head(s).marginals.gather(1, y[:, None])[:, 0]
+    torch.testing.assert_close(loss(s, y), -tau * chance.log())
+    assert TopKHead.of_loss(create_loss("smooth_topk_svm", k=[1, 4], tau=tau)).temperature == 4 * tau
+    for other in ("focal", "ldr_kl", "topk_hinge"):
+        with pytest.raises(ValueError, match="expected a loss with a k and a temperature, such as topk_nll"):
+            TopKHead.of_loss(create_loss(other))
 
 
 def test_classes_are_ordered_where_marginals_saturate():

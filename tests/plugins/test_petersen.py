@@ -101,10 +101,17 @@ def test_chances_of_a_network_are_doubly_stochastic(relaxation, swap):
         torch.testing.assert_close(P.sum(dim), torch.ones(5, N).double(), rtol=0, atol=1e-6)
 
 
-def test_one_k_by_softmax_is_cross_entropy_of_the_candidates():
-    s = scores()
-    found = create_loss("differentiable_topk", k=1)(s, LABELS)
-    torch.testing.assert_close(found, F.cross_entropy(s, LABELS))
+def test_one_k_by_softmax_is_cross_entropy():
+    """Of all classes, however many there are, unless candidates are asked for."""
+    for n in (N, 40):
+        s = 2 * torch.randn(len(LABELS), n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        for options in ({}, {"candidates": None}):
+            found = create_loss("differentiable_topk", k=1, **options)(s, LABELS)
+            torch.testing.assert_close(found, F.cross_entropy(s, LABELS))
+    rivals = s.scatter(1, LABELS[:, None], -torch.inf).topk(15).values
+    highest = torch.cat((s.gather(1, LABELS[:, None]), rivals), 1)
+    found = create_loss("differentiable_topk", k=1, candidates=16)(s, LABELS)
+    torch.testing.assert_close(found, F.cross_entropy(highest, torch.zeros_like(LABELS)))
 
 
 @pytest.mark.parametrize("relaxation", RELAXATIONS)
@@ -133,7 +140,8 @@ def test_gradients(relaxation, candidates):
 
 
 def test_candidates_grow_with_k():
-    assert [create_loss("differentiable_topk", k=k).candidates for k in (1, 7, 20, [1, 50])] == [16, 16, 42, 102]
+    assert [create_loss("differentiable_topk", k=k).candidates for k in (1, 7, 20, [1, 50])] == [None, 16, 42, 102]
+    assert create_loss("differentiable_topk", k=1, top1="sort").candidates == 16
     s = scores(n=120).requires_grad_()
     for relaxation in RELAXATIONS:
         create_loss("differentiable_topk", k=20, relaxation=relaxation)(s, LABELS).backward()

@@ -32,8 +32,8 @@ class TopKHead(nn.Module):
 
     Args:
         k: size of the set, 1 <= k <= n - 1.
-        temperature: positive. For a model trained with ``smooth_topk_svm`` the paper uses k * tau; see
-            :func:`fit_temperature` to fit it to held-out data.
+        temperature: positive. For a model trained with ``topk_nll`` or ``smooth_topk_svm`` it is k * tau, see
+            :meth:`of_loss`; :func:`fit_temperature` fits it to held-out data.
 
     Shape: logits [..., n] -> :class:`TopKOutput`.
 
@@ -56,6 +56,25 @@ class TopKHead(nn.Module):
             raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
         self.k = int(k)
         self.temperature = float(temperature)
+
+    @classmethod
+    def of_loss(cls, loss: nn.Module) -> "TopKHead":
+        """The head of the marginals that a loss trains, by its ``k`` and ``temperature``.
+
+        ``topk_nll`` is tau times the negative log-likelihood under this head, and under one of no other temperature. Of
+        a loss with several k it is the head of the largest.
+
+        Example:
+            >>> TopKHead.of_loss(create_loss("topk_nll", k=5, tau=0.2))
+            TopKHead(k=5, temperature=1)
+        """
+        k, temperature = getattr(loss, "k", None), getattr(loss, "temperature", None)
+        if k is None or temperature is None:
+            raise ValueError(
+                f"expected a loss with a k and a temperature, such as topk_nll or smooth_topk_svm, got "
+                f"{type(loss).__name__}: give TopKHead k and temperature themselves"
+            )
+        return cls(k, temperature=temperature)
 
     def forward(self, logits: Tensor) -> TopKOutput:
         marginals = _marginals(logits, self.k, self.temperature)
