@@ -34,6 +34,7 @@ VIOLATIONS = {
     "light": ("topk_registry/registry/source.py", "import yaml"),
     "light-indirect": ("topk_registry/cli/main.py", "import topk_registry.cli.check"),
     "executors": ("topk_registry/executors/local.py", "import numpy"),
+    "folders": ("topk_registry/folders/images.py", "import torch"),
     "scoring": ("export/topk_export/scoring/rows.py", "import pandas"),
     "operators": ("topk_registry/ops/hinge.py", "import scipy.special"),
     "inside-operators": ("topk_registry/ops/lapsum/api.py", "from topk_registry.ops.sparse import api"),

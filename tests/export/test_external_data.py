@@ -20,8 +20,8 @@ from topk_export.calibration.run import calibrate_file
 from topk_export.commands import predict as predict_command
 from topk_export.commands import verify as verify_command
 from topk_export.conversion.quantise import Images, quantise_dynamic, quantise_static
-from topk_export.runtime.samples import Samples
 from topk_export.runtime.weights import copy_model, external_sizes, files_of, move_into_place
+from topk_export.samples import Samples
 from topk_export.scoring.work import settings_for
 from topk_export.serve.site import RUNTIME, write_site
 from topk_export.serve.triton import write_repository

@@ -190,6 +190,7 @@ def test_batches_of_patches(image_folder, tmp_path, validate):
     torch.nn.init.zeros_(model.head.weight)
     model.head.bias.data = -torch.arange(8.0)  # class 0 is the best of every image, which six of 24 are
     torch.save(model.state_dict(), tmp_path / "model.pth")
+    (tmp_path / "classes.txt").write_text("class0\nclass1\nclass2\nclass3\n")
     flags = ["--model", "naflexvit_base_patch16_gap", "--num-classes", "8", "--checkpoint", tmp_path / "model.pth"]
     flags += ["--model-kwargs", *(f"{name}={value}" for name, value in sizes.items()), "--data-dir", image_folder]
     status, results, err = validate(*flags, "--naflex-loader", "--naflex-max-seq-len", "16")

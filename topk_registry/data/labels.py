@@ -1,7 +1,7 @@
 """The labels and the superclasses of any map-style data set, found without decoding its images."""
 
 import json
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,17 @@ def class_names_of(dataset: Any) -> list[str] | None:
     """The name of every class in order, where the data set tells."""
     if getattr(dataset, "classes", None) is not None:
         return [str(name) for name in dataset.classes]
-    index = getattr(getattr(dataset, "reader", dataset), "class_to_idx", None)
-    return [str(name) for name in sorted(index, key=index.__getitem__)] if index else None
+    reader = getattr(dataset, "reader", dataset)
+    index = getattr(reader, "class_to_idx", None) or getattr(reader, "class_name_to_idx", None)
+    return _by_number(index) if index else None
+
+
+def _by_number(index: Mapping[object, int]) -> list[str]:
+    """Names in the order of their numbers; those of one number in one, and the number where it has none."""
+    names: dict[int, list[str]] = {}
+    for name, number in index.items():
+        names.setdefault(int(number), []).append(str(name))
+    return ["/".join(names.get(number, [str(number)])) for number in range(max(names) + 1)]
 
 
 def is_indexed(dataset: object) -> bool:

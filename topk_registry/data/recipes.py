@@ -4,7 +4,7 @@ Every recipe works on the array of labels and returns indices or new labels; :cl
 set without copying it. All are drawn from a seed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,37 @@ class Selection:
         image, label = self.dataset[int(self.indices[index])]
         # timm's readers put the next sample in the place of an unreadable one: then the label is that sample's
         return (image, int(self.targets[index])) if label == self._true[index] else (image, label)
+
+
+class Renumbered:
+    """Samples of a data set under other class numbers.
+
+    Args:
+        dataset: a map-style data set of (image, label).
+        labels: the data set's own labels [N].
+        numbers: the new number of each of its classes; samples of classes that have none are left out.
+        classes: the names of the classes under their new numbers.
+    """
+
+    def __init__(self, dataset: Any, labels: Labels, numbers: Mapping[int, int], classes: Sequence[str]) -> None:
+        self.dataset, self.numbers, self.classes = dataset, numbers, list(classes)
+        self.indices = np.flatnonzero(np.isin(labels, list(numbers)))
+        self.targets = np.asarray([numbers[label] for label in labels[self.indices].tolist()], np.int64)
+
+    @property
+    def transform(self) -> Any:
+        return self.dataset.transform
+
+    @transform.setter
+    def transform(self, transform: Any) -> None:
+        self.dataset.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        image, label = self.dataset[int(self.indices[index])]
+        return image, self.numbers[int(label)]
 
 
 def noisy_labels(labels: Labels, superclasses: Sequence[int], p: float, *, seed: int) -> Labels:
@@ -113,9 +144,13 @@ def pick(labels: Labels, counts: Sequence[int], *, seed: int, part: int = 0) -> 
 def hold_out(
     labels: Labels, counts: Sequence[int], fraction: float, *, seed: int, fold: int = 0
 ) -> tuple[Indices, Indices]:
-    """Split into (rest, held out): the same ``fraction`` of each class is held out, and another part in each fold."""
+    """Split into (rest, held out): the same ``fraction`` of each class is held out, and another part in each fold.
+
+    At least one sample of each class stays in the rest.
+    """
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"the held-out fraction must be in (0, 1), got {fraction!r}")
-    held = pick(labels, fraction_counts(counts, fraction), seed=seed, part=fold)
+    wanted = [min(kept, count - 1) for kept, count in zip(fraction_counts(counts, fraction), counts, strict=True)]
+    held = pick(labels, [max(0, count) for count in wanted], seed=seed, part=fold)
     rest = np.setdiff1d(np.arange(len(labels)), held)
     return rest, held

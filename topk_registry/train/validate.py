@@ -112,9 +112,16 @@ def validate(args: Namespace) -> dict[str, Any]:
     for note in compute.notes:
         print(f"timm validate: {note}", file=sys.stderr)
     datasets.check_data_arguments(config)
-    data = _open(config, models.channels_of(config))
-    model = load(models.build_model(config, build.classes_of(config, data)), args)
+    data = _open(config, models.channels_of(config), flat=bool(args.real_labels))
+    # published weights have classes of their own, whatever the data has
+    told = data.num_classes if args.checkpoint or config.dataset.startswith(datasets.PREFIX) else None
+    model = load(models.build_model(config, config.num_classes or told), args)
     config = build.settle_classes(config, model, data)
+    kept = measures.valid_labels(args.valid_labels)
+    names = _class_names(config, args.checkpoint)
+    names = names if kept is None else [names[i] for i in kept.tolist()]
+    if not (args.real_labels or config.class_map):
+        _align(config, data, names)
     cropping = {"crop_mode": args.crop_mode, "crop_border_pixels": args.crop_border_pixels}
     data_config = resolve_data_config(
         {**config.to_dict(), **cropping}, model=model, use_test_size=not args.use_train_size
@@ -125,12 +132,14 @@ def validate(args: Namespace) -> dict[str, Any]:
     parameters = sum(p.numel() for p in model.parameters())
     criterion = _criterion(config, data)
     observers = measures.create(args, data.validation, seed=config.seed, class_counts=data.counts)
+    if not args.real_labels:
+        observers.append(measures.LabelCheck(names))
     evaluated: Any = models.place_model(config, model, compute)
     if args.test_pool:
         evaluated, pooled = apply_test_time_pool(evaluated, data_config)
         data_config["crop_pct"] = 1.0 if pooled else data_config["crop_pct"]
     evaluator = build.create_evaluator(config, data, data_config, criterion, compute, sizes=args.topk, model=evaluated)
-    evaluator.classes = measures.valid_labels(args.valid_labels)
+    evaluator.classes = kept
     evaluator.observers = observers
     try:
         metrics = evaluator(optimised(evaluated, args, compute), criterion)
@@ -187,14 +196,47 @@ def _recorded(checkpoint: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in RECORDED and value is not None}
 
 
-def _open(config: TrainConfig, channels: int) -> Any:
+def _open(config: TrainConfig, channels: int, *, flat: bool) -> Any:
     from topk_registry.data.labels import class_names_of
-    from topk_registry.train.setup.datasets import Data, held_out_fraction, open_data, open_split
+    from topk_registry.train.setup.datasets import Data, held_out_fraction, notes_of, open_data, open_split
 
     if held_out_fraction(config) or config.long_tail:  # the training split tells what was held out, or is rare
         return open_data(config, channels=channels)
-    data = open_split(config, config.val_split, training=False, channels=channels)
-    return Data(None, data, class_names=class_names_of(data))
+    data = open_split(config, config.val_split, training=False, channels=channels, flat=flat)
+    return Data(None, data, class_names=class_names_of(data), notes=notes_of(data))
+
+
+def _class_names(config: TrainConfig, checkpoint: str) -> list[str]:
+    """The names of the model's classes: the training run's, ImageNet's synsets for published weights, else numbers."""
+    from timm.data import ImageNetInfo, infer_imagenet_subset
+
+    from topk_registry.train.report.console import read_class_names
+
+    n = config.num_classes or 0
+    if checkpoint:
+        names = read_class_names(Path(checkpoint).parent)
+    else:
+        subset = infer_imagenet_subset({"num_classes": n})
+        names = ImageNetInfo(subset).label_names() if subset else []
+    return [*names, *map(str, range(len(names), n))] if len(names) <= n else [str(i) for i in range(n)]
+
+
+def _align(config: TrainConfig, data: Any, names: Sequence[str]) -> None:
+    """Give the data the class numbers of the model, and tell which."""
+    from topk_registry.train.setup.classes import align
+    from topk_registry.train.setup.datasets import name_of
+
+    data.validation = align(
+        data.validation,
+        names,
+        where=name_of(config),
+        of="the model",
+        by_order=True,
+        ignore_unknown=config.ignore_unknown_classes,
+        note=lambda found: data.notes.append(f"classes: {found.told}"),
+    )
+    for note in data.notes:
+        print(f"timm validate: {note}", file=sys.stderr)
 
 
 def _criterion(config: TrainConfig, data: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from topk_export.runtime.samples import Samples
+from topk_export.samples import Samples
 
 
 class _Images:

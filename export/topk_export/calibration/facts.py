@@ -12,7 +12,7 @@ from topk_export.calibration.graph import largest_size
 from topk_export.calibration.plan import Plan
 from topk_export.runtime.metadata import SET_SEMANTICS, Metadata
 from topk_export.runtime.ranking import softmax
-from topk_export.runtime.samples import Samples
+from topk_export.samples import Samples
 from topk_export.verification.graph import set_metadata
 from topk_registry.conformal import PredictionSets
 

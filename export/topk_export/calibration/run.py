@@ -20,8 +20,8 @@ from topk_export.calibration.plan import Plan, check, split
 from topk_export.errors import ExportError
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.predictor import Predictor
-from topk_export.runtime.samples import Samples
 from topk_export.runtime.weights import move_into_place
+from topk_export.samples import Samples
 from topk_export.verification import storage
 from topk_export.verification.graph import LOGITS
 from topk_registry.conformal import (

@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     from topk_export.calibration.report import coverage_lines, report_page
     from topk_export.calibration.run import calibrate_file
     from topk_export.runtime.predictor import Predictor
-    from topk_export.runtime.samples import open_folder
+    from topk_export.samples import open_folder
 
     plan = Plan(
         score=args.score.replace("-", "_"),

@@ -17,8 +17,8 @@ import numpy as np
 from topk_export.errors import ExportError, ImageError
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.preprocess import SUFFIXES, read_image
-from topk_export.runtime.samples import open_folder
 from topk_export.runtime.session import import_onnxruntime, open_session
+from topk_export.samples import open_folder
 from topk_export.verification import graph, storage
 
 LAYERS = ("Conv", "MatMul", "Gemm")

@@ -159,8 +159,8 @@ def _from_checkpoint(
     source = Source(built, name, preprocess_of(built, name, args, data_config), sha256=checkpoint.sha256)
     n = _classes_of(built)
     names = checkpoint.path.parent / CLASSES
-    if names.is_file() and len(found := read_class_names(names)) == n:
-        source.class_names = found
+    if names.is_file() and len(found := read_class_names(names)) <= n:  # a run may have more outputs than classes
+        source.class_names = (*found, *map(str, range(len(found), n)))
     loss = args.get("loss")
     if isinstance(loss, str):
         source.loss = loss

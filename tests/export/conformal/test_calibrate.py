@@ -11,7 +11,7 @@ from tests.export.colours import COLOURS
 from topk_export import Predictor, verify
 from topk_export.calibration.plan import Plan
 from topk_export.calibration.run import calibrate_file
-from topk_export.runtime.samples import open_folder
+from topk_export.samples import open_folder
 from topk_registry.cli.main import main
 from topk_registry.conformal import PredictionSets, Thresholds, create_score
 

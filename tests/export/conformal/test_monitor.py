@@ -13,8 +13,8 @@ from topk_export import Predictor
 from topk_export.calibration.monitor import read_log, reference_of, watch
 from topk_export.calibration.plan import Plan
 from topk_export.calibration.run import calibrate_file
-from topk_export.runtime.samples import open_folder
 from topk_export.runtime.weights import digest_of
+from topk_export.samples import open_folder
 from topk_registry.cli.main import main
 
 

@@ -21,7 +21,7 @@ from topk_export.calibration.graph import add_sets, set_model
 from topk_export.calibration.plan import Plan
 from topk_export.calibration.run import calibrate_file
 from topk_export.errors import ExportError
-from topk_export.runtime.samples import open_folder
+from topk_export.samples import open_folder
 from topk_export.serve.site import find_runtime, write_site
 from topk_registry.conformal import PredictionSets, Thresholds, create_score
 

@@ -12,7 +12,7 @@ from tests.export.serve.service import Service
 from topk_export import Predictor
 from topk_export.calibration.plan import Plan
 from topk_export.calibration.run import calibrate_file
-from topk_export.runtime.samples import open_folder
+from topk_export.samples import open_folder
 from topk_registry.cli.main import main
 
 

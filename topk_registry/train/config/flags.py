@@ -89,6 +89,9 @@ class DataFlags:
     input_key: str | None = flag(None, "the data set's key of the image")
     target_key: str | None = flag(None, "the data set's key of the label")
     dataset_trust_remote_code: bool = flag(False, "let a Hugging Face data set run its own code")
+    ignore_unknown_classes: bool = flag(
+        False, "leave evaluation images out whose class training lacks (default: refuse them)"
+    )
     strict_data: bool = flag(False, "stop at an unreadable image (default: take its neighbour, and count it)")
 
 
@@ -121,7 +124,11 @@ class ModelFlags:
     initial_checkpoint: str = flag("", "load this checkpoint into the model first", metavar="PATH")
     resume: str = flag("", "continue from a checkpoint; 'auto' finds the latest of this run", metavar="PATH")
     no_resume_opt: bool = flag(False, "resume the model alone, not the optimizer")
-    num_classes: int | None = flag(None, "number of classes (default: the data set's, else the model's)", metavar="N")
+    num_classes: int | None = flag(
+        None,
+        "number of classes; more than the data has adds outputs (default: the data's, else the model's)",
+        metavar="N",
+    )
     gp: str | None = flag(None, "global pooling type", metavar="POOL")
     img_size: int | None = flag(None, "image size (default: the model's)", metavar="N")
     in_chans: int | None = flag(None, "input channels (default: 3)", metavar="N")

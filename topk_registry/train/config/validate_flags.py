@@ -40,6 +40,11 @@ def create_parser() -> argparse.ArgumentParser:
     add("--interpolation", metavar="NAME", help="resizing interpolation, such as bicubic")
     add("--gp", metavar="POOL", help="global pooling type")
     add("--dataset-trust-remote-code", action="store_true", help="let a Hugging Face data set run its own code")
+    add(
+        "--ignore-unknown-classes",
+        action="store_true",
+        help="leave images out whose class the model lacks (default: refuse them)",
+    )
     add("--strict-data", action="store_true", help="stop at an unreadable image (default: take its neighbour)")
     add("--img-size", type=int, metavar="N", help="image size (default: the model's)")
     add("--in-chans", type=int, metavar="N", help="input channels (default: the checkpoint's, else 3)")

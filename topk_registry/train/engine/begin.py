@@ -15,11 +15,13 @@ from timm.utils.checkpoint_saver import load_checkpoint_metadata
 from torch import distributed as dist
 from torch.utils.serialization import config as serialization
 
+from topk_registry.folders.images import listed
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.resume import OUTPUT, differences, find_auto
 from topk_registry.train.engine.run import Run
 from topk_registry.train.engine.state import LAST, Checkpoints, restore, restore_buffers, same_loss
 from topk_registry.train.errors import TrainError
+from topk_registry.train.report.console import read_class_names
 from topk_registry.train.report.loggers import LoggedRun, Loggers
 from topk_registry.train.setup.build import distribute
 
@@ -97,6 +99,7 @@ def _saver(run: Run) -> utils.CheckpointSaver:
 def _resume(run: Run, path: Path) -> bool:
     """Load a checkpoint; return whether the run goes on where it was saved, not from its weights alone."""
     config = run.config
+    _check_classes(run, path)
     try:
         saved = load_checkpoint_metadata(str(path))
         keep = not config.no_resume_opt and _optimizer_fits(run, saved)
@@ -125,6 +128,18 @@ def _resume(run: Run, path: Path) -> bool:
     for note in _notes(run, saved):
         run.report.say(f"          {note}")
     return whole
+
+
+def _check_classes(run: Run, path: Path) -> None:
+    """Refuse data whose classes are not those of the run that is resumed: a folder more or less shifts labels."""
+    before, now = read_class_names(path.parent), run.data.class_names
+    if before and now and before != now:
+        gone, new = [name for name in before if name not in now], [name for name in now if name not in before]
+        raise TrainError(
+            f"cannot resume from {path}: it was trained on other classes than those of the data; gone: "
+            f"{listed(gone) or 'none'}, new: {listed(new) or 'none'}. --initial-checkpoint begins another run with its "
+            "weights"
+        )
 
 
 def _optimizer_fits(run: Run, saved: Any) -> bool:

@@ -12,6 +12,7 @@ import torch
 from timm.data import RealLabelsImagenet
 from torch import Tensor
 
+from topk_registry.folders.agreement import agreement
 from topk_registry.train.engine.sets import SetEvaluation
 from topk_registry.train.errors import TrainError
 
@@ -58,6 +59,29 @@ class RealLabels:
     def results(self) -> dict[str, float]:
         accuracy: Any = self.labels.get_accuracy()
         return {f"top{k}": accuracy[k] for k in (1, 5)}
+
+
+class LabelCheck:
+    """Say on stderr where labels look as if they stood for other classes.
+
+    Args:
+        classes: the names of the classes.
+    """
+
+    def __init__(self, classes: Sequence[str]) -> None:
+        self.classes = classes
+        self.best: list[Tensor] = []
+        self.labels: list[Tensor] = []
+
+    def update(self, probabilities: Tensor, target: Tensor) -> None:
+        self.best.append(probabilities.argmax(1).cpu())
+        self.labels.append(target.cpu())
+
+    def results(self) -> dict[str, float]:
+        found = agreement(torch.cat(self.best).numpy(), torch.cat(self.labels).numpy(), self.classes)
+        if found.suspicion:
+            print(f"timm validate: {found.suspicion}. Are these the model's classes?", file=sys.stderr)
+        return {}
 
 
 class Precision:

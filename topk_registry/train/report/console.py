@@ -20,6 +20,7 @@ from topk_registry.train.errors import SaveError
 from topk_registry.train.report.curves import MISSING, Panel, can_draw, draw
 
 BETWEEN_PICTURES = 30.0  # seconds: a picture takes a fifth of one
+CLASSES = "classes.txt"  # one name a line, in the order of the model's outputs
 SHOWN = ("train_loss", "eval_loss", "eval_top1", "eval_top5", "eval_macro_top5")
 
 
@@ -114,7 +115,7 @@ class Report:
     def class_names(self, names: Sequence[str] | None) -> None:
         """Write one name a line, in the order of the model's outputs, for whoever exports the model."""
         if self.folder is not None and names:
-            write_text(self.folder / "classes.txt", "".join(f"{name}\n" for name in names))
+            write_text(self.folder / CLASSES, "".join(f"{name}\n" for name in names))
 
     def best(self, progress: Progress) -> Row:
         """The row of the best epoch by the metric that picks checkpoints, else the last."""
@@ -138,10 +139,16 @@ class Report:
         lines.append(f"\nbest by {self.metric}; {time.perf_counter() - self.began:.0f} s in all")
         if self.folder is not None:
             drawn = ["curves.svg"] if (self.folder / "curves.svg").exists() else []
-            named = ["classes.txt"] if (self.folder / "classes.txt").exists() else []
+            named = [CLASSES] if (self.folder / CLASSES).exists() else []
             files = ["model_best.pth.tar", "last.pth.tar", "summary.csv", "args.yaml", *named, *drawn]
             lines.append(f"{self.folder}: {', '.join(files)}")
         self.say("\n".join(lines))
+
+
+def read_class_names(folder: Path) -> list[str]:
+    """The names of a run's classes in the order of the model's outputs; none where its data did not tell."""
+    file = folder / CLASSES
+    return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
 
 
 def write_text(path: Path, text: str) -> None:

@@ -9,7 +9,8 @@ from timm.data import resolve_data_config
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from topk_registry.data.labels import kept_labels_of
+from topk_registry.data.labels import class_names_of, kept_labels_of
+from topk_registry.folders.images import count_of, listed
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.losses.ranks import mean_over_ranks
 from topk_registry.nn.classifier import num_classes_of
@@ -22,7 +23,7 @@ from topk_registry.train.errors import TrainError
 from topk_registry.train.report.console import Report
 from topk_registry.train.setup.class_parallel import spread_classifier
 from topk_registry.train.setup.compute import Compute
-from topk_registry.train.setup.datasets import PREFIX, Data, counts_of, name_of, open_data
+from topk_registry.train.setup.datasets import Data, counts_of, name_of, open_data
 from topk_registry.train.setup.loaders import TrainLoader, create_eval_loader, create_train_loader
 from topk_registry.train.setup.loss import Context, LossSpec
 from topk_registry.train.setup.models import build_model, channels_of, place_model
@@ -98,8 +99,17 @@ def build(given: TrainConfig, parts: Parts, hooks: Hooks, *, quiet: bool = False
 
 
 def classes_of(config: TrainConfig, data: Data) -> int | None:
-    """The configured number of classes, else a registered data set's; None leaves the model's, as timm does."""
-    return config.num_classes or (data.num_classes if config.dataset.startswith(PREFIX) else None)
+    """The number of classes: the data's, or more where the configuration says so; None leaves the model's.
+
+    Raises:
+        TrainError: the configuration says fewer than the data has.
+    """
+    known, wanted = data.num_classes, config.num_classes
+    if known and wanted and wanted < known:
+        raise TrainError(
+            f"--num-classes {wanted}: {name_of(config)} has {count_of(range(known), 'class')}; leave it out"
+        )
+    return wanted or known
 
 
 def create_evaluator(
@@ -150,7 +160,13 @@ def _data(config: TrainConfig, parts: Parts, *, needs_counts: bool) -> Data:
     if parts.train_loader is None:
         return open_data(config, channels=channels_of(config), needs_counts=needs_counts)
     sets = [getattr(loader, "dataset", loader) for loader in (parts.train_loader, parts.eval_loader)]
-    data = Data(sets[0], sets[1])
+    data = Data(sets[0], sets[1], class_names=class_names_of(sets[0]))
+    names = class_names_of(sets[1])
+    if data.class_names and names and names != data.class_names:
+        raise TrainError(
+            f"the eval_loader has other classes than the train_loader: {listed(names)}; expected "
+            f"{listed(data.class_names)}"
+        )
     labels = kept_labels_of(sets[0])
     data.counts = None if labels is None else counts_of(config, data, labels)
     if needs_counts and data.counts is None:
@@ -159,7 +175,11 @@ def _data(config: TrainConfig, parts: Parts, *, needs_counts: bool) -> Data:
 
 
 def settle_classes(config: TrainConfig, model: nn.Module, data: Data) -> TrainConfig:
-    return config.replace(num_classes=config.num_classes or classes_of(config, data) or num_classes_of(model))
+    """The configuration with the number of classes that the model predicts."""
+    try:
+        return config.replace(num_classes=config.num_classes or num_classes_of(model))
+    except ValueError:  # a caller's own model, whose classifier is not found
+        return config.replace(num_classes=classes_of(config, data))
 
 
 def _train_loader(
@@ -181,22 +201,28 @@ def _evaluator(
 
 def _criterion(config: TrainConfig, loss: LossSpec, data: Data) -> nn.Module:
     n = config.num_classes or 0
-    _fit_counts(data, n)
+    _fit_classes(data, n)
     _check_metric(config.eval_metric, data.counts)
     context = Context.of(config, n, data.counts)
     loss.rehearse(context, splits=config.aug_splits)  # now that classes and counts are known
     return loss.build(context)
 
 
-def _fit_counts(data: Data, n: int) -> None:
-    if data.counts is None:
-        return
-    present = sum(1 for count in data.counts if count)
-    if len(data.counts) > n:
-        raise TrainError(f"the data has {len(data.counts)} classes, the model predicts {n}: see --num-classes")
-    if present < n:
-        data.notes.append(f"the model predicts {n} classes, the data has {present}: see --num-classes")
-    data.counts += [0] * (n - len(data.counts))
+def _fit_classes(data: Data, n: int) -> None:
+    """Compare the number of the data's classes with that of the model."""
+    known = data.num_classes
+    if known is None:
+        data.notes.append(f"the data does not tell its classes; the model predicts {n}: see --num-classes")
+    elif known > n:
+        raise TrainError(f"the data has {known} classes, the model predicts {n}: see --num-classes")
+    elif known < n:
+        data.notes.append(f"the model predicts {n} classes, the data has {known}: the others are never right")
+    if data.counts is not None:
+        names = data.class_names or [str(i) for i in range(known or n)]
+        empty = [name for name, count in zip(names, data.counts, strict=False) if not count]
+        if empty:
+            data.notes.append(f"no training images of {count_of(empty, 'class')}: {listed(empty)}")
+        data.counts += [0] * (n - len(data.counts))
 
 
 def _share_loss_parameters(run: Run) -> None:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from timm.data import ImageDataset, create_dataset
@@ -19,10 +20,13 @@ from topk_registry.data.labels import (
     superclasses_of,
 )
 from topk_registry.data.recipes import Selection, fraction_counts, hold_out, long_tail_counts, noisy_labels, pick
+from topk_registry.folders.classes import ClassMap
+from topk_registry.folders.images import count_of, listed, split_folder
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import DataError
+from topk_registry.train.setup.classes import align, folder_reader, is_visible_image, without_images
 from topk_registry.train.setup.shards import Shards
-from topk_registry.train.setup.splits import check_apart, check_split
+from topk_registry.train.setup.splits import check_apart, check_split, is_folder
 from topk_registry.train.setup.unreadable import WatchedImages, replace_within
 
 PREFIX = "topk/"
@@ -46,7 +50,8 @@ class Data:
 
     @property
     def num_classes(self) -> int | None:
-        return len(self.class_names) if self.class_names else None
+        """Classes that the names or else the labels show; None where neither is known."""
+        return len(self.class_names or self.counts or ()) or None
 
 
 def check_data_arguments(config: TrainConfig) -> None:
@@ -119,9 +124,10 @@ def _open_data(config: TrainConfig, channels: int, needs_counts: bool) -> Data:
     train = open_split(config, config.train_split, training=True, channels=channels)
     fraction = held_out_fraction(config)
     harder = config.label_noise or config.long_tail or config.subset != 1.0 or fraction
-    data = Data(train, class_names=class_names_of(train))
+    data = Data(train, class_names=class_names_of(train), notes=notes_of(train))
     if config.val_split and not fraction:
         data.validation = open_split(config, config.val_split, training=False, channels=channels)
+        align_evaluation(data, f"split {config.val_split!r} of {name_of(config)}", ignore=config.ignore_unknown_classes)
     if harder and not is_indexed(train):
         raise DataError(_STREAM.format(config.dataset))
     if is_indexed(train):
@@ -133,16 +139,52 @@ def _open_data(config: TrainConfig, channels: int, needs_counts: bool) -> Data:
         else:
             labels = labels_of(train) if needs_counts else kept_labels_of(train)
             data.counts = None if labels is None else counts_of(config, data, labels)
+    if data.validation is not None and data.class_names:
+        missing = without_images(data.validation, data.class_names)
+        if missing:
+            data.notes.append(f"no evaluation images of {count_of(missing, 'class')}: {listed(missing)}")
     return data
 
 
-def open_split(config: TrainConfig, split: str, *, training: bool, channels: int = 3) -> Any:
-    """One split, as timm or a registered factory makes it; its transform is set later."""
+def align_evaluation(data: Data, where: str, *, ignore: bool) -> None:
+    """Give the evaluation data the class numbers of training.
+
+    Raises:
+        DataError: it has classes that training lacks.
+    """
+
+    def note(found: ClassMap) -> None:
+        if found.left_out:
+            data.notes.append(f"classes of {where} that training lacks are left out: {listed(found.left_out)}")
+
+    data.validation = align(
+        data.validation,
+        data.class_names,
+        where=where,
+        of="training",
+        by_order=False,
+        ignore_unknown=ignore,
+        note=note,
+    )
+
+
+def open_split(config: TrainConfig, split: str, *, training: bool, channels: int = 3, flat: bool = False) -> Any:
+    """One split, as timm or a registered factory makes it; its transform is set later.
+
+    ``flat`` takes a folder of images that name no class, where their labels do not matter.
+    """
     check_split(config, split)
+    mode = config.input_img_mode or ("RGB" if channels == 3 else "L")
     try:
         if config.dataset.startswith(PREFIX):
             return registry.datasets.create(config.dataset.removeprefix(PREFIX), split=split, **config.dataset_opt)
+        if is_folder(config) and "/" not in config.dataset:
+            root = Path(config.data_dir or "")
+            reader = folder_reader(config, split_folder(root, split) or root, flat=flat)
+            return WatchedImages(reader, mode=mode, strict=config.strict_data)
         settings: dict[str, Any] = {"class_map": config.class_map, "repeats": config.epoch_repeats if training else 0}
+        if is_folder(config):
+            settings["is_valid_file"] = is_visible_image
         dataset: Any = create_dataset(
             config.dataset,
             root=config.data_dir,
@@ -151,7 +193,7 @@ def open_split(config: TrainConfig, split: str, *, training: bool, channels: int
             download=config.dataset_download,
             batch_size=config.batch_size,
             seed=config.seed,
-            input_img_mode=config.input_img_mode or ("RGB" if channels == 3 else "L"),
+            input_img_mode=mode,
             input_key=config.input_key,
             target_key=config.target_key,
             num_samples=config.train_num_samples if training else config.val_num_samples,
@@ -159,7 +201,7 @@ def open_split(config: TrainConfig, split: str, *, training: bool, channels: int
             **settings,
         )
         if isinstance(dataset, ImageDataset):
-            return WatchedImages(dataset, strict=config.strict_data)
+            return WatchedImages(dataset.reader, mode=mode, strict=config.strict_data)
         if config.dataset.lower().startswith(SHARDS):
             return Shards(dataset.reader, seed=config.seed, training=training)
         return dataset
@@ -171,6 +213,11 @@ def open_named(name: str, split: str, *, folder: str | None, options: dict[str, 
     """One split of a data set by the name that ``timm train --dataset`` takes, for evaluation."""
     config = TrainConfig(dataset=name, data_dir=folder, dataset_opt=options, dataset_download=download)
     return open_split(config, split, training=False)
+
+
+def notes_of(dataset: Any) -> list[str]:
+    """Sentences on what was left out of a data set."""
+    return list(getattr(getattr(dataset, "reader", None), "notes", ()))
 
 
 def name_of(config: TrainConfig) -> str:

@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
+from topk_registry.folders.images import EVALUATION, TRAINING, is_hidden, listed, split_folder
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import DataError
 
-TRAINING = ("train", "training")
-EVALUATION = ("val", "valid", "validation", "eval", "evaluation")
 # data sets of torchvision with a training and a test part: timm reads the test part for every name not in TRAINING
 TWO_PARTS = ("cifar10", "cifar100", "mnist", "kmnist", "fashion_mnist", "qmnist")
-MOST_NAMED = 10
 
 
 def check_split(config: TrainConfig, split: str) -> None:
@@ -21,8 +19,8 @@ def check_split(config: TrainConfig, split: str) -> None:
     elif is_folder(config):
         root = Path(config.data_dir or "")
         known = (TRAINING[0], EVALUATION[0], config.train_split, config.val_split)
-        whole = split in (*TRAINING, *EVALUATION) and not any(_folder(root, each) for each in known)
-        if _folder(root, split) is None and not whole:
+        whole = split in (*TRAINING, *EVALUATION) and not any(split_folder(root, each) for each in known)
+        if split_folder(root, split) is None and not whole:
             raise DataError(f"{root} has no split {split!r}; it holds {_names(root)}")
 
 
@@ -30,7 +28,7 @@ def check_apart(config: TrainConfig) -> None:
     """Refuse a run that would evaluate on its training folder because neither split has a folder of its own."""
     if is_folder(config) and config.val_split:
         root = Path(config.data_dir or "")
-        if _folder(root, config.train_split) is None and _folder(root, config.val_split) is None:
+        if split_folder(root, config.train_split) is None and split_folder(root, config.val_split) is None:
             raise DataError(
                 f"{root} has no folders of splits, so evaluation would read the training images; it holds "
                 f"{_names(root)}. --val-split 0.1 holds a part out, --val-split '' evaluates nothing"
@@ -45,14 +43,8 @@ def is_folder(config: TrainConfig) -> bool:
     ).is_dir()
 
 
-def _folder(root: Path, split: str) -> Path | None:
-    """The folder of a split under its own name or a synonym that timm knows."""
-    name = split.split("[")[0]
-    group = next((group for group in (TRAINING, EVALUATION) if name in group), ())
-    return next((root / each for each in (name, *group) if each and (root / each).exists()), None)
-
-
 def _names(root: Path) -> str:
-    names = sorted(path.name for path in root.iterdir() if path.is_dir())
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return (", ".join(names[:MOST_NAMED]) or "no folders") + more
+    return (
+        listed(sorted(path.name for path in root.iterdir() if path.is_dir() and not is_hidden(path.name)))
+        or "no folders"
+    )

@@ -1,103 +1,123 @@
-"""Count the images that timm replaces by their neighbours because they cannot be read."""
+"""Read images, and take the neighbour of one that cannot be read, as timm does; name each where it is met."""
 
+import struct
+import sys
+import zlib
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import distributed as dist
 from torch.utils.data import Dataset
+from tqdm import tqdm
 
+from topk_registry.data.labels import class_names_of, kept_labels_of
 from topk_registry.data.recipes import Indices
+from topk_registry.folders.images import count_of, listed
 from topk_registry.train.errors import DataError
 
 MOST_NAMED = 3
+MOST_TOLD = 10  # of one process, as they are met; the line of the epoch counts them all
+IN_A_ROW = 10  # timm gives up there too: a folder has vanished, or holds something else
+# errors of Pillow on broken files, beside those of the file system
+UNREADABLE = (OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error, Image.DecompressionBombError)
+FAILED, TOLD = 1, 2
 
 
-class _Requests:
-    """A reader that remembers the samples asked of it: timm asks for the next one after a failure.
+class WatchedImages(Dataset[Any]):
+    """Images of one of timm's readers, with a count of those that cannot be read.
 
     Where only a part of the samples is in use, the next one of that part is read instead: the neighbour of a training
     image may be held out for evaluation.
+
+    Args:
+        reader: gives an open file and a label by index.
+        mode: Pillow's mode that images are converted to.
+        strict: raise a ``DataError`` instead of using the neighbour.
     """
 
-    def __init__(self, reader: Any) -> None:
-        self.reader = reader
-        self.asked: list[int] = []
+    def __init__(self, reader: Any, *, mode: str = "RGB", strict: bool = False) -> None:
+        self.reader, self.mode, self.strict = reader, mode, strict
+        self.transform: Any = None
         self.used: Indices | None = None  # sorted
-
-    def __getitem__(self, index: int) -> Any:
-        if self.asked and self.used is not None:
-            after = np.searchsorted(self.used, self.asked[-1], side="right")
-            index = int(self.used[after % len(self.used)])
-        self.asked.append(index)
-        return self.reader[index]
+        self.state = torch.zeros(len(reader), dtype=torch.uint8).share_memory_()  # loader workers write here too
+        self._told = 0
 
     def __len__(self) -> int:
         return len(self.reader)
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "reader":  # not there yet while a copy is unpickled
-            raise AttributeError(name)
-        return getattr(self.reader, name)
-
-
-class WatchedImages(Dataset[Any]):
-    """timm's image data set, with a count of the samples that it could not read.
-
-    Args:
-        dataset: timm's ``ImageDataset``.
-        strict: raise a ``DataError`` instead of using the neighbour.
-    """
-
-    def __init__(self, dataset: Any, *, strict: bool) -> None:
-        self.dataset, self.strict = dataset, strict
-        self.reader = dataset.reader = _Requests(dataset.reader)
-        self.failed = torch.zeros(len(dataset), dtype=torch.uint8).share_memory_()  # loader workers write here too
-
-    @property
-    def transform(self) -> Any:
-        return self.dataset.transform
-
-    @transform.setter
-    def transform(self, transform: Any) -> None:
-        self.dataset.transform = transform
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        self.reader.asked.clear()
-        sample = self.dataset[index]
-        for unreadable in self.reader.asked[:-1]:
-            if self.strict:
-                raise DataError(f"cannot read {self.filename(unreadable)} (--strict-data)")
-            self.failed[unreadable] = 1
-        return sample
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        failed = []
+        while len(failed) < IN_A_ROW:
+            try:
+                image, target = self._read(index)
+            except UNREADABLE as error:
+                self._meet(index, error)
+                failed.append(index)
+                index = self._after(index)
+            else:
+                return image if self.transform is None else self.transform(image), target
+        raise DataError(
+            f"{IN_A_ROW} images in a row cannot be read, {self.filename(failed[0])} to {self.filename(failed[-1])}"
+            + self._whole_classes(failed)
+        )
 
     def filename(self, index: int) -> str:
+        """The path of an image, or its number where it has none."""
         try:
-            return str(self.dataset.filename(index))
+            return str(self.reader.filename(index, absolute=True) or f"sample {index}")
         except NotImplementedError:  # a reader of a table has no files
             return f"sample {index}"
 
     def filenames(self, basename: bool = False, absolute: bool = False) -> list[str]:
-        return self.dataset.filenames(basename, absolute)
+        return self.reader.filenames(basename, absolute)
 
     def take(self) -> list[int]:
         """Return the samples that failed in any process since the last call, and forget them."""
-        failed = self.failed
+        failed = self.state & FAILED
         if dist.is_available() and dist.is_initialized():
-            failed = failed.to("cuda") if dist.get_backend() == "nccl" else failed.clone()
+            failed = failed.to("cuda") if dist.get_backend() == "nccl" else failed
             dist.all_reduce(failed, op=dist.ReduceOp.MAX)
-        indices = failed.nonzero().flatten().tolist()
-        self.failed.zero_()
-        return indices
+        self.state &= TOLD
+        return failed.nonzero().flatten().tolist()
+
+    def named(self, failed: list[int]) -> str:
+        """The first of these samples by path, and the classes that have no other by their number of images."""
+        return listed([self.filename(index) for index in failed], MOST_NAMED) + self._whole_classes(failed)
+
+    def _read(self, index: int) -> tuple[Image.Image, int]:
+        file, target = self.reader[index]
+        with file, Image.open(file) as image:
+            return image.convert(self.mode), -1 if target is None else target
+
+    def _meet(self, index: int, error: Exception) -> None:
+        if self.strict:
+            raise DataError(f"cannot read {self.filename(index)}: {error} (--strict-data)") from error
+        if not self.state[index] & TOLD and self._told < MOST_TOLD:
+            self._told += 1
+            tqdm.write(f"cannot read {self.filename(index)}: {error}; a neighbour takes its place", file=sys.stderr)
+        self.state[index] = FAILED | TOLD
+
+    def _after(self, index: int) -> int:
+        if self.used is None:
+            return (index + 1) % len(self)
+        return int(self.used[np.searchsorted(self.used, index, side="right") % len(self.used)])
+
+    def _whole_classes(self, failed: list[int]) -> str:
+        labels, names = kept_labels_of(self), class_names_of(self)
+        if labels is None or names is None:
+            return ""
+        every = np.bincount(labels if self.used is None else labels[self.used], minlength=len(names))
+        lost = np.bincount(labels[failed], minlength=len(names))
+        whole = [f"all {lost[c]} of class {names[c]!r}" for c in np.flatnonzero((lost == every) & (lost > 0))]
+        return f", which are {listed(whole)}" if whole else ""
 
 
 def replace_within(dataset: Any, indices: Indices) -> None:
     """Let only samples of ``indices`` (sorted) take the place of unreadable ones."""
     if (images := _watched(dataset)) is not None:
-        images.reader.used = indices
+        images.used = indices
 
 
 def report_unreadable(dataset: Any, kind: str) -> str:
@@ -106,10 +126,9 @@ def report_unreadable(dataset: Any, kind: str) -> str:
     indices = [] if watched is None else watched.take()
     if watched is None or not indices:
         return ""
-    names = ", ".join(watched.filename(index) for index in indices[:MOST_NAMED])
-    more = f" and {len(indices) - MOST_NAMED} more" if len(indices) > MOST_NAMED else ""
-    images = f"{len(indices)} {kind} image{'s' if len(indices) > 1 else ''}"
-    return f"{images} could not be read, and a neighbour was used instead: {names}{more} (--strict-data refuses)"
+    images = count_of(indices, f"{kind} image")
+    named = watched.named(indices)
+    return f"{images} could not be read, and a neighbour was used instead: {named} (--strict-data refuses)"
 
 
 def _watched(dataset: Any) -> WatchedImages | None:

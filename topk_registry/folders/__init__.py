@@ -1,0 +1,1 @@
+"""Folders of images as classes: one reading of names and files for training, evaluation and exported files."""
