@@ -1,4 +1,4 @@
-"""Held-out images of a folder with their labels."""
+"""Held-out images with their labels."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,42 +8,42 @@ import numpy as np
 
 from topk_export.errors import ImageError
 from topk_export.runtime.preprocess import SUFFIXES
+from topk_registry.folders.classes import class_map
+from topk_registry.folders.errors import FolderError
+from topk_registry.folders.images import listed, read_folders
 
 
 class Samples(NamedTuple):
-    """Images that :meth:`Predictor.preprocess` takes, and the label of each."""
+    """Images that :meth:`Predictor.preprocess` takes, the label of each, and how folders became classes."""
 
     name: str
     images: Any  # a sequence, which may read an image only when it is asked for
     labels: np.ndarray
+    told: str = ""
 
 
-def open_folder(folder: str | Path, class_names: Sequence[str]) -> Samples:
-    """The images of ``FOLDER/CLASS/...``, each class a folder named as in the file, or as many folders as classes.
+def open_folder(folder: str | Path, class_names: Sequence[str], *, ignore_unknown: bool = False) -> Samples:
+    """Find the images of ``FOLDER/CLASS/...`` and their classes.
 
-    Folders whose names are not the file's classes are taken in the order of their names, as a training run takes them.
+    Folders stand for the classes of their names, or for all classes in natural order where no name is the same.
+
+    Args:
+        folder: holds a folder a class.
+        class_names: of the file.
+        ignore_unknown: leave out folders with the name of no class.
+
+    Raises:
+        ImageError: there is no such folder.
+        FolderError: the folders cannot be told; the message names them.
     """
-    root = Path(folder)
-    if not root.is_dir():
-        raise ImageError(f"the folder {root} does not exist")
-    found = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    known = {name: i for i, name in enumerate(class_names)}
-    if found and all(path.name in known for path in found):
-        numbers = [known[path.name] for path in found]
-    elif len(found) == len(class_names):
-        numbers = list(range(len(found)))
-    else:
-        strange = [path.name for path in found if path.name not in known]
-        example = f" ({strange[0]!r} is none of the file's)" if strange else ""
-        raise ValueError(
-            f"{root} has {len(found)} class folders{example}; expected one for each of its {len(class_names)} classes, "
-            f"or folders with their names: {', '.join(class_names[:3])}, ..."
-        )
-    images, labels = [], []
-    for path, number in zip(found, numbers, strict=True):
-        inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
-        images += inside
-        labels += [number] * len(inside)
-    if not images:
-        raise ImageError(f"{root} holds no images ({', '.join(sorted(SUFFIXES))})")
-    return Samples(str(root), images, np.asarray(labels, np.int64))
+    if not Path(folder).is_dir():
+        raise ImageError(f"the folder {folder} does not exist")
+    folders = read_folders(folder, SUFFIXES)
+    empty = f"; class folders without images: {listed(folders.empty)}" if folders.empty else ""
+    try:
+        found = class_map(folders.names, class_names, where=folder, of="the file", ignore_unknown=ignore_unknown)
+    except FolderError as error:
+        raise FolderError(f"{error}{empty}") from error
+    chosen = [(path, found.numbers[name]) for path, name in folders.images if name in found.numbers]
+    labels = np.asarray([number for _, number in chosen], np.int64)
+    return Samples(str(folder), [path for path, _ in chosen], labels, found.told + empty)

@@ -159,7 +159,9 @@ def test_vanished_evaluation_data_is_waited_for(train, image_folder, tmp_path):
         path.write_bytes(b"this is no image")
     run = train("--data-dir", data, *FOLDER, tiny=())
     assert run.status == 1
-    assert "cannot read the evaluation data" in run.err
+    first = data / "validation" / "class0" / "0.png"
+    assert f"10 images in a row cannot be read, {first} to " in run.err
+    assert "which are all 6 of class 'class0'" in run.err
     assert "in epoch 1, after 6 of 6 batches" in run.err
     shutil.rmtree(data)
     shutil.copytree(image_folder, data)
@@ -169,18 +171,19 @@ def test_vanished_evaluation_data_is_waited_for(train, image_folder, tmp_path):
 
 
 @unclosed_files
-def test_a_corrupt_image_is_passed_over_with_a_warning(train, image_folder, tmp_path, caplog):
+def test_a_corrupt_image_is_passed_over_with_a_warning(train, image_folder, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(image_folder, data)
-    (data / "train" / "class1" / "3.png").write_bytes(b"this is no image")
+    path = data / "train" / "class1" / "3.png"
+    path.write_bytes(b"this is no image")
     run = train("--data-dir", data, *FOLDER, tiny=())
     assert run.status == 0, run.err
-    assert "Skipped sample" in caplog.text
-    line = "1 training image could not be read, and a neighbour was used instead: class1/3.png"
+    assert run.err.count(f"cannot read {path}: cannot identify image file") == 1
+    line = f"1 training image could not be read, and a neighbour was used instead: {path}"
     assert run.out.count(line) == len(run.summary)
     strict = train("--data-dir", data, *FOLDER, "--strict-data", "-j", "1", tiny=(), name="strict")
     assert strict.status == 1
-    assert "timm train: cannot read class1/3.png (--strict-data)" in strict.err
+    assert f"timm train: cannot read {path}: cannot identify image file" in strict.err
 
 
 @pytest.mark.parametrize(

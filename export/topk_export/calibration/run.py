@@ -39,6 +39,7 @@ from topk_registry.conformal.scores import SCORES as KINDS
 from topk_registry.conformal.scores import LogOdds, Pas, Raps, Saps
 from topk_registry.conformal.sets import thresholds_of
 from topk_registry.conformal.thresholds import check_labels
+from topk_registry.folders.agreement import agreement
 
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
@@ -70,6 +71,7 @@ def calibrate_file(
     threads: int | None = None,
     batch_size: int = 32,
     progress: Progress = _quiet,
+    force: bool = False,
 ) -> Calibrated:
     """Calibrate an exported file on held-out samples, and write the result as a new file.
 
@@ -83,6 +85,11 @@ def calibrate_file(
         device, require_gpu, threads: see :class:`topk_export.Predictor`.
         batch_size: images a run.
         progress: wraps an iterable with a label and a total.
+        force: go on where labels look wrong: where accuracy is near chance, or the images of folders are taken for
+            classes that are not theirs.
+
+    Raises:
+        WrongLabelsError: labels look wrong.
     """
     output = Path(output)
     if output.exists() and output.samefile(model):
@@ -100,9 +107,12 @@ def calibrate_file(
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.stem}-") as folder:
         staged = Path(folder) / output.name
         logits, fingerprint = _run_all(predictor, samples, labels, batch_size, progress, Path(folder))
+        right = agreement(logits.argmax(-1), labels, metadata.class_names)
+        right.check(force=force)
         runner = Heads(proto, logits, device)
         found = _calibrate(runner, labels, parts, plan, metadata)
         facts = facts_of(found[0], plan, parts, labels, metadata, samples, fingerprint)
+        facts |= {"top1": right.accuracy, "classes": samples.told}
         built = add_sets(proto, found[0], n, max_size=plan.max_size)
         counts, sizes = runner.evaluate(built, parts["report"], labels)
         facts |= {f"report_{name}": round(value, 6) for name, value in counts.summary().items() if np.isfinite(value)}

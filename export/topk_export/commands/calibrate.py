@@ -13,6 +13,7 @@ from topk_export.commands.common import add_runtime_flags, command, say
 from topk_registry.cli import ArgumentParser, ParseOptions, positive
 
 SCORES = ("lac", "aps", "raps", "saps", "topk", "log-odds", "pas")
+PARTS = ("", "tuning_", "report_")  # of the samples, as the facts count them
 RULES = ("marginal", "per-class", "interpolated", "clustered", "rc3p")
 
 
@@ -29,6 +30,7 @@ def main(argv: Sequence[str]) -> int:
     from topk_export.calibration.run import calibrate_file
     from topk_export.runtime.predictor import Predictor
     from topk_export.samples import open_folder
+    from topk_registry.folders.images import split_folder
 
     plan = Plan(
         score=args.score.replace("-", "_"),
@@ -45,21 +47,26 @@ def main(argv: Sequence[str]) -> int:
         seed=args.seed,
     )
     output = Path(args.output or Path(args.model).with_name(f"{Path(args.model).stem}-sets.onnx"))
+    classes = Predictor(args.model, device="cpu").metadata.class_names
     if args.dataset:
         samples = open_dataset(
             args.dataset,
+            classes,
             folder=args.data_dir,
             split=args.split,
             options=args.dataset_opt,
             download=args.dataset_download,
+            ignore_unknown=args.ignore_unknown_classes,
         )
     elif args.data_dir:
         samples = open_folder(
-            _split_folder(Path(args.data_dir), args.split), Predictor(args.model, device="cpu").metadata.class_names
+            split_folder(args.data_dir, args.split) or args.data_dir,
+            classes,
+            ignore_unknown=args.ignore_unknown_classes,
         )
     else:
         raise ValueError("name the held-out images: --data-dir FOLDER, or --dataset NAME as timm train takes it")
-    say(f"{len(samples.labels)} images of {samples.name}")
+    say(f"{len(samples.labels)} images of {samples.name}" + (f": {samples.told}" if samples.told else ""))
     found = calibrate_file(
         args.model,
         output,
@@ -69,6 +76,7 @@ def main(argv: Sequence[str]) -> int:
         require_gpu=args.require_gpu,
         threads=args.threads,
         batch_size=args.batch_size,
+        force=args.force,
         progress=lambda items, label, total: tqdm(items, label, total, leave=False, disable=None),
     )
     report = Path(args.report or output.with_suffix(".html"))
@@ -108,6 +116,12 @@ def _parser() -> ArgumentParser:
         help="options of a registered data set",
     )
     data.add_argument("--split", default="validation", metavar="NAME", help="split of --dataset (default: validation)")
+    data.add_argument(
+        "--ignore-unknown-classes",
+        action="store_true",
+        help="leave images out whose class the file lacks (default: refuse them)",
+    )
+    data.add_argument("--force", action="store_true", help="go on although labels look wrong, by the file's accuracy")
     data.add_argument("--dataset-download", action="store_true", help="let the data set download itself")
     data.add_argument(
         "--report-share",
@@ -143,6 +157,7 @@ def _parser() -> ArgumentParser:
 def _say(facts: dict[str, Any], values: dict[str, Any], summary: dict[str, float], n: int) -> None:
     low, high = values["interval"]
     options = ", ".join(f"{key} {value:g}" for key, value in facts["options"].items())
+    print(f"top-1       {facts['top1']:.1%} of {sum(facts[f'{part}samples'] for part in PARTS)} images")
     print(f"score       {facts['score']}" + (f" ({options})" if options else ""))
     print(f"promised    {facts['guarantee']}")
     print(f"coverage    {values['coverage']:.4f} ({low:.4f} to {high:.4f}) on {facts['report_samples']} other images")
@@ -156,9 +171,3 @@ def _say(facts: dict[str, Any], values: dict[str, Any], summary: dict[str, float
 
 def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _split_folder(root: Path, split: str) -> Path:
-    """The folder of a split, under the names that timm looks for; the folder itself where it has none of them."""
-    names = {"validation": ("validation", "val", "valid"), "train": ("train", "training")}.get(split, (split,))
-    return next((root / name for name in names if (root / name).is_dir()), root)

@@ -37,6 +37,7 @@ def main(argv: Sequence[str]) -> int:
         data_config={name: value for name in _DATA if (value := getattr(args, name)) is not None},
         calibration_data=args.calibration_data,
         calibration_images=args.calibration_images,
+        force=args.force,
         external_data=args.external_data,
         triton=args.triton,
         progress=say,
@@ -84,6 +85,9 @@ def _parser() -> ArgumentParser:
         default=512,
         metavar="N",
         help="most images to take from --calibration-data (default: 512)",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="go on although labels of --calibration-data look wrong, by the accuracy"
     )
     parser.add_argument(
         "--outputs",

@@ -20,6 +20,9 @@ from topk_export.runtime.preprocess import SUFFIXES, read_image
 from topk_export.runtime.session import import_onnxruntime, open_session
 from topk_export.samples import open_folder
 from topk_export.verification import graph, storage
+from topk_registry.folders.agreement import agreement
+from topk_registry.folders.errors import FolderError
+from topk_registry.folders.images import images_below
 
 LAYERS = ("Conv", "MatMul", "Gemm")
 BATCH = 16
@@ -46,13 +49,17 @@ def quantise_dynamic(model: Any) -> Any:
         return onnx.load(str(after))
 
 
-def quantise_static(model: Any, images: "Images", k: int) -> tuple[Any, dict[str, Any]]:
+def quantise_static(model: Any, images: "Images", k: int, *, force: bool = False) -> tuple[Any, dict[str, Any]]:
     """Return the model with QDQ nodes around its convolutions and matrix products, and its agreement with float32.
 
     Args:
         model: a ModelProto in float32; above 2 GiB its weights are removed from it.
         images: one half gives the ranges of activations, agreement is measured on the other half.
         k: size of the set.
+        force: go on where the labels of the images look wrong.
+
+    Raises:
+        WrongLabelsError: accuracy is near chance, or folders seem to stand for other classes.
     """
     import_onnxruntime()  # before its parts: without telemetry
     import onnx
@@ -63,6 +70,9 @@ def quantise_static(model: Any, images: "Images", k: int) -> tuple[Any, dict[str
         before, after = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
         large, kept = storage.size_of(model) > storage.LIMIT, _kept(model)
         storage.save(model, before)
+        logits = _logits(before, images.measured)
+        if images.labels is not None:
+            agreement(logits.argmax(-1), images.labels, images.class_names).check(force=force)
         quantize_static(
             before,
             after,
@@ -76,7 +86,7 @@ def quantise_static(model: Any, images: "Images", k: int) -> tuple[Any, dict[str
             weight_type=QuantType.QInt8,
             calibrate_method=CalibrationMethod.MinMax,
         )
-        found = compare(before, after, images, k)
+        found = compare(logits, _logits(after, images.measured), images, k)
         quantised = onnx.load(str(after))
     used = {node.domain for node in quantised.graph.node}
     opsets = [entry for entry in quantised.opset_import if entry.domain in ("", "ai.onnx") or entry.domain in used]
@@ -136,9 +146,10 @@ class Images:
             raise ImageError(f"the folder {root} does not exist")
         labels = None
         try:
-            _, paths, labels = open_folder(root, metadata.class_names)
-        except ValueError:  # images without classes
-            paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+            _, paths, labels, self.told = open_folder(root, metadata.class_names)
+        except FolderError as error:
+            paths = images_below(root, SUFFIXES)
+            self.told = f"images without labels, so that accuracy is not measured: {error}"
         if len(paths) < 2:
             raise ImageError(f"calibration needs at least 2 images, {root} holds {len(paths)}")
         chosen = np.unique(np.linspace(0, len(paths) - 1, min(most, len(paths))).astype(int))
@@ -148,12 +159,12 @@ class Images:
         # agreement is measured on images that did not set the ranges
         self.ranges, self.measured = inputs[::2], inputs[1::2]
         self.labels = None if labels is None else labels[chosen][1::2]
+        self.class_names = metadata.class_names
 
 
-def compare(before: Path, after: Path, images: Images, k: int) -> dict[str, Any]:
-    """Return how often two model files agree on images, and the accuracy of both where labels are known."""
-    logits = [_logits(model, images.measured) for model in (before, after)]
-    ranked = [np.argsort(-scores, axis=-1, kind="stable")[:, :k] for scores in logits]
+def compare(before: np.ndarray, after: np.ndarray, images: Images, k: int) -> dict[str, Any]:
+    """Return how often the logits of two models agree on images, and the accuracy of both where labels are known."""
+    ranked = [np.argsort(-logits, axis=-1, kind="stable")[:, :k] for logits in (before, after)]
     shared = [len(set(a) & set(b)) / k for a, b in zip(*map(np.ndarray.tolist, ranked), strict=True)]
     found: dict[str, Any] = {
         "calibrated_on": len(images.ranges),

@@ -72,6 +72,7 @@ def export_onnx(
     head: str | None = None,
     calibration_data: str | Path | None = None,
     calibration_images: int = 512,
+    force: bool = False,
     external_data: bool = False,
     triton: str | Path | None = None,
     progress: Progress = lambda message: None,
@@ -99,6 +100,8 @@ def export_onnx(
         calibration_data: a folder of images for ``"int8-static"``, at best one folder a class: then the report compares
             accuracies. Half of the images give the ranges, the other half measures agreement.
         calibration_images: the most images to take from there, evenly spaced.
+        force: go on where their labels look wrong: where accuracy is near chance, or the images of folders are taken
+            for classes that are not theirs.
         external_data: put the weights into a file beside the model, ``PATH.data``. A model above 2 GiB, which one ONNX
             file cannot hold, is always written so. Move the two files together, and keep their names.
         triton: also write a Triton Inference Server repository into this folder.
@@ -150,7 +153,7 @@ def export_onnx(
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
         staged = Path(folder) / path.name
-        found = _write(backbone, metadata, batch, staged, images, external_data, progress)
+        found = _write(backbone, metadata, batch, staged, images, external_data, progress, force=force)
         _verify(staged, path, metadata, verify, found, progress)
         if triton is not None:
             from topk_export.serve.triton import write_repository
@@ -258,6 +261,8 @@ def _write(
     images: Images | None,
     external: bool,
     progress: Progress,
+    *,
+    force: bool,
 ) -> dict[str, Any]:
     """Write the model with its sample, labels and preprocessing; return further entries of its report."""
     inputs = sample_input(metadata, batch if isinstance(batch, int) else 5)
@@ -275,8 +280,8 @@ def _write(
         progress("quantising")
         model = quantise_dynamic(model)
     elif images is not None:
-        progress(f"quantising with ranges from {len(images.ranges)} images")
-        model, found["quantisation"] = quantise_static(model, images, metadata.k)
+        progress(f"quantising with ranges from {len(images.ranges)} images; {images.told}")
+        model, found["quantisation"] = quantise_static(model, images, metadata.k, force=force)
         progress(comparison_line(found["quantisation"]))
     graph.keep_outputs(model, metadata.outputs)
     graph.set_metadata(model, metadata.to_props())

@@ -14,6 +14,7 @@ from topk_export.calibration.run import calibrate_file
 from topk_export.samples import open_folder
 from topk_registry.cli.main import main
 from topk_registry.conformal import PredictionSets, Thresholds, create_score
+from topk_registry.folders.errors import WrongLabelsError
 
 NAMES = tuple(COLOURS)
 
@@ -148,9 +149,14 @@ def test_a_registered_data_set_can_be_held_out(tmp_path, capsys):
     model = export_onnx(tiny(6), tmp_path / "model.onnx", k=2, data_config=config)
     options = ["--dataset", "topk/hierarchy", "--dataset-opt", "superclasses=2", "fine=3", "eval_size=120", "noise=1.0"]
     output = tmp_path / "out.onnx"
-    status = main(["calibrate", str(model), "-o", str(output), "--score", "lac", "--json", "--device", "cpu", *options])
+    flags = ["-o", str(output), "--score", "lac", "--json", "--device", "cpu", *options]
+    assert main(["calibrate", str(model), *flags]) == 1
+    assert "error: top-1 accuracy is 16.7% on 120 images, where chance has 16.7%" in capsys.readouterr().err
+    assert not output.exists()
+    status = main(["calibrate", str(model), *flags, "--force"])
     printed = capsys.readouterr()
     assert status == 0, printed.err
+    assert "6 classes in order, as the model names none: field 00-0 = 0, field 00-1 = 1" in printed.err
     facts = json.loads(printed.out)
     assert facts["data"] == "topk/hierarchy validation"
     assert facts["samples"] == facts["report_samples"] == 60
@@ -158,7 +164,8 @@ def test_a_registered_data_set_can_be_held_out(tmp_path, capsys):
     more = [*options[:2], "--dataset-opt", "eval_size=120"]
     status = main(["calibrate", str(model), "-o", str(output), "--device", "cpu", *more])
     assert status == 1
-    assert "the data has label 6, but the model has the classes 0 to 5" in capsys.readouterr().err
+    assert "validation has 100 classes, 'field 00-0'" in (err := capsys.readouterr().err)
+    assert "and the file has 6 classes: 0, 1, 2, 3, 4, 5; expected these names" in err
 
 
 @pytest.mark.parametrize(
@@ -207,7 +214,7 @@ def test_folders_that_do_not_fit_are_told(run, held_out, tmp_path):
     shutil.copytree(held_out / "grey", few / "cat")
     status, _, printed = run(data=few)
     assert status == 1
-    assert "has 2 class folders ('cat' is none of the file's); expected one for each of its 12 classes" in printed.err
+    assert f"{few} has the classes 'cat', and the file has 12 classes: red, " in printed.err
     assert run(data=tmp_path / "none")[0] == 1
 
 
@@ -227,5 +234,65 @@ def test_the_same_data_have_the_same_fingerprint(colours_file, held_out, tmp_pat
     again = calibrate_file(colours_file, tmp_path / "a.onnx", samples, Plan("raps", seed=3), device="cpu", batch_size=7)
     assert again.facts["fingerprint"] == calibrated[1].facts["fingerprint"]
     other = samples._replace(labels=(samples.labels + 1) % 12)
-    changed = calibrate_file(colours_file, tmp_path / "b.onnx", other, Plan("raps", seed=3), device="cpu")
+    with pytest.raises(WrongLabelsError, match="images with the label '.*' are mostly taken for"):
+        calibrate_file(colours_file, tmp_path / "b.onnx", other, Plan("raps", seed=3), device="cpu")
+    changed = calibrate_file(colours_file, tmp_path / "b.onnx", other, Plan("raps", seed=3), device="cpu", force=True)
     assert changed.facts["fingerprint"] != calibrated[1].facts["fingerprint"]
+
+
+def renamed(held_out, folder, names):
+    """A copy of the images whose folders have other names, in the order of the classes."""
+    for old, new in zip(NAMES, names, strict=True):
+        shutil.copytree(held_out / old, folder / new)
+    return folder
+
+
+def test_folders_without_names_of_classes_come_in_natural_order(run, held_out, tmp_path, calibrated):
+    """In plain order c10 comes before c2, and ten of twelve classes would change places."""
+    status, output, printed = run(data=renamed(held_out, tmp_path / "numbered", [f"c{i}" for i in range(12)]))
+    assert status == 0, printed.err
+    pairs = ", ".join(f"c{i} = {name}" for i, name in enumerate(NAMES))
+    assert f"360 images of {tmp_path / 'numbered'}: 12 classes in order, as no name is the same: {pairs}" in printed.err
+    top1 = Predictor(output, device="cpu").metadata.sets["top1"]
+    assert top1 == calibrated[1].facts["top1"] > 0.6
+    assert f"top-1       {top1:.1%} of 360 images" in printed.out
+
+
+def test_a_part_by_name_is_refused(run, held_out, tmp_path):
+    data = renamed(held_out, tmp_path / "one", [*NAMES[:-1], "new"])
+    status, output, printed = run(data=data)
+    assert (status, output.exists()) == (1, False)
+    assert f"has the classes 'new', and the file has 12 classes: {', '.join(NAMES[:10])}" in printed.err
+    status, output, printed = run("--ignore-unknown-classes", data=data)
+    assert status == 0, printed.err
+    assert (
+        f"11 classes by name; left out, as the file has none of this name: new; without images: {NAMES[-1]}"
+        in printed.err
+    )
+
+
+def test_classes_in_other_places_are_noticed_and_may_be_forced(run, held_out, tmp_path):
+    plain = sorted(f"c{i}" for i in range(12))
+    data = renamed(held_out, tmp_path / "plain", [f"d{plain.index(f'c{i}')}" for i in range(12)])
+    status, output, printed = run(data=data)
+    assert (status, output.exists()) == (1, False)
+    assert "are mostly taken for" in printed.err
+    assert run("--force", data=data)[0] == 0
+
+
+def test_a_class_folder_without_images_is_named(run, held_out, tmp_path):
+    data = renamed(held_out, tmp_path / "empty", NAMES)
+    shutil.rmtree(data / "pink")
+    (data / "pink").mkdir()
+    status, _, printed = run(data=data)
+    assert status == 0, printed.err
+    assert "without images: pink" in printed.err
+
+
+def test_files_of_archives_are_no_images(run, held_out, tmp_path):
+    data = renamed(held_out, tmp_path / "mac", NAMES)
+    (data / "red" / "._00.png").write_bytes(b"no image")
+    (data / ".Trash").mkdir()
+    status, _, printed = run(data=data)
+    assert status == 0, printed.err
+    assert "360 images" in printed.err

@@ -1,6 +1,7 @@
 """Static quantisation: 8 bits up to the last layer, float32 from there on, and a report of what that changes."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,13 @@ from PIL import Image
 from tests.export.colours import COLOURS
 from tests.export.conftest import DATA, tiny
 from topk_export import export_onnx
+from topk_export.conversion.quantise import Images
 from topk_export.errors import ExportError, ImageError
+from topk_export.runtime.metadata import Metadata
+from topk_export.runtime.preprocess import Preprocess
 from topk_export.verification import graph
 from topk_export.verification.verify import verify
+from topk_registry.folders.errors import WrongLabelsError
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +43,7 @@ def quantised(folder: Path, photos: Path, **options) -> Path:
 @pytest.mark.parametrize("preprocess", ["metadata", "in-graph"])
 def test_the_backbone_has_8_bits_and_the_rest_float32(photos, tmp_path, preprocess):
     said = []
-    path = quantised(tmp_path, photos, preprocess=preprocess, progress=said.append)
+    path = quantised(tmp_path, photos, preprocess=preprocess, progress=said.append, force=True)  # it was never trained
     model = onnx.load(str(path))
     makers = {name: node for node in model.graph.node for name in node.output}
     conv = next(node for node in model.graph.node if node.op_type == "Conv")
@@ -69,6 +74,44 @@ def test_images_without_classes_and_a_fixed_batch(photos, tmp_path):
     assert (found["calibrated_on"], found["measured_on"]) == (5, 4)
     with pytest.raises(ExportError, match="calibration needs at least 6 images, a batch of the file; got 5"):
         quantised(tmp_path / "larger", loose, batch=6)
+
+
+@pytest.mark.slow
+def test_labels_that_look_wrong_are_refused_before_anything_is_quantised(photos, tmp_path, monkeypatch):
+    import onnxruntime.quantization
+
+    monkeypatch.setattr(onnxruntime.quantization, "quantize_static", lambda *args, **kwargs: pytest.fail("quantised"))
+    said = []
+    with pytest.raises(WrongLabelsError, match="top-1 accuracy is .* on 24 images, where chance has 8.3%"):
+        quantised(tmp_path / "new", photos, progress=said.append)
+    assert any("; 12 classes by name" in line for line in said)
+    assert not (tmp_path / "new" / "model.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "numbers"),
+    [
+        ([f"c{i}" for i in range(12)], list(range(12))),
+        (list(COLOURS), list(range(12))),
+        ([*list(COLOURS)[:-1], "new"], None),
+    ],
+    ids=["by order", "by name", "a part by name"],
+)
+def test_folders_are_classes_as_in_calibration(photos, tmp_path, names, numbers):
+    """c10 comes after c2; labels that cannot be told are none, and the reason is said."""
+    for old, new in zip(COLOURS, names, strict=True):
+        shutil.copytree(photos / old, tmp_path / new)
+    metadata = Metadata(3, 1.0, 12, tuple(COLOURS), Preprocess((3, 8, 8), *[(0.5,) * 3] * 2))
+    images = Images(tmp_path, metadata, 48)
+    if numbers is None:
+        assert images.labels is None
+        assert "images without labels, so that accuracy is not measured" in images.told
+        assert "has the classes 'new'" in images.told
+    else:
+        by_colour = np.abs(
+            images.measured.mean((2, 3))[:, None] * 127.5 + 127.5 - np.array(list(COLOURS.values()))
+        ).sum(-1)
+        assert (by_colour.argmin(1) == images.labels).mean() > 0.9
 
 
 def test_too_few_images(tmp_path):
