@@ -214,7 +214,7 @@ def test_folders_that_do_not_fit_are_told(run, held_out, tmp_path):
     shutil.copytree(held_out / "grey", few / "cat")
     status, _, printed = run(data=few)
     assert status == 1
-    assert f"{few} has the classes 'cat', and the file has 12 classes: red, " in printed.err
+    assert f"{few} has the classes 'cat', and the file has 12 classes: {NAMES[0]}, " in printed.err
     assert run(data=tmp_path / "none")[0] == 1
 
 
@@ -234,7 +234,7 @@ def test_the_same_data_have_the_same_fingerprint(colours_file, held_out, tmp_pat
     again = calibrate_file(colours_file, tmp_path / "a.onnx", samples, Plan("raps", seed=3), device="cpu", batch_size=7)
     assert again.facts["fingerprint"] == calibrated[1].facts["fingerprint"]
     other = samples._replace(labels=(samples.labels + 1) % 12)
-    with pytest.raises(WrongLabelsError, match="images with the label '.*' are mostly taken for"):
+    with pytest.raises(WrongLabelsError, match=r"images with the label '.*' are mostly taken for"):
         calibrate_file(colours_file, tmp_path / "b.onnx", other, Plan("raps", seed=3), device="cpu")
     changed = calibrate_file(colours_file, tmp_path / "b.onnx", other, Plan("raps", seed=3), device="cpu", force=True)
     assert changed.facts["fingerprint"] != calibrated[1].facts["fingerprint"]
@@ -265,10 +265,8 @@ def test_a_part_by_name_is_refused(run, held_out, tmp_path):
     assert f"has the classes 'new', and the file has 12 classes: {', '.join(NAMES[:10])}" in printed.err
     status, output, printed = run("--ignore-unknown-classes", data=data)
     assert status == 0, printed.err
-    assert (
-        f"11 classes by name; left out, as the file has none of this name: new; without images: {NAMES[-1]}"
-        in printed.err
-    )
+    assert "11 classes by name; left out, as the file has none of this name: new" in printed.err
+    assert f"without images: {NAMES[-1]}" in printed.err
 
 
 def test_classes_in_other_places_are_noticed_and_may_be_forced(run, held_out, tmp_path):

@@ -82,7 +82,7 @@ def test_labels_that_look_wrong_are_refused_before_anything_is_quantised(photos,
 
     monkeypatch.setattr(onnxruntime.quantization, "quantize_static", lambda *args, **kwargs: pytest.fail("quantised"))
     said = []
-    with pytest.raises(WrongLabelsError, match="top-1 accuracy is .* on 24 images, where chance has 8.3%"):
+    with pytest.raises(WrongLabelsError, match=r"top-1 accuracy is .* on 24 images, where chance has 8.3%"):
         quantised(tmp_path / "new", photos, progress=said.append)
     assert any("; 12 classes by name" in line for line in said)
     assert not (tmp_path / "new" / "model.onnx").exists()
@@ -108,10 +108,9 @@ def test_folders_are_classes_as_in_calibration(photos, tmp_path, names, numbers)
         assert "images without labels, so that accuracy is not measured" in images.told
         assert "has the classes 'new'" in images.told
     else:
-        by_colour = np.abs(
-            images.measured.mean((2, 3))[:, None] * 127.5 + 127.5 - np.array(list(COLOURS.values()))
-        ).sum(-1)
-        assert (by_colour.argmin(1) == images.labels).mean() > 0.9
+        means = 255 * (images.measured.mean((2, 3)) + 1) / 2
+        distances = np.abs(means[:, None] - np.array(list(COLOURS.values()))).sum(-1)
+        assert (distances.argmin(1) == images.labels).mean() > 0.9
 
 
 def test_too_few_images(tmp_path):
