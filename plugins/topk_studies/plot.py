@@ -12,6 +12,7 @@ import torch
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions, positive
 from topk_registry.registry.options import accepts
+from topk_registry.train.report.console import label
 from topk_studies.engine import registered
 from topk_studies.engine.study import Record
 from topk_studies.experiments import landscape
@@ -106,7 +107,7 @@ def runs(folders: Sequence[Path], columns: Sequence[str]) -> "Figure":
             look = looks[name]
             points = [(x, y) for x, y in zip(table["epoch"], table[column], strict=True) if math.isfinite(y)]
             axes.plot(*zip(*points, strict=True), color=look.colour, marker=look.marker, label=name) if points else None
-        axes.set(title=column.removeprefix("eval_").replace("_", " "), xlabel="epoch")
+        axes.set(title=label(column), xlabel="epoch")
         axes.set_ylabel("%" if "top" in column else "")
     panels[0].legend()
     return figure
@@ -129,7 +130,7 @@ def _read(folder: Path, columns: Sequence[str]) -> dict[str, list[float]]:
         raise ValueError(f"{path} has no epoch yet")
     if missing := [column for column in columns if column not in rows[0]]:
         raise ValueError(f"{path} has no column {missing[0]!r}; it has {', '.join(rows[0])}")
-    epochs = [float(row["epoch"]) + 1 for row in rows]
+    epochs = [float(row["epoch"]) for row in rows]
     return {"epoch": epochs, **{column: [float(row[column] or "nan") for row in rows] for column in columns}}
 
 

@@ -106,5 +106,5 @@ def tiny():
 
 def trained(configuration, history, **result):
     """A record of a training run with this history: one row of metrics an epoch."""
-    rows = [{"epoch": float(epoch), **row} for epoch, row in enumerate(history)]
+    rows = [{"epoch": float(epoch), **row} for epoch, row in enumerate(history, 1)]
     return Record("train", 1, configuration, {"history": rows, **result}, 1.0, "2026-01-01T00:00:00+00:00", {})

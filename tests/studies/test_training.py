@@ -33,7 +33,7 @@ def test_it_is_the_run_of_the_command_that_it_names(tiny, tmp_path, capsys):
         rows = list(csv.DictReader(file))
     assert len(rows) == len(history) == 2
     for row, ours in zip(rows, history, strict=True):
-        for name in ("train_loss", "eval_top1", "eval_top5", "eval_loss"):
+        for name in ("train_loss", "eval_top1", "eval_top5", "eval_nll"):
             assert ours[name.removeprefix("eval_")] == pytest.approx(float(row[name]), rel=1e-5)
     capsys.readouterr()
     # and its numbers of the test split are those of the command that evaluates a checkpoint

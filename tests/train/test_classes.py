@@ -131,7 +131,7 @@ def test_more_classes_are_said(train, validate_folder, images):
 
 
 def top1(printed):
-    return float(re.search(r"^top1 +([\d.]+)", printed, re.MULTILINE)[1])
+    return float(re.search(r"^top-1 +([\d.]+)", printed, re.MULTILINE)[1])
 
 
 def test_validate_maps_folders_by_the_names_of_training(train, validate_folder, images):

@@ -35,7 +35,7 @@ def test_accuracy_and_likelihood_are_their_definitions():
     assert result["top3"] == pytest.approx(100 * hit.mean().item())
     macro = torch.stack([hit[target == c].mean() for c in range(3)]).mean()
     assert result["macro_top3"] == pytest.approx(100 * macro.item())
-    assert result["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, target).item(), rel=1e-6)
+    assert result["nll"] == pytest.approx(torch.nn.functional.cross_entropy(logits, target).item(), rel=1e-6)
 
 
 def test_groups_by_training_frequency_and_none_for_an_empty_group():
@@ -75,7 +75,7 @@ def test_the_padding_of_a_sampler_does_not_count():
     logits, target = scores(8), torch.arange(8) % N
     result = evaluator(Padded([(logits[:4], target[:4]), (logits[4:], target[4:])]), sizes=[1])(Table())
     assert result["top1"] == pytest.approx(100 * (logits[:5].argmax(1) == target[:5]).double().mean().item())
-    assert result["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits[:5], target[:5]).item(), rel=1e-6)
+    assert result["nll"] == pytest.approx(torch.nn.functional.cross_entropy(logits[:5], target[:5]).item(), rel=1e-6)
 
 
 def test_a_stopped_evaluation_has_no_result():
@@ -96,9 +96,9 @@ def test_crops_are_the_corners_the_centre_and_their_mirror_images():
 
 def test_names_of_metrics():
     assert parse_metric("macro-top5") == "macro_top5"
-    assert parse_metric("loss") == "loss"
+    assert parse_metric("loss") == parse_metric("nll") == "nll"
     assert metric_sizes("few_top20") == [1, 5, 20]
-    assert metric_sizes("loss") == [1, 5]
+    assert metric_sizes("nll") == [1, 5]
     for wrong in ("top", "best", "macro-loss", "top5x"):
         with pytest.raises(TrainError, match="--eval-metric must be"):
             parse_metric(wrong)

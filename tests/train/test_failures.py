@@ -114,7 +114,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(train, monkeypatch, error):
     monkeypatch.undo()
     resumed = train("--epochs", "3", "--resume", "auto")
     assert resumed.status == 0
-    assert [row["epoch"] for row in resumed.summary] == [0, 1, 2]
+    assert [row["epoch"] for row in resumed.summary] == [1, 2, 3]
 
 
 def test_a_report_that_cannot_be_written_stops_the_run(train, monkeypatch):
@@ -148,7 +148,7 @@ def test_a_vanished_data_directory_saves_and_says_so(train, image_folder, tmp_pa
     shutil.copytree(image_folder, data)
     resumed = train("--data-dir", data, *FOLDER, "--resume", "auto", tiny=())
     assert resumed.status == 0, resumed.err
-    assert [row["epoch"] for row in resumed.summary] == [0, 1, 2]
+    assert [row["epoch"] for row in resumed.summary] == [1, 2, 3]
 
 
 @unclosed_files

@@ -102,7 +102,7 @@ def test_a_logger_that_fails_costs_no_training_and_is_filled_in(train, memory):
 def test_epochs_after_an_older_checkpoint_are_logged_again(train, memory):
     run = train("--logger", "memory", "--epochs", "3")
     seen = len(memory.told)
-    train("--logger", "memory", "--epochs", "3", "--resume", run.folder / "checkpoint-0.pth.tar")
+    train("--logger", "memory", "--epochs", "3", "--resume", run.folder / "checkpoint-1.pth.tar")
     assert [rest[0] for kind, *rest in memory.told[seen:] if kind == "epoch"] == [12, 18]
 
 

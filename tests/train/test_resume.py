@@ -217,13 +217,13 @@ def test_resume_auto_finds_the_run_and_starts_anew_without_one(interrupted):
     again = interrupted(-1, "--resume", "auto", name="auto")
     assert again.status == 0
     assert "epoch 1, batch 5" in again.out
-    assert [row["epoch"] for row in again.summary] == [0, 1, 2]
+    assert [row["epoch"] for row in again.summary] == [1, 2, 3]
 
 
 def test_a_finished_run_can_be_prolonged(train):
     train("--epochs", "1", name="run")
     longer = train("--epochs", "3", "--resume", "auto", name="run")
-    assert [row["epoch"] for row in longer.summary] == [0, 1, 2]
+    assert [row["epoch"] for row in longer.summary] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("sched", [["--sched-on-updates"], [], ["--sched", "step", "--decay-epochs", "1"]], ids=str)
@@ -266,7 +266,7 @@ def test_resume_auto_knows_recovery_checkpoints(train, register):
         train("--loss", "killed", "--recovery-interval", "1")
     resumed = train("--loss", "killed", "--recovery-interval", "1", "--resume", "auto")
     assert resumed.status == 0, resumed.err
-    assert "recovery-1-2.pth.tar at epoch 2, batch 3" in resumed.out
+    assert "recovery-2-2.pth.tar at epoch 2, batch 3" in resumed.out
     whole = train("--loss", "killed", name="whole")
     assert resumed.summary == whole.summary
 
@@ -332,7 +332,7 @@ def test_a_checkpoint_of_timms_own_script_resumes_as_timm_does(train, tmp_path):
     torch.save(plain, tmp_path / "timm.pth.tar")
     again = train("--epochs", "2", "--resume", tmp_path / "timm.pth.tar", name="again")
     assert again.status == 0, again.err
-    assert [row["epoch"] for row in again.summary] == [1]
+    assert [row["epoch"] for row in again.summary] == [2]
     assert "as timm resumes" in again.out
 
 

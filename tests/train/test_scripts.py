@@ -130,3 +130,11 @@ def test_a_bad_option_is_refused_before_the_first_step(image_folder, capsys):
     printed = capsys.readouterr()
     assert "k must be below the number of classes" in printed.err
     assert "trained" not in printed.out
+
+
+@unclosed_files
+def test_a_model_with_other_classes_than_the_data_is_refused(image_folder, tmp_path, capsys):
+    """timm's script takes the model's own number, 1000, where none is given."""
+    flags = ["--data-dir", str(image_folder), "--args-file", str(tmp_path / "args.yaml")]
+    assert main(["train", "--train-script", CURRENT, "--loss", "seen", *flags]) == 1
+    assert "the script's model predicts 1000 classes, and its data has 4: --num-classes 4" in capsys.readouterr().err

@@ -2,14 +2,17 @@
 
 import math
 import re
+import time
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 import torch
 import yaml
 
+from topk_registry.cli.main import main
 from topk_registry.train.config.arguments import parse_args
 from topk_registry.train.report import console, curves
+from topk_registry.train.setup import build
 from topk_registry.train.setup.compute import Compute
 
 from .conftest import TINY, unclosed_files
@@ -18,7 +21,7 @@ from .conftest import TINY, unclosed_files
 def test_a_run_learns_and_leaves_everything_behind(train):
     run = train("--loss", "smooth_topk_svm", "--loss-opt", "k=3", "--loss-opt", "tau=0.5", "--epochs", "8")
     assert run.status == 0
-    assert [row["epoch"] for row in run.summary] == list(range(8))
+    assert [row["epoch"] for row in run.summary] == list(range(1, 9))
     first, last = run.summary[0], run.summary[-1]
     assert last["train_loss"] < 0.5 * first["train_loss"]
     assert last["eval_top1"] > 100 / 12 * 3
@@ -27,7 +30,7 @@ def test_a_run_learns_and_leaves_everything_behind(train):
     files = {"last.pth.tar", "model_best.pth.tar", "args.yaml", "classes.txt", "curves.svg"}
     assert files <= {p.name for p in run.folder.iterdir()}
     assert not list(run.folder.glob("*.tmp"))
-    for shown in ("smooth_topk_svm k=3 tau=0.5", "epoch 8/8", "top-1", "macro top-5", "best by top1"):
+    for shown in ("smooth_topk_svm k=3 tau=0.5", "epoch 8/8", "top-1", "macro top-5", "best by top-1"):
         assert shown in run.out
 
 
@@ -57,11 +60,50 @@ def test_curves_are_a_picture(train, monkeypatch):
     monkeypatch.setattr(console, "draw", curves.draw)
     run = train("--epochs", "2")
     svg = ElementTree.parse(run.folder / "curves.svg").getroot()
-    names = {"training loss", "evaluation NLL", "top-1", "top-5", "macro top-5"}
+    names = {"train loss", "NLL", "top-1", "top-5", "macro top-5"}
     lines = {group.get("id"): group for group in svg.iter() if group.get("id") in names}
     assert set(lines) == names
     for line in lines.values():
         assert len(line[0].get("d").split("L")) == 2  # from the first epoch to the second
+
+
+def test_a_number_has_one_name_wherever_a_person_reads_it(train, capsys, monkeypatch):
+    """Of the console, the table, the csv file, the curves and validate; epochs count from 1 in all, and in files."""
+    pictures = []
+    monkeypatch.setattr(console, "draw", lambda title, panels: pictures.append(panels) or "<svg/>")
+    run = train("--epochs", "2")
+    columns = [name for name in run.summary[0] if name not in ("epoch", "lr")]
+    labels = {console.label(name): name for name in columns}
+    table = run.out.partition("last        best")[2]
+    curves = {name: line for panel in pictures[-1] for name, line in panel.lines.items()}
+    assert set(curves) <= set(labels)
+    main(["validate", "--checkpoint", str(run.folder / "last.pth.tar"), "--device", "cpu", "-j", "0"])
+    validated = capsys.readouterr().out
+    for label, name in labels.items():
+        assert re.search(rf"^{label} +\d", table, re.MULTILINE), label
+        if name.startswith("eval_"):
+            value = re.search(rf"^{label} +([\d.]+)$", validated, re.MULTILINE)
+            assert float(value[1]) == pytest.approx(run.summary[-1][name], abs=1e-4)
+    for label in curves:
+        assert f"  {label} " in next(line for line in run.out.splitlines() if line.startswith("epoch 1/2"))
+        assert curves[label] == [(row["epoch"], row[labels[label]]) for row in run.summary]
+    assert [row["epoch"] for row in run.summary] == [1, 2]
+    assert {path.name for path in run.folder.glob("checkpoint-*")} == {"checkpoint-1.pth.tar", "checkpoint-2.pth.tar"}
+
+
+def test_the_total_time_counts_from_the_command_on(train, monkeypatch):
+    """Reading the data takes 1000 seconds here."""
+    real, waited = time.perf_counter, [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: real() + waited[0])
+    opened = build.open_data
+
+    def slowly(*args, **kwargs):
+        waited[0] += 1000.0
+        return opened(*args, **kwargs)
+
+    monkeypatch.setattr(build, "open_data", slowly)
+    run = train("--epochs", "1")
+    assert 1000 <= float(re.search(r"; (\d+) s in all", run.out)[1]) < 2000
 
 
 def test_without_matplotlib_there_are_no_curves_and_it_is_said_once(train, monkeypatch):
@@ -74,8 +116,6 @@ def test_without_matplotlib_there_are_no_curves_and_it_is_said_once(train, monke
 
 
 def test_without_data_the_built_in_job_runs(tmp_path, capsys):
-    from topk_registry.cli.main import main
-
     small = ["--dataset-opt", "size=320", "--epochs", "1", "--model-kwargs", "width=4"]
     assert main(["train", "--loss", "smooth_topk_svm", "--output", str(tmp_path), *small]) == 0
     assert "100 classes" in capsys.readouterr().out
@@ -151,7 +191,7 @@ def test_without_a_terminal_steps_are_lines(train):
     run = train("--log-interval", "2", "--epochs", "2")
     lines = [line for line in run.out.splitlines() if "img/s" in line]
     assert [line[:15].split() for line in lines] == [["epoch", f"{e}/2", f"{s}/6"] for e in (1, 2) for s in (2, 4)]
-    assert all(re.search(r"loss \d+\.\d+  lr \S+  \d+ img/s  \d+:\d\d:\d\d left$", line) for line in lines)
+    assert all(re.search(r"running loss \d+\.\d+  lr \S+  \d+ img/s  \d+:\d\d:\d\d left$", line) for line in lines)
     assert "img/s" not in train("--log-interval", "50").out
 
 
@@ -231,4 +271,4 @@ def test_probabilities_of_the_loss_rank_the_classes(train, register):
     register("reversed", Reversed)
     run = train("--loss", "reversed", "--epochs", "8")
     assert run.summary[-1]["eval_top1"] > 100 / 12 * 3
-    assert run.summary[-1]["eval_loss"] < math.log(12)
+    assert run.summary[-1]["eval_nll"] < math.log(12)

@@ -119,7 +119,7 @@ def test_the_moving_average_is_asked_for(train, validate):
     _, averaged, _ = validate("--checkpoint", run.folder / "last.pth.tar", "--use-ema")
     _, plain, _ = validate("--checkpoint", run.folder / "last.pth.tar")
     assert_agrees(averaged, run.summary[-1])
-    assert plain["loss"] != averaged["loss"]
+    assert plain["nll"] != averaged["nll"]
 
 
 def test_other_sizes_other_data_and_crops(train, validate):
@@ -128,11 +128,11 @@ def test_other_sizes_other_data_and_crops(train, validate):
     _, results, _ = validate(*checkpoint, "--topk", "2", "3")
     assert results["top1"] <= results["top2"] <= results["top3"] <= results["top5"]
     _, trained, _ = validate(*checkpoint, "--split", "train")
-    assert trained["loss"] < results["loss"]
+    assert trained["nll"] < results["nll"]
     status, crops, err = validate(*checkpoint, "--multi-crop", "10")
     assert status == 0, err
     assert crops["top1"] > 100 / 12
-    assert crops["top5"] != results["top5"] or crops["loss"] != results["loss"]
+    assert crops["top5"] != results["top5"] or crops["nll"] != results["nll"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """``timm train``: parsing and checks that need neither torch nor timm."""
 
 import os
+import time
 from collections.abc import Sequence
 
 from topk_registry import registry
@@ -11,6 +12,7 @@ from topk_registry.train.scripts.run import ENVIRONMENT, run_timm, split_argumen
 
 def main(argv: Sequence[str]) -> int:
     """Train an image classifier with a loss by name."""
+    began = time.perf_counter()
     ours, theirs = split_arguments(argv, prog="timm train", flag="--train-script")
     script = ours.script or os.environ.get(ENVIRONMENT, "")
     if script:
@@ -21,4 +23,4 @@ def main(argv: Sequence[str]) -> int:
         raise BrokenPluginError(f"loss {config.loss!r} of {info.distribution} is broken: {info.error}")
     from topk_registry.train.engine.trainer import train
 
-    return train(config)
+    return train(config, began=began)

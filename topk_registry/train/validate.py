@@ -28,6 +28,8 @@ RECORDED = {
 def main(argv: Sequence[str]) -> int:
     """Evaluate a checkpoint or a pretrained model."""
     args = create_parser().parse_args(argv)
+    from topk_registry.train.report.console import label
+
     try:
         several = targets(args)
         results = validate_all(args, several) if several else retrying(args) if args.retry else validate(args)
@@ -35,8 +37,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"timm validate: {error}", file=sys.stderr)
         return 2
     for each in results if isinstance(results, list) else [results]:
-        width = max(map(len, each))
-        print("\n".join(f"{name:{width}}  {value}" for name, value in each.items()))
+        width = max(map(len, map(label, each)))
+        print("\n".join(f"{label(name):{width}}  {value}" for name, value in each.items()))
     if args.results_file:
         _write(Path(args.results_file), results, args.results_format)
     print(f"--result\n{json.dumps(results, indent=4)}")

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from topk_export.commands.common import add_runtime_flags, command, say, share
 from topk_export.errors import ImageError, PredictionError, SourceError
 from topk_export.runtime.predictor import Predictor
@@ -16,6 +18,9 @@ from topk_export.runtime.ranking import Prediction, Ranked
 from topk_export.scoring.files import is_url
 from topk_export.scoring.sources import images_below, is_list, listed, told
 from topk_registry.cli import ArgumentParser, positive
+from topk_registry.folders.agreement import agreement
+from topk_registry.folders.classes import class_map
+from topk_registry.folders.images import natural_key
 
 Failure = (ImageError, PredictionError)
 Result = tuple[Path, Prediction | ImageError | PredictionError]
@@ -37,10 +42,13 @@ def main(argv: Sequence[str]) -> int:
         exif=args.exif,
         workers=args.workers,
     )
+    labels = _labels(paths, predictor, ignore_unknown=args.ignore_unknown_classes) if args.labels else None
     stream = predictor.stream(
         paths, batch_size=args.batch_size, softmax_mass=args.softmax_mass, max_set=args.max_set, on_error="yield"
     )
     results = _with_progress(zip(paths, stream, strict=True), len(paths))
+    if labels is not None:
+        results = _judged(results, labels, predictor.metadata.class_names, force=args.force)
     write = _write_json if args.json else _write_csv if args.csv else _write_table
     return 1 if write(results) else 0
 
@@ -64,6 +72,17 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="images a run (default: 32)")
     parser.add_argument("--workers", type=positive, metavar="N", help="threads that read images (default: CPUs, max 8)")
     parser.add_argument("--exif", action="store_true", help="turn images as EXIF says (timm's evaluation does not)")
+    parser.add_argument(
+        "--labels", action="store_true", help="take the folder of an image for its class, and measure the accuracy"
+    )
+    parser.add_argument(
+        "--ignore-unknown-classes",
+        action="store_true",
+        help="with --labels: do not measure images of folders with the name of no class (default: refuse them)",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="with --labels: exit with status 0 although labels look wrong"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON Lines, one object an image")
     form.add_argument("--csv", action="store_true", help="print CSV, one line a class of an image")
@@ -91,6 +110,39 @@ def find_images(names: Sequence[str], skipped: Counter[str]) -> list[Path]:
     if url := next((name for name in found if is_url(name) and not os.path.exists(name)), None):
         raise SourceError(f"{url} is a URL, and predict reads files: fetch it first, or give it to topk-registry score")
     return list(map(Path, found))
+
+
+def _labels(paths: Sequence[Path], predictor: Predictor, *, ignore_unknown: bool) -> list[int | None]:
+    """The class of each image by the name of its folder; None where the folder is left out."""
+    folders = [path.absolute().parent.name for path in paths]
+    classes = predictor.metadata.class_names
+    names = sorted(set(folders), key=natural_key)
+    found = class_map(names, classes, of="the file", ignore_unknown=ignore_unknown)
+    say(found.told)
+    return [found.numbers.get(name) for name in folders]
+
+
+def _judged(
+    results: Iterator[Result], labels: Sequence[int | None], classes: Sequence[str], *, force: bool
+) -> Iterator[Result]:
+    """Pass results on, and say the accuracy after the last.
+
+    Raises:
+        WrongLabelsError: labels look wrong, and that is not forced.
+    """
+    judged: list[tuple[int, int]] = []
+    hits = k = 0
+    for label, (path, item) in zip(labels, results, strict=True):
+        if label is not None and isinstance(item, Prediction):
+            judged.append((item.top[0].index, label))
+            k = len(item.top)
+            hits += label in [ranked.index for ranked in item.top]
+        yield path, item
+    if judged:
+        best, wanted = map(np.array, zip(*judged, strict=True))
+        found = agreement(best, wanted, classes)
+        say(f"top-1 accuracy {found}, top-{k} {hits / len(judged):.1%}")
+        found.check(force=force)
 
 
 def _with_progress(results: Iterator[Result], total: int) -> Iterator[Result]:

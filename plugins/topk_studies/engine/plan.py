@@ -110,7 +110,7 @@ def _made_up(study: TrainingStudy, configuration: Configuration) -> Record:
     """A record with every metric at 0."""
     metrics = {study.METRIC, *study.METRICS, configuration["flags"]["eval_metric"]}
     row = {name: 0.0 for metric in metrics for name in (metric, f"test_{metric}")}
-    result = {"history": [{"epoch": 0.0, "nonzero": 0.0, **row}], "ways": _Zeros(), "temperature": 1.0}
+    result = {"history": [{"epoch": 1.0, "nonzero": 0.0, **row}], "ways": _Zeros(), "temperature": 1.0}
     return Record(study.RUNS, study.VERSION, configuration, result, 0.0, "", {})
 
 

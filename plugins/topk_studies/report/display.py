@@ -204,7 +204,7 @@ def curves_figure(
 
 
 def _curve(record: Record, column: str) -> list[tuple[float, Value]]:
-    return [(row["epoch"] + 1, row[column]) for row in record.result["history"] if column in row]
+    return [(row["epoch"], row[column]) for row in record.result["history"] if column in row]
 
 
 def first_runs(found: Sequence[Choice], name: Name) -> dict[str, Record]:

@@ -61,6 +61,35 @@ def test_json(run, picture):
     assert all(sum(ranked["probability"] for ranked in answer["softmax_set"]) >= 0.5 for answer in answers)
 
 
+@pytest.mark.parametrize("names", [("red", "blue", "pink"), None], ids=["by name", "by order"])
+def test_folders_are_labels_where_asked(run, picture, tmp_path, names):
+    """Folders without the names of classes stand for them in natural order: c2 comes before c10."""
+    for i, colour in enumerate(COLOURS):
+        if names is None or colour in names:
+            folder = tmp_path / "labelled" / (colour if names else f"c{i}")
+            folder.mkdir(parents=True)
+            picture(colour).rename(folder / "a.png")
+    status, out, err = run(tmp_path / "labelled", "--labels", "--json")
+    assert status == 0, err
+    told, accuracy = err.splitlines()
+    assert told.startswith("3 classes by name" if names else f"{len(COLOURS)} classes in order")
+    assert accuracy == f"top-1 accuracy 100.0% of {len(lines(out))} images, top-{K} 100.0%"
+
+
+def test_labels_that_look_wrong_end_the_command(run, picture, tmp_path):
+    for colour, folder in (("red", "blue"), ("blue", "red")):
+        (tmp_path / "labelled" / folder).mkdir(parents=True)
+        picture(colour).rename(tmp_path / "labelled" / folder / "a.png")
+    status, out, err = run(tmp_path / "labelled", "--labels", "--json")
+    assert (status, len(lines(out))) == (1, 2)
+    assert "error: top-1 accuracy is 0.0% on 2 images" in err
+    assert run(tmp_path / "labelled", "--labels", "--force")[0] == 0
+    (tmp_path / "labelled" / "red").rename(tmp_path / "labelled" / "new")
+    status, out, err = run(tmp_path / "labelled", "--labels")
+    assert (status, out) == (1, "")
+    assert "the data has the classes 'new'" in err
+
+
 def test_csv(run, picture):
     status, out, _ = run(picture("red", 'a,"b".png'), picture("pink"), "--csv")
     assert status == 0

@@ -228,7 +228,7 @@ class ScheduleFlags:
     warmup_lr: float = flag(1e-05, "learning rate that warm-up starts from", metavar="LR")
     min_lr: float = flag(0, "least learning rate", metavar="LR")
     epoch_repeats: float = flag(0.0, "repeats of a streamed data set in an epoch", metavar="N")
-    start_epoch: int | None = flag(None, "first epoch, whatever a checkpoint says", metavar="N")
+    start_epoch: int | None = flag(None, "epochs that count as done, whatever a checkpoint says", metavar="N")
     decay_milestones: list[int] = flag(
         [90, 180, 270], "epochs at which the schedule multistep lowers the rate", metavar="N"
     )
@@ -281,7 +281,7 @@ class AugmentationFlags:
         "images that share one mixing ratio: a batch, pairs, or each alone",
         choices=("batch", "pair", "elem", "half"),
     )
-    mixup_off_epoch: int = flag(0, "first epoch without mixup and cutmix; 0: none", metavar="N")
+    mixup_off_epoch: int = flag(0, "epochs with mixup and cutmix; 0: all", metavar="N")
     smoothing: float = flag(0.1, "label smoothing")
     train_interpolation: str = flag("random", "resizing interpolation in training: random, bilinear or bicubic")
     drop: float = flag(0.0, "dropout", metavar="P")
@@ -334,7 +334,7 @@ class RunFlags:
     experiment: str = flag("", "name of this run's folder in --output (default: time, model and loss)", metavar="NAME")
     eval_metric: str = flag(
         "top1",
-        "metric that picks the best checkpoint: loss, topK or macro-topK for any K, many-topK, medium-topK, few-topK",
+        "metric that picks the best checkpoint: nll, topK or macro-topK for any K, many-topK, medium-topK, few-topK",
         metavar="NAME",
     )
     early_stop: int = flag(0, "stop after N evaluations without a better --eval-metric; 0: never", metavar="N")

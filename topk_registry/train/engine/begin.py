@@ -8,7 +8,6 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from timm import utils
 from timm.models import safe_model_name
 from timm.task import load_task_ema_checkpoint, resume_task_checkpoint
 from timm.utils.checkpoint_saver import load_checkpoint_metadata
@@ -19,7 +18,7 @@ from topk_registry.folders.images import listed
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.resume import OUTPUT, differences, find_auto
 from topk_registry.train.engine.run import Run
-from topk_registry.train.engine.state import LAST, Checkpoints, restore, restore_buffers, same_loss
+from topk_registry.train.engine.state import LAST, Checkpoints, NumberedSaver, restore, restore_buffers, same_loss
 from topk_registry.train.errors import TrainError
 from topk_registry.train.report.console import read_class_names
 from topk_registry.train.report.loggers import LoggedRun, Loggers
@@ -82,8 +81,8 @@ def _open_loggers(run: Run, *, goes_on: bool) -> None:
     run.loggers.open(run.config, logged, run.progress.history, run.updates_per_epoch, goes_on=goes_on)
 
 
-def _saver(run: Run) -> utils.CheckpointSaver:
-    return utils.CheckpointSaver(
+def _saver(run: Run) -> NumberedSaver:
+    return NumberedSaver(
         model=run.model,
         optimizer=run.task.saved_optimizer(run.optimizer),
         args=Namespace(**run.config.to_dict(), loss_record=run.loss.record),

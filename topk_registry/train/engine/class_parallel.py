@@ -16,7 +16,7 @@ from torch import distributed as dist
 
 from topk_registry.nn.label_places import label_places
 from topk_registry.ops.process_group import Group, all_reduce, gather_to_first
-from topk_registry.train.engine.evaluate import LEAST_LIKELIHOOD, Evaluator, MeanLoss, readable
+from topk_registry.train.engine.evaluate import LEAST_LIKELIHOOD, Evaluator, MeanNLL, readable
 from topk_registry.train.engine.state import RegistryTask
 from topk_registry.train.setup.class_parallel import ClassRows, class_rows
 from topk_registry.train.setup.compute import Compute
@@ -168,7 +168,7 @@ class SpreadEvaluator(Evaluator):
 
     @torch.inference_mode()
     def __call__(self, model: nn.Module, criterion: object = None) -> dict[str, float] | None:
-        rows, loss, accuracy = class_rows(model), MeanLoss(), self._accuracy(self.sizes)
+        rows, nll, accuracy = class_rows(model), MeanNLL(), self._accuracy(self.sizes)
         group = dist.group.WORLD if len(rows.sizes) > 1 else None
         model.eval()
         limit = evaluation_sample_limit(self.loader)
@@ -183,9 +183,9 @@ class SpreadEvaluator(Evaluator):
             limit = None if limit is None else limit - kept
             if kept:
                 likelihood = places.log_likelihood[:kept, None].clamp(min=LEAST_LIKELIHOOD)
-                loss.update(likelihood, torch.zeros_like(target[:kept]))
+                nll.update(likelihood, torch.zeros_like(target[:kept]))
                 accuracy.update_places(places.above[:kept], places.tied[:kept], target[:kept])
-        return self._results(loss, [accuracy])
+        return self._results(nll, [accuracy])
 
 
 def scaler_of(compute: Compute, task: ClassParallelTask) -> utils.NativeScaler | None:

@@ -11,6 +11,7 @@ from topk_registry.train.engine.run import Run
 from topk_registry.train.engine.signals import StopRequest
 from topk_registry.train.engine.state import LAST, Row
 from topk_registry.train.errors import DataError, Interrupted, TrainError
+from topk_registry.train.report.console import label
 from topk_registry.train.setup.unreadable import report_unreadable
 
 
@@ -41,7 +42,7 @@ def run_epochs(run: Run, stop: StopRequest) -> None:
         if run.hooks.on_epoch is not None:
             run.hooks.on_epoch(run, row)
         if config.early_stop and progress.stale >= config.early_stop:
-            run.report.say(f"stopped early: no better {run.metric} in {progress.stale} evaluations")
+            run.report.say(f"stopped early: no better {label(run.metric)} in {progress.stale} evaluations")
             return
         if agree(run, bool(stop), False)[0] and progress.epoch < run.num_epochs:
             raise _interrupted(run, stop)
@@ -59,7 +60,7 @@ def _measure(run: Run) -> Row | None:
     model = run.model
     if run.compute.distributed and config.dist_bn in ("broadcast", "reduce"):
         utils.distribute_bn(model, run.compute.world_size, config.dist_bn == "reduce")
-    row: Row = {"epoch": epoch, "train_loss": mean_loss(run), "lr": run.lr}
+    row: Row = {"epoch": epoch + 1, "train_loss": mean_loss(run), "lr": run.lr}
     due = (epoch + 1) % config.val_interval == 0 or epoch + 1 == run.num_epochs
     if run.evaluator is None or not due:
         return row

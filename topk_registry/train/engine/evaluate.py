@@ -24,15 +24,15 @@ from topk_registry.train.errors import DataError, TrainError
 from topk_registry.train.setup.compute import Compute
 
 LEAST_LIKELIHOOD = math.log(1e-30)  # what a label whose probability is 0 is taken for
-METRIC = re.compile(r"(?:(macro|many|medium|few)[-_])?top(\d+)|loss")
+METRIC = re.compile(r"(?:(macro|many|medium|few)[-_])?top(\d+)|nll|loss")
 
 
 def parse_metric(name: str) -> str:
-    """The column name of a metric as users write it: ``macro-top5`` is ``macro_top5``."""
+    """The column name of a metric as users write it: ``macro-top5`` is ``macro_top5``, timm's ``loss`` is ``nll``."""
     if not METRIC.fullmatch(name):
-        raise TrainError(f"--eval-metric must be loss, topK, macro-topK, many-topK, medium-topK or few-topK for a "
+        raise TrainError(f"--eval-metric must be nll, topK, macro-topK, many-topK, medium-topK or few-topK for a "
                          f"number K, got {name!r}")  # fmt: skip
-    return name.replace("-", "_")
+    return "nll" if name == "loss" else name.replace("-", "_")
 
 
 def metric_sizes(name: str) -> list[int]:
@@ -55,19 +55,19 @@ def readable(loader: Iterable[Any]) -> Iterator[Any]:
         yield batch
 
 
-class MeanLoss(StreamingMetric):
-    """Mean negative log-likelihood over samples."""
+class MeanNLL(StreamingMetric):
+    """Mean negative log-likelihood of the label over samples, whatever loss is trained."""
 
     def __init__(self) -> None:
-        super().__init__(loss=torch.zeros((), dtype=torch.float64), seen=torch.zeros((), dtype=torch.float64))
+        super().__init__(nll=torch.zeros((), dtype=torch.float64), seen=torch.zeros((), dtype=torch.float64))
 
     def update(self, scores: Tensor, target: Tensor) -> None:
         self.follow(scores)
-        self.sums["loss"] += nn.functional.nll_loss(scores, target, reduction="sum")
+        self.sums["nll"] += nn.functional.nll_loss(scores, target, reduction="sum")
         self.sums["seen"] += len(target)
 
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
-        return {"loss": (totals["loss"] / totals["seen"]).item()}
+        return {"nll": (totals["nll"] / totals["seen"]).item()}
 
 
 class Crops:
@@ -129,7 +129,7 @@ class Evaluator:
     def __call__(self, model: nn.Module, criterion: object = None) -> dict[str, float] | None:
         """Return the metrics, or None if stopped. ``criterion.probabilities`` predicts where there is one."""
         probabilities = getattr(criterion, "probabilities", None)
-        loss = MeanLoss()
+        nll = MeanNLL()
         accuracy = [self._accuracy([k]) for k in self.sizes] if self.crops else [self._accuracy(self.sizes)]
         model.eval()
         limit = evaluation_sample_limit(self.loader)
@@ -144,12 +144,12 @@ class Evaluator:
                 target = target[: max(0, limit)]
                 limit -= len(target)
             if len(target):
-                loss.update(likelihood[: len(target)].log().clamp(min=LEAST_LIKELIHOOD), target)
+                nll.update(likelihood[: len(target)].log().clamp(min=LEAST_LIKELIHOOD), target)
                 for metric, scores in zip(accuracy, ranked, strict=True):
                     metric.update(scores[: len(target)], target)
                 for observer in self.observers:
                     observer.update(likelihood[: len(target)], target)
-        return self._results(loss, accuracy)
+        return self._results(nll, accuracy)
 
     def _accuracy(self, sizes: list[int]) -> TopKAccuracy:
         if self.counts is not None:
@@ -187,8 +187,8 @@ class Evaluator:
     def _mean_over_crops(self, values: Tensor) -> Tensor:
         return values.unflatten(0, (self.crops, -1)).mean(0)
 
-    def _results(self, loss: MeanLoss, accuracy: list[TopKAccuracy]) -> dict[str, float]:
-        results = loss.compute()
+    def _results(self, nll: MeanNLL, accuracy: list[TopKAccuracy]) -> dict[str, float]:
+        results = nll.compute()
         for metric in accuracy:
             # a group that no class is in has no accuracy
             results |= {name: 100 * value for name, value in metric.compute().items() if not math.isnan(value)}

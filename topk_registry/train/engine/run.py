@@ -105,7 +105,7 @@ class Run:
 
     @property
     def decreasing(self) -> bool:
-        return self.metric.endswith("loss")
+        return self.metric in ("train_loss", "eval_nll")
 
     def snapshot(self) -> None:
         """Bring the state that a checkpoint saves up to date; every process must call it."""

@@ -224,6 +224,13 @@ def set_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
+class NumberedSaver(CheckpointSaver):
+    """timm's saver, whose files are numbered from 1 as epochs are for people; inside them timm counts from 0."""
+
+    def _checkpoint_path(self, epoch: int) -> str:
+        return super()._checkpoint_path(epoch + 1)
+
+
 class Checkpoints:
     """Checkpoints in a run's folder; a failed write leaves the last good one in its place."""
 
@@ -245,7 +252,15 @@ class Checkpoints:
         self._guarded(write)
 
     def recovery(self, epoch: int, step: int) -> None:
-        self._guarded(lambda: self.saver.save_recovery(epoch, batch_idx=step))
+        """Save in the middle of an epoch, beside the other checkpoints."""
+
+        def write() -> None:
+            self.saver.save_recovery(epoch, batch_idx=step)
+            numbered = os.path.join(self.saver.recovery_dir, f"recovery-{epoch + 1}-{step}.pth.tar")
+            os.replace(self.saver.curr_recovery_file, numbered)
+            self.saver.curr_recovery_file = numbered
+
+        self._guarded(write)
 
     def _guarded(self, write: Any) -> None:
         try:

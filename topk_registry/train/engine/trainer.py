@@ -81,6 +81,7 @@ class Trainer:
         self.hooks, self.quiet = Hooks(**hooks), quiet
         self._run: Run | None = None
         self._began = False
+        self._clock: float | None = None  # by time.perf_counter, where the run was waited for before this
 
     @property
     def run(self) -> Run:
@@ -90,7 +91,7 @@ class Trainer:
             TrainError: the configuration cannot work.
         """
         if self._run is None:
-            self._run = build(self.config, self.parts, self.hooks, quiet=self.quiet)
+            self._run = build(self.config, self.parts, self.hooks, quiet=self.quiet, began=self._clock)
             say_plan(self._run)
         return self._run
 
@@ -140,10 +141,15 @@ class Trainer:
         run.report.say(f"dry run   images {list(images.shape)}, {kind}: loss {loss:.4f}, gradients made")
 
 
-def train(config: TrainConfig) -> int:
-    """Run ``timm train``; the exit status is 0, 1 for a run that broke off, 2 for one that could not begin."""
+def train(config: TrainConfig, *, began: float | None = None) -> int:
+    """Run ``timm train``; the exit status is 0, 1 for a run that broke off, 2 for one that could not begin.
+
+    ``began`` is the reading of ``time.perf_counter`` when the command was given.
+    """
+    trainer = Trainer(config)
+    trainer._clock = began
     try:
-        return _train(Trainer(config))
+        return _train(trainer)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -5,6 +5,7 @@ import csv
 import io
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from topk_registry.train.report.curves import MISSING, Panel, can_draw, draw
 
 BETWEEN_PICTURES = 30.0  # seconds: a picture takes a fifth of one
 CLASSES = "classes.txt"  # one name a line, in the order of the model's outputs
-SHOWN = ("train_loss", "eval_loss", "eval_top1", "eval_top5", "eval_macro_top5")
+SHOWN = ("train_loss", "eval_nll", "eval_top1", "eval_top5", "eval_macro_top5")
 
 
 class Pace:
@@ -48,11 +49,13 @@ class Pace:
 class Report:
     """Output of a run: printed by the first process, and written into the run's folder."""
 
-    def __init__(self, *, title: str, metric: str, epochs: int, primary: bool = True, quiet: bool = False) -> None:
+    def __init__(
+        self, *, title: str, metric: str, epochs: int, began: float, primary: bool = True, quiet: bool = False
+    ) -> None:
         self.title, self.metric, self.epochs = title, metric, epochs
         self.primary, self.quiet = primary, quiet
         self.folder: Path | None = None  # once there is one to write into
-        self.began = time.perf_counter()
+        self.began = began
         self.pace = Pace(epochs)
         self._bar: Any = None
         self._drawn = time.perf_counter()
@@ -78,17 +81,17 @@ class Report:
         if not due or self._bar is None:
             return
         if not self._bar.disable:
-            self._bar.set_postfix_str(f"loss={loss:.3f}, lr={lr:.2e}, {pace}", refresh=False)
+            self._bar.set_postfix_str(f"running loss={loss:.3f}, lr={lr:.2e}, {pace}", refresh=False)
         elif step < self.pace.total:  # the epoch's own line follows
             where = f"epoch {self.pace.epoch + 1}/{self.epochs}  {step:>{len(str(self.pace.total))}}/{self.pace.total}"
-            self.say(f"{where}  loss {loss:.4f}  lr {lr:.2e}  {pace}")
+            self.say(f"{where}  running loss {loss:.4f}  lr {lr:.2e}  {pace}")
 
     def epoch(self, row: Row, seconds: float) -> None:
         self.pace.epoch_seconds = seconds
         width = len(str(self.epochs))
-        names = dict.fromkeys((*SHOWN, f"eval_{self.metric}"))
-        values = [f"{_label(name)} {_number(name, row[name])}" for name in names if name in row]
-        self.say(f"epoch {int(row['epoch']) + 1:{width}}/{self.epochs}  " + "  ".join(values) + f"  {seconds:.1f} s")
+        names = dict.fromkeys((*SHOWN, self.metric))
+        values = [f"{label(name)} {_number(name, row[name])}" for name in names if name in row]
+        self.say(f"epoch {int(row['epoch']):{width}}/{self.epochs}  " + "  ".join(values) + f"  {seconds:.1f} s")
 
     def write(self, history: list[Row]) -> None:
         """Write ``summary.csv`` whole, so that a resumed run repeats no line, and ``curves.svg`` now and then."""
@@ -119,7 +122,7 @@ class Report:
 
     def best(self, progress: Progress) -> Row:
         """The row of the best epoch by the metric that picks checkpoints, else the last."""
-        rows = [row for row in progress.history if row["epoch"] == progress.best_epoch] or progress.history[-1:]
+        rows = [row for row in progress.history if row["epoch"] - 1 == progress.best_epoch] or progress.history[-1:]
         return rows[0] if rows else {}
 
     def finish(self, progress: Progress) -> None:
@@ -129,14 +132,14 @@ class Report:
         self.draw(progress.history)
         last, best = progress.history[-1], self.best(progress)
         names = [name for name in last if name not in ("epoch", "lr") and not math.isnan(last[name])]
-        width = max(map(len, map(_label, names)))
-        lines = ["", f"{'':{width}}  {'last':>10}  {'best':>10}", f"{'epoch':{width}}  {last['epoch'] + 1:>10g}  "
-                 f"{best['epoch'] + 1:>10g}"]  # fmt: skip
+        width = max(map(len, map(label, names)))
+        lines = ["", f"{'':{width}}  {'last':>10}  {'best':>10}", f"{'epoch':{width}}  {last['epoch']:>10g}  "
+                 f"{best['epoch']:>10g}"]  # fmt: skip
         lines += [
-            f"{_label(name):{width}}  {_number(name, last[name]):>10}  {_number(name, best.get(name, math.nan)):>10}"
+            f"{label(name):{width}}  {_number(name, last[name]):>10}  {_number(name, best.get(name, math.nan)):>10}"
             for name in names
         ]
-        lines.append(f"\nbest by {self.metric}; {time.perf_counter() - self.began:.0f} s in all")
+        lines.append(f"\nbest by {label(self.metric)}; {time.perf_counter() - self.began:.0f} s in all")
         if self.folder is not None:
             drawn = ["curves.svg"] if (self.folder / "curves.svg").exists() else []
             named = [CLASSES] if (self.folder / CLASSES).exists() else []
@@ -174,18 +177,16 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _panels(history: list[Row]) -> list[Panel]:
     def line(name: str) -> list[tuple[float, float]]:
-        return [(row["epoch"] + 1, row[name]) for row in history if name in row]
+        return [(row["epoch"], row[name]) for row in history if name in row]
 
-    loss = {"training loss": line("train_loss"), "evaluation NLL": line("eval_loss")}
-    accuracy = {_label(name): line(name) for name in ("eval_top1", "eval_top5", "eval_macro_top5")}
+    loss, accuracy = ({label(name): line(name) for name in names} for names in (SHOWN[:2], SHOWN[2:]))
     return [Panel("Loss", loss), Panel("Accuracy", accuracy, unit="%")]
 
 
-def _label(name: str) -> str:
-    """Return a column's name for people: ``eval_macro_top5`` is macro top-5."""
-    if "top" in name:
-        name = name.removeprefix("eval_").replace("top", "top-")
-    return name.replace("_", " ")
+def label(name: str) -> str:
+    """Return a column's name for people: ``eval_macro_top5`` is macro top-5, ``eval_nll`` is NLL."""
+    name = re.sub(r"top(?=\d)", "top-", name.removeprefix("eval_"))
+    return name.replace("nll", "NLL").replace("_", " ")
 
 
 def _number(name: str, value: float) -> str:

@@ -97,7 +97,7 @@ class Loggers:
         """
         self._known = _read(run.folder / FILE) if goes_on else {}
         self._updates_per_epoch = updates_per_epoch
-        done = int(history[-1]["epoch"]) + 1 if history else 0
+        done = int(history[-1]["epoch"]) if history else 0
         for name, options in chosen(config).items():
             known = self._known.setdefault(name, {"id": None, "epochs": 0})
             # what came after an older checkpoint than the last is trained and logged again
@@ -118,7 +118,7 @@ class Loggers:
 
     def epoch(self, row: Row) -> None:
         """Log the row of an epoch, where it was not."""
-        number = int(row["epoch"]) + 1
+        number = int(row["epoch"])
         for name in list(self._loggers):
             if self._known[name]["epochs"] < number and self._tell(
                 name, lambda logger: logger.log(row, update=number * self._updates_per_epoch)

@@ -58,6 +58,7 @@ class Seam:
     def __init__(self, name: str, options: dict[str, Any]) -> None:
         self.spec = LossSpec.resolve(name, options)
         self.args = Namespace()
+        self.num_classes: int | None = None  # as given: timm's script fills in its model's later
         self.train_data: Any = None
         self.loss: WatchedLoss | None = None
 
@@ -98,9 +99,14 @@ class Seam:
         args = self.args
         soft = any(getattr(args, name, None) for name in MIXING)
         smoothing = getattr(args, "smoothing", None) or getattr(args, "label_smoothing", None) or 0.0
-        n = getattr(args, "num_classes", None) or len(class_names_of(self.train_data) or ()) or _outputs(model)
+        known = len(class_names_of(self.train_data) or ())
+        n = self.num_classes or _outputs(model) or known
         if not n:
             raise TrainError("the script does not tell its number of classes: pass its --num-classes")
+        if known and (n < known or (n > known and not self.num_classes)):
+            raise TrainError(
+                f"the script's model predicts {n} classes, and its data has {known}: --num-classes {known}"
+            )
         counts = None
         if self.spec.needs_class_counts:
             if self.train_data is None:

@@ -78,7 +78,7 @@ def _run(
             enter(module, seam)
 
             def prepare(args: Any) -> None:
-                seam.args = args
+                seam.args, seam.num_classes = args, getattr(args, "num_classes", None)
                 args.loss_record = seam.spec.record  # into the script's args.yaml and checkpoints
 
             with seam.tripwire():

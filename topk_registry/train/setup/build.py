@@ -1,5 +1,6 @@
 """Build the parts of a run from its configuration."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -34,12 +35,15 @@ from topk_registry.train.setup.preflight import check
 SHOTS = ("many", "medium", "few")
 
 
-def build(given: TrainConfig, parts: Parts, hooks: Hooks, *, quiet: bool = False) -> Run:
+def build(given: TrainConfig, parts: Parts, hooks: Hooks, *, quiet: bool = False, began: float | None = None) -> Run:
     """Build the run; its folder is opened later, and not in a dry run.
+
+    ``began`` is the reading of ``time.perf_counter`` that the run's time counts from; by default now.
 
     Raises:
         TrainError: it cannot work.
     """
+    began = time.perf_counter() if began is None else began
     loss = LossSpec.resolve(given.loss, given.loss_opt)
     notes = check(given, loss, parts)
     compute = Compute.set_up(given)
@@ -70,7 +74,7 @@ def build(given: TrainConfig, parts: Parts, hooks: Hooks, *, quiet: bool = False
     config = settle_rate(config, parts, compute.world_size)
     optimizer = parts.optimizer or create_optimizer(config, model, criterion)
     evaluator = _evaluator(config, parts, data, data_config, criterion, compute)
-    decreasing = evaluator is None or config.eval_metric == "loss"
+    decreasing = evaluator is None or config.eval_metric == "nll"
     scheduler, epochs = create_schedule(config, optimizer, len(loader), decreasing=decreasing)
     return Run(
         given=given,
@@ -87,8 +91,9 @@ def build(given: TrainConfig, parts: Parts, hooks: Hooks, *, quiet: bool = False
         progress=Progress(steps_per_epoch=len(loader), batch=loader.images_of_step(compute.world_size)),
         report=Report(
             title=f"{config.loss} on {name_of(config)}, {config.model}",
-            metric=config.eval_metric if evaluator is not None else "train loss",
+            metric=f"eval_{config.eval_metric}" if evaluator is not None else "train_loss",
             epochs=epochs,
+            began=began,
             primary=compute.primary,
             quiet=quiet,
         ),
