@@ -6,12 +6,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from topk_export.commands.common import add_runtime_flags, command, say
+from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.session import nvidia_gpus
 from topk_export.scoring import files
 from topk_export.scoring.driver import Summary, jobs, prepare, score, tidy
+from topk_export.scoring.labels import accuracy, labels_of
 from topk_export.scoring.sources import KINDS, Shard, shards_of, told
 from topk_export.scoring.work import Place, settings_for
 from topk_registry.cli import ArgumentParser, positive
@@ -44,6 +47,12 @@ def main(argv: Sequence[str]) -> int:
     if not total:
         say("error: the sources hold no images")
         return 1
+    classes: Sequence[str] = ()
+    if args.labels:
+        classes = Predictor(args.model, device="cpu", threads=1).metadata.class_names
+        found = labels_of(_shards(args, Counter()), classes, ignore_unknown=args.ignore_unknown_classes)
+        settings = replace(settings, labels=tuple(found.numbers.items()))
+        say(found.told)
     files.make_folder(args.output)
     place = _place(args)
     try:
@@ -59,7 +68,12 @@ def main(argv: Sequence[str]) -> int:
     except (WorkerDiedError, OSError) as error:
         say(f"error: {error}\nWhat is finished is in {args.output}. Go on with\n  {_command(argv)}")
         return 1
-    return _summed(summary, args.output, argv)
+    status = _summed(summary, args.output, argv)
+    if args.labels and not summary.failed:
+        right = accuracy(args.output, total, classes)
+        print(f"top-1 accuracy {right}")
+        right.check(force=args.force)
+    return status
 
 
 def _summed(summary: Summary, output: str, argv: Sequence[str]) -> int:
@@ -197,6 +211,14 @@ def _parser() -> ArgumentParser:
     rows = parser.add_argument_group("rows").add_argument
     rows("--top", type=positive, metavar="K", help="number of best classes (default: the file's k)")
     rows("--max-set", type=positive, metavar="N", help="the most classes of a prediction set to write")
+    rows("--labels", action="store_true", help="take the folder of an image for its class: adds the column label, and "
+         "prints the accuracy")  # fmt: skip
+    rows(
+        "--ignore-unknown-classes",
+        action="store_true",
+        help="with --labels: give images of folders with the name of no class no label (default: refuse them)",
+    )
+    rows("--force", action="store_true", help="with --labels: exit with status 0 although labels look wrong")
     rows("--all-classes", action="store_true", help="also write logits and marginals of all classes")
     work = parser.add_argument_group("work").add_argument
     work("--workers", type=positive, metavar="N", help="processes (default: one a GPU, else one a processor)")

@@ -1,6 +1,7 @@
 """Rows of scores, as Arrow's record batches."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,18 @@ def import_arrow() -> Any:
     return pyarrow
 
 
-def schema(*, full: bool, about: dict[str, str]) -> Any:
+def folder_of(name: str) -> str:
+    """Return the name of the folder that an image lies in, by the path or the URL of the image."""
+    return os.path.basename(os.path.dirname(name))
+
+
+def schema(*, full: bool, about: dict[str, str], labels: bool = False) -> Any:
     """The columns. Lists are best first; they are null, and ``error`` says why, for an image that has no scores.
 
     Args:
         full: with the logits and marginals of all classes.
         about: is kept in the file.
+        labels: with the class that the folder of an image stands for; null where it stands for none.
     """
     pa = import_arrow()
     columns = [
@@ -38,6 +45,8 @@ def schema(*, full: bool, about: dict[str, str]) -> Any:
         ("set_size", pa.int32()),
         ("error", pa.string()),
     ]
+    if labels:
+        columns.insert(1, ("label", pa.int32()))
     if full:
         columns += [("logits", pa.list_(pa.float32())), ("marginals", pa.list_(pa.float32()))]
     return pa.schema(columns, metadata=about)
@@ -51,11 +60,21 @@ class Rows:
         columns: as :func:`schema` gives them.
         top: the number of best classes; None: the file's k.
         max_set: the most classes of a set that are given.
+        labels: the class of each folder, where they are wanted.
     """
 
-    def __init__(self, predictor: Predictor, columns: Any, *, top: int | None, max_set: int | None) -> None:
+    def __init__(
+        self,
+        predictor: Predictor,
+        columns: Any,
+        *,
+        top: int | None,
+        max_set: int | None,
+        labels: Mapping[str, int] | None = None,
+    ) -> None:
         self._arrow = import_arrow()
         self._predictor, self.columns, self._max_set = predictor, columns, max_set
+        self._labels = labels or {}
         metadata: Metadata = predictor.metadata
         self._top = min(top or metadata.k, metadata.num_classes)
         self._names = self._arrow.array(metadata.class_names, self._arrow.string())
@@ -73,6 +92,7 @@ class Rows:
         outputs = {name: values[fine] for name, values in outputs.items()}
         cells = {
             "path": self._arrow.array([_text(name) for name in names], self._arrow.string()),
+            "label": self._arrow.array([self._labels.get(folder_of(name)) for name in names], self._arrow.int32()),
             "error": self._arrow.array([error and _text(error) for error in errors], self._arrow.string()),
             **self._scores(outputs, missing),
         }

@@ -36,6 +36,7 @@ class Settings:
         exif: turn images as their EXIF orientation says.
         max_pixels: images with more pixels are refused.
         checksum: tell a changed source by its bytes, and not by its size and time.
+        labels: the class of each folder of images, where labels are wanted.
     """
 
     model: str
@@ -46,11 +47,13 @@ class Settings:
     exif: bool = False
     max_pixels: int = MAX_PIXELS
     checksum: bool = False
+    labels: tuple[tuple[str, int], ...] | None = None
 
     def about(self, shard: Shard) -> dict[str, Any]:
         """Return what decides the rows of a shard's file; it is kept in there."""
         content = shard.content(checksum=self.checksum)
-        return {"schema": 2, **asdict(self), "shard": shard.digest(), "content": content}
+        labels = None if self.labels is None else dict(self.labels)
+        return {"schema": 2, **asdict(self), "labels": labels, "shard": shard.digest(), "content": content}
 
 
 @dataclass(frozen=True)
@@ -115,8 +118,14 @@ def score_shard(job: Job) -> Scored:
     settings = job.settings
     # before the first image is read: one that changes meanwhile is then told at the next call
     about = json.dumps(settings.about(job.shard), sort_keys=True)
-    columns = schema(full=settings.full, about={ABOUT: about})
-    rows = Rows(_predictor(job.place, settings), columns, top=settings.top, max_set=settings.max_set)
+    columns = schema(full=settings.full, labels=settings.labels is not None, about={ABOUT: about})
+    rows = Rows(
+        _predictor(job.place, settings),
+        columns,
+        top=settings.top,
+        max_set=settings.max_set,
+        labels=dict(settings.labels or ()),
+    )
     count = errors = 0
     with (
         files.written_whole(job.part) as file,

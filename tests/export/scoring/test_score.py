@@ -71,6 +71,48 @@ def test_rows_are_the_predictions_of_the_file(run, folder, model_file):
     assert [row["class"][0] for row in found[:12]] == list(COLOURS)
 
 
+@pytest.fixture
+def labelled(tmp_path, folder):
+    """``labelled("c{}")``: a folder for each colour, named by its number in the order of the classes."""
+
+    def made(name):
+        root = tmp_path / "labelled"
+        for i, colour in enumerate(COLOURS):
+            (root / name.format(i)).mkdir(parents=True)
+            for path in folder.glob(f"*-{colour}.png"):
+                path.rename(root / name.format(i) / path.name)
+        return root
+
+    return made
+
+
+def test_folders_are_labels_where_asked(run, labelled):
+    """c2 comes before c10, as it did in training."""
+    source = labelled("c{}")
+    status, output, printed = run(source, "--labels", "--shard-size", "7")
+    assert status == 0, printed
+    assert f"{len(COLOURS)} classes in order, as no name is the same: c0 = " in printed
+    assert "top-1 accuracy 100.0% of 28 images" in printed
+    assert all(row["label"] == list(COLOURS).index(row["path"].rpartition("-")[2][:-4]) for row in rows(output))
+
+
+def test_labels_that_look_wrong_or_cannot_be_told(run, labelled, tars):
+    source = labelled("{:02}")
+    moved = source.rename(source.with_name("moved"))
+    for i in range(len(COLOURS)):
+        (moved / f"{i:02}").rename(moved / f"x{(i + 1) % len(COLOURS)}")
+    with_labels = (moved, "--labels")
+    assert run(*with_labels, "--force")[0] == 0
+    status, _, printed = run(*with_labels)
+    assert status == 1
+    assert "error: top-1 accuracy is 0.0% on 28 images, where chance has 8.3%" in printed
+    (moved / "x0").rename(moved / next(iter(COLOURS)))
+    status, output, printed = run(*with_labels, output="other")
+    assert (status, output.exists()) == (1, False)
+    assert "the data has the classes 'x1', 'x2'" in printed
+    assert "--labels takes the folders of images for classes" in run(tars, "--labels", output="tars")[2]
+
+
 def test_all_classes_and_another_number_of_the_best(run, folder, predictor):
     _, output, _ = run(folder, "--all-classes", "--top", "2")
     first = rows(output)[0]
