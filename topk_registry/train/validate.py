@@ -21,7 +21,7 @@ RECORDED = {
     *("model", "num_classes", "in_chans", "input_size", "img_size", "crop_pct", "mean", "std", "interpolation", "gp"),
     *("model_kwargs", "data_dir", "dataset", "dataset_opt", "class_map", "input_img_mode", "input_key", "target_key"),
     *("train_split", "val_split", "val_fold", "normalize_classifier", "learn_scale", "seed", "subset", "long_tail"),
-    *("imbalance_factor", "label_noise", "superclasses", "loss", "loss_opt", "eval_metric"),
+    *("ignore_unknown_classes", "imbalance_factor", "label_noise", "superclasses", "loss", "loss_opt", "eval_metric"),
 }
 
 

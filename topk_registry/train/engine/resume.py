@@ -21,7 +21,7 @@ FREE = {
     *("config", "resume", "no_resume_opt", "start_epoch", "epochs", "early_stop", "output", "experiment", "dry_run"),
     *("device", "local_rank", "device_modules", "workers", "pin_mem", "channels_last", "torchcompile"),
     *("torchcompile_mode", "synchronize_step", "no_ddp_bb", "grad_checkpointing", "use_multi_epochs_loader"),
-    "class_parallel",
+    *("class_parallel", "ignore_unknown_classes"),
     *("log_interval", "val_interval", "validation_batch_size", "recovery_interval", "checkpoint_hist", "save_images"),
     *("eval_metric", "multi_crop", "marginal_temperature", "tta", "dataset_download", "strict_data", "train_script"),
     *("logger", "logger_opt", "log_wandb", "wandb_project", "wandb_tags", "wandb_resume_id"),
