@@ -26,7 +26,8 @@ def main(argv: Sequence[str]) -> int:
         print(write_site(args.model, args.site, args.onnxruntime_web))
         return 0
     try:
-        from topk_export.serve.server import Plan, Workers, listen, serve_forever
+        from topk_export.serve.server import Plan, listen, serve_forever
+        from topk_export.serve.workers import Workers
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is not installed: pip install 'topk-registry[serve]'") from error
     from topk_export.runtime.ranking import check_outputs

@@ -22,8 +22,9 @@ from topk_export.runtime.weights import digest_of
 from topk_export.serve import releases as module
 from topk_export.serve.limits import Limits
 from topk_export.serve.releases import PREFIX, Releases, open_release
-from topk_export.serve.server import Plan, Workers
+from topk_export.serve.server import Plan
 from topk_export.serve.swaps import Swaps
+from topk_export.serve.workers import Workers
 
 IMAGE = {"Content-Type": "image/png"}
 REVERSED = list(COLOURS)[::-1]
