@@ -173,7 +173,7 @@ def test_calibration_keeps_the_weights_beside(model, tmp_path):
     images = [rng.integers(0, 256, (8, 8, 3), np.uint8) for _ in range(60)]
     samples = Samples("noise", images, rng.integers(0, N, 60))
     output = tmp_path / "sets.onnx"
-    calibrate_file(model, output, samples, Plan("lac", alpha=0.2), device="cpu")
+    calibrate_file(model, output, samples, Plan("lac", alpha=0.2), device="cpu", force=True)
     assert sorted(path.name for path in tmp_path.glob("sets*")) == ["sets.onnx", "sets.onnx.data"]
     shutil.move(model, tmp_path / "away.onnx")  # the new file needs the old one no more
     try:
@@ -182,7 +182,7 @@ def test_calibration_keeps_the_weights_beside(model, tmp_path):
     finally:
         shutil.move(tmp_path / "away.onnx", model)
     again = copy_model(output, tmp_path / "copy" / "renamed.onnx")[-1]
-    calibrate_file(again, tmp_path / "copy" / "sets.onnx", samples, Plan("lac", alpha=0.5), device="cpu")
+    calibrate_file(again, tmp_path / "copy" / "sets.onnx", samples, Plan("lac", alpha=0.5), device="cpu", force=True)
     assert verify(tmp_path / "copy" / "sets.onnx")["passed"]
 
 

@@ -22,6 +22,7 @@ from topk_export.calibration.data import open_dataset
 from topk_export.calibration.plan import Plan
 from topk_export.calibration.run import calibrate_file
 from topk_export.runtime.session import device_of, open_session
+from topk_export.samples import Samples
 from topk_export.verification.bench import measure
 from topk_registry.train.setup import convnet  # noqa: F401  registers the built-in network
 
@@ -32,16 +33,22 @@ def calibrated(checkpoint: Path | None, folder: Path, images: int) -> Path:
     """The file of the run's network, or of an untrained one, with prediction sets."""
     model: Any = checkpoint if checkpoint and checkpoint.is_file() else timm.create_model("topk_convnet")
     file = export_onnx(model, folder / "trained.onnx", k=5, verify=False)
-    samples = open_dataset("topk/hierarchy", folder="", split="validation", options={"size": images}, download=False)
-    calibrate_file(file, folder / "sets.onnx", samples, Plan(score="lac"), device="cpu")
+    samples = drawn(Predictor(file, device="cpu"), "validation", images)
+    calibrate_file(file, folder / "sets.onnx", samples, Plan(score="lac"), device="cpu", force=True)  # may be untrained
     return folder / "sets.onnx"
+
+
+def drawn(predictor: Predictor, split: str, images: int) -> Samples:
+    """Images of the built-in data with labels."""
+    classes = predictor.metadata.class_names
+    return open_dataset("topk/hierarchy", classes, folder="", split=split, options={"size": images}, download=False)
 
 
 def compared(file: Path, device: str, images: int) -> dict[str, Any]:
     """How far the outputs on a device are from those on the CPU; exactly equal where they are no real numbers."""
     predictor = Predictor(file, device="cpu")
     there = open_session(file, device=device, require_gpu=device != "cpu", tf32=False)
-    samples = open_dataset("topk/hierarchy", folder="", split="test", options={"size": images}, download=False)
+    samples = drawn(predictor, "test", images)
     x = predictor.preprocess(samples.images)
     wanted = predictor.run(x)
     names = list(predictor.output_names)
