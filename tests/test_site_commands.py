@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 
+from topk_registry import ClassificationLoss
 from topk_registry.cli.main import main
 from topk_registry.testing import iter_checks, run_checks
 
@@ -222,10 +223,18 @@ def test_a_newcomer_gets_from_a_folder_of_images_to_a_file_that_predicts(tmp_pat
     assert capsys.readouterr().out.count("field") >= 2
 
 
+@pytest.fixture
+def told(monkeypatch):
+    """The epochs that losses are told of."""
+    epochs = []
+    monkeypatch.setattr(ClassificationLoss, "set_epoch", lambda self, epoch: epochs.append(epoch))
+    return epochs
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["own_loop", "lightning_loop", "accelerate_loop"])
 @pytest.mark.filterwarnings("ignore")  # of Lightning and Accelerate about torch
-def test_programs_learn(name, capfd):
+def test_programs_learn(name, capfd, told):
     library = name.removesuffix("_loop")
     if library != "own" and find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
@@ -235,11 +244,13 @@ def test_programs_learn(name, capfd):
     if library == "own":  # a program ends at its best, or its reader trains for nothing
         assert accuracy[-1] == max(accuracy)
     assert max(accuracy) > 0.4  # by chance 5 of 20
+    assert told == [0, 1, 2]
 
 
 @pytest.mark.slow
-def test_the_torchvision_loop_learns(images, capsys):
+def test_the_torchvision_loop_learns(images, capsys, told):
     program_of_the_docs("torchvision_loop.py", str(images))
+    assert told == [0, 1, 2]
     assert len(re.findall(r"top-3 \d\.\d+", capsys.readouterr().out)) == 3
 
 

@@ -27,6 +27,7 @@ def main() -> None:
     parts = accelerator.prepare(model, optimizer, loader("train", 2000), loader("validation", 500))
     model, optimizer, train, held_out = parts
     for epoch in range(3):
+        criterion.set_epoch(epoch)  # for losses with a schedule
         model.train()
         for images, target in train:
             optimizer.zero_grad()

@@ -18,6 +18,9 @@ class Classifier(lightning.LightningModule):
         self.criterion = tr.create_loss(loss, **options)  # moved to the device with the module
         self.accuracy = TopKAccuracy((1, 5), num_classes=num_classes)
 
+    def on_train_epoch_start(self):
+        self.criterion.set_epoch(self.current_epoch)  # for losses with a schedule
+
     def training_step(self, batch, index):
         images, target = batch
         return self.criterion(self.model(images), target)

@@ -24,6 +24,7 @@ def main() -> None:
     train, held_out = loader("train", 2000), loader("validation", 500)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=3 * len(train))
     for epoch in range(3):
+        criterion.set_epoch(epoch)  # for losses with a schedule
         model.train()
         for images, target in train:
             optimizer.zero_grad()

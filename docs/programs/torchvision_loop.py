@@ -26,6 +26,7 @@ def main(folder: str) -> None:
     criterion = tr.create_loss("smooth_topk_svm", k=min(3, n - 1), label_smoothing=0.0)  # mixup smooths already
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for epoch in range(3):
+        criterion.set_epoch(epoch)  # for losses with a schedule
         model.train()
         for images, target in DataLoader(train, batch_size=20, shuffle=True, drop_last=True, collate_fn=mixed):
             optimizer.zero_grad()

@@ -140,8 +140,13 @@ class Encouraging(ClassificationLoss):
         # a tensor, so that a compiled loss follows the epoch without being compiled again
         self.register_buffer("epoch", torch.zeros((), dtype=torch.float64), persistent=False)
 
+    @property
+    def first_change(self) -> int | None:
+        return (self.start_epoch or (None if self.schedule == "constant" else 1)) if self.rho else None
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the schedule, counted from 0."""
+        super().set_epoch(epoch)
         self.epoch.fill_(epoch)
 
     def _shares(self) -> tuple[Tensor, Tensor]:

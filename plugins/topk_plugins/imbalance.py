@@ -170,10 +170,18 @@ class LDAM(ClassificationLoss):
             before = torch.ones_like(balance) if self.weight is None else self.weight
             self.register_buffer("phases", torch.stack((before, before * balance)), persistent=False)
             self.register_buffer("weight", before.clone())
-            self.set_epoch(0)
+            self._begin_phase(0)
+
+    @property
+    def first_change(self) -> int | None:
+        return self.drw_epoch or None
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, counted from 0; from ``drw_epoch`` on, classes are re-weighted."""
+        super().set_epoch(epoch)
+        self._begin_phase(epoch)
+
+    def _begin_phase(self, epoch: int) -> None:
         if self.drw_epoch is not None and self.weight is not None:
             self.weight.copy_(self.phases[int(epoch >= self.drw_epoch)])
 

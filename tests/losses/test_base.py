@@ -1,5 +1,7 @@
 """The shared base means by its options what cross-entropy means: its table of -log_softmax is compared throughout."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -274,3 +276,25 @@ def test_a_subclass_without_a_table():
 
 def test_repr_names_the_options():
     assert repr(TopKTable(3, reduction="sum")) == "TopKTable(k=3, reduction='sum', label_smoothing=0)"
+
+
+class Scheduled(CrossEntropy):
+    first_change = 3
+
+
+def test_a_loss_with_a_schedule_that_trains_untold_says_so_once():
+    loss, (logits, target) = Scheduled(), batch("index")
+    loss(logits, target)  # without gradients nothing trains
+    with pytest.warns(UserWarning, match=r"Scheduled changes in epoch 3.*call its set_epoch"):
+        value_and_gradient(loss, logits, target)
+    value_and_gradient(loss, logits, target)
+
+
+@pytest.mark.parametrize("kind", [CrossEntropy, Scheduled])
+def test_a_loss_that_was_told_the_epoch_or_has_no_schedule_says_nothing(kind):
+    loss = kind()
+    if loss.first_change is not None:
+        loss.set_epoch(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        value_and_gradient(loss, *batch("index"))

@@ -229,6 +229,19 @@ class Growing(WithSchedule):
         self.factor = 1.0 if epoch < self.total_epochs - 1 else torch.inf
 
 
+class Undeclared(ClassificationLoss):
+    """A schedule that does not say when it begins: nobody is warned who leaves the epochs out."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.epoch = epoch
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        return -(logits * (1 + (self.epoch >= 2))).log_softmax(-1)
+
+
 class WithTemperature(nn.Module):
     """A learned parameter: state that must survive saving, copying and moving."""
 
@@ -448,6 +461,11 @@ SINGLE = [
     ("tuning_grid_can_be_tried", Misspelt, "expected options of the loss in tuning_grid, got 'wieght'"),
     ("option_ranges_are_kept", Misspelt, "expected options of the loss in option_ranges, got 'redaction'"),
     ("set_epoch_is_harmless", Growing, "expected a finite loss in epoch 9, got inf"),
+    (
+        "set_epoch_is_harmless",
+        Undeclared,
+        "expected first_change = 2, the first epoch whose loss is not that of epoch 0",
+    ),
     ("state_moves_with_the_loss", LostBuffer, "got left behind: loss.factors[0]"),
     ("state_moves_with_the_loss", functools.partial(weighted, torch.ones(16)), "held without a .to(): loss[0]"),
     ("state_dict_round_trip", Forgetful, "expected loss after load_state_dict = "),

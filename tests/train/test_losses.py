@@ -5,6 +5,7 @@ import math
 import pytest
 
 import topk_registry as tr
+from topk_registry.train.setup.loss import Context, LossSpec
 
 from .conftest import TINY
 
@@ -40,3 +41,40 @@ def test_losses_without_soft_targets_are_refused_with_mixup(train, name):
     run = train("--loss", name, "--mixup", "0.5")
     assert run.status == 2
     assert "mix" in run.err.lower()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["ldam", "--loss-opt", "drw_epoch=100"], "drw_epoch=100 first changes in epoch 100"),
+        (["encouraging", "--loss-opt", "start_epoch=2"], "start_epoch=2 first changes in epoch 2"),
+    ],
+)
+def test_a_schedule_that_begins_after_the_run_is_refused(train, flags, said):
+    run = train("--loss", *flags)
+    assert run.status == 2
+    assert f"{said}, counted from 0, and the run has 2 epochs" in run.err
+    assert train("--loss", *flags, "--epochs", "101", "--dry-run").status == 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "idle"),
+    [
+        ("ldam", {"beta": 0.9}, ["beta"]),
+        ("ldam", {"beta": 0.9, "drw_epoch": 1}, []),
+        ("encouraging", {"rate": 3.0, "scheduled": "log_end"}, ["rate", "scheduled"]),
+        ("encouraging", {"rate": 3.0, "schedule": "exponential", "log_end": 1.0}, []),
+        ("smooth_topk_svm", {"k": 3, "tau": 1.0}, []),
+        ("smooth_topk_svm", {"combine": "likelihood"}, ["combine"]),
+        ("generalised_cross_entropy", {"ignore_index": 3}, []),
+    ],
+)
+@pytest.mark.parametrize("soft", [False, True])
+def test_options_that_change_nothing_are_known(loss, options, idle, soft):
+    spec = LossSpec.resolve(loss, options)
+    assert spec.idle_options(Context(12, 0.0, soft, 10), 10) == idle
+
+
+def test_the_plan_names_options_that_change_nothing(train):
+    run = train("--loss", "ldam", "--loss-opt", "beta=0.9", "--dry-run")
+    assert "without effect: beta=0.9; 'ldam' is the same without" in run.out

@@ -12,6 +12,7 @@ table and nothing else, or names a fused operator that computes it.
 """
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any, ClassVar
@@ -53,6 +54,7 @@ class ClassificationLoss(nn.Module):
 
     option_ranges: ClassVar[Mapping[str, Any]] = {"reduction": REDUCTIONS, "label_smoothing": "[0, 1]"}
     takes_half: bool = False  # whether the methods below take logits in half precision, or get float32 made of them
+    _told = False  # of an epoch, by set_epoch
     weight: Tensor | None
     reduction: str
     label_smoothing: float
@@ -74,6 +76,15 @@ class ClassificationLoss(nn.Module):
         self.label_smoothing = float(label_smoothing)
         self.ignore_index = int(ignore_index)
         self.register_buffer("weight", None if weight is None else checked_weight(weight))
+
+    @property
+    def first_change(self) -> int | None:
+        """The first epoch whose loss is not that of epoch 0; None, as here, of a loss without a schedule."""
+        return None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, counted from 0, before it begins. A loss with a schedule overrides this and calls it, too."""
+        self._told = True
 
     def row_loss(self, logits: Tensor) -> RowLoss | None:
         """The loss as one of the fused operators, see :func:`topk_registry.row_losses`; None where it is none."""
@@ -101,12 +112,26 @@ class ClassificationLoss(nn.Module):
         return expected(q, self.per_class(logits))
 
     def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
+        # a compiled loss does not look: what it has been told would be a guard, and the next epoch another graph
+        if self.first_change is not None and not torch.compiler.is_compiling() and not self._told:
+            self._say_untold(logits)
         if isinstance(target, LabelMixture):
             check_logits(logits)
             target.check(len(logits))
         elif logits.ndim != 2 and logits.ndim > 0:
             return self._at_places(logits, target)
         return self._rows(logits, target)
+
+    def _say_untold(self, logits: Tensor) -> None:
+        """Warn once where a loss with a schedule trains and has not been told the epoch."""
+        if not (logits.requires_grad and torch.is_grad_enabled()):
+            return
+        self._told = True
+        warnings.warn(
+            f"{type(self).__name__} changes in epoch {self.first_change}, counted from 0, and was not told the epoch: "
+            "call its set_epoch(epoch) before each epoch, or it stays as in epoch 0",
+            stacklevel=2,
+        )
 
     def _at_places(self, logits: Tensor, target: Tensor) -> Tensor:
         """Logits [B, n, d1, ...] or [n]: every place is a row."""

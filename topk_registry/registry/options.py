@@ -39,6 +39,11 @@ def takes(builder: Callable[..., Any], option: str) -> bool:
     return option in (_named(builder) or {}) or _takes_any(builder)
 
 
+def defaults(builder: Callable[..., Any]) -> dict[str, Any]:
+    """The defaults of a factory's options, by name, as far as its signature tells."""
+    return {name: p.default for name, p in (_named(builder) or {}).items() if p.default is not p.empty}
+
+
 def unbound(builder: Callable[..., Any]) -> Callable[..., Any]:
     """The class or function that a factory calls, below any ``functools.partial``."""
     while isinstance(builder, partial):

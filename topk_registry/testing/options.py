@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from topk_registry.losses.base import ClassificationLoss
 from topk_registry.registry.options import tuning_grid
 from topk_registry.registry.ranges import Interval, option_ranges
 from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect, expect_close
@@ -113,16 +114,26 @@ def _is_refused(subject: Subject, option: str, value: Any) -> bool:
 
 
 def set_epoch_is_harmless(subject: Subject) -> None:
-    """A trainer calls ``set_epoch`` before every epoch of a loss that has it, the last included."""
+    """A trainer calls ``set_epoch`` before each epoch, the last included; ``first_change`` is the first that counts."""
     loss = subject.build()
     set_epoch = getattr(loss, "set_epoch", None)
     if not callable(set_epoch):
         raise NotApplicableError("has no set_epoch")
+    values = []
     for epoch in range(EPOCHS):
         set_epoch(epoch)
         value, gradient = value_and_gradient(loss, subject.logits(), subject.labels())
         expect(
             bool(value.isfinite() & gradient.isfinite().all()), f"expected a finite loss in epoch {epoch}, got {value}"
+        )
+        values.append(value)
+    if isinstance(loss, ClassificationLoss):
+        changed = next((epoch for epoch, value in enumerate(values) if not torch.equal(value, values[0])), EPOCHS)
+        said = loss.first_change
+        expect(
+            (EPOCHS if said is None else min(said, EPOCHS)) == changed,
+            f"expected first_change = {None if changed == EPOCHS else changed}, the first epoch whose loss is not that "
+            f"of epoch 0, got {said}",
         )
 
 

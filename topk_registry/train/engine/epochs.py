@@ -12,6 +12,7 @@ from topk_registry.train.engine.signals import StopRequest
 from topk_registry.train.engine.state import LAST, Row
 from topk_registry.train.errors import DataError, Interrupted, TrainError
 from topk_registry.train.report.console import label
+from topk_registry.train.setup.loss import tell_epoch
 from topk_registry.train.setup.unreadable import report_unreadable
 
 
@@ -28,7 +29,7 @@ def run_epochs(run: Run, stop: StopRequest) -> None:
         run.evaluator.stop = run.stopped
     while progress.epoch < run.num_epochs:
         began = time.perf_counter()
-        _set_epoch(run)
+        tell_epoch(run.task.criterion, progress.epoch)
         try:
             row = _measure(run) if train_epoch(run) else None
         except DataError as error:
@@ -46,12 +47,6 @@ def run_epochs(run: Run, stop: StopRequest) -> None:
             return
         if agree(run, bool(stop), False)[0] and progress.epoch < run.num_epochs:
             raise _interrupted(run, stop)
-
-
-def _set_epoch(run: Run) -> None:
-    set_epoch = getattr(run.task.criterion, "set_epoch", None)
-    if set_epoch is not None:
-        set_epoch(run.progress.epoch)
 
 
 def _measure(run: Run) -> Row | None:

@@ -21,6 +21,7 @@ from topk_registry.train.errors import Interrupted, TrainError
 from topk_registry.train.setup.build import build, distribute
 from topk_registry.train.setup.datasets import name_of
 from topk_registry.train.setup.loaders import end_workers
+from topk_registry.train.setup.loss import tell_epoch
 from topk_registry.train.setup.parts import Parts
 
 
@@ -128,6 +129,7 @@ class Trainer:
         """Run one batch forward and backward; nothing is written."""
         run = self.run
         distribute(run)
+        tell_epoch(run.task.criterion, 0)
         images, target = next(iter(run.loader.pass_of(0)))
         run.model.train()
         with run.compute.autocast():

@@ -19,7 +19,7 @@ from topk_registry.data.labels import class_counts, class_names_of, labels_of
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.losses.ranks import mean_over_ranks, number_of_ranks, weighs_rows
 from topk_registry.train.errors import TrainError
-from topk_registry.train.setup.loss import Context, LossSpec
+from topk_registry.train.setup.loss import Context, LossSpec, tell_epoch
 
 CRITERION = ("loss_fn", "criterion")
 LOADER = ("data_loader", "loader")
@@ -67,6 +67,8 @@ class Seam:
         if self.loss is None:
             context = self._context(model)
             self.spec.rehearse(context, splits=getattr(self.args, "aug_splits", 0))
+            if hasattr(self.args, "epochs"):
+                self.spec.check_schedule(context, context.total_epochs)
             loss = self.spec.build(context)
             if weighs_rows(loss) and number_of_ranks() > 1:  # both scripts average gradients over the processes
                 loss = mean_over_ranks(cast(ClassificationLoss, loss))
@@ -74,9 +76,7 @@ class Seam:
         return self.loss.to(device)
 
     def set_epoch(self, epoch: int) -> None:
-        set_epoch = getattr(self.loss.loss if self.loss else None, "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(epoch)
+        tell_epoch(self.loss.loss if self.loss else None, epoch)
 
     @contextmanager
     def tripwire(self) -> Iterator[None]:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from topk_registry import registry
 from topk_registry.losses.base import ClassificationLoss
+from topk_registry.ops.backend import backend
 from topk_registry.ops.targets.label_mixture import LabelMixture
-from topk_registry.registry.options import accepted_context, accepts
+from topk_registry.registry.options import accepted_context, accepts, defaults
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import TrainError
 
@@ -105,18 +106,12 @@ class LossSpec:
         Raises:
             TrainError: it fails on them, or returns anything but one finite number with a gradient.
         """
-        if context.class_counts is None and self.needs_class_counts:
-            # equal counts stand in until the data is read
-            context = replace(context, class_counts=[100] * context.num_classes)
-        criterion = self.build(context)
+        context = self._with_counts(context)
+        criterion = _begun(self.build(context))
         kind = "mixed targets (mixup or cutmix)" if context.soft_targets else "class indices"
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            logits = torch.randn(2 * max(1, splits), context.num_classes, requires_grad=True)
-            target = torch.arange(len(logits)) % context.num_classes
-            if context.soft_targets:
-                one_hot = nn.functional.one_hot(target, context.num_classes).float()
-                target = 0.5 * one_hot + 0.5 * one_hot.flip(0)
+            logits, target = _example(context, 2 * max(1, splits))
             try:
                 value = criterion(logits, target)
                 check_value(value)
@@ -134,7 +129,7 @@ class LossSpec:
         """
         if not context.soft_targets:
             return False
-        loss: Any = self.build(context)
+        loss: Any = _begun(self.build(context))
         if not issubclass(type(loss), ClassificationLoss):
             return False
         n = context.num_classes
@@ -148,9 +143,76 @@ class LossSpec:
             return False
         return True
 
+    def check_schedule(self, context: Context, epochs: int) -> None:
+        """Raise a TrainError where the run ends before the loss's schedule begins."""
+        loss = self.build(self._with_counts(context))
+        first = loss.first_change if isinstance(loss, ClassificationLoss) else None
+        if first is not None and first >= epochs:
+            raise TrainError(f"{self} first changes in epoch {first}, counted from 0, and the run has {epochs} epochs")
+
+    def idle_options(self, context: Context, epochs: int) -> list[str]:
+        """The given options without which the loss and its gradient are the same, at random scores, in every epoch."""
+        usual, context = defaults(self.factory), self._with_counts(context)
+        given = [name for name in self.options if name in usual and name != "ignore_index"]
+        return [name for name in given if self.options[name] != usual[name] and self._is_idle(name, context, epochs)]
+
+    def _is_idle(self, option: str, context: Context, epochs: int) -> bool:
+        rest = {name: value for name, value in self.options.items() if name != option}
+        times = sorted({0, epochs // 2, max(0, epochs - 1)})
+        try:
+            with backend("torch"):  # whose first call compiles nothing
+                return all(_same_loss(self, replace(self, options=rest), context, epoch) for epoch in times)
+        except Exception:  # the loss cannot do without the option
+            return False
+
+    def _with_counts(self, context: Context) -> Context:
+        """Facts with made-up counts in the place of the data's, until it is read."""
+        if context.class_counts is None and self.needs_class_counts:
+            return replace(context, class_counts=[10 + c % 91 for c in range(context.num_classes)])
+        return context
+
     def __str__(self) -> str:
         options = " ".join(f"{key}={value}" for key, value in self.options.items())
         return f"loss {self.name!r} with {options or 'its default options'}"
+
+
+def tell_epoch(loss: object, epoch: int) -> None:
+    """Tell a loss that asks for it which epoch begins, counted from 0."""
+    set_epoch = getattr(loss, "set_epoch", None)
+    if set_epoch is not None:
+        set_epoch(epoch)
+
+
+def _begun(loss: nn.Module) -> nn.Module:
+    """A loss for a trial; one with a schedule is told that it is epoch 0, so that it does not warn."""
+    if getattr(loss, "first_change", None) is not None:
+        tell_epoch(loss, 0)
+    return loss
+
+
+def _example(context: Context, rows: int) -> tuple[Tensor, Tensor]:
+    """Random scores, and targets of the kind that the run will produce."""
+    logits = torch.randn(rows, context.num_classes, requires_grad=True)
+    target = torch.arange(rows) % context.num_classes
+    if context.soft_targets:
+        one_hot = nn.functional.one_hot(target, context.num_classes).float()
+        target = 0.5 * one_hot + 0.5 * one_hot.flip(0)
+    return logits, target
+
+
+def _same_loss(one: LossSpec, other: LossSpec, context: Context, epoch: int) -> bool:
+    """Whether two losses and their gradients are the same at scores of unsure, right and wrong rows."""
+    found = []
+    for spec in (one, other):
+        loss = spec.build(context)
+        tell_epoch(loss, epoch)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            logits, target = _example(context, 12)
+            sure = 6.0 * nn.functional.one_hot(torch.arange(12) % context.num_classes, context.num_classes)
+            value = loss(logits + sure * torch.arange(-1.0, 2.0).repeat(4)[:, None], target)
+            found.append((value.detach(), *torch.autograd.grad(value, logits)))
+    return all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
 def check_value(value: object) -> None:

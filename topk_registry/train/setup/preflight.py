@@ -33,8 +33,16 @@ def check(config: TrainConfig, loss: LossSpec, parts: Parts) -> list[str]:
     n = config.num_classes or (100 if config.dataset.startswith(PREFIX) else _classes_of_model(config.model))
     if config.class_parallel:
         class_parallel.check(config, loss, parts, n)
-    loss.rehearse(Context.of(config, n), splits=config.aug_splits)
-    return _notes(config, loss)
+    context = Context.of(config, n)
+    loss.rehearse(context, splits=config.aug_splits)
+    epochs = config.epochs + config.cooldown_epochs + (config.warmup_epochs if config.warmup_prefix else 0)
+    loss.check_schedule(context, epochs)
+    return [*_notes(config, loss), *_idle(loss, loss.idle_options(context, epochs))]
+
+
+def _idle(loss: LossSpec, options: list[str]) -> list[str]:
+    given = ", ".join(f"{name}={loss.options[name]}" for name in options)
+    return [f"without effect: {given}; {loss.name!r} is the same without"] if options else []
 
 
 def _notes(config: TrainConfig, loss: LossSpec) -> list[str]:
