@@ -1,5 +1,6 @@
 """timm's flags under timm's names and defaults, and what this trainer adds."""
 
+import re
 import subprocess
 import sys
 
@@ -55,6 +56,32 @@ def test_loss_options_are_literals_and_repeats_merge(tmp_path):
     path.write_text(yaml.safe_dump({"loss_opt": {"k": 7, "tau": 1.0}}))
     assert parse_args(["-c", str(path), "--loss-opt", "k=3"]).loss_opt == {"k": 3, "tau": 1.0}
     assert parse_args(["-c", str(path)]).loss_opt == {"k": 7, "tau": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        ({"loss": "ldam", "loss_opt": {"drw_epoch": 0.8, "beta": 0.9}}, "'ldam'.*: beta=0.9 drw_epoch=0.8"),
+        ({"loss": None, "bce_loss": True, "bce_sum": True}, "'bce'.*: bce_loss=True bce_sum=True"),
+        ({"loss_opt": {"class_weight": [1, 2]}}, r"'ce'.*: class_weight=\[1, 2\]"),
+    ],
+)
+def test_another_loss_than_the_files_does_not_get_its_options(tmp_path, capsys, monkeypatch, saved, said):
+    path = tmp_path / "args.yaml"
+    path.write_text(yaml.safe_dump(saved))
+    args = parse_args(["--config", str(path), "--loss", "focal", "--loss-opt", "gamma=1.0"])
+    assert (args.loss, args.loss_opt) == ("focal", {"gamma": 1.0})
+    assert re.search(f"--loss focal in the place of {said}", capsys.readouterr().err)
+    monkeypatch.setenv("RANK", "1")  # of several processes the first one speaks
+    assert parse_args(["--config", str(path), "--loss", "focal"]).loss_opt == {}
+    assert capsys.readouterr().err == ""
+
+
+def test_the_files_own_loss_keeps_its_options(tmp_path, capsys):
+    path = tmp_path / "args.yaml"
+    path.write_text(yaml.safe_dump({"loss": "ldam", "loss_opt": {"beta": 0.9}}))
+    assert parse_args(["--config", str(path), "--loss", "ldam"]).loss_opt == {"beta": 0.9}
+    assert capsys.readouterr().err == ""
 
 
 def test_timms_older_flags_name_losses():

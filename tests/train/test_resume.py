@@ -317,6 +317,17 @@ def test_another_number_of_images_an_update_is_told_with_what_gives_as_many(trai
     assert "the rate follows, lr 0.0" in rule.out
 
 
+def test_a_checkpoint_of_another_model_is_named_before_its_keys(train):
+    first = train("--epochs", "1", name="first")
+    other = train(
+        "--model", "topk_mlp", "--model-kwargs", "width=5", "--resume", first.folder / "last.pth.tar", name="o"
+    )
+    assert other.status == 2
+    assert f"cannot resume from {first.folder}/last.pth.tar: it is of model topk_convnet, not topk_mlp. " in other.err
+    wider = train("--num-classes", "20", "--resume", first.folder / "last.pth.tar", name="wider")
+    assert "it is of num classes 12, not 20. " in wider.err
+
+
 def test_resuming_in_mid_epoch_needs_the_same_data(interrupted):
     stopped = interrupted(4, name="stopped")
     for more in (("size=48",), ("size=48", "-b", "8")):

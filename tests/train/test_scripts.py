@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 
+from topk_registry import CosineClassifier
 from topk_registry.cli.main import main
 
 from .conftest import unclosed_files
@@ -138,3 +139,14 @@ def test_a_model_with_other_classes_than_the_data_is_refused(image_folder, tmp_p
     flags = ["--data-dir", str(image_folder), "--args-file", str(tmp_path / "args.yaml")]
     assert main(["train", "--train-script", CURRENT, "--loss", "seen", *flags]) == 1
     assert "the script's model predicts 1000 classes, and its data has 4: --num-classes 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cosine", [False, True])
+def test_a_loss_for_cosine_scores_says_so_where_the_classifier_is_another(image_folder, capsys, monkeypatch, cosine):
+    if cosine:
+        monkeypatch.setattr(torch.nn, "Linear", CosineClassifier)
+    flags = ["--script", TORCHVISION, "--loss", "ldam", "--data-path", str(image_folder)]
+    assert main(["torchvision-train", *flags]) == 0
+    printed = capsys.readouterr().err
+    assert ("loss 'ldam' knows class frequencies" in printed) != cosine
+    assert ("topk_registry.normalize_classifier(model)" in printed) != cosine

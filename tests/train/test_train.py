@@ -185,6 +185,21 @@ def test_label_smoothing_is_said_whether_it_takes_effect(train, register):
         "label smoothing 0.1 has no effect: 'plain'" in train("--loss", "plain", "--smoothing", "0.1", "--dry-run").out
     )
     assert "label smoothing" not in train("--loss", "topk_nll", "--dry-run").out
+    mixed = train("--loss", "topk_nll", "--smoothing", "0.1", "--mixup", "0.3", "--dry-run").out
+    assert "label smoothing 0.1, in the mixed targets\n" in mixed
+    own = ("--loss", "topk_nll", "--loss-opt", "label_smoothing=0.2")
+    assert "label smoothing 0.2, by the loss's option\n" in train(*own, "--dry-run").out
+
+
+@pytest.mark.parametrize(
+    ("loss", "option"), [("topk_nll", "label_smoothing=0.2"), ("ce", "smoothing=0.2"), ("focal", "label_smoothing=0.0")]
+)
+@pytest.mark.parametrize("mixing", [[], ["--mixup", "0.3"]], ids=["indices", "mixed"])
+def test_labels_are_smoothed_once(train, loss, option, mixing):
+    run = train("--loss", loss, "--loss-opt", option, "--smoothing", "0.1", *mixing)
+    assert run.status == 2
+    assert f"--smoothing 0.1 and --loss-opt {option} both say how labels are smoothed" in run.err
+    assert train("--loss", loss, "--loss-opt", option, *mixing, "--dry-run").status == 0
 
 
 def test_without_a_terminal_steps_are_lines(train):

@@ -229,6 +229,14 @@ def test_timms_flags_are_all_there():
     assert set(TIMM_FLAGS) <= flags
 
 
+def test_another_loss_than_the_checkpoints_does_not_get_its_options(train, validate):
+    run = train("--epochs", "1", "--loss", "topk_nll", "--loss-opt", "k=3", "tau=2.0")
+    status, _, err = validate("--checkpoint", run.folder / "last.pth.tar", "--loss", "ldam")
+    assert status == 0
+    assert "timm validate: --loss ldam in the place of 'topk_nll', whose options are left out: k=3 tau=2.0\n" in err
+    assert "ranked by their scores alone" not in err  # as where a loss cannot be built
+
+
 @pytest.mark.parametrize("form", ["csv", "json"])
 def test_results_file(train, validate, tmp_path, form):
     run = train("--epochs", "1")

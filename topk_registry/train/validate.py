@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from topk_registry.train.config.arguments import without_other_loss
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.config.validate_flags import create_parser
 from topk_registry.train.errors import TrainError
@@ -169,7 +170,8 @@ def validate(args: Namespace) -> dict[str, Any]:
 def _config(args: Namespace) -> TrainConfig:
     """The settings of a training run as this evaluation needs them: the checkpoint's under the given ones."""
     given = {name: value for name, value in vars(args).items() if name in TrainConfig.__dataclass_fields__}
-    settings = {"model": "dpn92", "loss": "ce", **_recorded(args.checkpoint), **given}
+    recorded = without_other_loss(_recorded(args.checkpoint), given, "timm validate")
+    settings = {"model": "dpn92", "loss": "ce", **recorded, **given}
     settings["data_dir"] = args.data or settings.get("data_dir")
     settings["pretrained"] = args.pretrained or not args.checkpoint
     settings["val_split"] = settings.get("val_split") or "validation"  # a run without evaluation recorded none

@@ -408,6 +408,19 @@ def test_empty_batches_and_steps_without_a_backward_pass():
     layer(h, torch.zeros(0, dtype=torch.int64)).backward()
     assert h.grad.shape == (0, D)
     layer.step(0.1)
-    layer.step(0.1, weight_decay=0.5)
+    with pytest.warns(UserWarning, match="follows no backward pass"):
+        layer.step(0.1, weight_decay=0.5)
     assert torch.equal(layer.factors.V, before)
     assert F.linear(torch.ones(1, D), layer.to_linear().weight).isfinite().all()
+
+
+def test_a_step_without_a_backward_pass_says_so():
+    layer = SphericalLinear(4, 6)
+    before = layer.to_linear().weight.clone()
+    with pytest.warns(UserWarning, match="follows no backward pass"):
+        layer.step(0.1)
+    layer(torch.randn(3, 4), torch.tensor([0, 1, 2])).backward()
+    layer.zero_grad()
+    with pytest.warns(UserWarning, match="zero_grad"):
+        SphericalSGD(layer, lr=0.1).step()
+    torch.testing.assert_close(layer.to_linear().weight, before)

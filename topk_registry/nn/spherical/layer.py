@@ -1,6 +1,7 @@
 """A linear output layer and its spherical loss in one module. The algorithm is in README.md beside this file."""
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -133,7 +134,8 @@ class SphericalLinear(nn.Module):
     ) -> None:
         """Update the weight as ``torch.optim.SGD(lr=lr, weight_decay=weight_decay)`` would the dense one.
 
-        Every backward pass since the last step counts, as accumulated gradients do. Without one nothing happens. In a
+        Every backward pass since the last step counts, as accumulated gradients do. Without one, the weight stays as it
+        is, with a warning. In a
         process group of several ranks all must call it; the gradient is the mean over ranks, as under DDP.
 
         Args:
@@ -148,6 +150,11 @@ class SphericalLinear(nn.Module):
         check_step(lr, weight_decay, max_norm)
         batch = self._batch(grad_scale)
         if batch is None:
+            warnings.warn(
+                "SphericalLinear.step() follows no backward pass since the last step or zero_grad(): the weight stays "
+                "as it is",
+                stacklevel=2,
+            )
             return
         if max_norm is not None:
             batch = batch.scaled((max_norm / (self.factors.gradient_norm(batch) + 1e-6)).clamp(max=1.0).item())

@@ -4,6 +4,8 @@ Parsing imports neither torch nor timm, so that ``--help`` and a misspelt loss a
 """
 
 import argparse
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, get_type_hints
@@ -13,7 +15,7 @@ import yaml
 from topk_registry.cli import ArgumentParser, ParseOptions
 from topk_registry.train.config import flags
 from topk_registry.train.config.config import TrainConfig, spelt, value_type
-from topk_registry.train.config.timm_names import ELSEWHERE
+from topk_registry.train.config.timm_names import ELSEWHERE, LEGACY
 from topk_registry.train.errors import ConfigError
 
 GROUPS = TrainConfig.__mro__[1:-1]  # the dataclasses of flags.py
@@ -25,7 +27,8 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
     given = vars(parser.parse_args(argv))
     file = given.pop("config", "")
     try:
-        return TrainConfig.from_dict(_merged(read_config(file) if file else {}, given))
+        saved = read_config(file) if file else {}
+        return TrainConfig.from_dict(_merged(without_other_loss(saved, given, parser.prog), given))
     except ConfigError as error:
         parser.error(str(error))
 
@@ -48,6 +51,20 @@ def read_config(file: str) -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(f"--config {file}: {error}") from error
     return settings
+
+
+def without_other_loss(saved: Mapping[str, Any], given: Mapping[str, Any], program: str) -> dict[str, Any]:
+    """The saved settings without the options of a loss that another one takes the place of; says which they are."""
+    named = (loss for flag, loss in LEGACY.items() if saved.get(flag))
+    old = saved.get("loss") or next(named, flags.LossFlags().loss)
+    new = given.get("loss") or old
+    if new == old:
+        return dict(saved)
+    options = {name: saved[name] for name in LEGACY if saved.get(name)} | (saved.get("loss_opt") or {})
+    if options and os.environ.get("RANK", "0") == "0":
+        told = " ".join(f"{name}={value}" for name, value in options.items())
+        print(f"{program}: --loss {new} in the place of {old!r}, whose options are left out: {told}", file=sys.stderr)
+    return {name: value for name, value in saved.items() if name not in ("loss_opt", *LEGACY)}
 
 
 def create_parser() -> ArgumentParser:

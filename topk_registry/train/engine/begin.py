@@ -97,7 +97,7 @@ def _saver(run: Run) -> NumberedSaver:
 
 def _resume(run: Run, path: Path) -> bool:
     """Load a checkpoint; return whether the run goes on where it was saved, not from its weights alone."""
-    config = run.config
+    config, saved = run.config, None
     _check_classes(run, path)
     try:
         saved = load_checkpoint_metadata(str(path))
@@ -114,7 +114,7 @@ def _resume(run: Run, path: Path) -> bool:
             if config.model_ema:
                 load_task_ema_checkpoint(run.task, str(path))
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as error:
-        raise TrainError(f"cannot resume from {path}: {error}") from error
+        raise TrainError(f"cannot resume from {path}: {_other_model(run, saved)}{error}") from error
     whole = keep and config.start_epoch is None and restore(
         run.task, run.progress, run.scheduler, rank=run.compute.rank, world=run.compute.world_size,
         update_steps=config.grad_accum_steps,
@@ -141,6 +141,21 @@ def _check_classes(run: Run, path: Path) -> None:
         )
 
 
+def _other_model(run: Run, saved: Any) -> str:
+    """A sentence where a checkpoint is of another model than the run's, to stand before the names that do not fit."""
+    old = _settings_of(saved)
+    now = {"model": run.config.model, "num_classes": run.config.num_classes}
+    differ = [f"{name.replace('_', ' ')} {old[name]}, not {now[name]}" for name in now
+              if old.get(name) not in (None, now[name])]  # fmt: skip
+    return f"it is of {' and '.join(differ)}. " if differ else ""
+
+
+def _settings_of(saved: Any) -> dict[str, Any]:
+    """The settings of the run that wrote a checkpoint, where it holds them."""
+    args = saved.get("args") if isinstance(saved, dict) else None
+    return vars(args) if isinstance(args, Namespace) else {}
+
+
 def _optimizer_fits(run: Run, saved: Any) -> bool:
     """Whether the optimizer has the groups of the checkpoint's: a loss that learns brings one of its own."""
     groups = saved.get("optimizer", {}).get("param_groups") if isinstance(saved, dict) else None
@@ -150,14 +165,13 @@ def _optimizer_fits(run: Run, saved: Any) -> bool:
 
 def _notes(run: Run, saved: Any) -> list[str]:
     """Sentences on how this run differs from the one that wrote the checkpoint."""
-    record, before = (run.task.loaded_state or {}).get("loss"), saved.get("args") if isinstance(saved, dict) else None
+    record, old = (run.task.loaded_state or {}).get("loss"), _settings_of(saved)
     notes = []
     if record and not same_loss(record, run.loss.record):
         names = [f"{each['name']!r} {each['options'] or ''}".rstrip() for each in (record, run.loss.record)]
         notes.append(f"the checkpoint was trained with loss {names[0]}, not {names[1]}: the state of that loss is left")
         if not _optimizer_fits(run, saved):
             notes.append("the optimizer begins anew: it has other parameters with this loss")
-    old = vars(before) if isinstance(before, Namespace) else {}
     if old.get("epochs", run.config.epochs) != run.config.epochs:
         epochs = f"planned for {old['epochs']} epochs before, now for {run.config.epochs}"
         notes.append(f"{epochs}: the schedule follows, and goes on at lr {run.lr:.3g}")

@@ -5,6 +5,8 @@ step of every optimizer must come after a backward pass through it, or training 
 """
 
 import inspect
+import os
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,6 +71,11 @@ class Seam:
             self.spec.rehearse(context, splits=getattr(self.args, "aug_splits", 0))
             if hasattr(self.args, "epochs"):
                 self.spec.check_schedule(context, context.total_epochs)
+            if self.spec.wants_cosine(model) and os.environ.get("RANK", "0") == "0":
+                told = (
+                    f"loss {self.spec.name!r} knows class frequencies; its paper's recipe may want a cosine classifier"
+                )
+                print(f"{told}: topk_registry.normalize_classifier(model) in the script", file=sys.stderr)
             loss = self.spec.build(context)
             if weighs_rows(loss) and number_of_ranks() > 1:  # both scripts average gradients over the processes
                 loss = mean_over_ranks(cast(ClassificationLoss, loss))
@@ -99,6 +106,7 @@ class Seam:
         args = self.args
         soft = any(getattr(args, name, None) for name in MIXING)
         smoothing = getattr(args, "smoothing", None) or getattr(args, "label_smoothing", None) or 0.0
+        self.spec.check_smoothing(smoothing, "--smoothing" if hasattr(args, "smoothing") else "--label-smoothing")
         known = len(class_names_of(self.train_data) or ())
         n = self.num_classes or _outputs(model) or known
         if not n:

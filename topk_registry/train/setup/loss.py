@@ -9,11 +9,14 @@ from torch import Tensor, nn
 
 from topk_registry import registry
 from topk_registry.losses.base import ClassificationLoss
+from topk_registry.nn.classifier import CosineClassifier
 from topk_registry.ops.backend import backend
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.registry.options import accepted_context, accepts, defaults
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import TrainError
+
+SMOOTHING = ("smoothing", "label_smoothing")  # options of losses that smooth labels
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,27 @@ class LossSpec:
 
     @property
     def takes_smoothing(self) -> bool:
-        return accepts(self.factory, "smoothing") or accepts(self.factory, "label_smoothing")
+        return any(accepts(self.factory, name) for name in SMOOTHING)
+
+    def wants_cosine(self, model: nn.Module | None) -> bool:
+        """Whether the loss's paper may want a cosine classifier, which the model, as far as it is known, has not."""
+        cosine = model is not None and any(isinstance(module, CosineClassifier) for module in model.modules())
+        return self.needs_class_counts and not cosine
+
+    @property
+    def own_smoothing(self) -> float | None:
+        """The share that the loss smooths labels by, as its options say; None where they do not."""
+        return next((self.options[name] for name in SMOOTHING if name in self.options), None)
+
+    def check_smoothing(self, smoothing: float, flag: str = "--smoothing") -> None:
+        """Raise a TrainError where both the trainer and an option of the loss say how labels are smoothed."""
+        name = next((name for name in SMOOTHING if name in self.options), None)
+        if name is not None and smoothing:
+            own = self.options[name]
+            raise TrainError(
+                f"{flag} {smoothing:g} and --loss-opt {name}={own} both say how labels are smoothed: leave one out, "
+                f"with {flag} {own} alone or {flag} 0 beside the option"
+            )
 
     def build(self, context: Context) -> nn.Module:
         """The loss with its options and the facts that it names; ``label_smoothing`` stands for ``smoothing``."""

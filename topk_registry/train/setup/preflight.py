@@ -33,11 +33,12 @@ def check(config: TrainConfig, loss: LossSpec, parts: Parts) -> list[str]:
     n = config.num_classes or (100 if config.dataset.startswith(PREFIX) else _classes_of_model(config.model))
     if config.class_parallel:
         class_parallel.check(config, loss, parts, n)
+    loss.check_smoothing(config.smoothing)
     context = Context.of(config, n)
     loss.rehearse(context, splits=config.aug_splits)
     epochs = config.epochs + config.cooldown_epochs + (config.warmup_epochs if config.warmup_prefix else 0)
     loss.check_schedule(context, epochs)
-    return [*_notes(config, loss), *_idle(loss, loss.idle_options(context, epochs))]
+    return [*_notes(config, loss, parts), *_idle(loss, loss.idle_options(context, epochs))]
 
 
 def _idle(loss: LossSpec, options: list[str]) -> list[str]:
@@ -45,12 +46,15 @@ def _idle(loss: LossSpec, options: list[str]) -> list[str]:
     return [f"without effect: {given}; {loss.name!r} is the same without"] if options else []
 
 
-def _notes(config: TrainConfig, loss: LossSpec) -> list[str]:
+def _notes(config: TrainConfig, loss: LossSpec, parts: Parts) -> list[str]:
     notes = []
-    if config.smoothing and not uses_soft_targets(config):
-        without = "" if loss.takes_smoothing else f" has no effect: {loss.name!r} takes none"
-        notes.append(f"label smoothing {config.smoothing:g}{without}")
-    if loss.needs_class_counts and config.normalize_classifier is None:
+    if config.smoothing:
+        mixed = ", in the mixed targets" if uses_soft_targets(config) else ""
+        without = "" if mixed or loss.takes_smoothing else f" has no effect: {loss.name!r} takes none"
+        notes.append(f"label smoothing {config.smoothing:g}{mixed}{without}")
+    elif loss.own_smoothing:
+        notes.append(f"label smoothing {loss.own_smoothing:g}, by the loss's option")
+    if config.normalize_classifier is None and loss.wants_cosine(parts.model):
         notes.append(f"loss {loss.name!r} knows class frequencies; its paper's recipe may want --normalize-classifier")
     if config.val_split and config.val_split == config.train_split:
         notes.append("evaluation is on the training split")
