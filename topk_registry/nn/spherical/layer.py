@@ -135,8 +135,8 @@ class SphericalLinear(nn.Module):
         """Update the weight as ``torch.optim.SGD(lr=lr, weight_decay=weight_decay)`` would the dense one.
 
         Every backward pass since the last step counts, as accumulated gradients do. Without one, the weight stays as it
-        is, with a warning. In a
-        process group of several ranks all must call it; the gradient is the mean over ranks, as under DDP.
+        is, with a warning. In a process group of several ranks all must call it; the gradient is the mean over ranks,
+        as under DDP.
 
         Args:
             lr: learning rate.
