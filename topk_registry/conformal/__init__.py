@@ -6,7 +6,16 @@ notebook and from an exported file is the same set. Nothing here imports torch u
 
 from topk_registry.conformal.coverage import binomial_interval, coverage_interval, coverage_law
 from topk_registry.conformal.martingale import ExchangeabilityTest
-from topk_registry.conformal.scores import SCORES, Score, create_score, inputs_of, log_odds, probabilities
+from topk_registry.conformal.rules import RULES
+from topk_registry.conformal.scores import (
+    SCORES,
+    Score,
+    create_score,
+    inputs_of,
+    log_odds,
+    probabilities,
+    register_score,
+)
 from topk_registry.conformal.sets import PredictionSets, calibrate
 from topk_registry.conformal.summary import SetCounts
 from topk_registry.conformal.thresholds import (
@@ -21,6 +30,7 @@ from topk_registry.conformal.thresholds import (
 from topk_registry.conformal.tuning import fit_softmax_temperature, tune
 
 __all__ = [
+    "RULES",
     "SCORES",
     "ExchangeabilityTest",
     "PredictionSets",
@@ -42,5 +52,6 @@ __all__ = [
     "per_class",
     "probabilities",
     "rc3p",
+    "register_score",
     "tune",
 ]

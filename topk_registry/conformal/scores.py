@@ -1,5 +1,7 @@
 """Nonconformity scores: how badly each class fits a row.
 
+:data:`SCORES` is the one list of them: commands, help, plans, graphs and tests read their names there.
+
 A prediction set holds the classes whose score is at most a threshold. r is the rank of a class by falling probability,
 1 for the best; among equal probabilities the lower index comes first. U is uniform on [0, 1], or 0, which gives sets
 that are the same on every call and a little larger.
@@ -15,9 +17,9 @@ that are the same on every call and a little larger.
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array
@@ -56,15 +58,38 @@ def ranks(values: Array) -> Array:
     return xp.argsort(ranking(values), axis=-1, stable=True) + 1
 
 
+SCORES: dict[str, type["Score"]] = {}
+Kind = TypeVar("Kind", bound="type[Score]")
+
+
+def register_score(kind: Kind) -> Kind:
+    """Put a subclass of :class:`Score` into :data:`SCORES`, under its ``name``."""
+    known = SCORES.setdefault(kind.name, kind)
+    if known is not kind:
+        raise ValueError(f"score {kind.name!r} is {known.__module__}.{known.__qualname__} already: take another name")
+    return kind
+
+
+def spelled(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of scores or rules as commands write them: with hyphens."""
+    return tuple(name.replace("_", "-") for name in names)
+
+
 @dataclass(frozen=True)
 class Score:
     """A score of every class of a row, from the row's probabilities (or log-odds) [B, n].
 
     ``ranked``: the score of a row grows with the rank, so that a set is the first classes of the ranking.
+    ``learned``: the options that calibration takes from labels, on samples of their own.
     """
 
     name: ClassVar[str]
     ranked: ClassVar[bool] = False
+    learned: ClassVar[tuple[str, ...]] = ()
+
+    def inputs(self, logits: Array, temperature: float, marginals: Array | None) -> Array:
+        """The values [B, n] that the score takes: probabilities."""
+        return probabilities(logits, temperature)
 
     def __call__(self, values: Array, u: Array | float = 0.0) -> Array:
         """The scores [B, n]; ``u`` is a number or [B, 1]."""
@@ -80,14 +105,25 @@ class Score:
         raise NotImplementedError
 
     def largest_rank(self, threshold: float, n: int) -> int:
-        """The rank that no class of a set exceeds, at this threshold."""
+        """The rank that no class of a set exceeds, at this threshold and without U."""
+        if math.isinf(threshold):
+            return n if threshold > 0 else 1
+        return max(1, min(n, self._largest_rank(threshold, n)))
+
+    def _largest_rank(self, threshold: float, n: int) -> int:
+        """The same at a finite threshold, in any range; a score that does not bound ranks gives n."""
         return n
+
+    def numbers(self) -> dict[str, float]:
+        """The options that are numbers."""
+        return {name: value for name, value in self.options().items() if isinstance(value, int | float)}
 
     def options(self) -> dict[str, Any]:
         """The options that the score was built with, as JSON can hold them."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
+@register_score
 @dataclass(frozen=True)
 class Lac(Score):
     """1 - p_y: the smallest sets on average; rows of doubt may get none."""
@@ -123,6 +159,7 @@ def _ranks_like(p: Array) -> Array:
     return xp.arange(1, p.shape[-1] + 1, dtype=p.dtype, device=device(p))
 
 
+@register_score
 @dataclass(frozen=True)
 class Aps(Ranked):
     """Cumulated probability: sets that grow on hard rows. Long tails of small probabilities make them large."""
@@ -136,6 +173,7 @@ class Aps(Ranked):
         return 1.0
 
 
+@register_score
 @dataclass(frozen=True)
 class Raps(Aps):
     """APS with a penalty on ranks beyond ``k_reg``, which keeps sets short.
@@ -161,12 +199,11 @@ class Raps(Aps):
     def largest(self, n: int) -> float:
         return 1.0 + self.penalty * max(0, n - self.k_reg)
 
-    def largest_rank(self, threshold: float, n: int) -> int:
-        if not self.penalty or math.isinf(threshold):
-            return n
-        return max(1, min(n, self.k_reg + math.floor(threshold / self.penalty + 1e-6)))
+    def _largest_rank(self, threshold: float, n: int) -> int:
+        return self.k_reg + math.floor(threshold / self.penalty + 1e-6) if self.penalty else n
 
 
+@register_score
 @dataclass(frozen=True)
 class Saps(Ranked):
     """The largest probability and the rank alone: the other probabilities are taken to be noise.
@@ -189,10 +226,11 @@ class Saps(Ranked):
     def largest(self, n: int) -> float:
         return 1.0 + (n - 1) * self.weight
 
-    def largest_rank(self, threshold: float, n: int) -> int:
-        return n if math.isinf(threshold) else max(1, min(n, 1 + math.floor(threshold / self.weight + 1e-6)))
+    def _largest_rank(self, threshold: float, n: int) -> int:
+        return 1 + math.floor(threshold / self.weight + 1e-6)
 
 
+@register_score
 @dataclass(frozen=True)
 class Rank(Ranked):
     """The rank: the same number of classes for every row, the smallest k that covers often enough."""
@@ -205,10 +243,11 @@ class Rank(Ranked):
     def largest(self, n: int) -> float:
         return float(n)
 
-    def largest_rank(self, threshold: float, n: int) -> int:
-        return n if math.isinf(threshold) else max(1, min(n, math.floor(threshold)))
+    def _largest_rank(self, threshold: float, n: int) -> int:
+        return math.floor(threshold)
 
 
+@register_score
 @dataclass(frozen=True)
 class LogOdds(Score):
     """Minus the log-odds of a class being in the top-k set.
@@ -224,6 +263,16 @@ class LogOdds(Score):
     name: ClassVar[str] = "log_odds"
     k: int = 5
 
+    def inputs(self, logits: Array, temperature: float, marginals: Array | None) -> Array:
+        """Log-odds: of the marginals, or of the logits where these are tensors."""
+        if marginals is not None:
+            return log_odds(marginals)
+        if not is_torch_array(logits):
+            raise TypeError("log-odds of numpy arrays come from an exported file's marginals: pass marginals=")
+        from topk_registry.ops.ksubset import topk_log_odds
+
+        return topk_log_odds(logits / temperature, self.k)
+
     def __call__(self, values: Array, u: Array | float = 0.0) -> Array:
         return -values
 
@@ -231,6 +280,7 @@ class LogOdds(Score):
         return math.inf
 
 
+@register_score
 @dataclass(frozen=True)
 class Pas(Score):
     """Minus the probability over the class's prior: spends the set on rare classes, for macro coverage.
@@ -241,6 +291,7 @@ class Pas(Score):
     """
 
     name: ClassVar[str] = "pas"
+    learned: ClassVar[tuple[str, ...]] = ("prior",)
     prior: tuple[float, ...] = ()
     weights: tuple[float, ...] | None = None
 
@@ -266,20 +317,27 @@ class Pas(Score):
         return 0.0
 
 
-SCORES: dict[str, Callable[..., Score]] = {kind.name: kind for kind in (Lac, Aps, Raps, Saps, Rank, LogOdds, Pas)}
-
-
 def create_score(name: str | Score, **options: Any) -> Score:
     """A score by its name: ``create_score("raps", penalty=0.01, k_reg=5)``."""
     if isinstance(name, Score):
+        if options:
+            raise ValueError(f"{name} has its options already, got {', '.join(sorted(options))} besides")
         return name
-    name = name.replace("-", "_")
-    if name not in SCORES:
-        raise ValueError(f"no score is called {name!r}; there are {', '.join(SCORES)}")
-    known = list(inspect.signature(SCORES[name]).parameters)
+    kind = score_kind(name)
+    known = list(inspect.signature(kind).parameters)
     if unknown := set(options) - set(known):
-        raise ValueError(f"score {name} takes {', '.join(known) or 'no options'}, got {', '.join(sorted(unknown))}")
-    return SCORES[name](**options)
+        raise ValueError(
+            f"score {kind.name} takes {', '.join(known) or 'no options'}, got {', '.join(sorted(unknown))}"
+        )
+    return kind(**options)
+
+
+def score_kind(name: str) -> type[Score]:
+    """The class of a score, by its name with underscores or hyphens."""
+    kind = SCORES.get(name.replace("-", "_"))
+    if kind is None:
+        raise ValueError(f"no score is called {name!r}; there are {', '.join(SCORES)}")
+    return kind
 
 
 def inputs_of(score: Score, logits: Array, *, temperature: float = 1.0, marginals: Array | None = None) -> Array:
@@ -287,15 +345,7 @@ def inputs_of(score: Score, logits: Array, *, temperature: float = 1.0, marginal
 
     Log-odds are computed from the logits where these are tensors; from an exported file they come as its marginals.
     """
-    if not isinstance(score, LogOdds):
-        return probabilities(logits, temperature)
-    if marginals is not None:
-        return log_odds(marginals)
-    if not is_torch_array(logits):
-        raise TypeError("log-odds of numpy arrays come from an exported file's marginals: pass marginals=")
-    from topk_registry.ops.ksubset import topk_log_odds
-
-    return topk_log_odds(logits / temperature, score.k)
+    return score.inputs(logits, temperature, marginals)
 
 
 def as_numpy(values: Array) -> np.ndarray:

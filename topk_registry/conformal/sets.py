@@ -1,4 +1,11 @@
-"""Prediction sets from logits: calibrate once, then call."""
+"""Prediction sets from logits: calibrate once, then call.
+
+Sets that may not be empty have the best class whatever the threshold t: the set of a row is {y: s(y) <= t} and its
+best class b. That is {y: c(y) <= t} with the counted score c(b) = -inf, and c(y) = s(y) of all others, so that sets
+grow with t alone and split conformal prediction holds for c: t is an order statistic of the counted scores of the
+labels. With the scores s in their place, samples whose best class is the label would raise t, and are covered without
+it.
+"""
 
 import math
 from dataclasses import dataclass
@@ -7,11 +14,9 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from topk_registry.conformal import thresholds as rules
+from topk_registry.conformal.rules import RULES, check_rule, find_thresholds
 from topk_registry.conformal.scores import Array, Score, as_numpy, create_score, inputs_of, ranks
-from topk_registry.conformal.thresholds import Thresholds, check_alpha, check_labels, fewest
-
-RULES = ("marginal", "per_class", "interpolated", "clustered", "rc3p", "average_size")
+from topk_registry.conformal.thresholds import Thresholds, check_labels
 
 
 @dataclass(frozen=True)
@@ -50,15 +55,78 @@ class PredictionSets:
         """Return the sets from the inputs of the score, probabilities or log-odds [B, n]."""
         xp = array_namespace(values)
         scores = self.score(values, u)
-        limit = xp.asarray(self.thresholds.scores, dtype=scores.dtype, device=device(scores))
-        inside = scores <= limit
-        by_rank = self.score.ranked or self.thresholds.max_rank is not None
-        places = ranks(values) if by_rank else None
-        if self.thresholds.max_rank is not None:
-            inside &= places <= xp.asarray(self.thresholds.max_rank, device=device(scores))
+        limits = self.thresholds
+        inside = scores <= xp.asarray(limits.scores, dtype=scores.dtype, device=device(scores))
+        by_rank = self.score.ranked or limits.max_rank is not None
+        if limits.max_rank is not None:
+            inside &= ranks(values) <= xp.asarray(limits.max_rank, device=device(scores))
+        return inside if self.allow_empty else inside | best_classes(scores, values if by_rank else None)
+
+
+def best_classes(scores: Array, values: Array | None = None) -> Array:
+    """The classes that sets have which may not be empty, bool [B, n].
+
+    Args:
+        scores: of all classes [B, n]: those of the smallest score are best.
+        values: the first of their ranking is best instead [B, n]; None: by the scores.
+    """
+    xp = array_namespace(scores)
+    if values is None:
+        return scores == xp.min(scores, axis=-1, keepdims=True)
+    places = xp.arange(scores.shape[-1], device=device(scores))
+    return places == xp.argmax(values, axis=-1, keepdims=True)
+
+
+def counted(scores: Array, best: Array) -> Array:
+    """The scores that a threshold meets [B, n]: minus infinity for classes that are in the set in any case.
+
+    Args:
+        scores: [B, n].
+        best: see :func:`best_classes`.
+    """
+    xp = array_namespace(scores)
+    return xp.where(best & ~xp.isnan(scores), -math.inf, scores)  # NaN stays, for thresholds refuse it
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """Calibration samples as arrays (:class:`topk_registry.conformal.rules.CalibrationRows`).
+
+    Args:
+        score: of a class.
+        values: the inputs of the score [N, n].
+        labels: theirs [N].
+        allow_empty: see :class:`PredictionSets`.
+        by_rank: the best class is the first of the ranking, also where the score does not follow it.
+        u: see :meth:`PredictionSets.__call__`.
+    """
+
+    score: Score
+    values: Array
+    labels: np.ndarray
+    allow_empty: bool = False
+    by_rank: bool = False
+    u: Array | float = 0.0
+
+    @property
+    def n(self) -> int:
+        return self.values.shape[-1]
+
+    def label_scores(self) -> np.ndarray:
+        return self._of_labels(self.all_scores())
+
+    def label_ranks(self) -> np.ndarray:
+        return self._of_labels(as_numpy(ranks(self.values)))
+
+    def all_scores(self) -> np.ndarray:
+        scores = self.score(self.values, self.u)
         if not self.allow_empty:
-            inside |= places == 1 if by_rank else scores == xp.min(scores, axis=-1, keepdims=True)
-        return inside | (limit == math.inf)  # whatever the rank
+            by_rank = self.by_rank or self.score.ranked
+            scores = counted(scores, best_classes(scores, self.values if by_rank else None))
+        return as_numpy(scores)
+
+    def _of_labels(self, of_classes: np.ndarray) -> np.ndarray:
+        return of_classes[np.arange(len(self.labels)), self.labels]
 
 
 def calibrate(
@@ -82,11 +150,11 @@ def calibrate(
         labels: theirs [N].
         alpha: the share of labels that may be missed.
         score: a name of :data:`SCORES`, or a score.
-        rule: ``"marginal"``, ``"per_class"``, ``"interpolated"``, ``"clustered"``, ``"rc3p"``, or ``"average_size"``
-            (with ``rule_options={"size": K}``, in place of alpha).
+        rule: a name of :data:`RULES`; ``"average_size"`` takes ``rule_options={"size": K}`` in place of alpha.
         temperature: divides the logits.
         marginals, u: see :meth:`PredictionSets.__call__`.
-        allow_empty: see :class:`PredictionSets`.
+        allow_empty: see :class:`PredictionSets`. Where sets may not be empty, coverage is above
+            1 - alpha + 1 / (N + 1) only where the best class alone covers more, or scores are equal.
         rule_options: of the rule, a function of :mod:`topk_registry.conformal.thresholds`.
         options: of the score.
     """
@@ -95,51 +163,6 @@ def calibrate(
     if len(labels) != logits.shape[0]:
         raise ValueError(f"expected a label for each of {logits.shape[0]} rows, got {len(labels)}")
     values = inputs_of(score, logits, temperature=temperature, marginals=marginals)
-    found = find_thresholds(score, values, labels, alpha, rule, u=u, **(rule_options or {}))
-    return PredictionSets(score, found, temperature, allow_empty)
-
-
-def find_thresholds(
-    score: Score, values: Array, labels: np.ndarray, alpha: float, rule: str, *, u: Array | float = 0.0, **options: Any
-) -> Thresholds:
-    """Return the thresholds of a rule, from the inputs of the score [N, n]."""
-    if rule not in RULES:
-        raise ValueError(f"no rule is called {rule!r}; there are {', '.join(RULES)}")
-    scores = score(values, u)
-    if rule == "average_size":
-        return Thresholds(rules.average_size(scores, **options))
-    own = as_numpy(scores)[np.arange(len(labels)), labels]
-    places = as_numpy(ranks(values))[np.arange(len(labels)), labels] if rule == "rc3p" else None
-    return thresholds_of(score, own, labels, scores.shape[-1], alpha, rule, places, **options)
-
-
-def thresholds_of(
-    score: Score,
-    own: np.ndarray,
-    labels: np.ndarray,
-    n: int,
-    alpha: float,
-    rule: str,
-    places: np.ndarray | None = None,
-    **options: Any,
-) -> Thresholds:
-    """The thresholds of a rule with a coverage, from the scores (and ranks) of the labels [N]."""
-    check_size(len(own), alpha)
-    if rule == "marginal":
-        return Thresholds(rules.marginal(own, alpha, **options))
-    if rule == "rc3p":
-        return rules.rc3p(own, places, labels, n, alpha, **options)
-    if rule == "interpolated":
-        options.setdefault("largest", score.largest(n))
-    rare = {"per_class": rules.per_class, "interpolated": rules.interpolated, "clustered": rules.clustered}
-    return Thresholds(rare[rule](own, labels, n, alpha, **options))
-
-
-def check_size(count: int, alpha: float) -> None:
-    """Raise unless this many calibration samples give a finite threshold."""
-    check_alpha(alpha)
-    if count < fewest(alpha):
-        raise ValueError(
-            f"{count} calibration samples are too few for alpha = {alpha:g}: it takes {fewest(alpha)}, or alpha of at "
-            f"least {math.ceil(1e4 / (count + 1)) / 1e4:g}"
-        )
+    check_rule(rule, rule_options or {})
+    rows = ScoredRows(score, values, labels, allow_empty, RULES[rule].limits_ranks, u)
+    return PredictionSets(score, find_thresholds(rows, alpha, rule, **(rule_options or {})), temperature, allow_empty)

@@ -67,7 +67,7 @@ class SetCounts:
             return {}
         sizes = np.arange(len(self.size_seen))
         present = self.seen > 0
-        strata = [row["coverage"] for row in self.by_size() if row["samples"] >= 0.01 * self.total]
+        strata = [row["coverage"] for row in self.by_size() if 100 * row["samples"] >= self.total]
         values = {
             "coverage": self.hits.sum() / self.total,
             "mean_size": (sizes * self.size_seen).sum() / self.total,

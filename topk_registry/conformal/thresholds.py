@@ -3,6 +3,13 @@
 With N calibration scores, the threshold is the ceil((N + 1)(1 - alpha))-th smallest of them, and infinite where that is
 beyond N. A new score from the same distribution is at most the threshold with probability at least 1 - alpha, and less
 than 1 - alpha + 1 / (N + 1) where scores are never equal.
+
+Where sets may not be empty, the best class is in them at any threshold, so its score counts as minus infinity
+(:func:`topk_registry.conformal.sets.counted`). A threshold of minus infinity then says that the best class alone covers
+at least 1 - alpha. All functions here take scores of either kind.
+
+Orders are computed with alpha as a fraction, as it is written in decimals: 0.07 of 100 samples are 7, where floating
+point has 7.000000000000001.
 """
 
 import math
@@ -15,29 +22,47 @@ import numpy as np
 from topk_registry.conformal.kmeans import weighted_kmeans
 from topk_registry.conformal.scores import Array, as_numpy
 
-QUANTILES = (0.5, 0.6, 0.7, 0.8, 0.9)  # a class's scores as Ding et al. 2023 describe them to the clustering
+QUANTILES = tuple(
+    Fraction(i, 10) for i in range(5, 10)
+)  # a class's scores as Ding et al. 2023 describe them to the clustering
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The largest score, and the largest rank, with which a class is in a set.
+    """The largest score, and the largest rank, with which a class is in a set. Both hold.
 
     Args:
-        scores: one number for all classes, or one a class [n]; infinite: the class is in every set.
+        scores: one number for all classes, or one a class [n]; infinite: any score.
         max_rank: the largest rank, one for all classes or one a class [n]; None: any.
     """
 
     scores: float | np.ndarray
     max_rank: int | np.ndarray | None = None
 
+    def __post_init__(self) -> None:
+        if np.isnan(np.asarray(self.scores)).any():
+            raise ValueError(f"thresholds must be numbers, got NaN in {self.scores}")
+        if self.max_rank is not None and np.min(self.max_rank) < 1:
+            raise ValueError(f"the largest rank must be at least 1, got {np.min(self.max_rank)}")
 
-def order_of(count: int, alpha: float) -> int:
+    def unlimited(self, n: int) -> np.ndarray:
+        """The classes that are in every set, bool [n]."""
+        ranks = n if self.max_rank is None else self.max_rank
+        return np.broadcast_to(np.isposinf(self.scores) & (np.asarray(ranks) >= n), (n,))
+
+
+def order_of(count: int, alpha: float | Fraction) -> int:
     """ceil((count + 1)(1 - alpha)), for alpha as it is written in decimals: 0.1 is a tenth."""
+    return math.ceil((count + 1) * (1 - as_fraction(alpha)))
+
+
+def as_fraction(alpha: float | Fraction) -> Fraction:
+    """Alpha as it is written in decimals; raise unless it is between 0 and 1."""
     check_alpha(alpha)
-    return math.ceil((count + 1) * (1 - Fraction(repr(float(alpha)))))
+    return alpha if isinstance(alpha, Fraction) else Fraction(repr(float(alpha)))
 
 
-def check_alpha(alpha: float) -> None:
+def check_alpha(alpha: float | Fraction) -> None:
     """Raise unless alpha, the share of labels that may be missed, is between 0 and 1."""
     if not 0 < alpha < 1:
         raise ValueError(
@@ -48,15 +73,12 @@ def check_alpha(alpha: float) -> None:
 
 def fewest(alpha: float) -> int:
     """The fewest calibration scores with a finite threshold: ceil(1 / alpha) - 1."""
-    check_alpha(alpha)
-    return math.ceil(1 / Fraction(repr(float(alpha)))) - 1
+    return math.ceil(1 / as_fraction(alpha)) - 1
 
 
-def marginal(scores: Array, alpha: float) -> float:
+def marginal(scores: Array, alpha: float | Fraction) -> float:
     """The threshold of calibration scores [N] for coverage of 1 - alpha over all classes together."""
-    values = as_numpy(scores)
-    if np.isnan(values).any():
-        raise ValueError(f"{int(np.isnan(values).sum())} of {len(values)} calibration scores are NaN")
+    values = _numbers(scores)
     order = order_of(len(values), alpha)
     return float(np.partition(values, order - 1)[order - 1]) if order <= len(values) else math.inf
 
@@ -77,7 +99,7 @@ def interpolated(
 
     Each threshold is at least the smaller of the two, so labels are missed with probability at most 2 alpha. Infinite
     thresholds are cut to ``largest``, the bound of the score; where that is infinite, to the largest calibration score,
-    which costs another 1 / (N + 1).
+    which costs another 1 / (N + 1). Those of minus infinity are raised to the smallest calibration score above it.
 
     Args:
         scores, labels: of the calibration samples [N].
@@ -89,9 +111,13 @@ def interpolated(
     if not 0 <= share <= 1:
         raise ValueError(f"share must be in [0, 1], got {share!r}")
     values, labels = _labelled(scores, labels, n)
-    cap = largest if math.isfinite(largest) else float(values.max())
-    own, common = np.minimum(per_class(values, labels, n, alpha), cap), min(marginal(values, alpha), cap)
-    return share * own + (1 - share) * common
+    finite = values[np.isfinite(values)]
+    high = largest if math.isfinite(largest) else float(finite.max(initial=-math.inf))
+    own, common = per_class(values, labels, n, alpha).clip(max=high), min(marginal(values, alpha), high)
+    if share in (0, 1):  # nothing is weighed, and 0 times infinity is no number
+        return own if share else np.full(n, common)
+    low = finite.min() if len(finite) else -math.inf
+    return share * own.clip(min=low) + (1 - share) * max(common, low)
 
 
 def clustered(
@@ -122,7 +148,7 @@ def clustered(
     rest, rest_group = values[~part], group[labels[~part]]
     common = marginal(rest, alpha)
     per_group = [marginal(rest[rest_group == g], alpha) for g in range(group.max() + 1)]
-    own = np.array([value if math.isfinite(value) else common for value in per_group] + [common])
+    own = np.array([value if value < math.inf else common for value in per_group] + [common])
     return own[group]  # group -1, the classes without one, is the last entry
 
 
@@ -135,7 +161,12 @@ def _groups(
     placed = np.flatnonzero(counts >= max(least, 1))
     if clusters < 2 or len(placed) <= clusters:
         return group
-    points = np.stack([np.quantile(values[labels == y], QUANTILES, method="inverted_cdf") for y in placed])
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return group
+    values = values.clip(finite.min(), finite.max())  # distances to infinite scores are no numbers
+    orders = [[math.ceil(q * counts[y]) - 1 for q in QUANTILES] for y in placed]
+    points = np.stack([np.sort(values[labels == y])[order] for y, order in zip(placed, orders, strict=True)])
     group[placed] = weighted_kmeans(points, np.sqrt(counts[placed]), clusters, rng)
     return group
 
@@ -144,7 +175,8 @@ def rc3p(scores: Array, ranks: Array, labels: Array, n: int, alpha: float) -> Th
     """A threshold and a largest rank for each class (Shi et al. 2024): coverage of 1 - alpha within every class.
 
     The largest rank of a class is the smallest k with a top-k error e below alpha among its samples; its threshold then
-    allows misses of alpha - e. A class without samples has no limit of either kind.
+    allows misses of alpha - e. Where that is too little for the class's samples the threshold is infinite, and the rank
+    alone is the limit. A class with fewer than ceil(1 / alpha) - 1 samples has no limit of either kind.
 
     The paper's guarantee is for the population's top-k errors; with those of few samples coverage can fall short.
 
@@ -153,25 +185,27 @@ def rc3p(scores: Array, ranks: Array, labels: Array, n: int, alpha: float) -> Th
         n: number of classes.
         alpha: see :func:`marginal`.
     """
-    check_alpha(alpha)
+    share = as_fraction(alpha)
     values, labels = _labelled(scores, labels, n)
     places = as_numpy(ranks)
     own, limit = np.full(n, math.inf), np.full(n, n)
-    for y in np.flatnonzero(np.bincount(labels, minlength=n)):
+    for y in np.flatnonzero(np.bincount(labels, minlength=n) >= max(1, fewest(alpha))):
         mine = np.sort(places[labels == y])
-        allowed = math.ceil(alpha * len(mine)) - 1  # the most samples beyond the rank, a share below alpha
+        allowed = math.ceil(share * len(mine)) - 1  # the most samples beyond the rank, a share below alpha
         limit[y] = mine[len(mine) - 1 - allowed]
         missed = int((mine > limit[y]).sum())
-        own[y] = marginal(values[labels == y], alpha - missed / len(mine))
+        own[y] = marginal(values[labels == y], share - Fraction(missed, len(mine)))
     return Thresholds(own, limit)
 
 
 def average_size(scores: Array, size: float) -> float:
     """The threshold with which sets of these rows [N, n] have ``size`` classes on average (Lorieul et al. 2021).
 
+    Scores that are equal can make sets larger. Where sets may not be empty the smallest mean size is 1.
+
     The fair rival of the top k: the same number of answers, spent where they help. It promises a size, not a coverage.
     """
-    values = as_numpy(scores)
+    values = _numbers(scores)
     count, n = values.shape
     if not 0 < size <= n:
         raise ValueError(f"the mean size must be above 0 and at most the {n} classes, got {size!r}")
@@ -188,6 +222,14 @@ def check_labels(labels: Array, n: int) -> np.ndarray:
     if wrong.any():
         raise ValueError(f"the data has label {given[wrong][0]}, but the model has the classes 0 to {n - 1}")
     return given.astype(np.int64)
+
+
+def _numbers(scores: Array) -> np.ndarray:
+    """The scores as an array, or an error that counts those that are NaN."""
+    values = as_numpy(scores)
+    if np.isnan(values).any():
+        raise ValueError(f"{int(np.isnan(values).sum())} of {values.size} calibration scores are NaN")
+    return values
 
 
 def _labelled(scores: Array, labels: Array | Sequence[int], n: int) -> tuple[np.ndarray, np.ndarray]:

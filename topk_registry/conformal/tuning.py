@@ -1,18 +1,26 @@
 """Options of scores chosen on data that serves no other purpose."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from topk_registry.conformal.scores import Array, Raps, Saps, Score, as_numpy, probabilities, ranks
-from topk_registry.conformal.thresholds import marginal, order_of
+from topk_registry.conformal.scores import Array, Raps, Saps, Score, as_numpy, probabilities, ranks, score_kind
+from topk_registry.conformal.sets import ScoredRows
+from topk_registry.conformal.thresholds import check_alpha, marginal, order_of
 
 PENALTIES = (0.001, 0.01, 0.1, 0.2, 0.5)  # Angelopoulos et al. 2021
 WEIGHTS = tuple(round(0.02 * 1.5**i, 4) for i in range(9))  # 0.02 to 0.5: Huang et al. 2024 search this range
 
 
-def tune(score: Score, values: Array, labels: Array, alpha: float) -> Score:
+def is_tuned(name: str, options: dict[str, Any]) -> bool:
+    """True where calibration chooses options of this score on samples of their own: none of them is given."""
+    return score_kind(name) in CHOICES and not options
+
+
+def tune(score: Score, values: Array, labels: Array, alpha: float, *, allow_empty: bool = False) -> Score:
     """The options of a score with the smallest mean set, on samples apart from the calibration's.
 
     RAPS: ``k_reg`` is the rank that covers 1 - alpha of the labels, the penalty one of five. SAPS: the weight, one of
@@ -23,24 +31,35 @@ def tune(score: Score, values: Array, labels: Array, alpha: float) -> Score:
         values: probabilities [N, n].
         labels: theirs [N].
         alpha: the share of labels that may be missed.
+        allow_empty: see :class:`topk_registry.conformal.PredictionSets`.
     """
+    check_alpha(alpha)
     given = as_numpy(labels)
-    if isinstance(score, Raps):
-        places = np.sort(as_numpy(ranks(values))[np.arange(len(given)), given])
-        k_reg = int(places[min(order_of(len(places), alpha), len(places)) - 1])
-        choices: list[Score] = [replace(score, penalty=penalty, k_reg=k_reg) for penalty in PENALTIES]
-    elif isinstance(score, Saps):
-        choices = [replace(score, weight=weight) for weight in WEIGHTS]
-    else:
+    if type(score) not in CHOICES:
         return score
-    return min(choices, key=lambda choice: mean_size(choice, values, given, alpha))
+    choices = CHOICES[type(score)](score, values, given, alpha)
+    return min(choices, key=lambda choice: mean_size(ScoredRows(choice, values, given, allow_empty), alpha))
 
 
-def mean_size(score: Score, values: Array, labels: np.ndarray, alpha: float) -> float:
-    """The mean number of classes of the sets of rows [N, n], at the threshold of those rows."""
-    scores = as_numpy(score(values))
-    threshold = marginal(scores[np.arange(len(labels)), labels], alpha)
-    return float((scores <= threshold).sum(-1).clip(min=1).mean())
+def mean_size(rows: ScoredRows, alpha: float) -> float:
+    """The mean number of classes of these rows' sets, at their own threshold."""
+    scores = rows.all_scores()
+    threshold = marginal(scores[np.arange(len(rows.labels)), rows.labels], alpha)
+    return float((scores <= threshold).sum(-1).mean())
+
+
+def _of_raps(score: Raps, values: Array, labels: np.ndarray, alpha: float) -> list[Score]:
+    places = np.sort(as_numpy(ranks(values))[np.arange(len(labels)), labels])
+    k_reg = int(places[min(order_of(len(places), alpha), len(places)) - 1])
+    return [replace(score, penalty=penalty, k_reg=k_reg) for penalty in PENALTIES]
+
+
+def _of_saps(score: Saps, values: Array, labels: np.ndarray, alpha: float) -> list[Score]:
+    return [replace(score, weight=weight) for weight in WEIGHTS]
+
+
+# the scores with options to choose, and how; a subclass of one of them is another score
+CHOICES: dict[type[Score], Callable[..., list[Score]]] = {Raps: _of_raps, Saps: _of_saps}
 
 
 def fit_softmax_temperature(logits: Array, labels: Array, *, tolerance: float = 1e-3) -> float:

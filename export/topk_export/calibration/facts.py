@@ -14,18 +14,10 @@ from topk_export.runtime.metadata import SET_SEMANTICS, Metadata
 from topk_export.runtime.ranking import softmax
 from topk_export.samples import Samples
 from topk_export.verification.graph import set_metadata
-from topk_registry.conformal import PredictionSets
+from topk_registry.conformal import RULES, PredictionSets
+from topk_registry.conformal.thresholds import as_fraction
 
 REFERENCE = 1000  # label-free values kept in the file for `topk-registry monitor`
-GUARANTEES = {
-    "marginal": "the label is in the set with probability at least {coverage:g}",
-    "per_class": "within each class the label is in the set with probability at least {coverage:g}",
-    "clustered": "the label is in the set with probability near {coverage:g}, class by class as far as clusters hold "
-    "classes of like scores",
-    "interpolated": "the label is in the set with probability at least {least:g}",
-    "rc3p": "within each class the label is in the set with probability near {coverage:g}; top-k rates are estimates",
-    "average_size": "none on coverage: the mean size of the sets is that wanted, on the calibration samples",
-}
 
 
 def facts_of(
@@ -36,20 +28,23 @@ def facts_of(
     metadata: Metadata,
     samples: Samples,
     fingerprint: str,
+    at_threshold: int | None,
 ) -> dict[str, Any]:
     """Return the entries on prediction sets in the file's metadata."""
     limits = sets.thresholds
     n, one = metadata.num_classes, not np.ndim(limits.scores)
-    options = {key: value for key, value in sets.score.options().items() if key not in ("prior", "weights")}
-    infinite = np.isinf(np.asarray(limits.scores))
+    share = 1 - as_fraction(plan.alpha)
     return {
         "score": sets.score.name,
-        "options": options,
+        "options": sets.score.numbers(),
         "rule": plan.rule,
         "rule_options": dict(plan.rule_options),
         "alpha": plan.alpha,
-        "guarantee": GUARANTEES[plan.rule].format(coverage=1 - plan.alpha, least=1 - 2 * plan.alpha),
-        "threshold": float(limits.scores) if one else None,
+        "guarantee": RULES[plan.rule].promise.format(coverage=float(share), least=float(max(0, 2 * share - 1))),
+        # JSON knows no infinity: where the best class alone covers enough there is no threshold to tell
+        "threshold": float(limits.scores) if one and np.isfinite(limits.scores) else None,
+        "best_class_alone": bool(one and np.isneginf(limits.scores)),
+        "samples_at_threshold": at_threshold,
         "temperature": sets.temperature,
         "allow_empty": sets.allow_empty,
         "max_size": largest_size(sets, n, plan.max_size),
@@ -57,7 +52,7 @@ def facts_of(
         "tuning_samples": len(parts["tune"]),
         "report_samples": len(parts["report"]),
         "classes_without_samples": int((np.bincount(labels[parts["calibrate"]], minlength=n) == 0).sum()),
-        "classes_in_every_set": int(infinite.sum()) if not one else 0,
+        "classes_in_every_set": int(limits.unlimited(n).sum()),
         "data": samples.name,
         "fingerprint": fingerprint,
         "seed": plan.seed,

@@ -3,7 +3,7 @@
 A set is made in one of two ways. Scores that look at a class by itself (``lac``, ``pas``, ``log_odds``) are compared
 with their thresholds, without sorting. Scores that follow the ranking look at the M best classes alone. The penalties
 of ``raps``, ``saps`` and ``topk`` bound the size of their sets, which gives M; for ``aps`` it is a limit that the
-calibration knew: a class beyond it has an infinite score.
+calibration knew: a class beyond it has an infinite score. The nodes of each score are in ``score_nodes``.
 
 Calibration takes its scores from these nodes as well (:func:`score_model`), so that the threshold is one of the values
 that it will be compared with, to the last bit.
@@ -14,43 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from topk_export.errors import ExportError
+from topk_export.calibration.score_nodes import PREFIX, Nodes, ScoreNodes, nodes_of
 from topk_export.verification.graph import LOGITS, head_model
 from topk_registry.conformal import PredictionSets, Score
-from topk_registry.conformal.scores import LogOdds, Pas, Rank, Ranked, Raps, Saps
 
-MARGINALS = "marginals"
 SET, SIZE = "set", "set_size"
 SCORES, CLASSES = "set_scores", "set_classes"
-PREFIX = "sets/"
-
-
-class Nodes:
-    """Adds nodes and constants to a graph, under names of its own."""
-
-    def __init__(self, graph: Any) -> None:
-        self._graph = graph
-
-    def __call__(self, op: str, *inputs: str, out: str = "", outputs: int = 1, **attributes: Any) -> Any:
-        """One node; the name of its output, or a list of their names."""
-        from onnx import helper
-
-        first = out or f"{PREFIX}{op}_{len(self._graph.node)}"
-        names = [first, *(f"{first}_{i}" for i in range(1, outputs))]
-        self._graph.node.append(helper.make_node(op, inputs, names, name=f"{PREFIX}{first}", **attributes))
-        return first if outputs == 1 else names
-
-    def constant(self, name: str, value: Any, dtype: Any = np.float32) -> str:
-        from onnx import numpy_helper
-
-        name = PREFIX + name
-        self._graph.initializer.append(numpy_helper.from_array(np.asarray(value, dtype), name))
-        return name
-
-    def output(self, name: str, kind: int, shape: list[Any]) -> None:
-        from onnx import helper
-
-        self._graph.output.append(helper.make_tensor_value_info(name, kind, shape))
 
 
 def add_sets(model: Any, sets: PredictionSets, n: int, *, max_size: int) -> Any:
@@ -67,14 +36,15 @@ def add_sets(model: Any, sets: PredictionSets, n: int, *, max_size: int) -> Any:
     model = _without_sets(model)
     add = Nodes(model.graph)
     limits = sets.thresholds
-    scores = np.broadcast_to(np.asarray(limits.scores, np.float64), (n,) if np.ndim(limits.scores) else (1,))
-    level = _in_graph(sets.score, scores)
-    if isinstance(sets.score, Ranked) or limits.max_rank is not None:
-        count, full = _ranked_set(add, sets, level, largest_size(sets, n, max_size))
+    nodes = nodes_of(type(sets.score))(add, sets.score)
+    level = _in_graph(nodes, np.atleast_1d(np.asarray(limits.scores, np.float64)))
+    if sets.score.ranked or limits.max_rank is not None:
+        count, full = _ranked_set(add, nodes, sets, level, largest_size(sets, n, max_size))
     else:
-        count, full = _plain_set(add, sets, level)
-    if np.isinf(scores).any() and np.ndim(limits.scores):
-        full = add("Or", full, add.constant("always", np.isinf(scores)[None], np.bool_))
+        count, full = _plain_set(add, nodes, sets, level)
+    always = limits.unlimited(n)
+    if always.any():
+        full = add("Or", full, add.constant("always", always[None], np.bool_))
         count = None
     add("Identity", full, out=SET)
     if count is None:
@@ -90,14 +60,13 @@ def add_sets(model: Any, sets: PredictionSets, n: int, *, max_size: int) -> Any:
 
 def largest_size(sets: PredictionSets, n: int, max_size: int) -> int:
     """Return the number of best classes that thresholds can let into a set, at most ``max_size``."""
-    scores = np.atleast_1d(np.asarray(sets.thresholds.scores))
-    finite = np.isfinite(scores)
-    if not finite.any():
-        return 1
-    size = min(n, max_size, sets.score.largest_rank(float(scores[finite].max()), n))
-    if isinstance(limit := sets.thresholds.max_rank, np.ndarray):
-        size = min(size, int(limit[np.broadcast_to(finite, (n,))].max()))
-    return size
+    limits = sets.thresholds
+    scores = np.broadcast_to(np.asarray(limits.scores, np.float64), (n,))
+    ranks = np.broadcast_to(n if limits.max_rank is None else limits.max_rank, (n,))
+    rest = ~limits.unlimited(n)
+    bounds = {q: sets.score.largest_rank(float(q), n) for q in np.unique(scores[rest])}
+    sizes = [min(bounds[q], rank) for q, rank in zip(scores[rest], ranks[rest], strict=True)]
+    return max(1, min(n, max_size, int(max(sizes, default=1))))
 
 
 def score_model(model: Any, score: Score, *, temperature: float, max_size: int | None) -> Any:
@@ -118,10 +87,11 @@ def score_model(model: Any, score: Score, *, temperature: float, max_size: int |
     del model.graph.output[:]
     if max_size is None:
         n = "classes"
-        add("Identity", _plain_scores(add, score, temperature), out=SCORES)
+        nodes = nodes_of(type(score))(add, score)
+        add("Identity", nodes.of_classes(nodes.values(temperature)), out=SCORES)
     else:
         n = max_size
-        scores, classes, _ = _ranked_scores(add, score, temperature, max_size)
+        scores, classes, _ = _ranked_scores(add, nodes_of(type(score))(add, score), temperature, max_size)
         add("Identity", scores, out=SCORES)
         add("Identity", classes, out=CLASSES)
         add.output(CLASSES, TensorProto.INT64, [batch, n])
@@ -157,60 +127,23 @@ def _batch(model: Any) -> Any:
     return dim.dim_param or dim.dim_value
 
 
-def _probabilities(add: Nodes, temperature: float) -> str:
-    logits = LOGITS if temperature == 1.0 else add("Div", LOGITS, add.constant("temperature", [temperature]))
-    return add("Softmax", logits, axis=-1)
-
-
-def _values(add: Nodes, score: Score, temperature: float) -> str:
-    return MARGINALS if isinstance(score, LogOdds) else _probabilities(add, temperature)
-
-
-def _one_by_one(add: Nodes, score: Score, values: str, classes: str | None = None) -> str:
-    """The score of single classes, from their probability or marginal."""
-    if isinstance(score, LogOdds):
-        return add("Neg", values)  # the marginal orders classes as its log-odds do, and needs no logarithm
-    if isinstance(score, Pas):
-        scale = add.constant("scale", score.scale)
-        return add("Mul", values, scale if classes is None else add("Gather", scale, classes))
-    return add("Sub", add.constant("one", [1.0]), values)
-
-
-def _plain_scores(add: Nodes, score: Score, temperature: float) -> str:
-    return _one_by_one(add, score, _values(add, score, temperature))
-
-
-def _ranked_scores(add: Nodes, score: Score, temperature: float, size: int) -> tuple[str, str, np.ndarray]:
+def _ranked_scores(add: Nodes, nodes: ScoreNodes, temperature: float, size: int) -> tuple[str, str, np.ndarray]:
     """The scores of the best classes [B, M], which they are, and their ranks [1, M]."""
-    values = _values(add, score, temperature)
+    values = nodes.values(temperature)
     _, classes = add("TopK", LOGITS, add.constant("size", [size], np.int64), axis=-1, outputs=2)
-    best = add("GatherElements", values, classes, axis=1)
     places = np.arange(1, size + 1)[None]
-    if not isinstance(score, Ranked):
-        return _one_by_one(add, score, best, classes), classes, places
-    if isinstance(score, Rank):
-        return add("Add", add("Mul", best, add.constant("none", [0.0])), add.constant("ranks", places)), classes, places
-    if isinstance(score, Saps):
-        first = add(
-            "Slice", best, *(add.constant(name, [i], np.int64) for name, i in (("from", 0), ("to", 1), ("axis", 1)))
-        )
-        others = add("Mul", first, add.constant("others", places > 1))
-        return add("Add", others, add.constant("steps", (places - 1) * score.weight)), classes, places
-    sums = add("CumSum", best, add.constant("along", 1, np.int64))
-    if isinstance(score, Raps):
-        penalty = score.penalty * np.maximum(0, places - score.k_reg)
-        sums = add("Add", sums, add.constant("penalty", penalty))
-    return sums, classes, places
+    return nodes.of_best(add("GatherElements", values, classes, axis=1), classes, places), classes, places
 
 
-def _ranked_set(add: Nodes, sets: PredictionSets, level: np.ndarray, size: int) -> tuple[str, str]:
+def _ranked_set(add: Nodes, nodes: ScoreNodes, sets: PredictionSets, level: np.ndarray, size: int) -> tuple[str, str]:
     from onnx import TensorProto
 
-    scores, classes, ranks = _ranked_scores(add, sets.score, sets.temperature, size)
+    scores, classes, ranks = _ranked_scores(add, nodes, sets.temperature, size)
     limits = add.constant("thresholds", level)
     inside = add("LessOrEqual", scores, limits if len(level) == 1 else add("Gather", limits, classes))
-    if isinstance(sets.thresholds.max_rank, np.ndarray):
-        largest = add("Gather", add.constant("largest_ranks", sets.thresholds.max_rank), classes)
+    limit = sets.thresholds.max_rank
+    if limit is not None and np.min(limit) < size:
+        largest = add("Gather", add.constant("largest_ranks", limit), classes)
         inside = add("And", inside, add("LessOrEqual", add.constant("places", ranks), largest))
     if not sets.allow_empty:
         inside = add("Or", inside, add.constant("first", np.arange(size)[None] == 0, np.bool_))
@@ -220,10 +153,10 @@ def _ranked_set(add: Nodes, sets: PredictionSets, level: np.ndarray, size: int) 
     return count, add("Cast", add("ScatterElements", empty, classes, members, axis=1), to=TensorProto.BOOL)
 
 
-def _plain_set(add: Nodes, sets: PredictionSets, level: np.ndarray) -> tuple[str, str]:
+def _plain_set(add: Nodes, nodes: ScoreNodes, sets: PredictionSets, level: np.ndarray) -> tuple[str, str]:
     from onnx import TensorProto
 
-    scores = _plain_scores(add, sets.score, sets.temperature)
+    scores = nodes.of_classes(nodes.values(sets.temperature))
     limits = add.constant("thresholds", level)
     row = add.constant("rows", [1], np.int64)
     if not sets.allow_empty:
@@ -233,26 +166,13 @@ def _plain_set(add: Nodes, sets: PredictionSets, level: np.ndarray) -> tuple[str
     return add("ReduceSum", add("Cast", inside, to=TensorProto.FLOAT), row, keepdims=0), inside
 
 
-def _in_graph(score: Score, thresholds: np.ndarray) -> np.ndarray:
-    """Thresholds in the units that the graph compares: single precision, and marginals for log-odds."""
-    if isinstance(score, LogOdds):
-        thresholds = -1 / (1 + np.exp(np.clip(thresholds, -700, 700)))
+def _in_graph(nodes: ScoreNodes, thresholds: np.ndarray) -> np.ndarray:
+    """Thresholds in the units that the graph compares, in single precision."""
     largest = float(np.finfo(np.float32).max)  # some runtimes fold infinities away
-    return np.clip(thresholds, -largest, largest).astype(np.float32)
+    return np.clip(nodes.in_graph(thresholds), -largest, largest).astype(np.float32)
 
 
 def _zero() -> Any:
     from onnx import numpy_helper
 
     return numpy_helper.from_array(np.zeros(1, np.float32))
-
-
-def check_fits(model: Any, score: Score) -> None:
-    """Raise unless the file gives what calibration with this score needs."""
-    outputs = {output.name for output in model.graph.output}
-    needed = {LOGITS, *([MARGINALS] if isinstance(score, LogOdds) else [])}
-    if missing := needed - outputs:
-        raise ExportError(
-            f"calibration with score {score.name} needs the outputs {' and '.join(sorted(needed))}; this file "
-            f"gives {', '.join(sorted(outputs))}: export it with --outputs {' '.join(sorted(outputs | missing))}"
-        )

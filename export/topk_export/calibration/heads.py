@@ -1,15 +1,17 @@
 """Heads of an exported file, run on the logits that the whole file gave."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from topk_export.calibration.graph import CLASSES, SCORES, SET, score_model, set_model
+from topk_export.calibration.score_nodes import nodes_of
 from topk_export.runtime.session import open_session
 from topk_export.verification.graph import LOGITS
-from topk_registry.conformal import Score, SetCounts, log_odds
-from topk_registry.conformal.scores import LogOdds
+from topk_registry.conformal import Score, SetCounts
+from topk_registry.conformal.sets import best_classes, counted
 
 ROWS = 256
 
@@ -31,26 +33,6 @@ class Heads:
             padded = np.concatenate((x, np.repeat(x[:1], size - len(x), 0))) if isinstance(fixed, int) else x
             yield block, [value[: len(block)] for value in session.run(names, {LOGITS: padded})]
 
-    def label_scores(
-        self, score: Score, temperature: float, limit: int | None, rows: np.ndarray, labels: np.ndarray
-    ) -> np.ndarray:
-        """The score of each row's label, as the graph computes it; infinite beyond the ``limit`` best classes."""
-        head = score_model(self.model, score, temperature=temperature, max_size=limit)
-        found = []
-        for block, outputs in self.outputs(head, rows, [SCORES] if limit is None else [SCORES, CLASSES]):
-            own = labels[block][:, None]
-            if limit is None:
-                found.append(np.take_along_axis(outputs[0], own, -1)[:, 0])
-            else:
-                mine = outputs[1] == own
-                found.append(np.where(mine.any(-1), (outputs[0] * mine).sum(-1), np.inf))
-        return _own_units(score, np.concatenate(found))
-
-    def all_scores(self, score: Score, temperature: float, limit: int | None, rows: np.ndarray) -> np.ndarray:
-        """The scores of all classes that the graph looks at [N, n or limit]."""
-        head = score_model(self.model, score, temperature=temperature, max_size=limit)
-        return _own_units(score, np.concatenate([outputs[0] for _, outputs in self.outputs(head, rows, [SCORES])]))
-
     def evaluate(self, built: Any, rows: np.ndarray, labels: np.ndarray) -> tuple[SetCounts, np.ndarray]:
         """Coverage and sizes of a calibrated file's sets, and the size of each."""
         total, sizes = None, []
@@ -62,17 +44,69 @@ class Heads:
         return total, np.concatenate(sizes)
 
 
-def _own_units(score: Score, scores: np.ndarray) -> np.ndarray:
-    """Scores of the graph in the units of their definition: it keeps log-odds as minus their marginals."""
-    if not isinstance(score, LogOdds):
-        return scores
-    return np.where(np.isinf(scores), np.inf, -log_odds(np.clip(-scores, 0, 1)))
+@dataclass(frozen=True)
+class HeadRows:
+    """Calibration samples whose scores the graph computes (:class:`topk_registry.conformal.rules.CalibrationRows`).
+
+    Args:
+        heads: run the graph.
+        score: of a class.
+        temperature: divides the logits.
+        limit: the ranks that are looked at, beyond which scores are infinite; None: all classes, without a ranking.
+        rows: the numbers of the samples [N].
+        labels: theirs [N].
+        allow_empty: see :class:`topk_registry.conformal.PredictionSets`.
+    """
+
+    heads: Heads
+    score: Score
+    temperature: float
+    limit: int | None
+    rows: np.ndarray
+    labels: np.ndarray
+    allow_empty: bool
+
+    @property
+    def n(self) -> int:
+        return self.heads.logits.shape[1]
+
+    def label_scores(self) -> np.ndarray:
+        return np.concatenate([_of_labels(*block) for block in self._blocks()])
+
+    def all_scores(self) -> np.ndarray:
+        return np.concatenate([scores for scores, _, _ in self._blocks()])
+
+    def label_ranks(self) -> np.ndarray:
+        """The rank of each label; beyond the limit it is that of the last class, as its score is that of no class."""
+        places = label_ranks(self.heads.logits, self.rows, self.labels)
+        return places if self.limit is None else np.where(places > self.limit, self.n, places)
+
+    def _blocks(self) -> Iterable[tuple[np.ndarray, np.ndarray | None, np.ndarray]]:
+        """Scores of the classes looked at [B, n or M], which they are (None: all), and labels [B]."""
+        nodes = nodes_of(type(self.score))
+        head = score_model(self.heads.model, self.score, temperature=self.temperature, max_size=self.limit)
+        names = [SCORES] if self.limit is None else [SCORES, CLASSES]
+        start = 0
+        for block, outputs in self.heads.outputs(head, self.rows, names):
+            scores, classes = nodes.from_graph(outputs[0]), outputs[1] if len(outputs) > 1 else None
+            if not self.allow_empty:  # the graph ranks by logits: the best class is its first
+                first = np.arange(scores.shape[1]) == 0
+                scores = counted(scores, best_classes(outputs[0]) if classes is None else first)
+            yield scores, classes, self.labels[start : start + len(block)]
+            start += len(block)
+
+
+def _of_labels(scores: np.ndarray, classes: np.ndarray | None, labels: np.ndarray) -> np.ndarray:
+    if classes is None:
+        return np.take_along_axis(scores, labels[:, None], -1)[:, 0]
+    mine = classes == labels[:, None]
+    return np.where(mine.any(-1), np.take_along_axis(scores, mine.argmax(-1)[:, None], -1)[:, 0], np.inf)
 
 
 def label_ranks(logits: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """The rank of each row's label, from 1; the lower index comes first among equal logits."""
+    """The rank of the label of each of these rows, from 1; the lower index comes first among equal logits."""
     places = []
-    for row in rows:
-        own = logits[row, labels[row]]
-        places.append(1 + int((logits[row] > own).sum()) + int((logits[row, : labels[row]] == own).sum()))
+    for row, label in zip(rows, labels, strict=True):
+        own = logits[row, label]
+        places.append(1 + int((logits[row] > own).sum()) + int((logits[row, :label] == own).sum()))
     return np.array(places)

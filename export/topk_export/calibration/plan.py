@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from topk_registry.conformal import create_score
-from topk_registry.conformal.sets import RULES, check_size
+from topk_registry.conformal import RULES, create_score
+from topk_registry.conformal.rules import check_rule, check_size
+from topk_registry.conformal.scores import score_kind
 from topk_registry.conformal.thresholds import check_alpha
+from topk_registry.conformal.tuning import is_tuned
 
 MAX_SIZE = 256  # beyond it ranking costs more than the top-k head does at 21,841 classes, and nobody reads the set
 
@@ -20,7 +22,7 @@ class Plan:
     Args:
         score: a name of :data:`topk_registry.conformal.SCORES`.
         alpha: the share of labels that may be missed.
-        rule: one threshold for all classes, or another rule of :data:`topk_registry.conformal.sets.RULES`.
+        rule: one threshold for all classes, or another rule of :data:`topk_registry.conformal.RULES`.
         options: of the score; what is not given is tuned, where the score has something to tune.
         rule_options: of the rule.
         temperature: divides the logits; None fits it by the likelihood of the labels.
@@ -47,8 +49,13 @@ class Plan:
     @property
     def tunes(self) -> bool:
         """True where anything is chosen by data."""
-        name = self.score.replace("-", "_")
-        return self.temperature is None or name == "pas" or (name in ("raps", "saps") and not self.options)
+        learned = bool(score_kind(self.score).learned)
+        return self.temperature is None or learned or is_tuned(self.score, dict(self.options))
+
+    @property
+    def score_options(self) -> dict[str, Any]:
+        """The options of the score, class weights among them."""
+        return {**self.options, **({} if self.class_weights is None else {"weights": self.class_weights})}
 
 
 def split(count: int, plan: Plan) -> dict[str, np.ndarray]:
@@ -65,14 +72,15 @@ def split(count: int, plan: Plan) -> dict[str, np.ndarray]:
 def check(plan: Plan, parts: Mapping[str, np.ndarray], n: int) -> None:
     """Refuse, before any image is read, what cannot work."""
     check_alpha(plan.alpha)
-    check_size(len(parts["calibrate"]), plan.alpha)
-    create_score(plan.score, **({"prior": (0.5, 0.5)} if plan.score == "pas" else plan.options))
-    if plan.rule not in RULES:
-        raise ValueError(f"no rule is called {plan.rule!r}; there are {', '.join(RULES)}")
+    check_rule(plan.rule, plan.rule_options)
+    if RULES[plan.rule].covers:
+        check_size(len(parts["calibrate"]), plan.alpha)
     if plan.tunes and not len(parts["tune"]):
         raise ValueError(f"score {plan.score} is tuned on samples of its own, and tune = {plan.tune:g} leaves none")
     if plan.class_weights is not None and len(plan.class_weights) != n:
         raise ValueError(f"expected a class weight for each of the file's {n} classes, got {len(plan.class_weights)}")
+    learned = dict.fromkeys(score_kind(plan.score).learned, (1 / n,) * n)  # by class, from samples to come
+    create_score(plan.score, **learned, **plan.score_options)
     if plan.max_size < 1:
         raise ValueError(f"max_size must be at least 1, got {plan.max_size}")
     if plan.temperature is not None and not 0 < plan.temperature < np.inf:

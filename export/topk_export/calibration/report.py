@@ -23,7 +23,10 @@ NAMES = {
 
 
 def coverage_lines(found: Calibrated) -> dict[str, Any]:
-    """Coverage on the report's samples with its exact interval, and what calibration alone lets expect."""
+    """Coverage on the report's samples with its exact interval, and what calibration alone lets expect.
+
+    The Beta law is of one threshold that no two samples share; others cover more than it says.
+    """
     facts, counts = found.facts, found.counts
     hits = int(counts.hits.sum())
     values: dict[str, Any] = {
@@ -31,7 +34,7 @@ def coverage_lines(found: Calibrated) -> dict[str, Any]:
         "interval": binomial_interval(hits, counts.total),
         "wanted": 1 - facts["alpha"],
     }
-    if facts["rule"] == "marginal":
+    if facts["samples_at_threshold"] == 1:
         values["expected"] = coverage_interval(facts["samples"], facts["alpha"])
     return values
 

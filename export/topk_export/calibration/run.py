@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from topk_export.calibration.facts import facts_of, reference_of, stamp
-from topk_export.calibration.graph import SET, add_sets, check_fits, set_model
-from topk_export.calibration.heads import Heads, label_ranks
+from topk_export.calibration.graph import SET, add_sets, set_model
+from topk_export.calibration.heads import HeadRows, Heads
 from topk_export.calibration.plan import Plan, check, split
+from topk_export.calibration.score_nodes import check_fits, nodes_of
 from topk_export.errors import ExportError
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.predictor import Predictor
@@ -25,20 +26,19 @@ from topk_export.samples import Samples
 from topk_export.verification import storage
 from topk_export.verification.graph import LOGITS
 from topk_registry.conformal import (
+    RULES,
     PredictionSets,
     Score,
     SetCounts,
-    Thresholds,
-    average_size,
-    create_score,
     fit_softmax_temperature,
+    marginal,
     probabilities,
     tune,
 )
-from topk_registry.conformal.scores import SCORES as KINDS
-from topk_registry.conformal.scores import LogOdds, Pas, Raps, Saps
-from topk_registry.conformal.sets import thresholds_of
-from topk_registry.conformal.thresholds import check_labels
+from topk_registry.conformal.rules import find_thresholds
+from topk_registry.conformal.scores import score_kind
+from topk_registry.conformal.thresholds import check_labels, fewest
+from topk_registry.conformal.tuning import is_tuned
 from topk_registry.folders.agreement import agreement
 
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
@@ -101,8 +101,7 @@ def calibrate_file(
     parts = split(len(labels), plan)
     check(plan, parts, n)
     proto = storage.load(model)
-    kind = KINDS[plan.score.replace("-", "_")]
-    check_fits(proto, LogOdds(metadata.k) if kind is LogOdds else create_score("lac"))
+    check_fits(proto, plan.score)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.stem}-") as folder:
         staged = Path(folder) / output.name
@@ -111,7 +110,7 @@ def calibrate_file(
         right.check(force=force)
         runner = Heads(proto, logits, device)
         found = _calibrate(runner, labels, parts, plan, metadata)
-        facts = facts_of(found[0], plan, parts, labels, metadata, samples, fingerprint)
+        facts = facts_of(found[0], plan, parts, labels, metadata, samples, fingerprint, found[2])
         facts |= {"top1": right.accuracy, "classes": samples.told}
         built = add_sets(proto, found[0], n, max_size=plan.max_size)
         counts, sizes = runner.evaluate(built, parts["report"], labels)
@@ -151,59 +150,49 @@ def _run_all(
 
 def _calibrate(
     runner: Heads, labels: np.ndarray, parts: Mapping[str, np.ndarray], plan: Plan, metadata: Metadata
-) -> tuple[PredictionSets, list[dict[str, float]]]:
-    """The sets, and what each temperature that was looked at does to their size."""
+) -> tuple[PredictionSets, list[dict[str, float]], int | None]:
+    """The sets, their size at each temperature that was looked at, and the samples at the threshold where it is one."""
     n, rows = metadata.num_classes, parts["calibrate"]
     tuning = parts["tune"]
     temperature = plan.temperature
     if temperature is None:
         temperature = fit_softmax_temperature(runner.logits[tuning], labels[tuning])
     score = _score(runner, labels, tuning, plan, metadata, temperature)
-    limit = min(plan.max_size, n) if score.ranked or plan.rule == "rc3p" else None
-    if plan.rule == "average_size":
-        limits = Thresholds(average_size(runner.all_scores(score, temperature, limit, rows), **plan.rule_options))
-    else:
-        own = runner.label_scores(score, temperature, limit, rows, labels)
-        places = label_ranks(runner.logits, rows, labels) if plan.rule == "rc3p" else None
-        limits = thresholds_of(score, own, labels[rows], n, plan.alpha, plan.rule, places, **plan.rule_options)
-    if not np.ndim(limits.scores) and np.isinf(limits.scores):
+    limit = min(plan.max_size, n) if score.ranked or RULES[plan.rule].limits_ranks else None
+    samples = HeadRows(runner, score, temperature, limit, rows, labels[rows], plan.allow_empty)
+    limits = find_thresholds(samples, plan.alpha, plan.rule, **plan.rule_options)
+    if np.ndim(limits.scores) == 0 and limits.scores == np.inf:
+        beyond = "have an infinite score" if limit is None else f"are beyond the {limit} best classes, which are all"
         raise ValueError(
-            f"more than {plan.alpha:g} of the labels are beyond the {limit} best classes, which are all that score "
-            f"{score.name} looks at: take a larger max_size, a larger alpha, or score lac, which looks at all"
+            f"more than {plan.alpha:g} of the labels {beyond} that score {score.name} looks at: take a larger "
+            "max_size, a larger alpha, or score lac, which looks at all"
         )
-    if limits.max_rank is None and limit is not None and limit < n:
-        limits = replace(limits, max_rank=limit)
+    if limits.max_rank is None and limit is not None and limit < n:  # a class beyond has an infinite score
+        limits = replace(limits, max_rank=np.where(np.isposinf(limits.scores), n, limit))
     sets = PredictionSets(score, limits, temperature, plan.allow_empty)
     looked = sorted({1.0, temperature}) if len(tuning) else [temperature]
-    return sets, [_size_at(runner, labels, rows, plan, score, t, limit) for t in looked]
+    some = slice(None, None, max(1, len(rows) // 2000))
+    few = replace(samples, rows=rows[some], labels=labels[rows[some]])
+    sizes = [{"temperature": t, "mean_size": _mean_size(replace(few, temperature=t), plan.alpha)} for t in looked]
+    one = plan.rule == "marginal"
+    return sets, sizes, int((samples.label_scores() == limits.scores).sum()) if one else None
 
 
 def _score(
     runner: Heads, labels: np.ndarray, tuning: np.ndarray, plan: Plan, metadata: Metadata, temperature: float
 ) -> Score:
-    kind = KINDS[plan.score.replace("-", "_")]
-    if kind is LogOdds:
-        return LogOdds(metadata.k)
-    if kind is Pas:  # add-one smoothing: a class that the tuning part lacks has a prior all the same
-        counts = np.bincount(labels[tuning], minlength=metadata.num_classes) + 1.0
-        return Pas(tuple(counts / counts.sum()), plan.class_weights)
-    score = create_score(plan.score, **plan.options)
-    if isinstance(score, Raps | Saps) and not plan.options:
-        return tune(score, probabilities(runner.logits[tuning], temperature), labels[tuning], plan.alpha)
-    return score
+    score = nodes_of(score_kind(plan.score)).create(plan, metadata, labels[tuning])
+    if not is_tuned(score.name, dict(plan.options)):
+        return score
+    values = probabilities(runner.logits[tuning], temperature)
+    return tune(score, values, labels[tuning], plan.alpha, allow_empty=plan.allow_empty)
 
 
-def _size_at(
-    runner: Heads, labels: np.ndarray, rows: np.ndarray, plan: Plan, score: Score, temperature: float, limit: int | None
-) -> dict[str, float]:
-    """The mean size of sets of one threshold at this temperature, on a sample of the calibration rows."""
-    rows = rows[:: max(1, len(rows) // 2000)]
-    scores = runner.all_scores(score, temperature, limit, rows)
-    own = runner.label_scores(score, temperature, limit, rows, labels)
-    if len(rows) < 1 / plan.alpha:
-        return {"temperature": temperature, "mean_size": float("nan")}
-    threshold = np.quantile(own, 1 - plan.alpha, method="higher")
-    return {"temperature": temperature, "mean_size": float((scores <= threshold).sum(-1).clip(min=1).mean())}
+def _mean_size(samples: HeadRows, alpha: float) -> float:
+    """The mean size of these samples' sets of one threshold, their own."""
+    if len(samples.rows) < fewest(alpha):
+        return float("nan")
+    return float((samples.all_scores() <= marginal(samples.label_scores(), alpha)).sum(-1).mean())
 
 
 def _check_written(

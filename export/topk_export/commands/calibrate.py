@@ -12,15 +12,16 @@ from typing import Any
 from topk_export.commands.common import add_runtime_flags, command, say
 from topk_registry.cli import ArgumentParser, ParseOptions, positive
 
-SCORES = ("lac", "aps", "raps", "saps", "topk", "log-odds", "pas")
 PARTS = ("", "tuning_", "report_")  # of the samples, as the facts count them
-RULES = ("marginal", "per-class", "interpolated", "clustered", "rc3p")
 
 
 @command
 def main(argv: Sequence[str]) -> int:
     """Write prediction sets with guaranteed coverage into an exported file."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.average_size is not None and args.rule is not None:
+        parser.error(f"--average-size takes the place of a rule, got --rule {args.rule} besides")
     from tqdm import tqdm
 
     from topk_export.calibration.data import open_dataset
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     plan = Plan(
         score=args.score.replace("-", "_"),
         alpha=args.alpha,
-        rule="average_size" if args.average_size is not None else args.rule.replace("-", "_"),
+        rule="average_size" if args.average_size is not None else (args.rule or "marginal").replace("-", "_"),
         options=_given(penalty=args.penalty, k_reg=args.k_reg, weight=args.weight),
         rule_options=_given(size=args.average_size, share=args.share, clusters=args.clusters),
         temperature=None if args.temperature == "fit" else float(args.temperature),
@@ -91,14 +92,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> ArgumentParser:
+    from topk_registry.conformal import RULES, SCORES
+    from topk_registry.conformal.scores import spelled
+
+    rules = spelled(name for name, rule in RULES.items() if rule.covers)
     parser = ArgumentParser(prog="topk-registry calibrate", description=__doc__)
     add = parser.add_argument
     add("model", metavar="model.onnx", help="a file of topk-registry export")
     add("-o", "--output", metavar="FILE", help="the calibrated file (default: MODEL-sets.onnx)")
     add("--report", metavar="FILE", help="the report's page (default: beside the file, .html)")
     add("--alpha", type=float, default=0.1, help="the share of labels that may be missed (default: 0.1)")
-    add("--score", choices=SCORES, default="raps", help="how badly a class fits an image (default: raps)")
-    add("--rule", choices=RULES, default="marginal", help="one threshold, or one by class (default: marginal)")
+    add("--score", choices=spelled(SCORES), default="raps", help="how badly a class fits an image (default: raps)")
+    add("--rule", choices=rules, help="one threshold, or one by class (default: marginal)")
     add("--average-size", type=float, metavar="K", help="sets of K classes on average, in place of a coverage")
     add("--temperature", default="1", metavar="T", help="divides the logits, or 'fit' (default: 1)")
     add("--allow-empty", action="store_true", help="let sets be empty, as they should be for images of no class")
@@ -162,6 +167,9 @@ def _say(facts: dict[str, Any], values: dict[str, Any], summary: dict[str, float
     print(f"promised    {facts['guarantee']}")
     print(f"coverage    {values['coverage']:.4f} ({low:.4f} to {high:.4f}) on {facts['report_samples']} other images")
     print(f"mean size   {summary['mean_size']:.2f} of {n} classes")
+    if facts["best_class_alone"] and facts["samples_at_threshold"]:
+        wanted = 1 - facts["alpha"]
+        say(f"note: the best class alone covers at least {wanted:g}, so sets have no other; --allow-empty empties some")
     if facts["classes_in_every_set"]:
         say(
             f"note: {facts['classes_in_every_set']} classes have too few samples for a threshold of their own, so they "

@@ -3,6 +3,9 @@
 import argparse
 
 from topk_registry.cli import ArgumentParser, ParseOptions
+from topk_registry.conformal.scores import SCORES, spelled
+
+SETS = spelled(name for name, kind in SCORES.items() if not kind.learned)  # an evaluation has no samples to learn from
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -90,7 +93,7 @@ def create_parser() -> argparse.ArgumentParser:
         "--sets",
         default="",
         metavar="SCORE",
-        help="also report prediction sets: lac, aps, raps, saps, topk or log-odds",
+        help=f"also report prediction sets: {', '.join(SETS[:-1])} or {SETS[-1]}",
     )
     add("--alpha", type=float, default=0.1, metavar="A", help="the share of labels that sets may miss (default: 0.1)")
     add("--sets-opt", nargs="*", default={}, action=ParseOptions, metavar="K=V", help="options of the sets' score")

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from topk_registry.conformal import PredictionSets, binomial_interval, create_score, inputs_of, tune
-from topk_registry.conformal.sets import check_size, find_thresholds
+from topk_registry.conformal.rules import check_size, find_thresholds
+from topk_registry.conformal.sets import ScoredRows
+from topk_registry.conformal.tuning import is_tuned
 from topk_registry.metrics import SetCoverage
 from topk_registry.train.errors import TrainError
 
-TUNED = ("raps", "saps")
 SIZES = ("mean_size", "median_size")
 
 
@@ -22,8 +23,8 @@ def logits_of(probabilities: Tensor) -> Tensor:
 class SetEvaluation:
     """Prediction sets on the probabilities of an evaluation.
 
-    A random half calibrates, the rest is measured. ``raps`` and ``saps`` without options take a fifth of the half that
-    calibrates to tune.
+    A random half calibrates, the rest is measured. Scores whose options are chosen by data, where none is given, take a
+    fifth of the half that calibrates to tune.
 
     Args:
         score: a name of :data:`topk_registry.conformal.SCORES`.
@@ -48,7 +49,7 @@ class SetEvaluation:
         except (TypeError, ValueError) as error:
             raise TrainError(f"--sets: {error}") from error
         self.alpha, self.seed, self.class_counts = alpha, seed, class_counts
-        self.tunes = self.score.name in TUNED and not options
+        self.tunes = is_tuned(self.score.name, options)
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     def update(self, probabilities: Tensor, target: Tensor) -> None:
@@ -67,7 +68,7 @@ class SetEvaluation:
             values = inputs_of(self.score, logits_of(p))  # log-odds take logits
             score = tune(self.score, values[rest[:tuned]], labels[rest[:tuned]], self.alpha) if tuned else self.score
             own = rest[tuned:]
-            limits = find_thresholds(score, values[own], labels[own].numpy(), self.alpha, "marginal")
+            limits = find_thresholds(ScoredRows(score, values[own], labels[own].numpy()), self.alpha, "marginal")
         except ValueError as error:
             raise TrainError(f"--sets: {error}") from error
         metric = SetCoverage(p.shape[1], class_counts=self.class_counts)
@@ -75,6 +76,6 @@ class SetEvaluation:
         found = metric.compute(sync=False)
         low, high = binomial_interval(round(found["coverage"] * len(measured)), len(measured))
         found |= {"coverage_low": low, "coverage_high": high}
-        options = {name: float(value) for name, value in score.options().items() if isinstance(value, int | float)}
+        options = {name: float(value) for name, value in score.numbers().items()}
         percent = {name: value if name in SIZES else 100 * value for name, value in found.items()}
         return {f"set_{name}": value for name, value in {**percent, **options}.items()}
