@@ -1,6 +1,11 @@
 """Rows of a made-up model whose labels are known to follow its probabilities, more or less."""
 
+from typing import Any
+
 import numpy as np
+
+from topk_registry.conformal import SCORES, Score, create_score, inputs_of
+from topk_registry.conformal.scores import LogOdds
 
 
 def model_rows(count: int, n: int = 10, *, seed: int = 0, sharpness: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
@@ -18,3 +23,40 @@ HARD = {
     "far tail": np.array([[0.0, -120.0, -130.0, -140.0, -150.0]]),
     "two classes": np.array([[0.3, 0.1]]),
 }
+
+# options of scores, where the defaults would not do for a few classes
+OPTIONS: dict[str, dict[str, Any]] = {
+    "raps": {"penalty": 0.05, "k_reg": 1},
+    "saps": {"weight": 0.15},
+    "log_odds": {"k": 3},
+}
+
+
+def score_of(name: str, n: int = 10) -> Score:
+    """A registered score of n classes; options that are learned from labels are shares that rise with the class."""
+    shares = tuple(2 * np.arange(1, n + 1) / (n * (n + 1)))
+    return create_score(name, **OPTIONS.get(name, {}), **dict.fromkeys(SCORES[name].learned, shares))
+
+
+def marginals_for(score: Score, logits: np.ndarray) -> np.ndarray | None:
+    """The marginals that a score of numpy arrays needs, as an exported file gives them; None for other scores."""
+    if not isinstance(score, LogOdds):
+        return None
+    import torch
+
+    from topk_registry import topk_marginals
+
+    return topk_marginals(torch.from_numpy(logits), score.k).numpy()
+
+
+def values_of(score: Score, logits: np.ndarray) -> np.ndarray:
+    """The inputs of a score of numpy arrays."""
+    return inputs_of(score, logits, marginals=marginals_for(score, logits))
+
+
+def counted_by_hand(score: Score, values: np.ndarray, u: float | np.ndarray = 0.0) -> np.ndarray:
+    """Scores row by row, minus infinity at the class that a set which may not be empty has in any case."""
+    scores = score(values, u).copy()
+    for row, own in zip(values, scores, strict=True):
+        own[row.argmax() if score.ranked else own == own.min()] = -np.inf
+    return scores

@@ -9,12 +9,12 @@ import math
 import numpy as np
 import pytest
 
-from tests.conformal.rows import model_rows
+from tests.conformal.rows import model_rows, score_of, values_of
 from topk_registry.conformal import (
+    SCORES,
     coverage_law,
     create_score,
     interpolated,
-    log_odds,
     marginal,
     per_class,
     probabilities,
@@ -24,15 +24,6 @@ from topk_registry.conformal.coverage import beta_cdf
 N, ALPHA, SPLITS, CLASSES = 104, 0.1, 1000, 8  # 95 / 105 lies in the middle of 0.9 and 0.9 + 1 / 105
 POOL = 20_000
 KS_CRITICAL = math.sqrt(-math.log(0.001 / 2) / 2 / SPLITS)  # of the Kolmogorov-Smirnov statistic at level 0.001
-METHODS = {
-    "lac": {},
-    "aps": {},
-    "raps": {"penalty": 0.05, "k_reg": 1},
-    "saps": {"weight": 0.15},
-    "topk": {},
-    "log_odds": {"k": 3},
-    "pas": {"prior": tuple(np.arange(1, CLASSES + 1) / 36)},
-}
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +35,8 @@ def continuous_scores(name, rows):
     """The labels' scores under a method, with U drawn, so that no two are equal."""
     logits, labels = rows
     u = np.random.default_rng(3).random((len(labels), 1))
-    if name == "log_odds":
-        import torch
-
-        from topk_registry import topk_marginals
-
-        values = log_odds(topk_marginals(torch.from_numpy(logits), 3).numpy())
-    else:
-        values = probabilities(logits)
-    scores = create_score(name, **METHODS[name]).of_labels(values, labels, u)
+    score = score_of(name, CLASSES)
+    scores = score.of_labels(values_of(score, logits), labels, u)
     assert len(np.unique(scores)) == len(scores)
     return scores
 
@@ -77,7 +61,7 @@ def distance_to_law(found):
     return max((expected - i / SPLITS).max(), ((i + 1) / SPLITS - expected).max())
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SCORES)
 def test_mean_coverage_is_what_is_promised(name, rows):
     found = coverages(continuous_scores(name, rows))
     assert 1 - ALPHA <= found.mean() <= 1 - ALPHA + 1 / (N + 1)

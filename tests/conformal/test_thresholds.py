@@ -8,6 +8,8 @@ import torch
 
 from tests.conformal.rows import model_rows
 from topk_registry.conformal import (
+    PredictionSets,
+    Thresholds,
     average_size,
     calibrate,
     clustered,
@@ -53,6 +55,23 @@ def test_each_class_has_its_own_threshold_and_a_rare_one_is_in_every_set():
     assert sets(logits)[:, 4].all()
     few = per_class(np.arange(8.0), np.zeros(8, int), 1, 0.1)  # 9 samples are the fewest at 0.1
     assert few.tolist() == [math.inf]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_infinite_thresholds_are_weighed_as_their_nearest_score(share):
+    labels = np.repeat(np.arange(3), 20)
+    scores = np.concatenate((np.full(20, -math.inf), np.linspace(0.4, 0.6, 20), np.r_[0.3, np.full(19, math.inf)]))
+    own = per_class(scores, labels, 4, 0.1)
+    assert own.tolist() == [-math.inf, np.linspace(0.4, 0.6, 20)[18], math.inf, math.inf]
+    assert marginal(scores, 0.1) == math.inf
+    got = interpolated(scores, labels, 4, 0.1, share=share, largest=1.0)
+    if share == 1:
+        np.testing.assert_array_equal(got, np.minimum(own, 1.0))
+    else:
+        np.testing.assert_allclose(got, share * own.clip(0.3, 1.0) + (1 - share) * 1.0, rtol=1e-15)
+    assert not np.isnan(got).any()
+    nothing = interpolated(np.full(40, -math.inf), np.repeat([0, 1], 20), 3, 0.1, share=share, largest=1.0)
+    assert nothing.tolist() == [-math.inf, -math.inf, 1.0 if share == 1 else -math.inf]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
@@ -105,6 +124,103 @@ def test_clusters_find_classes_of_like_scores():
     assert limits[0] < common < limits[6]
     assert (clustered(scores, labels, 13, 0.1, clusters=2) == limits).all()
     assert len(set(clustered(scores, labels, 13, 0.1, clusters=1))) == 1
+
+
+@pytest.mark.parametrize("infinite", [-math.inf, math.inf])
+def test_clusters_of_classes_with_infinite_scores(infinite):
+    rng = np.random.default_rng(1)
+    labels = np.repeat(np.arange(12), 200)
+    scores = np.where(labels < 6, 0.2, 1.0) * rng.random(len(labels))
+    scores[labels == 3] = infinite
+    limits = clustered(scores, labels, 12, 0.1, clusters=3)
+    assert not np.isnan(limits).any()
+    assert len(set(limits[6:])) == 1  # no infinity has moved the others
+    if infinite < 0:
+        assert limits[3] == -math.inf
+    else:  # the common threshold, as that of classes too rare to be placed
+        assert limits[0] < limits[6] < limits[3] < 1
+    assert (clustered(np.full(2400, infinite), labels, 12, 0.1, clusters=2) == infinite).all()
+
+
+@pytest.mark.parametrize("count", [9, 51, 100, 137])
+def test_orders_are_whole_numbers_of_samples_at_every_alpha(count):
+    """In floating point 0.07 times 100 is a little more than 7, and the seventh sample of a hundred was given away."""
+    places = np.repeat([1, 2, 3], (count - count // 2, count // 2 - count // 10, count // 10))
+    scores = np.arange(count) / count
+    for hundredths in range(1, 100):
+        alpha = hundredths / 100
+        found = rc3p(scores, places, np.zeros(count, int), 1, alpha)
+        if count < -(-100 // hundredths) - 1:
+            assert (found.scores[0], found.max_rank[0]) == (math.inf, 1)  # n is 1
+            continue
+        allowed = -(-hundredths * count // 100) - 1
+        rank = int(np.sort(places)[count - 1 - allowed])
+        left = hundredths * count - 100 * int((places > rank).sum())  # of alpha, in units of 1 / (100 count)
+        assert 0 < left <= hundredths * count
+        order = -(-(count + 1) * (100 * count - left) // (100 * count))
+        assert found.max_rank[0] == rank
+        assert found.scores[0] == (scores[order - 1] if order <= count else math.inf)
+
+
+def test_an_infinite_threshold_leaves_the_rank_limit():
+    """A hundred classes with 51 samples each: so many of their thresholds are infinite, and so few of their ranks."""
+    n, m, alpha = 100, 51, 0.1
+    rng = np.random.default_rng(0)
+
+    def rows(count):
+        labels = np.repeat(np.arange(n), count)
+        logits = rng.standard_normal((len(labels), n))
+        logits[np.arange(len(labels)), labels] += 2.0
+        return logits, labels
+
+    logits, labels = rows(m)
+    sets = calibrate(logits, labels, alpha=alpha, score="aps", rule="rc3p")
+    limits = sets.thresholds
+    assert np.isinf(limits.scores).mean() > 0.3
+    assert not limits.unlimited(n).any()
+    logits, labels = rows(40)
+    inside = sets(logits)
+    np.testing.assert_array_equal(inside & (ranks(logits) > limits.max_rank), False)
+    coverage, size = inside[np.arange(len(labels)), labels].mean(), inside.sum(-1).mean()
+    # near 1 - alpha: the largest of 51 ranks that leaves 5 beyond has a mean coverage of 46 / 52 or more
+    assert 46 / 52 - 0.02 < coverage < 0.95
+    always = PredictionSets(sets.score, Thresholds(limits.scores))(logits)
+    assert size < always.sum(-1).mean() / 1.5
+
+
+def test_a_class_with_too_few_samples_has_no_limit_of_any_kind():
+    labels = np.repeat([0, 1, 2], (40, 9, 8))
+    found = rc3p(np.linspace(0, 1, 57), np.ones(57, int), labels, 4, 0.1)  # 9 samples are the fewest
+    assert found.max_rank.tolist() == [1, 1, 4, 4]
+    assert found.unlimited(4).tolist() == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((math.nan,), "thresholds must be numbers, got NaN"),
+        ((np.array([0.5, math.nan]),), "thresholds must be numbers, got NaN"),
+        ((0.5, 0), "largest rank must be at least 1, got 0"),
+        ((0.5, np.array([2, 0])), "largest rank must be at least 1, got 0"),
+    ],
+)
+def test_thresholds_are_numbers_and_ranks_start_at_one(given, message):
+    with pytest.raises(ValueError, match=message):
+        Thresholds(*given)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "message"),
+    [
+        ("marginal", {"share": 0.5}, "rule marginal takes no options, got share"),
+        ("clustered", {"size": 2}, "rule clustered takes clusters, seed, got size"),
+        ("average_size", {}, "rule average_size takes size, got none"),
+    ],
+)
+def test_options_of_rules_must_fit(rule, options, message):
+    logits, labels = model_rows(50, 4)
+    with pytest.raises(ValueError, match=message):
+        calibrate(logits, labels, rule=rule, rule_options=options)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, -0.1, 90, math.nan])

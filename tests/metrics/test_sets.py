@@ -51,6 +51,13 @@ def test_it_counts_as_arrays_do():
     assert counts.summary()["coverage"] == sets[np.arange(200), labels].mean()
 
 
+def test_one_percent_of_the_samples_is_a_range_of_sizes():
+    """0.01 times 700 is a little more than 7 in floating point."""
+    sets = np.zeros((700, 3), bool)
+    sets[:693, 0] = True
+    assert SetCounts.of(sets, np.zeros(700, int)).summary()["worst_size_coverage"] == 0
+
+
 def test_ignored_and_absent():
     metric = SetCoverage(3)
     assert metric.compute() == {}
