@@ -28,14 +28,14 @@ HARD = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "raps": {"penalty": 0.05, "k_reg": 1},
     "saps": {"weight": 0.15},
-    "log_odds": {"k": 3},
 }
 
 
-def score_of(name: str, n: int = 10) -> Score:
+def score_of(name: str, n: int, k: int = 3) -> Score:
     """A registered score of n classes; options that are learned from labels are shares that rise with the class."""
     shares = tuple(2 * np.arange(1, n + 1) / (n * (n + 1)))
-    return create_score(name, **OPTIONS.get(name, {}), **dict.fromkeys(SCORES[name].learned, shares))
+    options = {**OPTIONS.get(name, {}), **dict.fromkeys(SCORES[name].learned, shares)}
+    return create_score(name, **({"k": k} if name == "log_odds" else options))
 
 
 def marginals_for(score: Score, logits: np.ndarray) -> np.ndarray | None:

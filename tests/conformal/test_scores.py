@@ -9,7 +9,15 @@ import torch
 
 from tests.conformal.rows import HARD, model_rows
 from topk_registry import topk_marginals
-from topk_registry.conformal import PredictionSets, Thresholds, create_score, inputs_of, log_odds, probabilities
+from topk_registry.conformal import (
+    SCORES,
+    PredictionSets,
+    Thresholds,
+    create_score,
+    inputs_of,
+    log_odds,
+    probabilities,
+)
 from topk_registry.conformal.scores import ranks
 from topk_registry.conformal.tuning import fit_softmax_temperature
 
@@ -33,6 +41,10 @@ def by_formula(name, p, y, u, penalty=0.0, k_reg=0, weight=0.0):
     if name == "saps":
         return u * p[order[0]] if r == 1 else p[order[0]] + (r - 1 - u) * weight
     return sum(p[i] for i in order[:r]) - u * p[y] + penalty * max(0, r - k_reg)
+
+
+def test_every_score_has_a_formula_here():
+    assert {*OPTIONS, "log_odds", "pas"} == set(SCORES)
 
 
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
@@ -123,6 +135,9 @@ def test_no_set_goes_beyond_the_largest_rank(name):
     for threshold in (0.5, 0.95, 1.0, 1.4, 3.0):
         sets = PredictionSets(score, Thresholds(threshold))(logits)
         assert sets.sum(-1).max() <= score.largest_rank(threshold, 30)
+    assert score.largest_rank(-np.inf, 30) == 1
+    assert score.largest_rank(np.inf, 30) == 30
+    assert create_score("pas", prior=(0.5, 0.5)).largest_rank(-np.inf, 2) == 2  # its best class may have any rank
 
 
 def test_an_empty_set_gets_its_best_class_unless_it_may_be_empty():

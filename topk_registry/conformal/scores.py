@@ -107,7 +107,7 @@ class Score:
     def largest_rank(self, threshold: float, n: int) -> int:
         """The rank that no class of a set exceeds, at this threshold and without U."""
         if math.isinf(threshold):
-            return n if threshold > 0 else 1
+            return 1 if self.ranked and threshold < 0 else n
         return max(1, min(n, self._largest_rank(threshold, n)))
 
     def _largest_rank(self, threshold: float, n: int) -> int:

@@ -9,11 +9,12 @@ import pytest
 
 from tests.export.colours import COLOURS
 from topk_export import Predictor, verify
+from topk_export.calibration.monitor import reference_of
 from topk_export.calibration.plan import Plan
 from topk_export.calibration.run import calibrate_file
 from topk_export.samples import open_folder
 from topk_registry.cli.main import main
-from topk_registry.conformal import PredictionSets, Thresholds, create_score
+from topk_registry.conformal import SCORES, PredictionSets, Thresholds, create_score
 from topk_registry.folders.errors import WrongLabelsError
 
 NAMES = tuple(COLOURS)
@@ -97,14 +98,66 @@ def test_its_report_is_what_the_file_does(calibrated, held_out):
     assert hit[calibration].sum() == 131
 
 
+def test_a_best_class_that_is_enough_is_told(run, held_out):
+    status, output, printed = run("--score", "aps", "--alpha", "0.7")
+    assert status == 0, printed.err
+    assert "note: the best class alone covers at least 0.3, so sets have no other" in printed.err
+    predictor = Predictor(output, device="cpu")
+    sets = predictor.metadata.sets
+    assert sets["best_class_alone"] is True
+    assert sets["threshold"] is None  # JSON, also in the browser, has no minus infinity
+    assert sets["samples_at_threshold"] > 1
+    assert sets["report_mean_size"] == 1
+    assert sets["report_coverage"] > 0.3
+    out = predictor.run(predictor.preprocess(sorted(held_out.rglob("*.png"))[::30]))
+    np.testing.assert_array_equal(out["set"].argmax(-1), out["logits"].argmax(-1))
+    assert (out["set_size"] == 1).all()
+    assert "have a coverage of (Beta law)" not in output.with_suffix(".html").read_text()
+    for prop in onnx.load(str(output)).metadata_props:
+        json.loads(prop.value, parse_constant=pytest.fail)
+    status, output, printed = run("--score", "aps", "--alpha", "0.7", "--allow-empty", "--json")
+    facts = json.loads(printed.out)
+    assert facts["best_class_alone"] is False
+    assert facts["report_empty"] > 0
+    assert "expected" in facts["coverage"]
+
+
+def test_sets_without_a_coverage_have_the_size_that_was_asked_for(run):
+    status, _, printed = run("--score", "aps", "--average-size", "1")
+    assert status == 0, printed.err
+    assert "the best class alone covers" not in printed.err
+    assert "mean size   1.00 of 12 classes" in printed.out
+    status, _, printed = run("--score", "aps", "--average-size", "0.5")
+    assert status == 1
+    assert "mean size of sets that may not be empty is at least 1, got 0.5: let them be empty" in printed.err
+    assert run("--score", "aps", "--average-size", "0.5", "--allow-empty")[0] == 0
+
+
+def test_a_file_of_an_earlier_version_is_read_and_calibrated_again(calibrated, held_out, tmp_path, run):
+    """Its facts lack what was added since; its sets are its own."""
+    output, _ = calibrated
+    older = onnx.load(str(output))
+    (kept,) = (prop for prop in older.metadata_props if prop.key == "sets")
+    facts = json.loads(kept.value)
+    for key in ("best_class_alone", "samples_at_threshold"):
+        del facts[key]
+    kept.value = json.dumps(facts)
+    onnx.save(older, str(tmp_path / "older.onnx"))
+    images = sorted(held_out.rglob("*.png"))[::60]
+    (now, then) = (Predictor(path, device="cpu") for path in (output, tmp_path / "older.onnx"))
+    assert [p.set for p in then(images)] == [p.set for p in now(images)]
+    assert verify(tmp_path / "older.onnx", device="cpu")["passed"]
+    assert len(reference_of(tmp_path / "older.onnx")["size"]) == 180
+    status, again, printed = run("--seed", "3", model=tmp_path / "older.onnx")
+    assert status == 0, printed.err
+    assert Predictor(again, device="cpu").metadata.sets["threshold"] == now.metadata.sets["threshold"]
+
+
 @pytest.mark.parametrize(
     ("score", "rule", "options"),
     [
-        ("lac", "marginal", {}),
+        *((score, "marginal", {}) for score in SCORES),
         ("aps", "marginal", {"temperature": None}),
-        ("saps", "marginal", {}),
-        ("topk", "marginal", {}),
-        ("log_odds", "marginal", {}),
         ("pas", "marginal", {"class_weights": (2.0,) * 12}),
         ("lac", "per_class", {}),
         ("log_odds", "interpolated", {"rule_options": {"share": 0.4}}),
@@ -183,6 +236,8 @@ def test_a_registered_data_set_can_be_held_out(tmp_path, capsys):
         (["--tune-share", "0"], "raps is tuned on samples of its own, and tune = 0 leaves none"),
         (["--report-share", "1"], "shares of samples must be between 0 and 1, got report 1.0"),
         (["--score", "aps", "--max-size", "1", "--alpha", "0.02"], "beyond the 1 best classes"),
+        (["--score", "lac", "--share", "0.5"], "rule marginal takes no options, got share"),
+        (["--score", "pas", "--weight", "0.5"], "score pas takes prior, weights, got weight"),
         (["--score", "lac", "--temperature", "-1"], "the temperature must be above 0 and finite, got -1.0"),
     ],
 )

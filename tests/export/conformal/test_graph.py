@@ -11,7 +11,7 @@ from tests.conformal.rows import model_rows
 from topk_export.calibration.graph import add_sets, is_calibrated, score_model, set_model
 from topk_export.verification.checks import hard_rows
 from topk_export.verification.graph import FORBIDDEN_IN_HEAD
-from topk_registry.conformal import PredictionSets, Thresholds, create_score, probabilities
+from topk_registry.conformal import SCORES, PredictionSets, Thresholds, create_score, probabilities
 from topk_registry.conformal.scores import ranks
 
 N, K = 24, 5
@@ -58,6 +58,10 @@ def assert_same_sets(model, sets, *, max_size=N):
         assert out["set_size"].dtype == np.int64
         if not sets.allow_empty:
             assert out["set_size"].min() >= 1
+
+
+def test_every_score_is_tested_here():
+    assert set(CASES) == set(SCORES)
 
 
 @pytest.mark.parametrize("allow_empty", [False, True])
