@@ -102,12 +102,8 @@ def test_torchcp_rc3p(torchcp, alpha):
     peer.class_thresholds = torch.from_numpy(ours.thresholds.scores) + 1e-12
     given = type(ours.thresholds)(ours.thresholds.scores + 1e-12, ours.thresholds.max_rank)
     sets = PredictionSets(ours.score, given, allow_empty=True)
-    found, theirs = sets(new), peer.predict_with_logits(new)
-    finite = torch.from_numpy(np.isfinite(ours.thresholds.scores))
-    assert finite.any()
-    assert torch.equal(found[:, finite], theirs[:, finite])
-    # a class with too few samples is in every set of ours; TorchCP keeps its rank limit, which nothing guarantees
-    assert found[:, ~finite].all()
+    assert np.bincount(labels).min() >= 9  # classes with fewer samples are in every set of ours
+    assert torch.equal(sets(new), peer.predict_with_logits(new).bool())
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)

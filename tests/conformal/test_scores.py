@@ -97,6 +97,8 @@ def test_log_odds_of_tensors_and_of_marginals(k):
     np.testing.assert_array_equal(score(values).numpy(), -values.numpy())
     with pytest.raises(TypeError, match="pass marginals"):
         inputs_of(score, logits.numpy())
+    with pytest.raises(ValueError, match=r"marginals have a temperature already, got temperature=2\.0 besides"):
+        inputs_of(score, logits, temperature=2.0, marginals=pi)
 
 
 def test_log_odds_of_one_place_give_the_sets_of_lac():

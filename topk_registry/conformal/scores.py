@@ -266,6 +266,8 @@ class LogOdds(Score):
     def inputs(self, logits: Array, temperature: float, marginals: Array | None) -> Array:
         """Log-odds: of the marginals, or of the logits where these are tensors."""
         if marginals is not None:
+            if temperature != 1.0:
+                raise ValueError(f"marginals have a temperature already, got temperature={temperature} besides")
             return log_odds(marginals)
         if not is_torch_array(logits):
             raise TypeError("log-odds of numpy arrays come from an exported file's marginals: pass marginals=")

@@ -22,9 +22,8 @@ import numpy as np
 from topk_registry.conformal.kmeans import weighted_kmeans
 from topk_registry.conformal.scores import Array, as_numpy
 
-QUANTILES = tuple(
-    Fraction(i, 10) for i in range(5, 10)
-)  # a class's scores as Ding et al. 2023 describe them to the clustering
+# a class's scores as Ding et al. 2023 describe them to the clustering
+QUANTILES = tuple(Fraction(i, 10) for i in range(5, 10))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,10 @@ class HeadRows:
         return self.heads.logits.shape[1]
 
     def label_scores(self) -> np.ndarray:
+        return self._own
+
+    @cached_property
+    def _own(self) -> np.ndarray:
         return np.concatenate([_of_labels(*block) for block in self._blocks()])
 
     def all_scores(self) -> np.ndarray:

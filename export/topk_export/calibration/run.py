@@ -101,7 +101,7 @@ def calibrate_file(
     parts = split(len(labels), plan)
     check(plan, parts, n)
     proto = storage.load(model)
-    check_fits(proto, plan.score)
+    check_fits(proto, plan)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.stem}-") as folder:
         staged = Path(folder) / output.name
@@ -168,7 +168,7 @@ def _calibrate(
             "max_size, a larger alpha, or score lac, which looks at all"
         )
     if limits.max_rank is None and limit is not None and limit < n:  # a class beyond has an infinite score
-        limits = replace(limits, max_rank=np.where(np.isposinf(limits.scores), n, limit))
+        limits = replace(limits, max_rank=np.where(np.isposinf(limits.scores), n, limit)[()])
     sets = PredictionSets(score, limits, temperature, plan.allow_empty)
     looked = sorted({1.0, temperature}) if len(tuning) else [temperature]
     some = slice(None, None, max(1, len(rows) // 2000))

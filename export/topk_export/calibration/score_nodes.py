@@ -57,6 +57,7 @@ class ScoreNodes:
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({LOGITS})  # outputs of the file
+    takes_temperature: ClassVar[bool] = True
 
     def __init__(self, add: Nodes, score: Any) -> None:
         self.add, self.score = add, score
@@ -117,9 +118,12 @@ def nodes_of(kind: type[Score]) -> type[ScoreNodes]:
     return NODES[kind]
 
 
-def check_fits(model: Any, score: str) -> None:
-    """Raise unless a ModelProto has what calibration with this score needs."""
-    kind, outputs = score_kind(score), {output.name for output in model.graph.output}
+def check_fits(model: Any, plan: Plan) -> None:
+    """Raise unless a ModelProto has what calibration by this plan needs."""
+    kind, outputs = score_kind(plan.score), {output.name for output in model.graph.output}
+    if plan.temperature != 1.0 and not nodes_of(kind).takes_temperature:
+        given = "fit" if plan.temperature is None else plan.temperature
+        raise ExportError(f"score {kind.name} takes the marginals of the file, at its own temperature, got {given!r}")
     needed = nodes_of(kind).needs
     if missing := needed - outputs:
         raise ExportError(
@@ -152,6 +156,7 @@ class LogOddsNodes(ScoreNodes):
     """The marginal orders classes as its log-odds do, and needs no logarithm."""
 
     needs = frozenset({LOGITS, MARGINALS})
+    takes_temperature = False
 
     def values(self, temperature: float) -> str:
         return MARGINALS

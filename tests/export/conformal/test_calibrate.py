@@ -238,6 +238,10 @@ def test_a_registered_data_set_can_be_held_out(tmp_path, capsys):
         (["--score", "aps", "--max-size", "1", "--alpha", "0.02"], "beyond the 1 best classes"),
         (["--score", "lac", "--share", "0.5"], "rule marginal takes no options, got share"),
         (["--score", "pas", "--weight", "0.5"], "score pas takes prior, weights, got weight"),
+        (
+            ["--score", "log-odds", "--temperature", "fit"],
+            "takes the marginals of the file, at its own temperature, got 'fit'",
+        ),
         (["--score", "lac", "--temperature", "-1"], "the temperature must be above 0 and finite, got -1.0"),
     ],
 )

@@ -15,7 +15,7 @@ from topk_export.calibration.run import calibrate_file
 from topk_export.calibration.score_nodes import NODES, LacNodes, nodes_for, nodes_of
 from topk_export.commands.calibrate import _parser
 from topk_export.errors import ExportError
-from topk_export.runtime.samples import Samples
+from topk_export.samples import Samples
 from topk_registry.conformal import RULES, SCORES, PredictionSets, Score, Thresholds, create_score, register_score
 from topk_registry.conformal.rules import Rule
 from topk_registry.conformal.scores import Aps, Lac, spelled
