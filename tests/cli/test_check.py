@@ -42,7 +42,21 @@ def test_failures_give_status_1_and_say_what_came(capsys):
     assert cli.main(["check", "scaled", "--opt", "scale=-1.0"]) == 1
     out = capsys.readouterr().out
     assert "prefers_the_label                     failed    expected less loss with the label first (-" in out
+    assert f"at {__file__}:" in out
     assert "1 failed" in out.splitlines()[-1]
+
+
+def test_a_terminal_shows_the_check_that_runs(capsys, monkeypatch):
+    """The first checks compile kernels; nobody should wait before an empty screen."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    names = iter(["returns_differentiable_scalar", "keeps_the_precision"])
+    checks = {name: lambda subject: None for name in names}
+    monkeypatch.setattr("topk_registry.testing.CHECKS", checks)
+    assert cli.main(["check", "scaled"]) == 0
+    shown = capsys.readouterr().err
+    assert "[1/2] returns_differentiable_scalar ..." in shown
+    assert "[2/2] keeps_the_precision ..." in shown
+    assert shown.endswith("\r\x1b[K")
 
 
 @pytest.mark.slow

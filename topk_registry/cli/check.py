@@ -3,13 +3,14 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from typing import TextIO
 
 from topk_registry.cli import ArgumentParser, ParseOptions, positive
 from topk_registry.registry import get_loss_builder
 from topk_registry.registry.options import CONTEXT, accepted_context, check_options
-from topk_registry.testing import CheckResult, iter_checks, run_checks
+from topk_registry.testing import CheckResult, LossCheck, iter_checks, run_checks
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,7 +25,11 @@ def main(argv: Sequence[str]) -> int:
     except (TypeError, ValueError) as error:
         print(f"topk-registry check: {error}", file=sys.stderr)
         return 2
-    results = list(run_checks(checks)) if args.json else list(_printed(run_checks(checks)))
+    checks = list(checks)
+    progress = _Progress(len(checks), sys.stderr)
+    found = run_checks(checks, started=progress)
+    results = list(found) if args.json else list(_printed(found, progress.clear))
+    progress.clear()
     if args.json:
         report = {"loss": args.name, "options": options, "num_classes": args.num_classes}
         print(json.dumps({**report, "results": [asdict(result) for result in results]}, indent=2, default=str))
@@ -54,11 +59,30 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _printed(results: Iterable[CheckResult]) -> Iterable[CheckResult]:
+class _Progress:
+    """One line on a terminal with the check that runs: the first ones compile kernels for a while."""
+
+    def __init__(self, total: int, stream: TextIO) -> None:
+        self.total, self.done, self.stream = total, 0, stream
+
+    def __call__(self, check: LossCheck) -> None:
+        self.done += 1
+        if self.stream.isatty():
+            print(f"\r\x1b[K[{self.done}/{self.total}] {check.name} ...", end="", file=self.stream, flush=True)
+
+    def clear(self) -> None:
+        if self.stream.isatty():
+            print("\r\x1b[K", end="", file=self.stream, flush=True)
+
+
+def _printed(results: Iterable[CheckResult], clear: Callable[[], None]) -> Iterable[CheckResult]:
     """The results as they come, each after its line of the table; the counts last."""
     counts: Counter[str] = Counter()
     for result in results:
+        clear()
         print(f"{result.name:<36}  {result.status:<8}  {result.message}".rstrip(), flush=True)
+        if result.place:
+            print(f"{'':<36}  {'':<8}  at {result.place}", flush=True)
         counts[result.status] += 1
         yield result
     print(", ".join(f"{count} {status}" for status, count in counts.items()))

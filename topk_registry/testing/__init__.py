@@ -45,6 +45,7 @@ class CheckResult:
     status: Literal["passed", "failed", "expected", "skipped"]
     why: str
     message: str = ""
+    place: str = ""  # of a failure: the file and line of the loss, or of what it raised
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class LossCheck:
     def why(self) -> str:
         return " ".join((inspect.getdoc(CHECKS[self.name]) or "").split())
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The checks without which this one says nothing new."""
+        return () if self.name == FIRST else (FIRST, *getattr(CHECKS[self.name], "needs", ()))
+
     def __call__(self) -> None:
         __tracebackhide__ = True
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -71,17 +77,22 @@ class LossCheck:
         except NotApplicableError as reason:
             return self._result("skipped", str(reason))
         except CheckFailedError as failure:
-            message = str(failure)
+            message, place = str(failure), self.subject.place()
         except Exception as error:  # whatever a loss raises is a finding, not the kit's own failure
-            message = f"expected no error, got {type(error).__name__}: {error}"
+            message, place = f"expected no error, got {type(error).__name__}: {error}", self.subject.place(error)
         else:
             if self.expected is None:
                 return self._result("passed")
-            return self._result("failed", f"expected to fail ({self.expected}), but passes: no longer list it")
-        return self._result("failed", message) if self.expected is None else self._result("expected", self.expected)
+            message = f"expected to fail ({self.expected}), but passes: no longer list it"
+            return self._result("failed", message, self.subject.place())
+        if self.expected is not None:
+            return self._result("expected", self.expected)
+        return self._result("failed", message, place)
 
-    def _result(self, status: Literal["passed", "failed", "expected", "skipped"], message: str = "") -> CheckResult:
-        return CheckResult(self.name, status, self.why, message)
+    def _result(
+        self, status: Literal["passed", "failed", "expected", "skipped"], message: str = "", place: str = ""
+    ) -> CheckResult:
+        return CheckResult(self.name, status, self.why, message, place)
 
 
 class LossCheckError(AssertionError):
@@ -92,6 +103,7 @@ class LossCheckError(AssertionError):
         lines = [f"{name} fails {len(self.failed)} of {len(results)} checks:"]
         for result in self.failed:
             lines += [f"  {result.name}: {result.message}", f"    ({result.why})"]
+            lines += [f"    at {result.place}"] if result.place else []
         super().__init__("\n".join(lines))
 
 
@@ -135,15 +147,24 @@ def iter_checks(
     return (LossCheck(name, subject, expected.get(name)) for name in CHECKS)
 
 
-def run_checks(checks: Iterable[LossCheck]) -> Iterator[CheckResult]:
-    """The result of each check as it is found; where the very call fails, the others would only repeat that."""
-    callable_at_all = True
+def run_checks(
+    checks: Iterable[LossCheck], *, started: Callable[[LossCheck], object] | None = None
+) -> Iterator[CheckResult]:
+    """Return the result of each check as it is found, but of those that would only repeat an earlier failure.
+
+    Args:
+        checks: from :func:`iter_checks`.
+        started: is called with each check before it runs, to show progress.
+    """
+    failed: set[str] = set()
     for check in checks:
-        if not callable_at_all:
-            yield CheckResult(check.name, "skipped", check.why, f"needs {FIRST}")
-            continue
-        result = check.run()
-        callable_at_all = check.name != FIRST or result.status == "passed"
+        if started is not None:
+            started(check)
+        missing = [name for name in check.needs if name in failed] if check.expected is None else []
+        left_out = CheckResult(check.name, "skipped", check.why, f"needs {missing[0]}") if missing else None
+        result = left_out or check.run()
+        if left_out or result.status in ("failed", "expected"):
+            failed.add(check.name)
         yield result
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from topk_registry.testing.expect import expect, expect_close, expect_finite
+from topk_registry.testing.expect import expect, expect_close, expect_finite, needs
 from topk_registry.testing.subject import Subject, evaluate, value_and_gradient
 
 
@@ -19,6 +19,23 @@ def returns_differentiable_scalar(subject: Subject) -> None:
     expect(value.requires_grad, "expected a loss that requires grad, got one cut off from the logits")
     value.backward()
     expect(logits.grad is not None, "expected a gradient on the logits, got none")
+
+
+@needs(returns_differentiable_scalar)
+def keeps_the_precision(subject: Subject) -> None:
+    """Double precision is asked for where digits count; a loss that goes through float32 on the way loses them."""
+    loss = subject.build()
+    for dtype in (torch.float64, torch.float32):
+        logits, name = subject.logits(dtype=dtype), str(dtype).removeprefix("torch.")
+        for kind, target in (("indices", subject.labels()), ("distributions", subject.distributions(dtype=dtype))):
+            try:
+                value = evaluate(loss, logits, target)
+            except (ValueError, TypeError, RuntimeError, IndexError):
+                if not target.is_floating_point():
+                    raise  # a loss may refuse dense targets, which is another check's matter
+                continue
+            got = str(value.dtype).removeprefix("torch.")
+            expect(value.dtype == dtype, f"{name} logits must give a {name} loss of {kind}, got {got}")
 
 
 def prefers_the_label(subject: Subject) -> None:
@@ -105,8 +122,9 @@ def _layouts(x: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 CHECKS = (
     returns_differentiable_scalar,
-    prefers_the_label,
+    keeps_the_precision,
     repeats_under_a_seed,
+    prefers_the_label,
     leaves_inputs_alone,
     works_without_grad,
     accepts_noncontiguous_logits,

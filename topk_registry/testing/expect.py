@@ -1,7 +1,7 @@
 """How a check speaks: it fails with what was expected and what came, or says why it does not apply."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,19 @@ Check = Callable[["Subject"], None]
 
 # A loss is a chain of some tens of operations, each rounding by half an eps of the largest value on its way.
 ROUNDINGS = 64
+
+
+F = TypeVar("F", bound=Callable)
+
+
+def needs(*checks: Callable) -> Callable[[F], F]:
+    """Name the checks without which this one says nothing new: where one of them failed, this one is left out."""
+
+    def decorate(check: F) -> F:
+        check.needs = tuple(one.__name__ for one in checks)  # pyright: ignore[reportFunctionMemberAccess]
+        return check
+
+    return decorate
 
 
 class CheckFailedError(AssertionError):
@@ -54,10 +67,14 @@ def expect_close(got: Tensor, wanted: Tensor, what: str, *, tolerance: float | N
         return
     worst = int(apart.nan_to_num(nan=torch.inf).argmax())
     place = f" at {[int(i) for i in torch.unravel_index(torch.tensor(worst), got.shape)]}" if got.ndim else ""
-    raise CheckFailedError(
-        f"expected {what}{place} = {wanted.flatten()[worst]:.6g}, got {got.flatten()[worst]:.6g} "
-        f"(allowed difference {allowed:.1g})"
-    )
+    right, wrong = _apart(wanted.flatten()[worst].item(), got.flatten()[worst].item())
+    raise CheckFailedError(f"expected {what}{place} = {right}, got {wrong} (allowed difference {allowed:.1g})")
+
+
+def _apart(right: float, wrong: float) -> tuple[str, str]:
+    """Two numbers in as many digits as tell them apart."""
+    texts: Iterator[tuple[str, str]] = ((f"{right:.{n}g}", f"{wrong:.{n}g}") for n in range(6, 18))
+    return next((pair for pair in texts if pair[0] != pair[1]), (f"{right:.6g}", f"{wrong:.6g}"))
 
 
 def _largest(values: Tensor) -> float:

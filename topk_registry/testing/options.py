@@ -8,7 +8,7 @@ import torch
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.registry.options import tuning_grid
 from topk_registry.registry.ranges import Interval, option_ranges
-from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect, expect_close
+from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect, expect_close, needs
 from topk_registry.testing.subject import EPOCHS, Subject, evaluate, value_and_gradient
 
 
@@ -18,7 +18,11 @@ def reduction_is_consistent(subject: Subject) -> None:
     logits, labels = subject.logits(), subject.labels()
     plain = {"weight": None} if subject.takes("weight") else {}
     rows, total, mean = (evaluate(subject.build(reduction=r, **plain), logits, labels) for r in ("none", "sum", "mean"))
-    expect(rows.shape == labels.shape, f"expected losses [{len(labels)}] of reduction 'none', got {list(rows.shape)}")
+    for reduction, value, shape in (("none", rows, list(labels.shape)), ("sum", total, []), ("mean", mean, [])):
+        expect(
+            list(value.shape) == shape,
+            f"reduction={reduction!r} must give a loss of shape {shape}, got {list(value.shape)}",
+        )
     expect_close(total, rows.sum(), "loss of reduction 'sum'", floor=1.0)
     expect_close(mean, rows.mean(), "loss of reduction 'mean'", floor=1.0)
     try:
@@ -28,6 +32,7 @@ def reduction_is_consistent(subject: Subject) -> None:
     raise CheckFailedError("expected a ValueError for reduction='average', got a loss")
 
 
+@needs(reduction_is_consistent)
 def weight_scales_rows(subject: Subject) -> None:
     """``weight`` multiplies a row by its label's factor; ``mean`` divides by the sum of those factors."""
     subject.require("weight", "reduction")

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from topk_registry.testing.expect import expect_close, expect_finite
+from topk_registry.testing.expect import expect_close, expect_finite, needs
 from topk_registry.testing.subject import Loss, Subject, value_and_gradient
+from topk_registry.testing.targets import one_hot_targets_equal_indices
 
 # Against float32 on the same half-precision scores, a loss may err as far as cross-entropy does that rounds its
 # intermediate results to half precision: some eps of the largest. One that works in float32 is within half an eps.
@@ -64,6 +65,7 @@ def cpu_autocast(subject: Subject) -> None:
         _expect_half_close(half, value_and_gradient(loss, logits.bfloat16().float(), labels), torch.bfloat16)
 
 
+@needs(one_hot_targets_equal_indices)
 def half_precision_with_dense_targets(subject: Subject) -> None:
     """Mixup under autocast: half-precision scores meet float32 distributions."""
     loss: Loss = subject.build()

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.targets.label_mixture import Target
-from topk_registry.testing.expect import expect, expect_close, expect_finite
+from topk_registry.testing.expect import expect, expect_close, expect_finite, needs
+from topk_registry.testing.options import reduction_is_consistent
 from topk_registry.testing.subject import BATCH, Loss, Subject, evaluate, value_and_gradient
 
 BROKEN = 1  # the row that is made NaN
@@ -87,6 +88,7 @@ def batch_of_one(subject: Subject) -> None:
     )
 
 
+@needs(reduction_is_consistent)
 def empty_batch(subject: Subject) -> None:
     """A shard or a filter can leave no rows: sum gives 0, none gives [0], mean gives NaN, as in cross-entropy."""
     logits, labels = subject.logits()[:0], subject.labels()[:0]

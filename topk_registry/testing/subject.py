@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from topk_registry.ops.targets.label_mixture import LabelMixture, Target
 from topk_registry.registry import get_loss_builder
-from topk_registry.registry.options import CONTEXT, accepted_context
+from topk_registry.registry.options import CONTEXT, accepted_context, unbound
 from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect_close
 
 Loss = Callable[[Tensor, Any], Tensor]  # of logits and a target
@@ -47,6 +48,18 @@ class Subject:
             return cls(get_loss_builder(loss), loss, options or {}, num_classes)
         name = getattr(loss, "__name__", None) or type(loss).__name__
         return cls(_as_factory(loss), name, options or {}, num_classes)
+
+    def place(self, error: BaseException | None = None) -> str:
+        """Return ``file:line`` of the loss's source, of the line that raised if there is an error; "" if unknown."""
+        source = getattr(self.factory, "source", None) or inspect.unwrap(unbound(self.factory))
+        try:
+            file, line = inspect.getsourcefile(source) or "", inspect.getsourcelines(source)[1]
+        except (OSError, TypeError):
+            return ""
+        frames = traceback.walk_tb(None if error is None else error.__traceback__)
+        for frame, at in frames:
+            line = at if frame.f_code.co_filename == file else line
+        return f"{file}:{line}"
 
     def build(self, **options: Any) -> Loss:
         """A fresh loss: the subject's options, the context its signature names, and what the check asks for."""
@@ -174,7 +187,12 @@ def _keywords(parameters: Any) -> Iterator[str]:
 def _as_factory(loss: Any) -> Callable[..., Loss]:
     """A factory as it is; of a loss itself, a factory that returns it, bound to the options it is given."""
     if isinstance(loss, nn.Module):
-        return lambda: copy.deepcopy(loss)
+
+        def of_object() -> Loss:
+            return copy.deepcopy(loss)
+
+        of_object.source = type(loss)  # pyright: ignore[reportFunctionMemberAccess]  # for Subject.place
+        return of_object
     if not _takes_scores(loss):
         return loss
 

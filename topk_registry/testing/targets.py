@@ -7,7 +7,7 @@ from torch import Tensor
 
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.ops.targets.label_mixture import LabelMixture
-from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect, expect_close
+from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect, expect_close, needs
 from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gradient
 
 
@@ -20,6 +20,7 @@ def one_hot_targets_equal_indices(subject: Subject) -> None:
     expect_close(dense_gradient, gradient, "gradient of one-hot targets")
 
 
+@needs(one_hot_targets_equal_indices)
 def dense_targets_count_in_full(subject: Subject) -> None:
     """A loss that takes the arg max of a distribution trains on mixed images as if they were not."""
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
