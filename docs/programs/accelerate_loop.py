@@ -24,8 +24,10 @@ def main() -> None:
     model = timm.create_model("test_resnet", num_classes=20)
     criterion = tr.create_loss("smooth_topk_svm", k=5).to(accelerator.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    parts = accelerator.prepare(model, optimizer, loader("train", 2000), loader("validation", 500))
-    model, optimizer, train, held_out = parts
+    train = loader("train", 2000)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=3 * len(train))
+    parts = accelerator.prepare(model, optimizer, schedule, train, loader("validation", 500))
+    model, optimizer, schedule, train, held_out = parts
     for epoch in range(3):
         criterion.set_epoch(epoch)  # for losses with a schedule
         model.train()
@@ -33,6 +35,7 @@ def main() -> None:
             optimizer.zero_grad()
             accelerator.backward(criterion(model(images), target))
             optimizer.step()
+            schedule.step()
         model.eval()
         accuracy = TopKAccuracy((1, 5), num_classes=20)
         with torch.no_grad():

@@ -36,7 +36,10 @@ class Classifier(lightning.LightningModule):
         print(f"epoch {self.current_epoch + 1}: top-1 {found['top1']:.3f}, top-5 {found['top5']:.3f}")
 
     def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=5e-3)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=5e-3)
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def loader(split: str, size: int) -> DataLoader:

@@ -25,13 +25,16 @@ def main(folder: str) -> None:
     model = models.resnet18(num_classes=n)
     criterion = tr.create_loss("smooth_topk_svm", k=min(3, n - 1), label_smoothing=0.0)  # mixup smooths already
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batches = DataLoader(train, batch_size=20, shuffle=True, drop_last=True, collate_fn=mixed)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=3 * len(batches))
     for epoch in range(3):
         criterion.set_epoch(epoch)  # for losses with a schedule
         model.train()
-        for images, target in DataLoader(train, batch_size=20, shuffle=True, drop_last=True, collate_fn=mixed):
+        for images, target in batches:
             optimizer.zero_grad()
             criterion(model(images), target).backward()
             optimizer.step()
+            schedule.step()
         model.eval()
         hits = seen = 0
         with torch.no_grad():
