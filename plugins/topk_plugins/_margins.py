@@ -1,36 +1,53 @@
-"""Class counts, and gaps that grow as classes get rarer (the margins of Cao et al. 2019), for losses for long tails."""
+"""Required gaps of classes, and those that grow as classes get rarer (the margins of Cao et al. 2019)."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 
-def ldam_margins(class_counts: Tensor | Sequence[float] | None, max_margin: float) -> Tensor:
-    """Return the required gap of each class: ``max_margin`` for the rarest, less for others by the fourth root of size.
+def relative_gaps(class_counts: Tensor | Sequence[float] | None) -> Tensor:
+    """Return the required gap of each class relative to that of the rarest: the fourth root of how much rarer that is.
 
-        m_c = max_margin * n_c^(-1/4) / max_j n_j^(-1/4) = max_margin * (min_j n_j / n_c)^(1/4)
+        n_c^(-1/4) / max_j n_j^(-1/4) = (min_j n_j / n_c)^(1/4)
 
     A class without samples gets the gap of the rarest class that has some, so that it does not change the others'.
 
     Args:
         class_counts: how many training samples each class has [n].
-        max_margin: the largest gap.
 
     Returns:
-        Gaps [n] in the default dtype.
+        Numbers in (0, 1] [n] in double precision.
 
     Example:
-        >>> ldam_margins([16, 1, 0], 0.5)
-        tensor([0.2500, 0.5000, 0.5000])
+        >>> relative_gaps([16, 1, 0]).tolist()
+        [0.5, 1.0, 1.0]
 
     Reference:
         Cao, Wei, Gaidon, Arechiga, Ma. Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss. 2019.
     """
     counts = checked_counts(class_counts)
-    if not max_margin >= 0:
-        raise ValueError(f"max_margin must be at least 0, got {max_margin!r}")
-    return (max_margin * (counts.min() / counts) ** 0.25).to(torch.get_default_dtype())
+    return (counts.min() / counts) ** 0.25
+
+
+def checked_gaps(alpha: float | Tensor | Sequence[float]) -> Tensor:
+    """Return required gaps in double precision: one non-negative number, or one a class.
+
+    Example:
+        >>> checked_gaps(0.1).item()
+        0.1
+    """
+    gaps = torch.as_tensor(alpha, dtype=torch.float64).detach().clone()
+    if gaps.ndim > 1 or not bool(((gaps >= 0) & gaps.isfinite()).all()):
+        raise ValueError(f"alpha must be one finite non-negative number, or one a class, got {alpha!r}")
+    return gaps
+
+
+def check_max_margin(max_margin: float) -> None:
+    """Raise unless the largest gap is a finite number of at least 0."""
+    if not 0 <= max_margin < math.inf:
+        raise ValueError(f"max_margin must be finite and at least 0, got {max_margin!r}")
 
 
 def checked_counts(class_counts: Tensor | Sequence[float] | None) -> Tensor:

@@ -7,6 +7,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from topk_registry import TopKLoss
+
+
+class SeveralSizes(TopKLoss):
+    """A loss of one set size or of several; its ``k`` is the largest.
+
+    Args:
+        k, k_weights: as for :func:`set_sizes`.
+        options: those of :class:`TopKLoss`.
+    """
+
+    sizes: tuple[int, ...]
+    shares: tuple[float, ...]
+
+    def __init__(self, k: int | Sequence[int], k_weights: Sequence[float] | None, **options: Any) -> None:
+        super().__init__(max(set_sizes(k, k_weights)[0]), **options)
+        self.take_sizes(k, k_weights)
+
+    def take_sizes(self, k: int | Sequence[int], k_weights: Sequence[float] | None) -> None:
+        """Take set sizes and their weights, which depend on each other."""
+        self.sizes, self.shares, self._shown = set_sizes(k, k_weights)
+        self._given = {"k": k, "k_weights": k_weights}
+        vars(self).update(k=max(self.sizes), k_weights=k_weights)
+
+    def set_option(self, name: str, value: Any) -> None:
+        if name in self._given:
+            self.take_sizes(**{**self._given, name: value})
+        else:
+            super().set_option(name, value)
+
 
 def set_sizes(
     k: int | Sequence[int], k_weights: Sequence[float] | None

@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from topk_plugins._sizes import mixture_nll, set_sizes
+from topk_plugins._margins import checked_gaps
+from topk_plugins._sizes import SeveralSizes, mixture_nll
 from topk_registry import (
     LabelMixture,
     RowLoss,
-    TopKLoss,
     linear_smooth_topk,
     smooth_topk_hinge,
     smooth_topk_loss,
@@ -30,7 +30,7 @@ from topk_registry import (
 )
 
 
-class SmoothTopKSVM(TopKLoss):
+class SmoothTopKSVM(SeveralSizes):
     """Smooth top-k SVM: a hinge on the k-th best other score, smoothed by the temperature tau.
 
     L(s, y) = tau softplus(alpha / tau - l_y), equal to the paper's
@@ -84,9 +84,9 @@ class SmoothTopKSVM(TopKLoss):
         label_smoothing: float = 0.0,
         ignore_index: int = -100,
     ) -> None:
-        self.sizes, self.shares, self._shown = set_sizes(k, k_weights)
         super().__init__(
-            max(self.sizes),
+            k,
+            k_weights,
             weight=weight,
             reduction=reduction,
             label_smoothing=label_smoothing,
@@ -97,11 +97,8 @@ class SmoothTopKSVM(TopKLoss):
         self.combine = combine
         if not 0.0 < tau < float("inf"):
             raise ValueError(f"tau must be positive and finite, got {tau!r}")
-        gap = torch.as_tensor(alpha, dtype=torch.get_default_dtype()).detach().clone()
-        if gap.ndim > 1 or not bool(((gap >= 0) & gap.isfinite()).all()):
-            raise ValueError(f"alpha must be one non-negative number, or one a class, got {alpha!r}")
         self.tau = float(tau)
-        self.register_buffer("alpha", gap)
+        self.register_buffer("alpha", checked_gaps(alpha))
 
     @property
     def temperature(self) -> float:

@@ -265,9 +265,13 @@ class Mirror(ClassificationLoss):
         if not 0 < gamma < math.inf:
             raise ValueError(f"gamma must be finite and above 0, got {gamma!r}")
         self.base, self.link, self.gamma, self.rho = base, link, float(gamma), float(rho)
-        self.power = BASES[base]
 
     takes_half = True
+
+    @property
+    def power(self) -> int:
+        """The power a of the error."""
+        return BASES[self.base]
 
     def row_loss(self, logits: Tensor) -> RowLoss:
         plain = self.gamma == 2 or self.rho == 0

@@ -11,13 +11,14 @@ Reference:
     classification. ICML 2022.
 """
 
+import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from topk_plugins._margins import ldam_margins
-from topk_registry import PerturbedTopK, RowLoss, TopKLoss, perturbed_hinge_loss
+from topk_plugins._margins import check_max_margin, relative_gaps
+from topk_registry import RowLoss, TopKLoss, perturbed_hinge_loss
 
 
 class NoisedTopK(TopKLoss):
@@ -47,8 +48,8 @@ class NoisedTopK(TopKLoss):
     option_ranges: ClassVar = {"epsilon": "[0, inf)", "num_samples": "[1, inf)"}
     tuning_grid: ClassVar = {"epsilon": (0.1, 0.3, 1.0, 3.0)}
 
-    margins: Tensor
     scale: float = 1.0
+    impl: str = "auto"
 
     def __init__(
         self,
@@ -64,19 +65,25 @@ class NoisedTopK(TopKLoss):
         super().__init__(
             k, weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index
         )
-        self.threshold = PerturbedTopK(self.k + 1, epsilon=epsilon, num_samples=num_samples)
+        perturbed_hinge_loss(self.k + 1, epsilon=epsilon, num_samples=num_samples)  # raises where these cannot be
+        self.epsilon, self.num_samples = float(epsilon), int(num_samples)
 
     takes_half = True
 
+    def checked_option(self, name: str, value: Any) -> Any:
+        value = super().checked_option(name, value)
+        if name in ("epsilon", "num_samples"):
+            perturbed_hinge_loss(self.k + 1, **{name: value})
+        return value
+
     def row_loss(self, logits: Tensor) -> RowLoss:
-        noise = self.threshold
         return perturbed_hinge_loss(
-            noise.k,
-            epsilon=noise.epsilon,
-            num_samples=noise.num_samples,
+            self.k + 1,
+            epsilon=self.epsilon,
+            num_samples=self.num_samples,
             alpha=self.margin(logits),
             scale=self.scale,
-            impl=noise.impl,
+            impl=self.impl,
         )
 
     def margin(self, logits: Tensor) -> float | Tensor:
@@ -84,7 +91,7 @@ class NoisedTopK(TopKLoss):
         return 1.0
 
     def extra_repr(self) -> str:
-        return f"epsilon={self.threshold.epsilon:g}, num_samples={self.threshold.num_samples}, {super().extra_repr()}"
+        return f"epsilon={self.epsilon:g}, num_samples={self.num_samples}, {super().extra_repr()}"
 
 
 class NoisedTopKImbalanced(NoisedTopK):
@@ -120,8 +127,12 @@ class NoisedTopKImbalanced(NoisedTopK):
         tensor(2.5000)
     """
 
+    _version = 2  # checkpoints of before hold the gaps
+
     option_ranges: ClassVar = {"max_margin": "[0, inf)", "scale": "(0, inf)"}
     tuning_grid: ClassVar = {"max_margin": (0.2, 0.3, 0.4)}
+
+    relative_gaps: Tensor
 
     def __init__(
         self,
@@ -146,15 +157,23 @@ class NoisedTopKImbalanced(NoisedTopK):
             label_smoothing=label_smoothing,
             ignore_index=ignore_index,
         )
-        if not scale > 0:
-            raise ValueError(f"scale must be above 0, got {scale!r}")
-        self.scale = float(scale)
-        self.register_buffer("margins", ldam_margins(class_counts, max_margin))
+        if not 0 < scale < math.inf:
+            raise ValueError(f"scale must be finite and above 0, got {scale!r}")
+        check_max_margin(max_margin)
+        self.scale, self.max_margin = float(scale), float(max_margin)
+        # an option, not a state: a checkpoint must load whatever the counts are
+        self.register_buffer("relative_gaps", relative_gaps(class_counts), persistent=False)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, metadata: dict, *args: Any) -> None:
+        if metadata.get("version", 1) < 2:
+            state_dict.pop(prefix + "margins", None)
+        super()._load_from_state_dict(state_dict, prefix, metadata, *args)
 
     def margin(self, logits: Tensor) -> Tensor:
-        if self.margins.numel() != logits.shape[1]:
-            raise ValueError(f"class_counts has {self.margins.numel()} entries, logits have {logits.shape[1]} classes")
-        return self.margins
+        gaps = self.relative_gaps
+        if gaps.numel() != logits.shape[1]:
+            raise ValueError(f"class_counts has {gaps.numel()} entries, logits have {logits.shape[1]} classes")
+        return self.max_margin * gaps
 
     def extra_repr(self) -> str:
-        return f"scale={self.scale:g}, max_margin={self.margins.max().item():g}, {super().extra_repr()}"
+        return f"scale={self.scale:g}, max_margin={self.max_margin:g}, {super().extra_repr()}"

@@ -6,11 +6,11 @@ s_y with. Yang and Koyejo show which of them are consistent with top-k error.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
+from topk_plugins._margins import checked_gaps
 from topk_registry import RowLoss, TopKLoss, topk_hinge_loss
 
 
@@ -56,13 +56,22 @@ class TopKSVM(TopKLoss):
         super().__init__(
             k, weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index
         )
-        gaps = torch.as_tensor(alpha, dtype=torch.get_default_dtype()).detach().clone()
-        if gaps.ndim > 1 or not bool((gaps.isfinite() & (gaps >= 0)).all()):
-            raise ValueError(f"alpha must be one finite margin of at least 0, or one a class, got {alpha!r}")
+        self._take_alpha(alpha)
+
+    def _take_alpha(self, alpha: float | Tensor | Sequence[float]) -> None:
+        gaps = checked_gaps(alpha)
+        for holder in (vars(self), self._buffers):
+            holder.pop("alpha", None)
         if gaps.ndim:
             self.register_buffer("alpha", gaps)
         else:
-            self.alpha = float(torch.as_tensor(alpha, dtype=torch.float64))
+            vars(self)["alpha"] = gaps.item()
+
+    def set_option(self, name: str, value: Any) -> None:
+        if name == "alpha":
+            self._take_alpha(value)
+        else:
+            super().set_option(name, value)
 
     takes_half = True
 

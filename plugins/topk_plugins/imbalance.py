@@ -6,13 +6,13 @@ l_y = log p_y - log(1 - p_y) of the label; cross-entropy is softplus(-l_y).
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topk_plugins._margins import ldam_margins
+from topk_plugins._margins import check_max_margin, relative_gaps
 from topk_registry import ClassificationLoss, Curve, LabelMixture, RowLoss, softmax_loss
 
 LARGE = 60.0  # a gap whose exponential is still far from overflow in single precision
@@ -25,13 +25,14 @@ def _focal(log_p, log_not, p, not_p, own, numbers):
 
 
 def _with_margin(log_p, log_not, p, not_p, own, numbers):
-    # own: exp(scale m) - 1; log(1 + exp(scale m - log-odds)), without exponentials
+    # own: exp(scale m) - 1 of the gap m; log(1 + exp(scale m - log-odds)), without exponentials
     rest = own * not_p
     return math.log1p(rest) - log_p, -(rest + not_p) / (1.0 + rest)
 
 
 def _with_large_margin(log_p, log_not, p, not_p, own, numbers):
-    z = numbers[0] * own - (log_p - log_not)
+    # own: scale m
+    z = own - (log_p - log_not)
     e = math.exp(-abs(z))
     most = 1.0 / (1.0 + e)
     return max(z, 0.0) + math.log1p(e), -most if z > 0.0 else -e * most
@@ -137,9 +138,12 @@ class LDAM(ClassificationLoss):
     option_ranges: ClassVar = {"max_margin": "[0, inf)", "scale": "(0, inf)", "beta": "[0, 1)"}
     tuning_grid: ClassVar = {"max_margin": (0.2, 0.35, 0.5)}
 
-    margin: Tensor
-    lead: Tensor
-    phases: Tensor
+    _version = 2  # checkpoints of before hold the weights of the epoch that they were written in
+
+    fixed_options: ClassVar = ("beta",)
+
+    relative_gaps: Tensor
+    balance: Tensor
 
     def __init__(
         self,
@@ -158,19 +162,15 @@ class LDAM(ClassificationLoss):
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
         if not 0 < scale < math.inf:
             raise ValueError(f"scale must be finite and above 0, got {scale!r}")
-        _check_beta(beta)
+        check_max_margin(max_margin)
         self.max_margin, self.scale, self.beta = float(max_margin), float(scale), float(beta)
-        # not in the state_dict: they are options, and a checkpoint must load whatever the phase it was written in
-        self.register_buffer("margin", ldam_margins(class_counts, max_margin), persistent=False)
-        self.register_buffer("lead", (scale * self.margin.double()).expm1().to(self.margin), persistent=False)
+        # not in the state_dict: they are options, and a checkpoint must load whatever the counts are
+        self.register_buffer("relative_gaps", relative_gaps(class_counts), persistent=False)
+        assert class_counts is not None, "relative_gaps raises without it"
+        self.register_buffer("balance", effective_number_weights(class_counts, beta), persistent=False)
+        self.total_epochs = total_epochs
         self.drw_epoch = _first_epoch(drw_epoch, total_epochs)
-        if self.drw_epoch is not None:
-            assert class_counts is not None, "ldam_margins raises without it"
-            balance = effective_number_weights(class_counts, beta)
-            before = torch.ones_like(balance) if self.weight is None else self.weight
-            self.register_buffer("phases", torch.stack((before, before * balance)), persistent=False)
-            self.register_buffer("weight", before.clone())
-            self._begin_phase(0)
+        self._begin_phase(0)
 
     @property
     def first_change(self) -> int | None:
@@ -182,25 +182,50 @@ class LDAM(ClassificationLoss):
         self._begin_phase(epoch)
 
     def _begin_phase(self, epoch: int) -> None:
-        if self.drw_epoch is not None and self.weight is not None:
-            self.weight.copy_(self.phases[int(epoch >= self.drw_epoch)])
+        self._epoch, self.reweights = epoch, self.drw_epoch is not None and epoch >= self.drw_epoch
+
+    def set_option(self, name: str, value: Any) -> None:
+        if name in ("drw_epoch", "total_epochs"):
+            given = {"drw_epoch": self.drw_epoch, "total_epochs": self.total_epochs, name: value}
+            vars(self).update(given, drw_epoch=_first_epoch(**given))
+            self._begin_phase(self._epoch)
+        else:
+            super().set_option(name, value)
+
+    @property
+    def class_weight(self) -> Tensor | None:
+        """The given factors, times those of the re-weighting from its first epoch on."""
+        if self.drw_epoch is None:
+            return self.weight
+        factor = self.balance if self.reweights else torch.ones_like(self.balance)
+        return factor if self.weight is None else factor * self.weight
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, metadata: dict, *args: Any) -> None:
+        if metadata.get("version", 1) < 2 and self.drw_epoch is not None:
+            state_dict.pop(prefix + "weight", None)
+            if self.weight is not None:
+                state_dict[prefix + "weight"] = self.weight
+        super()._load_from_state_dict(state_dict, prefix, metadata, *args)
 
     def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
-        if logits.ndim == 2 and logits.shape[1] != self.margin.numel():
-            raise ValueError(f"class_counts has {self.margin.numel()} entries, logits have {logits.shape[1]} classes")
+        if logits.ndim == 2 and logits.shape[1] != len(self.relative_gaps):
+            raise ValueError(
+                f"class_counts has {len(self.relative_gaps)} entries, logits have {logits.shape[1]} classes"
+            )
         return super().forward(logits, target)
 
     takes_half = True
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        if self.scale * self.max_margin > LARGE or self.lead.dtype == torch.float16:  # which may hold infinity
-            curve = Curve(self._of_margin, _with_large_margin, (self.scale,), own=self.margin)
+        gaps = self.scale * self.max_margin * self.relative_gaps  # of the scores times scale
+        if self.scale * self.max_margin > LARGE:
+            curve = Curve(self._of_gap, _with_large_margin, own=gaps)
         else:
-            curve = Curve(self._of_lead, _with_margin, own=self.lead)
+            curve = Curve(self._of_lead, _with_margin, own=gaps.expm1())
         return softmax_loss(curve, scale=self.scale)
 
-    def _of_margin(self, log_p: Tensor, log_not: Tensor, margin: Tensor) -> Tensor:
-        return F.softplus(self.scale * margin - (log_p - log_not), threshold=40.0)
+    def _of_gap(self, log_p: Tensor, log_not: Tensor, gap: Tensor) -> Tensor:
+        return F.softplus(gap - (log_p - log_not), threshold=40.0)
 
     def _of_lead(self, log_p: Tensor, log_not: Tensor, lead: Tensor) -> Tensor:
         return F.softplus(lead.log1p() - (log_p - log_not), threshold=40.0)
@@ -216,14 +241,14 @@ def effective_number_weights(class_counts: Tensor | Sequence[float], beta: float
 
     Example:
         >>> effective_number_weights([100, 10, 1], 0.9)
-        tensor([0.2393, 0.3674, 2.3932])
+        tensor([0.2393, 0.3674, 2.3932], dtype=torch.float64)
     """
     _check_beta(beta)
     counts = torch.as_tensor(class_counts, dtype=torch.float64).detach()
     counts = counts.clamp(min=counts[counts > 0].min())
     effective = -torch.expm1(counts * math.log(beta)) if beta > 0 else torch.ones_like(counts)
     weights = 1 / effective
-    return (weights / weights.mean()).to(torch.get_default_dtype())
+    return weights / weights.mean()
 
 
 def _check_beta(beta: float) -> None:

@@ -11,18 +11,18 @@ there. Only the highest scores and the label are ranked.
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from topk_plugins._sizes import set_sizes
-from topk_registry import RowLoss, TopKLoss, ranking_loss, softmax_loss
+from topk_plugins._sizes import SeveralSizes, set_sizes
+from topk_registry import RowLoss, ranking_loss, softmax_loss
 
 RELAXATIONS = ("neuralsort", "softsort", "odd_even", "bitonic")
 FEWEST = 16  # candidates, as in the paper
 
 
-class DifferentiableTopK(TopKLoss):
+class DifferentiableTopK(SeveralSizes):
     r"""Top-k classification loss over a relaxed ranking, for one k or several.
 
     .. math:: L(s, y) = -\log \sum_j P_j \sum_{r \le k_j} P_{r y}
@@ -70,6 +70,8 @@ class DifferentiableTopK(TopKLoss):
     tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}
     takes_half = True
 
+    candidates: int | None
+
     def __init__(
         self,
         k: int | Sequence[int] = 5,
@@ -85,9 +87,10 @@ class DifferentiableTopK(TopKLoss):
         label_smoothing: float = 0.0,
         ignore_index: int = -100,
     ) -> None:
-        self.sizes, self.shares, self._shown = set_sizes(k, k_weights)
+        self._candidates, self.top1 = candidates, top1
         super().__init__(
-            max(self.sizes),
+            k,
+            k_weights,
             weight=weight,
             reduction=reduction,
             label_smoothing=label_smoothing,
@@ -101,9 +104,21 @@ class DifferentiableTopK(TopKLoss):
             raise ValueError(f"top1 must be 'softmax' or 'sort', got {top1!r}")
         if not 0.0 < tau < math.inf:
             raise ValueError(f"tau must be positive and finite, got {tau!r}")
-        self.relaxation, self.tau, self.swap, self.top1 = relaxation, float(tau), swap, top1
-        is_softmax = self.k == 1 and top1 == "softmax"
-        self.candidates = None if is_softmax and candidates == "auto" else _number_of(candidates, self.k)
+        self.relaxation, self.tau, self.swap = relaxation, float(tau), swap
+
+    def take_sizes(self, k: int | Sequence[int], k_weights: Sequence[float] | None) -> None:
+        """Take set sizes and their weights; ``candidates`` depend on the largest."""
+        candidates = _number_of(self._candidates, max(set_sizes(k, k_weights)[0]), self.top1)
+        super().take_sizes(k, k_weights)
+        vars(self)["candidates"] = candidates
+
+    def set_option(self, name: str, value: Any) -> None:
+        if name == "candidates":
+            vars(self).update(candidates=_number_of(value, self.k, self.top1), _candidates=value)
+            return
+        super().set_option(name, value)
+        if name == "top1":
+            vars(self)["candidates"] = _number_of(self._candidates, self.k, self.top1)
 
     def row_loss(self, logits: Tensor) -> RowLoss:
         if self.k == 1 and self.top1 == "softmax" and self.candidates is None:
@@ -123,9 +138,9 @@ class DifferentiableTopK(TopKLoss):
         return f"{own}, {super().extra_repr().replace(f'k={self.k}', f'k={self._shown}', 1)}"
 
 
-def _number_of(candidates: int | str | None, k: int) -> int | None:
+def _number_of(candidates: int | str | None, k: int, top1: str) -> int | None:
     if candidates == "auto":
-        return max(FEWEST, 2 * k + 2)
+        return None if k == 1 and top1 == "softmax" else max(FEWEST, 2 * k + 2)
     if candidates is None:
         return None
     if isinstance(candidates, (str, bool)) or int(candidates) != candidates or candidates <= k:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from topk_plugins._margins import checked_counts
@@ -43,7 +42,7 @@ class LogitAdjustment(ClassificationLoss):
     option_ranges: ClassVar = {"tau": "[0, inf)"}
     tuning_grid: ClassVar = {"tau": (0.5, 1.0, 1.5)}
 
-    shift: Tensor
+    log_prior: Tensor
 
     def __init__(
         self,
@@ -60,16 +59,16 @@ class LogitAdjustment(ClassificationLoss):
             raise ValueError(f"tau must be finite and at least 0, got {tau!r}")
         self.tau = float(tau)
         counts = checked_counts(class_counts)
-        shift = self.tau * (counts / counts.sum()).log()
         # an option, not a state: a checkpoint must load whatever the counts are
-        self.register_buffer("shift", shift.to(torch.get_default_dtype()), persistent=False)
+        self.register_buffer("log_prior", (counts / counts.sum()).log(), persistent=False)
 
     takes_half = True
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        if self.shift.numel() != logits.shape[1]:
-            raise ValueError(f"class_counts has {self.shift.numel()} entries, logits have {logits.shape[1]} classes")
-        return softmax_loss(shift=self.shift)
+        prior = self.log_prior
+        if prior.numel() != logits.shape[1]:
+            raise ValueError(f"class_counts has {prior.numel()} entries, logits have {logits.shape[1]} classes")
+        return softmax_loss(shift=prior if self.tau == 1 else self.tau * prior)
 
     def extra_repr(self) -> str:
         return f"tau={self.tau:g}, {super().extra_repr()}"

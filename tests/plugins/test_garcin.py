@@ -8,7 +8,7 @@ import torch
 from pytopk.functional import bal_noised_topk_loss, imbal_noised_topk_loss
 from pytopk.noised_topk import _noised_topk
 
-from topk_plugins._margins import ldam_margins
+from topk_plugins._margins import relative_gaps
 from topk_plugins.garcin import NoisedTopK, NoisedTopKImbalanced
 
 COUNTS = [100, 50, 3, 7, 1, 20, 9]
@@ -32,7 +32,7 @@ def seeded(loss: torch.nn.Module, seed: int = 0):
 
 def by_torch(loss: NoisedTopK) -> NoisedTopK:
     """The loss with its noise from the torch path, whose tensors can be filled again."""
-    loss.threshold.impl = "torch"
+    loss.impl = "torch"
     return loss
 
 
@@ -160,21 +160,21 @@ def test_agrees_with_the_authors():
     z = torch.tensor(noise_of(0, 9, 4, torch.float32)).permute(1, 2, 0)  # [B, n, draws]
     theirs = bal_noised_topk_loss(logits, target, 3, 0.7, _noised_topk, z)
     torch.testing.assert_close(seeded(by_torch(balanced()))(logits, target), theirs)
-    margins = ldam_margins(COUNTS, 0.4)
+    margins = (0.4 * relative_gaps(COUNTS)).float()
     theirs = imbal_noised_topk_loss(logits, target, 3, margins, 0.2, _noised_topk, z, 20)
     torch.testing.assert_close(seeded(by_torch(imbalanced()))(logits, target), theirs)
 
 
 def test_margins():
     # fourth powers, so that every root is exact
-    assert ldam_margins([16, 81, 256, 16], 0.5).tolist() == pytest.approx(
-        [0.5, float(Fraction(1, 2) * Fraction(2, 3)), 0.25, 0.5], rel=2**-23
+    assert relative_gaps([16, 81, 256, 16]).tolist() == pytest.approx(
+        [1.0, float(Fraction(2, 3)), 0.5, 1.0], rel=2**-52
     )
-    assert ldam_margins(torch.tensor([5, 5]), 0.0).tolist() == [0.0, 0.0]
+    assert relative_gaps(torch.tensor([5, 5])).tolist() == [1.0, 1.0]
 
 
 def test_a_class_without_samples_leaves_the_others_margins_alone():
-    assert ldam_margins([160, 10, 0], 0.5).tolist() == pytest.approx([0.25, 0.5, 0.5])
+    assert relative_gaps([160, 10, 0]).tolist() == pytest.approx([0.5, 1.0, 1.0])
 
 
 @pytest.mark.parametrize("counts", [None, [0, 0], [3, -1], [1.0, float("nan")], [1.0, float("inf")], [[1, 2]], []])
@@ -186,9 +186,9 @@ def test_impossible_counts(counts):
 def test_errors():
     with pytest.raises(TypeError, match="class_counts"):
         NoisedTopKImbalanced()
-    with pytest.raises(ValueError, match="max_margin must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="max_margin must be finite and at least 0, got -1"):
         NoisedTopKImbalanced(class_counts=COUNTS, max_margin=-1)
-    with pytest.raises(ValueError, match="scale must be above 0, got 0"):
+    with pytest.raises(ValueError, match="scale must be finite and above 0, got 0"):
         NoisedTopKImbalanced(class_counts=COUNTS, scale=0)
     with pytest.raises(ValueError, match="epsilon must be finite and at least 0, got -1"):
         NoisedTopK(epsilon=-1)

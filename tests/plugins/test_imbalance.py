@@ -179,9 +179,10 @@ def test_drw_starts_at_its_epoch_and_means_its_weights():
 def test_drw_multiplies_the_users_weights():
     weight = torch.rand(N)
     loss = LDAM(class_counts=COUNTS, drw_epoch=1, weight=weight)
-    assert torch.equal(loss.weight, weight)
+    assert torch.equal(loss.class_weight, weight.double())
     loss.set_epoch(1)
-    torch.testing.assert_close(loss.weight, weight * effective_number_weights(COUNTS, 0.9999))
+    torch.testing.assert_close(loss.class_weight, weight.double() * effective_number_weights(COUNTS, 0.9999))
+    assert torch.equal(loss.weight, weight.double())
 
 
 @pytest.mark.parametrize(("drw_epoch", "total", "first"), [(0.8, 200, 160), (0.55, 100, 55), (0, None, 0), (1, 9, 1)])
@@ -190,16 +191,23 @@ def test_drw_epoch_is_a_number_or_a_share(drw_epoch, total, first):
 
 
 def test_a_checkpoint_loads_in_either_phase():
-    early, late = (LDAM(class_counts=COUNTS, drw_epoch=5) for _ in range(2))
+    weight = torch.linspace(0.5, 2, N)
+    early, late = (LDAM(class_counts=COUNTS, drw_epoch=5, weight=weight) for _ in range(2))
     late.set_epoch(9)
-    after = late.weight.clone()
-    early.load_state_dict(late.state_dict())
-    assert torch.equal(early.weight, after)
-    early.set_epoch(0)
+    after = late.class_weight.clone()
     late.load_state_dict(early.state_dict())
-    late.set_epoch(5)
-    assert torch.equal(late.weight, after)
-    assert torch.equal(early.weight, torch.ones(N))
+    assert torch.equal(late.class_weight, after)
+    early.load_state_dict(late.state_dict())
+    assert torch.equal(early.class_weight, weight.double())
+
+
+def test_checkpoints_of_before_hold_the_weights_of_their_epoch():
+    loss = LDAM(class_counts=COUNTS, drw_epoch=5)
+    written = {"weight": effective_number_weights(COUNTS, 0.9999).float()}
+    loss.load_state_dict(written)
+    assert torch.equal(loss.class_weight, torch.ones(N, dtype=torch.float64))
+    loss.set_epoch(5)
+    assert torch.equal(loss.class_weight, effective_number_weights(COUNTS, 0.9999))
 
 
 def test_effective_number_weights_keep_their_digits():

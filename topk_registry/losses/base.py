@@ -18,8 +18,9 @@ from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from topk_registry.losses.options import Adjustable
 from topk_registry.ops.rows.api import RowLoss, reduced, serves
 from topk_registry.ops.targets.checks import check_logits, check_target, checked_weight
 from topk_registry.ops.targets.hidden import is_hidden
@@ -30,13 +31,17 @@ from topk_registry.ops.targets.table import expected
 __all__ = ["ClassificationLoss", "TopKLoss"]
 
 
-class ClassificationLoss(nn.Module):
+class ClassificationLoss(Adjustable):
     """Base of losses over ``(logits [B, n], target [B] or [B, n])``; a subclass defines :meth:`per_class`, or
     :meth:`row_loss` for one of the fused operators.
 
     Logits may have further dimensions, [B, n, d1, ...], with targets [B, d1, ...] or [B, n, d1, ...], or none, [n] with
     a target [] or [n], as in cross-entropy. The target of logits [B, n] may be a :class:`LabelMixture` too; its rows
     without mass are ignored, and a mean counts them.
+
+    Options can be set afterwards (``loss.tau = 0.3``): they are checked as the constructor's are, and those that are
+    read by the constructor alone are refused. Numbers and class weights are kept in double precision, whatever the
+    precision of the logits.
 
     Args:
         weight: one non-negative factor a class [n].
@@ -86,6 +91,16 @@ class ClassificationLoss(nn.Module):
         """Set the epoch, counted from 0, before it begins. A loss with a schedule overrides this and calls it, too."""
         self._told = True
 
+    def checked_option(self, name: str, value: Any) -> Any:
+        """See :meth:`Adjustable.checked_option`."""
+        value = super().checked_option(name, value)
+        return checked_weight(value) if name == "weight" and value is not None else value
+
+    @property
+    def class_weight(self) -> Tensor | None:
+        """The factors of the classes [n] that are in force; a subclass may make them depend on the epoch."""
+        return self.weight
+
     def row_loss(self, logits: Tensor) -> RowLoss | None:
         """The loss as one of the fused operators, see :func:`topk_registry.row_losses`; None where it is none."""
         return None
@@ -106,7 +121,8 @@ class ClassificationLoss(nn.Module):
 
     def per_target(self, logits: Tensor, target: Tensor) -> Tensor:
         """sum_c q_c w_c L(s, c) [B] for distributions q [B, n]; overridden where that is cheaper than the table."""
-        q = target if self.weight is None else target * self.weight.to(target)
+        weight = self.class_weight
+        q = target if weight is None else target * weight.to(target)
         if (rows := self.row_loss(logits)) is not None:
             return rows.definition(logits, q)
         return expected(q, self.per_class(logits))
@@ -151,7 +167,7 @@ class ClassificationLoss(nn.Module):
 
     def _rows(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
         check_logits(logits)
-        weight = self.weight
+        weight = self.class_weight
         if weight is not None and weight.numel() != logits.shape[1]:
             raise ValueError(f"weight has {weight.numel()} entries, logits have {logits.shape[1]} classes")
         if (loss := self._fused(logits, target, weight)) is not None:
@@ -202,7 +218,7 @@ class ClassificationLoss(nn.Module):
 
     def _masses(self, logits: Tensor, target: Tensor | LabelMixture, seen: tuple[int, int] | None) -> Masses:
         """The target with label smoothing and ignored rows."""
-        options = {"weight": self.weight, "smoothing": self.label_smoothing, "ignore_index": self.ignore_index}
+        options = {"weight": self.class_weight, "smoothing": self.label_smoothing, "ignore_index": self.ignore_index}
         return Masses.of(target, logits.shape[1], **options, seen=seen, dtype=logits.dtype)
 
     def _of_masses(self, logits: Tensor, masses: Masses) -> Tensor:
@@ -212,7 +228,7 @@ class ClassificationLoss(nn.Module):
             loss = self.per_target(logits, masses.dense(logits.shape[1], precision))
         else:
             loss = self.per_label(logits, masses.labels)
-            loss = loss if self.weight is None else masses.weighted(loss)
+            loss = loss if self.class_weight is None else masses.weighted(loss)
         return masses.reduced(loss, self.reduction)
 
     def extra_repr(self) -> str:
@@ -242,9 +258,12 @@ class TopKLoss(ClassificationLoss):
         ignore_index: int = -100,
     ) -> None:
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
-        if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
-            raise ValueError(f"k must be an integer of at least 1, got {k!r}")
-        self.k = int(k)
+        self.k = _checked_size(k)
+
+    def checked_option(self, name: str, value: Any) -> Any:
+        """See :meth:`Adjustable.checked_option`."""
+        value = super().checked_option(name, value)
+        return _checked_size(value) if name == "k" else value
 
     def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
         n = logits.shape[min(1, logits.ndim - 1)] if logits.ndim else 0
@@ -254,3 +273,9 @@ class TopKLoss(ClassificationLoss):
 
     def extra_repr(self) -> str:
         return f"k={self.k}, {super().extra_repr()}"
+
+
+def _checked_size(k: int) -> int:
+    if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
+        raise ValueError(f"k must be an integer of at least 1, got {k!r}")
+    return int(k)

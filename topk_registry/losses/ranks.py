@@ -57,14 +57,14 @@ def weight_of_rows(loss: ClassificationLoss, target: Target) -> Tensor:
         classes = target.shape[min(1, target.ndim - 1)]
         return torch.tensor(target.numel() / classes, dtype=torch.float64, device=target.device)
     kept = target != loss.ignore_index
-    if loss.weight is None:
+    if (weight := loss.class_weight) is None:
         return kept.sum().double()
-    return torch.where(kept, loss.weight.double()[torch.where(kept, target, 0).long()], 0.0).sum()
+    return torch.where(kept, weight.double()[torch.where(kept, target, 0).long()], 0.0).sum()
 
 
 def weighs_rows(loss: object) -> bool:
     """Whether a loss is a mean of rows that may count differently."""
-    return isinstance(loss, ClassificationLoss) and loss.reduction == "mean" and loss.weight is not None
+    return isinstance(loss, ClassificationLoss) and loss.reduction == "mean" and loss.class_weight is not None
 
 
 def number_of_ranks(group: Group = None) -> int:

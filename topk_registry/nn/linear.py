@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from topk_registry.losses.options import KeepsNumbers, numbers
 from topk_registry.nn.class_parallel import (
     check_classes,
     check_options,
@@ -19,6 +20,7 @@ from topk_registry.nn.class_parallel import (
 from topk_registry.ops.distributed import is_distributed
 from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset.chunked.api import TopClasses, linear_label_margins, linear_topk, logits_like
+from topk_registry.ops.rows.constants import fixed_number
 from topk_registry.ops.targets.checks import check_target, checked_weight
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Masses
@@ -117,6 +119,7 @@ def linear_smooth_topk(
             label_smoothing=label_smoothing, ignore_index=ignore_index, chunk=chunk, group=process_group,
             num_classes=num_classes, replicated=replicated, averaged=averaged, sample=sample, generator=generator,
         )  # fmt: skip
+    tau, label_smoothing = fixed_number(tau), fixed_number(label_smoothing)
     check_options(tau, alpha, reduction, label_smoothing)
     B, n = len(features), logits_like(features, weight, bias).shape[1]
     check_classes(n, alpha, class_weight)
@@ -133,7 +136,7 @@ def linear_smooth_topk(
     return masses.reduced(loss if features.dtype == torch.float64 else loss.float(), reduction)
 
 
-class LinearSmoothTopK(nn.Module):
+class LinearSmoothTopK(KeepsNumbers):
     """``nn.Linear`` and smooth top-k SVM in one module, for a million classes and more.
 
     ``head(features, target)`` returns the loss to train with. ``head.topk(features)`` predicts the k best classes, each
@@ -209,7 +212,7 @@ class LinearSmoothTopK(nn.Module):
         own = num_classes if process_group is None else own_classes(num_classes, process_group)
         self.weight = nn.Parameter(torch.empty(own, in_features, device=device, dtype=dtype))
         self.register_parameter("bias", nn.Parameter(self.weight.new_empty(own)) if bias else None)
-        gap = torch.as_tensor(alpha, dtype=torch.get_default_dtype()).detach().clone()
+        gap = numbers(alpha, "alpha")
         factor = None if class_weight is None else checked_weight(class_weight)
         check_options(tau, gap, reduction, label_smoothing)
         check_classes(num_classes, gap, factor)

@@ -1,6 +1,7 @@
 """Options that losses share with ``torch.nn.CrossEntropyLoss`` mean here what they mean there."""
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -118,6 +119,55 @@ def _is_refused(subject: Subject, option: str, value: Any) -> bool:
     return False
 
 
+def options_can_be_set(subject: Subject) -> None:
+    """A temperature is annealed by setting it; a loss that goes on with the old one, or with a part of it, trains on
+    another loss than it shows. An option that cannot be set must refuse."""
+    logits, labels = subject.logits(), subject.labels()
+    for option, value in other_values(subject):
+        loss = subject.build()
+        if not isinstance(loss, ClassificationLoss) and not hasattr(loss, option):
+            continue  # a plain module does not know its options
+        evaluate(loss, logits, labels)  # a kernel may remember
+        try:
+            setattr(loss, option, value)
+        except (ValueError, TypeError, AttributeError):
+            continue
+        built = subject.build(**{option: value})
+        wanted, got = value_and_gradient(built, logits, labels), value_and_gradient(loss, logits, labels)
+        for kind, mine, its in zip(("loss", "gradient"), got, wanted, strict=True):
+            expect_close(mine, its, f"{kind} after {option} was set to {value!r}", tolerance=0.0)
+        expect(repr(loss) == repr(built), f"expected {built!r} after {option} was set to {value!r}, got {loss!r}")
+
+
+def other_values(subject: Subject) -> Iterator[tuple[str, Any]]:
+    """For each option values beside the one it has, with which the loss can be built."""
+    n, ranges, grid = subject.num_classes, option_ranges(subject.factory), tuning_grid(subject.factory)
+    common = {
+        "reduction": ["sum", "none"],
+        "label_smoothing": [0.25, 0.5, 0.125],
+        "ignore_index": [int(subject.labels()[0])],
+    }
+    common |= {"k": [2, 3], "weight": [subject.class_weight()], "class_counts": [list(range(1, n + 1))]}
+    parameters = inspect.signature(subject.factory).parameters
+    for option in filter(subject.takes, parameters):
+        allowed, usual = ranges.get(option), subject.options.get(option, parameters[option].default)
+        values = [*common.get(option, ()), *grid.get(option, ())]
+        if isinstance(allowed, tuple):
+            values += allowed
+        elif isinstance(usual, bool):
+            values.append(not usual)
+        elif isinstance(usual, (int, float)):
+            values += [usual + 1, 0.75 * usual, 0.625 * usual] if isinstance(usual, float) else [usual + 1]
+        for value in values:
+            if not isinstance(value, torch.Tensor) and value == usual:
+                continue
+            try:
+                evaluate(subject.build(**{option: value}), subject.logits(), subject.labels())
+            except (ValueError, TypeError):
+                continue
+            yield option, value
+
+
 def set_epoch_is_harmless(subject: Subject) -> None:
     """A trainer calls ``set_epoch`` before each epoch, the last included; ``first_change`` is the first that counts."""
     loss = subject.build()
@@ -149,5 +199,6 @@ CHECKS = (
     label_smoothing_is_a_soft_target,
     tuning_grid_can_be_tried,
     option_ranges_are_kept,
+    options_can_be_set,
     set_epoch_is_harmless,
 )

@@ -1,5 +1,6 @@
 """The transforms of torch: whatever goes through cross-entropy goes through the loss."""
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from topk_registry.losses.base import ClassificationLoss
 from topk_registry.testing.expect import NotApplicableError, expect, expect_close, expect_finite
+from topk_registry.testing.options import other_values
 from topk_registry.testing.subject import BATCH, SEED, Subject, evaluate, seed, value_and_gradient
 
 # Central differences of a gradient err as those of a value do, see gradients.py; third derivatives are larger.
@@ -109,6 +112,45 @@ def compile_dynamic(subject: Subject) -> None:
     expect(len(graphs) == 1, f"expected one graph for every batch size, got {len(graphs)}")
 
 
+def options_change_under_compile(subject: Subject) -> None:
+    """A compiled loss whose options are set must follow. torch.compile makes a symbol of a float after its second
+    value; burnt into code that is found again by the symbol, a third is ignored."""
+    from torch._dynamo.eval_frame import is_dynamo_supported
+
+    if not is_dynamo_supported():
+        raise NotApplicableError("torch.compile does not support this Python")
+    loss, logits, labels = subject.build(), subject.logits(), subject.labels()
+    values: dict[str, list[Any]] = {}
+    for option, value in other_values(subject):
+        values.setdefault(option, []).append(value)
+    torch.compiler.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend=_remembering())
+    with torch.no_grad():
+        for step in range(-1, 3):
+            changed = {option: of[step % len(of)] for option, of in values.items()} if step >= 0 else {}
+            for option, value in changed.items():
+                if isinstance(loss, ClassificationLoss) or hasattr(loss, option):
+                    with contextlib.suppress(ValueError, TypeError, AttributeError):  # it may refuse
+                        setattr(loss, option, value)
+            got = _quietly(lambda: compiled(logits, labels))
+            _expect_alike(subject, got, evaluate(loss, logits, labels), f"compiled loss after {changed}")
+
+
+def _remembering() -> Callable[..., Any]:
+    """A backend that finds its code again by the graph alone, as the caches of the default one do, and is quick."""
+    from torch._dynamo.backends.debugging import aot_eager
+
+    code: dict[str, Callable[..., Any]] = {}
+
+    def backend(graph: Any, inputs: Any) -> Callable[..., Any]:
+        key = f"{graph.code}{[getattr(one, 'shape', one) for one in inputs]}"
+        if key not in code:
+            code[key] = aot_eager(graph, inputs)
+        return code[key]
+
+    return backend
+
+
 def _quietly(call: Callable[[], Any]) -> Any:
     """The result under a seed, without the compiler's own warnings; other checks show those of the loss."""
     seed(SEED)
@@ -135,4 +177,13 @@ def _size(gradient: Tensor) -> float:
     return gradient.detach().abs().max().item()
 
 
-CHECKS = (vmap, per_sample_gradients, second_derivative, forward_mode, meta, fake, compile_dynamic)
+CHECKS = (
+    vmap,
+    per_sample_gradients,
+    second_derivative,
+    forward_mode,
+    meta,
+    fake,
+    compile_dynamic,
+    options_change_under_compile,
+)

@@ -9,7 +9,7 @@ from topk_studies.timing.peers import COMPILED, REFERENCE, by_backend, difftopk_
 
 def on_backend(case: Case, impl: str) -> Loss:
     loss = tr.create_loss("noised_topk", k=case.k, **case.loss_options)
-    loss.threshold.impl = impl
+    loss.impl = impl
     return loss
 
 

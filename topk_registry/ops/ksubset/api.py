@@ -12,6 +12,7 @@ from topk_registry.ops.distributed import class_dimension, is_distributed, whole
 from topk_registry.ops.ksubset import soft_targets
 from topk_registry.ops.ksubset.margins import at_labels
 from topk_registry.ops.ksubset.request import check, fixed, output_dtype
+from topk_registry.ops.rows.constants import fixed_number
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Reduction
 
@@ -65,6 +66,7 @@ def smooth_topk_hinge(
 
         options = {"tau": tau, "alpha": alpha, "weight": weight, "reduction": reduction}
         return sharded_hinge(logits, target, k, **options, group=process_group, num_classes=num_classes)
+    tau = fixed_number(tau)
     if not 0.0 < tau < inf:
         raise ValueError(f"tau must be positive and finite, got {tau!r}")
     check(logits, k, tau)

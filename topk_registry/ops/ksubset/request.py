@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.ksubset.backends import OPERATOR
+from topk_registry.ops.rows.constants import fixed_number
 from topk_registry.ops.tensors import check_dense
 
 # coefficients span e^k and margins grow with the temperature: both can be more than single precision holds
@@ -24,7 +25,7 @@ def output_dtype(logits: Tensor) -> torch.dtype:
 
 def prepare(logits: Tensor, k: int, temperature: float, impl: str) -> tuple[Tensor, int, float, int, str]:
     """Rows to work on, with 2k <= n: drawing k classes by x is leaving out n - k by -x, so the log-odds change sign."""
-    n = logits.shape[-1]
+    n, temperature = logits.shape[-1], fixed_number(temperature)
     sign = 1 if 2 * k <= n else -1
     k = fixed(k if sign > 0 else n - k)
     double = logits.dtype == torch.float64 or k > SINGLE

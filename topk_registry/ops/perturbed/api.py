@@ -15,6 +15,7 @@ from topk_registry.ops.perturbed import custom_ops
 from topk_registry.ops.perturbed.autograd import PerturbedKth
 from topk_registry.ops.perturbed.backends import OPERATOR, fits
 from topk_registry.ops.perturbed.torch import backend as torch_path
+from topk_registry.ops.rows.constants import fixed_number
 from topk_registry.ops.tensors import Route, check_dense, route
 
 SEEDS = 2**63 - 1
@@ -64,7 +65,7 @@ def perturbed_topk(
         classification. ICML 2022.
     """
     check_options(k, epsilon, num_samples, impl)
-    k, num_samples = int(k), int(num_samples)
+    k, num_samples, epsilon = int(k), int(num_samples), fixed_number(epsilon)
     _check_shapes(scores, k, num_samples, noise)
     if is_distributed(scores):
         own = generator_of_shard(scores, generator) if noise is None else None

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from topk_registry.ops.backend import load
 from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss, on_cpu
+from topk_registry.ops.rows.constants import fixed_number
 from topk_registry.ops.selection.definition import hinge
 
 MODULE = "topk_registry.ops.selection.numba.kernel"
@@ -26,9 +27,9 @@ def topk_hinge_loss(k: int, *, against: str = "rival", alpha: float | Tensor = 1
     """
     if against not in AGAINST:
         raise ValueError(f"against must be one of {', '.join(map(repr, AGAINST))}, got {against!r}")
-    gap, own = (None, alpha) if isinstance(alpha, Tensor) else (float(alpha), None)
+    gap, own = (None, alpha) if isinstance(alpha, Tensor) else (fixed_number(float(alpha)), None)
     kernels = (partial(of, AGAINST[against], k, gap, float(factor)) for of in (_kernel, _on_gpu))
-    return RowLoss(partial(hinge, against, k, alpha, factor), *kernels, own=(own,))
+    return RowLoss(partial(hinge, against, k, alpha if gap is None else gap, factor), *kernels, own=(own,))
 
 
 @lru_cache(maxsize=64)

@@ -93,8 +93,8 @@ def check_range(
 
 
 def checked_weight(weight: Tensor | Sequence[float]) -> Tensor:
-    """A copy of class weights, one finite, non-negative factor a class."""
-    weight = torch.as_tensor(weight, dtype=torch.get_default_dtype()).detach().clone()
+    """A copy of class weights in double precision, one finite, non-negative factor a class."""
+    weight = torch.as_tensor(weight, dtype=torch.float64).detach().clone()
     if weight.ndim != 1 or not bool((weight.isfinite() & (weight >= 0)).all()):
         raise ValueError(f"weight must hold one finite, non-negative factor a class, got {weight.tolist()}")
     return weight

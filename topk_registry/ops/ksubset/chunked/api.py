@@ -12,6 +12,7 @@ from topk_registry.ops.ksubset.chunked import custom_ops as linear_ops
 from topk_registry.ops.ksubset.margins import topk_marginals
 from topk_registry.ops.ksubset.request import check, output_dtype
 from topk_registry.ops.ksubset.torch.state import State, merge, top_margins
+from topk_registry.ops.rows.constants import fixed_number
 from topk_registry.ops.targets.checks import check_device, check_range
 
 CPU_CHUNK = 1 << 20  # scores in a chunk: few enough to stay in the cache
@@ -57,7 +58,7 @@ def linear_label_margins(
     looked_at = features.device.type == "cpu" and not torch.compiler.is_compiling()
     if looked_at:
         check_range(label, len(weight), name="label")
-    options = int(k), float(temperature), chunk_size(features, k, chunk), product_dtype(features)
+    options = int(k), float(fixed_number(temperature)), chunk_size(features, k, chunk), product_dtype(features)
     margin, top, _, _ = linear_ops.LinearLabelMargins.apply(features, weight, bias, label, *options)
     if looked_at and not isfinite(margin.detach().sum()):
         _check_scores(top.detach(), k, linear_ops.as_rows(features, len(weight), k, temperature))

@@ -122,8 +122,9 @@ def label_margins(features, weight, bias, label, k, temperature, chunk, dtype):
         state, score = label_state(chunks, label, k, theta, like)
     assert state is not None
     top, classes, P = state
-    f = finish(State(top, classes, P.double()), theta)
-    return sign * (score.double() - f.a.double() + f.shift), top.contiguous(), classes.contiguous(), P.double()
+    top, classes, P = top.contiguous(), classes.contiguous(), P.double().contiguous()
+    f = finish(State(top, classes, P), theta)
+    return sign * (score.double() - f.a.double() + f.shift), top, classes, P
 
 
 @label_margins.register_fake

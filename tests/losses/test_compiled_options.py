@@ -1,0 +1,70 @@
+"""Options of a loss that is compiled by the default backend, whose caches find code by its graph."""
+
+import pytest
+import torch
+
+import topk_registry as tr
+from topk_registry import create_loss
+
+CHANGED = {
+    "smooth_topk_svm": ({"k": 3}, "tau", (1.0, 0.3, 0.5, 2.0)),
+    "noised_topk": ({"k": 3, "epsilon": 0.0}, "label_smoothing", (0.0, 0.1, 0.2, 0.4)),
+}
+
+
+@pytest.fixture
+def inductor(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("annealed", [False, True])
+@pytest.mark.parametrize("name", CHANGED)
+def test_the_default_backend_follows_options(name, annealed, inductor):
+    """One loss whose option is set, or one loss for each value: from the third on, the code of the second was taken."""
+    options, option, values = CHANGED[name]
+    logits = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    label = torch.tensor([1, 2, 3, 4])
+    loss = create_loss(name, **options)
+    compiled = torch.compile(loss)
+    for value in values:
+        if annealed:
+            setattr(loss, option, value)
+        else:
+            loss = create_loss(name, **options | {option: value})
+            compiled = torch.compile(loss)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(logits, label), loss(logits, label), msg=f"{option} = {value}")
+
+
+@pytest.mark.slow
+def test_the_default_backend_follows_a_temperature(inductor):
+    logits = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    compiled = torch.compile(lambda s, theta: tr.topk_marginals(s, 3, temperature=theta))
+    for theta in (1.0, 0.3, 0.5, 2.0):
+        torch.testing.assert_close(compiled(logits, theta), tr.topk_marginals(logits, 3, temperature=theta))
+
+
+@pytest.mark.slow
+def test_a_linear_layer_compiles(inductor):
+    layer = tr.LinearSmoothTopK(8, 40, k=5)
+    features, label = torch.randn(6, 8), torch.randint(40, (6,))
+    torch.testing.assert_close(torch.compile(layer)(features, label), layer(features, label))
+
+
+@pytest.mark.parametrize("chunk", [16, 1000])
+@pytest.mark.parametrize("k", [1, 5, 30])
+def test_the_shapes_of_a_linear_layer_are_those_promised(k, chunk):
+    from topk_registry.ops.ksubset.chunked.custom_ops import label_margins
+
+    features, weight, label = torch.randn(6, 8), torch.randn(40, 8), torch.arange(6)
+    for dtype in (torch.float32, torch.float64):
+        found = label_margins(features, weight, None, label, k, 1.0, chunk, dtype)
+        with torch._subclasses.FakeTensorMode() as mode:
+            given = [mode.from_tensor(t) for t in (features, weight, label)]
+            promised = label_margins(given[0], given[1], None, given[2], k, 1.0, chunk, dtype)
+        for mine, its in zip(found, promised, strict=True):
+            assert (mine.shape, mine.stride(), mine.dtype) == (its.shape, its.stride(), its.dtype)

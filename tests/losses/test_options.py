@@ -1,0 +1,153 @@
+"""Options of losses as attributes: kept in double precision, set afterwards, or refused."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import topk_registry as tr
+from topk_registry import ClassificationLoss, create_loss
+
+N = 6
+COUNTS = [100, 30, 10, 3, 1, 1]
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    logits = torch.randn(5, N, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return logits, torch.tensor([0, 3, 5, 2, 1])
+
+
+DECIMALS = [0.1, 0.2, 0.3, 0.6, 0.7, 1.1]  # none of which single precision holds
+PRECISE = {
+    "smooth_topk_svm": {"k": 2, "alpha": 0.1},
+    "smooth_topk_svm of classes": {"k": 2, "alpha": DECIMALS},
+    "topk_svm": {"k": 2, "alpha": DECIMALS},
+    "ldam": {"class_counts": COUNTS, "max_margin": 0.1, "scale": 3.0, "drw_epoch": 0},
+    "ldam with large gaps": {"class_counts": COUNTS, "scale": 200.0},
+    "logit_adjustment": {"class_counts": COUNTS, "tau": 0.7},
+    "balanced_softmax": {"class_counts": COUNTS},
+    "noised_topk_imbalanced": {"k": 2, "class_counts": COUNTS, "epsilon": 0.0},
+    "encouraging": {"schedule": "cosine", "total_epochs": 7},
+    "focal": {},
+}
+
+
+@pytest.mark.parametrize("name", PRECISE)
+def test_numbers_are_kept_as_given(name):
+    """Whatever a loss is cast to: the weighted mean is that of the rows and of the weights in double precision."""
+    (logits, label), weight = batch(), torch.tensor(DECIMALS, dtype=torch.float64)
+    options = PRECISE[name] | {"drw_epoch": None} if "ldam" in name else PRECISE[name]
+    rows = create_loss(name.split()[0], **options, reduction="none")(logits, label)
+    wanted = (rows * weight[label]).sum() / weight[label].sum()
+    loss = create_loss(name.split()[0], **options, weight=DECIMALS)
+    for cast in ("type", "double", "half", "bfloat16", "float"):
+        loss = loss if cast == "type" else getattr(loss, cast)()
+        assert all(buffer.dtype == torch.float64 for buffer in loss.buffers())
+        for implementation in ("auto", "torch"):
+            with tr.backend(implementation):
+                torch.testing.assert_close(loss(logits, label), wanted, rtol=1e-13, atol=0)
+
+
+def test_gaps_and_priors_are_those_of_double_precision():
+    (logits, label), counts = batch(), torch.tensor(COUNTS, dtype=torch.float64)
+    gaps = torch.tensor(DECIMALS, dtype=torch.float64)
+    hinge = tr.smooth_topk_hinge(logits, label, 2, alpha=gaps, reduction="mean")
+    torch.testing.assert_close(
+        create_loss("smooth_topk_svm", k=2, alpha=DECIMALS)(logits, label), hinge, rtol=1e-14, atol=0
+    )
+    adjusted = torch.nn.functional.cross_entropy(logits + 0.7 * (counts / counts.sum()).log(), label)
+    loss = create_loss("logit_adjustment", class_counts=COUNTS, tau=0.7)
+    torch.testing.assert_close(loss(logits, label), adjusted, rtol=1e-14, atol=0)
+    own = 3.0 * (logits - 0.1 * ((1 / counts) ** 0.25) * torch.nn.functional.one_hot(label, N))
+    loss = create_loss("ldam", class_counts=COUNTS, max_margin=0.1, scale=3.0)
+    torch.testing.assert_close(loss(logits, label), torch.nn.functional.cross_entropy(own, label), rtol=1e-14, atol=0)
+
+
+def test_an_option_is_as_given():
+    assert create_loss("smooth_topk_svm", alpha=0.1).alpha.item() == 0.1
+    assert create_loss("focal", weight=DECIMALS).weight.tolist() == DECIMALS
+    layer = tr.LinearSmoothTopK(4, N, k=2, alpha=0.1, class_weight=DECIMALS).half()
+    assert layer.alpha.item() == 0.1
+    assert layer.class_weight.tolist() == DECIMALS
+    assert layer.weight.dtype == torch.float16
+
+
+@pytest.mark.parametrize("name", ["smooth_topk_svm", "topk_svm"])
+def test_checkpoints_in_single_precision_load(name):
+    loss, other = (create_loss(name, k=2, alpha=alpha, weight=DECIMALS) for alpha in (DECIMALS, DECIMALS[::-1]))
+    written = {key: value.float() for key, value in loss.state_dict().items()}
+    loss.load_state_dict(written)
+    assert loss.alpha.tolist() == DECIMALS  # the same numbers, rounded
+    other.load_state_dict(written)
+    assert torch.equal(other.alpha, torch.tensor(DECIMALS).double())
+    assert other.alpha.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "message"),
+    [
+        ("smooth_topk_svm", "tau", -1.0, r"tau must be in \(0, inf\), got -1.0"),
+        ("smooth_topk_svm", "tau", float("nan"), "tau must be in"),
+        ("smooth_topk_svm", "alpha", [-1.0] * N, "alpha must be in"),
+        ("smooth_topk_svm", "combine", "sum", "combine must be one of 'mean', 'likelihood', got 'sum'"),
+        ("smooth_topk_svm", "k", 0, "k must be an integer of at least 1, got 0"),
+        ("topk_hinge", "k", 2.5, "k must be an integer of at least 1, got 2.5"),
+        ("focal", "reduction", "average", "reduction must be one of 'none', 'mean', 'sum', got 'average'"),
+        ("focal", "label_smoothing", 2.0, "label_smoothing must be in"),
+        ("focal", "weight", [-1.0] * N, "weight must hold one finite, non-negative factor a class"),
+        ("noised_topk", "num_samples", 1.5, "num_samples must be an integer of at least 1, got 1.5"),
+        ("differentiable_topk", "candidates", 3, "candidates must be 'auto', a whole number above k = 5"),
+    ],
+)
+def test_values_that_the_constructor_refuses_are_refused(name, option, value, message):
+    loss = create_loss(name)
+    before = repr(loss)
+    with pytest.raises(ValueError, match=message):
+        setattr(loss, option, value)
+    assert repr(loss) == before
+
+
+@pytest.mark.parametrize(("name", "option"), [("logit_adjustment", "class_counts"), ("ldam", "beta")])
+def test_options_that_only_the_constructor_reads_are_refused(name, option):
+    loss = create_loss(name, class_counts=COUNTS)
+    with pytest.raises(AttributeError, match=f"{option} of .* cannot be set after it is built"):
+        setattr(loss, option, 0.5)
+
+
+def test_a_plug_ins_options_are_held_to_their_ranges():
+    class Powered(ClassificationLoss):
+        option_ranges = {"gamma": "(0, inf)"}  # noqa: RUF012
+
+        def __init__(self, gamma: float = 1.0, temperature: float = 1.0, **options):
+            super().__init__(**options)
+            self.gamma, self.scale = gamma, 1 / temperature
+
+        def per_class(self, logits):
+            return -self.gamma * (self.scale * logits).log_softmax(-1)
+
+    loss, (logits, label) = Powered(), batch()
+    loss.gamma = 2.0
+    assert torch.equal(loss(logits, label), Powered(2.0)(logits, label))
+    with pytest.raises(ValueError, match="gamma must be in"):
+        loss.gamma = 0.0
+    with pytest.raises(AttributeError, match="temperature of Powered cannot be set"):
+        loss.temperature = 2.0
+    loss.other = 3  # no option
+
+
+@pytest.mark.parametrize("name", PRECISE)
+def test_losses_made_or_moved_in_inference_mode_train(name):
+    logits, label = batch()
+    with torch.inference_mode():
+        made = create_loss(name.split()[0], **PRECISE[name], weight=DECIMALS)
+        moved = create_loss(name.split()[0], **PRECISE[name], weight=DECIMALS).double().cpu()
+        made.weight = torch.tensor(DECIMALS)
+        if hasattr(made, "set_epoch"):
+            made.set_epoch(1)
+    for loss in (made, moved):
+        assert not any(buffer.is_inference() for buffer in loss.buffers())
+        for implementation in ("auto", "torch"):
+            leaf = logits.clone().requires_grad_()
+            with tr.backend(implementation):
+                loss(leaf, label).backward()
+            assert leaf.grad is not None
+            assert leaf.grad.isfinite().all()
