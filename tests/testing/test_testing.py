@@ -150,7 +150,7 @@ WRONG = {
     IgnoringDenseTargets: {"dense_targets_count_in_full", "bad_targets_raise"},
     RefusingDenseTargets: {"one_hot_targets_equal_indices"},
     WrongReduction: {"reduction_is_consistent"},
-    LostBuffer: {"state_moves_with_the_loss"},
+    LostBuffer: {"state_moves_with_the_loss", "options_can_be_set"},
     NotPicklable: {"can_be_pickled"},
     ReturningFloat: {"returns_differentiable_scalar"},
     BreaksOnOne: {"batch_of_one", "per_sample_gradients"},
@@ -440,6 +440,45 @@ def of_one_shape(logits, target, *, reduction="mean"):
     return F.cross_entropy(logits, target, reduction="mean" if reduction == "none" else reduction)
 
 
+class Remembering(Wrong):
+    """It computes with the class weights of its first call."""
+
+    def forward(self, logits, target):
+        if not hasattr(self, "first"):
+            self.first = None if self.weight is None else self.weight.clone()
+        return F.cross_entropy(logits, target, weight=self.first)
+
+
+class Stubborn(Wrong):
+    """It shows an option that the constructor alone reads."""
+
+    def __init__(self, power: float = 1.0) -> None:
+        super().__init__()
+        self.power, self.factor = power, power
+
+    def forward(self, logits, target):
+        return self.factor * super().forward(logits, target)
+
+
+@torch.library.custom_op("topk_registry_tests::times", mutates_args=())
+def times(x: Tensor, factor: float) -> Tensor:
+    return factor * x
+
+
+times.register_fake(lambda x, factor: torch.empty_like(x))
+
+
+class Burning(Wrong):
+    """Its option reaches an operator that the compiler cannot look into, as a number, and others as a tensor."""
+
+    def __init__(self, power: float = 1.0) -> None:
+        super().__init__()
+        self.power = power
+
+    def forward(self, logits, target):
+        return self.power * times(super().forward(logits, target), 3 * self.power)
+
+
 # one defect for each check; the message says what is wrong in the check's own terms
 SINGLE = [
     ("returns_differentiable_scalar", detached, "expected a loss that requires grad"),
@@ -483,6 +522,8 @@ SINGLE = [
     ("label_smoothing_is_a_soft_target", smoothing_over_the_others, "expected loss with label_smoothing at ["),
     ("tuning_grid_can_be_tried", Misspelt, "expected options of the loss in tuning_grid, got 'wieght'"),
     ("option_ranges_are_kept", Misspelt, "expected options of the loss in option_ranges, got 'redaction'"),
+    ("options_can_be_set", Stubborn, "expected loss after power was set to 2.0 = 5.54933, got 2.77466"),
+    ("options_change_under_compile", Burning, "expected compiled loss after {'power': 0.75} = 4.68224, got 12.486"),
     ("set_epoch_is_harmless", Growing, "expected a finite loss in epoch 9, got inf"),
     (
         "set_epoch_is_harmless",
@@ -493,6 +534,7 @@ SINGLE = [
     ("state_moves_with_the_loss", functools.partial(weighted, torch.ones(16)), "held without a .to(): loss[0]"),
     ("state_dict_round_trip", Forgetful, "expected loss after load_state_dict = "),
     ("state_dict_round_trip", Restarting, "expected loss after load_state_dict = "),
+    ("follows_its_buffers", Remembering, "expected loss after weight was changed in place, as of a new loss, = "),
     ("can_be_pickled", NotPicklable, "expected no error, got "),
     ("can_be_copied", Locked, "expected no error, got TypeError: cannot pickle"),
     ("compiles", branching_on_data, "expected no error, got "),

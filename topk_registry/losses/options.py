@@ -66,7 +66,8 @@ class Adjustable(KeepsNumbers):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not vars(self).get("_building", True) and name in _options(type(self)):
-            self.set_option(name, value)
+            with torch.inference_mode(False):  # as in the constructor
+                self.set_option(name, value)
         else:
             super().__setattr__(name, value)
 
@@ -95,8 +96,7 @@ class Adjustable(KeepsNumbers):
 
 def numbers(value: Any, name: str) -> Tensor:
     """Return one number, or one a class, as a tensor of its own in double precision."""
-    with torch.inference_mode(False):
-        found = torch.as_tensor(value, dtype=torch.float64).detach().clone()
+    found = torch.as_tensor(value, dtype=torch.float64).detach().clone()
     if found.ndim > 1:
         raise ValueError(f"{name} must be one number, or one a class, got {list(found.shape)}")
     return found

@@ -13,7 +13,7 @@ from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.ksubset.margins import topk_margins
 from topk_registry.ops.ksubset.request import SINGLE, SINGLE_TEMPERATURE, check_finite, output_dtype, prepare
 from topk_registry.ops.ksubset.torch.expected import expected_hinges
-from topk_registry.ops.rows.api import RowLoss, on_cpu
+from topk_registry.ops.rows.api import Own, RowLoss, on_cpu
 from topk_registry.ops.targets.checks import check_range, check_target
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Masses, Options, Reduction
@@ -57,19 +57,20 @@ class HingeKernel:
         self.k, self.tau = k, tau
         self._plans: dict[tuple[object, ...], Any] = {}
 
-    def run(self, own: tuple[Tensor], options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
+    def run(self, own: Own, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
         """The losses or their sum or mean, and the gradient in a precision that holds it; ``own`` is alpha."""
-        given = scores
+        (alpha,), given = own, scores
+        assert alpha is not None
         if scores.dtype == torch.float16:  # its gradient is in single precision anyway
             scores = scores.float()
         if (plan := self._plan(scores)) is None:
-            return self._by_operations(own[0], options, scores)
+            return self._by_operations(alpha, options, scores)
         target, weight, smoothing, ignore_index, reduction = options
-        alpha = on_cpu(own[0], torch.float64)
+        gaps = on_cpu(alpha, torch.float64)
         if smoothing and isinstance(target, Tensor) and target.is_floating_point():
             target, smoothing = target.to(torch.float32) * (1 - smoothing) + smoothing / scores.shape[1], 0.0
         copied = scores is not given
-        value, gradient, wrong = plan.run(scores, alpha, target, weight, smoothing, ignore_index, reduction, copied)
+        value, gradient, wrong = plan.run(scores, gaps, target, weight, smoothing, ignore_index, reduction, copied)
         if wrong:
             if isinstance(target, LabelMixture) or not target.is_floating_point():
                 check_range(target, scores.shape[1], ignore_index)
