@@ -8,6 +8,7 @@ import torch
 from mpmath import coth, mp, mpf
 
 from topk_plugins.spherical import LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound
+from topk_registry import backend
 from topk_registry.ops.squares.definition import optimal_xi
 
 LOSSES = [LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound]
@@ -40,6 +41,25 @@ def bouchard(o: list[float], c: int, alpha: float, xi: float) -> float:
 def best_alpha(o: list[float], xi: float) -> float:
     lam = math.tanh(xi / 2) / (4 * xi)
     return ((len(o) / 2 - 1) / 2 + lam * sum(o)) / (len(o) * lam)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-6, 1e-3, 0.01, 0.1, 1.0, 30.0, 1e3])
+@pytest.mark.parametrize("kernels", ["torch", "numba"])
+def test_the_bound_of_two_classes_in_closed_form(scale, kernels):
+    """There xi is half the difference d of the scores, and the bound 2 log(2 cosh(d / 4)) + mean - s_y."""
+    logits = (scale * randn(20, 2)).requires_grad_()
+    label = torch.arange(20) % 2
+    with backend(kernels):
+        found = SphericalBound(reduction="none")(logits, label)
+        (gradient,) = torch.autograd.grad(found.sum(), logits)
+    d = (logits[:, 0] - logits[:, 1]).detach()
+    most = d.abs() / 2 + 2 * torch.log1p(torch.exp(-d.abs() / 2))
+    wanted = most + logits.detach().mean(-1) - logits.detach().gather(1, label[:, None])[:, 0]
+    slope = torch.tanh(d / 4) / 2
+    of_wanted = torch.stack((slope, -slope), 1) + 0.5 - torch.nn.functional.one_hot(label, 2)
+    torch.testing.assert_close(found.detach(), wanted, rtol=2e-15, atol=8 * 2.2e-16 * max(scale, 1.0))
+    # below 1e-4 xi stays there, where tanh(xi / 2) / xi is 1/2 less xi^2 / 24
+    torch.testing.assert_close(gradient, of_wanted, rtol=1e-13, atol=1e-15 + 1e-9 * min(scale, 1e-4))
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.1, 3.0, 100.0])

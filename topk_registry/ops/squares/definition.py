@@ -86,6 +86,8 @@ def optimal_xi(rms: Tensor, D: int) -> Tensor:
     c = math.sqrt(d * (2 - d))
     # D = 2 on a flat row: xi = 0 is the limit of the bound, which is flat enough there to stay clear of 0/0
     low = (rms / c).clamp(min=max(math.log(D - 1), XI_MIN))
+    if D == 2:  # W is 1
+        return low
     high = (1.5 * rms / c).clamp(min=math.log(D - 1) + 1)
     xi = (low + high) / 2
     for _ in range(NEWTON_STEPS):

@@ -163,6 +163,8 @@ def optimal_xi(rms, D):
     xi = (low + high) / 2
     if rms != rms or rms == np.inf:
         return np.nan
+    if D == 2:  # W is 1
+        return low
     for _ in range(NEWTON_STEPS):
         u = 2 / (math.exp(xi) + 1) if xi < 700 else 0.0
         t = 1 - u
