@@ -28,8 +28,13 @@ def topk_hinge_loss(k: int, *, against: str = "rival", alpha: float | Tensor = 1
     if against not in AGAINST:
         raise ValueError(f"against must be one of {', '.join(map(repr, AGAINST))}, got {against!r}")
     gap, own = (None, alpha) if isinstance(alpha, Tensor) else (fixed_number(float(alpha)), None)
-    kernels = (partial(of, AGAINST[against], k, gap, float(factor)) for of in (_kernel, _on_gpu))
-    return RowLoss(partial(hinge, against, k, alpha if gap is None else gap, factor), *kernels, own=(own,))
+    options = AGAINST[against], k, gap, float(factor)
+    return RowLoss(
+        partial(hinge, against, k, alpha if gap is None else gap, factor),
+        partial(_kernel, *options),
+        partial(_on_gpu, *options),
+        own=(own,),
+    )
 
 
 @lru_cache(maxsize=64)
