@@ -67,4 +67,6 @@ def test_the_shapes_of_a_linear_layer_are_those_promised(k, chunk):
             given = [mode.from_tensor(t) for t in (features, weight, label)]
             promised = label_margins(given[0], given[1], None, given[2], k, 1.0, chunk, dtype)
         for mine, its in zip(found, promised, strict=True):
-            assert (mine.shape, mine.stride(), mine.dtype) == (its.shape, its.stride(), its.dtype)
+            assert (mine.shape, mine.dtype) == (its.shape, its.dtype)
+            steps = zip(mine.shape, mine.stride(), its.stride(), strict=True)  # those of a single number mean nothing
+            assert all(one == other for size, one, other in steps if size > 1)

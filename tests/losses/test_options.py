@@ -141,8 +141,9 @@ def test_losses_made_or_moved_in_inference_mode_train(name):
         made = create_loss(name.split()[0], **PRECISE[name], weight=DECIMALS)
         moved = create_loss(name.split()[0], **PRECISE[name], weight=DECIMALS).double().cpu()
         made.weight = torch.tensor(DECIMALS)
-        if hasattr(made, "set_epoch"):
-            made.set_epoch(1)
+        for loss in (made, moved):
+            if hasattr(loss, "set_epoch"):
+                loss.set_epoch(1)
     for loss in (made, moved):
         assert not any(buffer.is_inference() for buffer in loss.buffers())
         for implementation in ("auto", "torch"):

@@ -141,8 +141,8 @@ def test_half_precision_is_what_rounding_the_logits_explains(dtype, tau, dense):
         ({"k": 0}, "k must be an integer of at least 1, got 0"),
         ({"tau": 0.0}, "tau must be positive and finite, got 0.0"),
         ({"tau": float("nan")}, "tau must be positive and finite, got nan"),
-        ({"alpha": -1.0}, "alpha must be one non-negative number, or one a class, got -1.0"),
-        ({"alpha": [[1.0]]}, "alpha must be one non-negative number, or one a class"),
+        ({"alpha": -1.0}, "alpha must be one finite non-negative number, or one a class, got -1.0"),
+        ({"alpha": [[1.0]]}, "alpha must be one finite non-negative number, or one a class"),
     ],
 )
 def test_bad_options(options, message):

@@ -118,14 +118,14 @@ def test_the_plan_counts_the_runs_and_says_the_hours(cifar, imagenet, tmp_path, 
     assert main([*argv, "--plan", "--jobs", "2"]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith(
-        "noise: 6 runs on torch/cifar100, topk_convnet; expected 0.0 h, 0.0 h with 2 side by side"
+        "noise: 6 runs on torch/cifar100, topk_convnet, by top-5; expected 0 s, 0 s with 2 side by side"
     )
-    assert told[1].startswith("  ce: 6 runs of 1 epochs, ")
-    assert told[2].startswith(f"small-data: 5 runs on {imagenet}, topk_convnet; expected ")
+    assert told[1].startswith("  ce: 6 runs of 1 epoch, ")
+    assert told[2].startswith(f"small-data: 5 runs on {imagenet}, topk_convnet, by top-5; expected ")
     shares = [line.partition(":")[0].strip() for line in told[3:8]]
     assert shares == ["ce subset=0.05", "ce subset=0.1", "ce subset=0.25", "ce subset=0.5", "ce"]
     assert told[8] == "theory: no training that is not planned yet"
-    assert told[9].startswith("in all 11 runs, 0.0 h; with 2 side by side")
+    assert told[9].startswith("in all 11 runs, 0 s; with 2 side by side")
     assert len(told) == 10
     assert not out.exists()
 
@@ -136,7 +136,7 @@ def test_a_run_of_two_studies_is_planned_once(tmp_path, capsys):
     argv = ["study", "noise", "noise", *tiny, *flags, "--losses", "ce", "--seeds", "0", "--device", "cpu", "--plan"]
     assert main(argv) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("noise: 16 runs on topk/ambiguous, topk_mlp; ")
+    assert told[0].startswith("noise: 16 runs on topk/ambiguous, topk_mlp, by top-5; ")
     assert told[2] == "noise: no training that is not planned yet"
     assert told[3].startswith("in all 16 runs, ")
 

@@ -24,7 +24,7 @@ def test_runs_side_by_side(two_runs, capsys):
     assert main(["plot", str(two_runs / "first"), str(two_runs / "second/summary.csv"), "--output", str(picture)]) == 0
     assert capsys.readouterr().out.strip() == str(picture)
     words = re.findall(r"<text[^>]*>([^<]*)</text>", picture.read_text())
-    assert {"first", "second", "top1", "top5", "epoch"} <= set(words)
+    assert {"first", "second", "top-1", "top-5", "epoch"} <= set(words)
     before = picture.read_bytes()
     main(["plot", str(two_runs / "first"), str(two_runs / "second/summary.csv"), "--output", str(picture)])
     assert picture.read_bytes() == before  # the same picture is the same file

@@ -429,11 +429,18 @@ class LeavingAnOptionOut(ClassificationLoss):
         return (1 + self.gamma) * -logits.log_softmax(-1)
 
 
-class ReadingAnOptionInTheTable(LeavingAnOptionOut):
-    """The same where the values that are tried do not show it."""
+class ReadingAnOptionInTheTable(ClassificationLoss):
+    """The same, of an option whose values nobody knows."""
+
+    def __init__(self, *, kind: str = "plain", reduction: str = "mean") -> None:
+        super().__init__(reduction=reduction)
+        self.kind = kind
+
+    def row_loss(self, logits):
+        return softmax_loss()
 
     def per_class(self, logits):
-        return -logits.log_softmax(-1) * (2 if self.gamma > 100 else 1)
+        return -logits.log_softmax(-1) * (2 if self.kind == "double" else 1)
 
 
 def of_one_shape(logits, target, *, reduction="mean"):

@@ -101,17 +101,22 @@ def _new_with_numbers_of(loss: nn.Module, subject: Subject) -> Loss:
     return new
 
 
+def _other(buffer: Tensor) -> Tensor:
+    """Other numbers of the same signs, each by a factor of its own: a mean knows no common factor of its weights."""
+    return buffer * torch.linspace(1.25, 1.5, buffer.numel(), dtype=buffer.dtype).view_as(buffer)
+
+
 def _replace_data(owner: nn.Module, name: str) -> None:
     buffer = getattr(owner, name)
-    old, buffer.data = buffer.detach(), buffer.detach() * 1.25
+    old, buffer.data = buffer.detach(), _other(buffer.detach())
     old.fill_(torch.nan)  # what lay there is free for others
 
 
 _CHANGES: dict[str, Callable[[nn.Module, str], object]] = {
-    "changed in place": lambda owner, name: getattr(owner, name).mul_(1.25),
-    "changed in place through .data": lambda owner, name: getattr(owner, name).data.mul_(1.25),
+    "changed in place": lambda owner, name: getattr(owner, name).copy_(_other(getattr(owner, name))),
+    "changed in place through .data": lambda owner, name: getattr(owner, name).data.copy_(_other(getattr(owner, name))),
     "given other .data": _replace_data,
-    "replaced": lambda owner, name: setattr(owner, name, getattr(owner, name) * 1.25),
+    "replaced": lambda owner, name: setattr(owner, name, _other(getattr(owner, name))),
 }
 
 

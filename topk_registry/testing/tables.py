@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from topk_registry.losses.base import ClassificationLoss
-from topk_registry.registry.options import CONTEXT, tuning_grid
-from topk_registry.registry.ranges import Interval, option_ranges
+from topk_registry.registry.options import CONTEXT
 from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect, expect_close
+from topk_registry.testing.options import other_values
 from topk_registry.testing.subject import Subject, evaluate
 
 # of every loss: other checks are about them
@@ -24,7 +24,9 @@ def fused_equals_table(subject: Subject) -> None:
     if subject.is_random:
         raise NotApplicableError("draws random numbers, which a kernel draws in its own order")
     rows = {"reduction": "none"} if subject.takes("reduction") else {}
+    tried = set()
     for option, value in _settings(subject):
+        tried.add(option)
         loss: Any = subject.build(**rows, **({option: value} if option else {}))
         logits, labels = subject.logits(dtype=torch.float64), subject.labels()
         at = f" at {option}={value!r}" if option else ""
@@ -39,7 +41,7 @@ def fused_equals_table(subject: Subject) -> None:
     loss = subject.build()
     logits, labels = subject.logits(dtype=torch.float64), subject.labels()
     if loss.row_loss(logits) is not None:  # pyright: ignore[reportAttributeAccessIssue]
-        missing = _missing(subject, loss, logits, labels)
+        missing = ", ".join(sorted(_missing(subject, loss, logits, labels) - tried))
         expect(not missing, f"expected row_loss to read every option that the table reads, got none of {missing}")
 
 
@@ -50,32 +52,7 @@ def _is_fused(loss: object) -> bool:
 def _settings(subject: Subject) -> Iterator[tuple[str, Any]]:
     """Options with values to try, one at a time; first none, which is the loss as it is built."""
     yield "", None
-    ranges, grid = option_ranges(subject.factory), tuning_grid(subject.factory)
-    for option, parameter in inspect.signature(subject.factory).parameters.items():
-        if option in COMMON or option in CONTEXT or parameter.kind is parameter.VAR_KEYWORD:
-            continue
-        values, default = ranges.get(option), subject.options.get(option, parameter.default)
-        tried = [*grid.get(option, ())]
-        if isinstance(values, Interval):
-            tried += values.inside(subject.num_classes)
-        elif values is not None:
-            tried += values
-        elif isinstance(default, bool):
-            tried += [not default]
-        if type(default) in (int, float):
-            step = 1 if isinstance(default, int) else 0.25
-            tried += [x for x in (default + step, default - step) if values is None or x in values]
-        for value in tried:
-            if _is_taken(subject, option, value):
-                yield option, value
-
-
-def _is_taken(subject: Subject, option: str, value: Any) -> bool:
-    try:
-        evaluate(subject.build(**{option: value}), subject.logits(), subject.labels())
-    except ValueError:
-        return False
-    return True
+    yield from ((option, value) for option, value in other_values(subject) if option not in (*COMMON, *CONTEXT))
 
 
 def _tables(loss: Any, logits: torch.Tensor, labels: torch.Tensor) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
@@ -85,15 +62,15 @@ def _tables(loss: Any, logits: torch.Tensor, labels: torch.Tensor) -> Iterator[t
 
 def _left_out(subject: Subject, loss: Any, logits: torch.Tensor, labels: torch.Tensor) -> str:
     missing = _missing(subject, loss, logits, labels)
-    return f"does not read {missing}" if missing else "computes another loss"
+    return f"does not read {', '.join(sorted(missing))}" if missing else "computes another loss"
 
 
-def _missing(subject: Subject, loss: Any, logits: torch.Tensor, labels: torch.Tensor) -> str:
+def _missing(subject: Subject, loss: Any, logits: torch.Tensor, labels: torch.Tensor) -> set[str]:
     """The options that the table reads and the fused operator does not, by name."""
     fused = _read(loss, lambda: evaluate(loss, logits, labels))
     table = set().union(*(_read(loss, call) for _, call in _tables(loss, logits, labels)))
     options = set(inspect.signature(subject.factory).parameters) - {*COMMON, *CONTEXT}
-    return ", ".join(sorted((table - fused) & options))
+    return (table - fused) & options
 
 
 def _read(loss: Any, call: Callable[[], Any]) -> set[str]:
