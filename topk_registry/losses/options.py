@@ -62,7 +62,7 @@ class Adjustable(KeepsNumbers):
         for name, parameter in inspect.signature(cls.__init__).parameters.items():
             if parameter.annotation in (float, "float"):
                 setattr(cls, name, _number(name))
-        cls.__init__ = _building(cls.__init__)
+        type.__setattr__(cls, "__init__", _building(cls.__init__))  # an assignment would declare an untyped one
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not vars(self).get("_building", True) and name in _options(type(self)):
