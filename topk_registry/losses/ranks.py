@@ -14,6 +14,7 @@ from torch import distributed as dist
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.ops.process_group import Group, all_reduce, outside_graphs
 from topk_registry.ops.targets.label_mixture import LabelMixture, Target
+from topk_registry.ops.targets.masses import Masses
 
 L = TypeVar("L", bound=ClassificationLoss)
 
@@ -56,10 +57,9 @@ def weight_of_rows(loss: ClassificationLoss, target: Target) -> Tensor:
     if target.is_floating_point():
         classes = target.shape[min(1, target.ndim - 1)]
         return torch.tensor(target.numel() / classes, dtype=torch.float64, device=target.device)
-    kept = target != loss.ignore_index
-    if (weight := loss.class_weight) is None:
-        return kept.sum().double()
-    return torch.where(kept, weight.double()[torch.where(kept, target, 0).long()], 0.0).sum()
+    masses = Masses.of(target, 0, weight=loss.class_weight, ignore_index=loss.ignore_index)  # n is for smoothing
+    assert masses.counts is not None, "indices that nobody looked at may be ignored"
+    return masses.counts.sum()
 
 
 def weighs_rows(loss: object) -> bool:
