@@ -29,6 +29,7 @@ CONTRACTS = {contract["id"]: contract for contract in PROJECT["tool"]["importlin
 VIOLATIONS = {
     "doors": ("topk_registry/train/command.py", "from topk_export import Predictor"),
     "core": ("topk_registry/registry/api.py", "from topk_registry.losses import base"),
+    "train": ("topk_registry/train/setup/preflight.py", "from topk_registry.train.engine import run"),
     "export": ("export/topk_export/runtime/predictor.py", "from topk_export.serve import app"),
     "models-only": ("export/topk_export/conversion/to_onnx.py", "def late():\n    import topk_registry.ops.ksubset"),
     "light": ("topk_registry/registry/source.py", "import yaml"),

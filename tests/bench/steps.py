@@ -23,6 +23,7 @@ from tests.bench.operators.losses import OPTIONS, long_tail, names_of_ours
 from tests.bench.report import aligned, dumps, environment
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.train.setup.loss import Context, LossSpec
+from topk_registry.train.setup.rehearsal import Rehearsal
 from topk_studies.timing.contest import CROSS_ENTROPY
 from topk_studies.timing.rounds import CPU, CUDA, Sample, Spread, Step, interleave
 
@@ -65,8 +66,8 @@ def criterion(name: str, n: int) -> tuple[nn.Module, bool]:
     if name == CROSS_ENTROPY:
         return nn.CrossEntropyLoss(), False
     context = Context(n, 0.0, soft_targets=True, total_epochs=10, class_counts=long_tail(n))
-    spec = LossSpec.resolve(name, OPTIONS.get(name, {}))
-    return spec.build(context), spec.takes_mixtures(context)
+    rehearsal = Rehearsal(LossSpec.resolve(name, OPTIONS.get(name, {})), context)
+    return rehearsal.criterion, rehearsal.takes_mixtures()
 
 
 def step(model: nn.Module, name: str, images: Tensor, target: LabelMixture, n: int) -> Step:

@@ -64,7 +64,7 @@ def low_precision_and_a_part_of_the_classes():
 
 @check
 def an_overflow_in_one_process_skips_the_step_in_all():
-    from topk_registry.train.engine.class_parallel import SpreadScaler
+    from topk_registry.train.engine.spread_classes import SpreadScaler
 
     class Task:
         group = dist.group.WORLD

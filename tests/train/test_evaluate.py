@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 
 from topk_registry import topk_marginals
-from topk_registry.train.engine.evaluate import Crops, Evaluator, metric_sizes, parse_metric, temperature_of
+from topk_registry.train.config.metric_names import metric_sizes, parse_metric
+from topk_registry.train.engine.evaluate import Crops, Evaluator, temperature_of
 from topk_registry.train.errors import TrainError
 from topk_registry.train.setup.compute import Compute
 

@@ -126,7 +126,7 @@ def test_unreadable_images_are_replaced_within_their_part(tmp_path):
 
 HELD = """
 import os, signal, torch
-from topk_registry.train.engine.signals import end_of_process, leave_to_the_run
+from topk_registry.train.setup.workers import end_of_process, leave_to_the_run
 from functools import partial
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
 """Every registered loss trains, on class indices, and on mixed targets where it takes them."""
 
 import math
+import threading
+from functools import wraps
 
 import pytest
+import torch
 
 import topk_registry as tr
 from topk_registry.train.setup.loss import Context, LossSpec
+from topk_registry.train.setup.rehearsal import Rehearsal
 
 from .conftest import TINY
 
@@ -71,10 +75,68 @@ def test_a_schedule_that_begins_after_the_run_is_refused(train, flags, said):
 )
 @pytest.mark.parametrize("soft", [False, True])
 def test_options_that_change_nothing_are_known(loss, options, idle, soft):
-    spec = LossSpec.resolve(loss, options)
-    assert spec.idle_options(Context(12, 0.0, soft, 10), 10) == idle
+    rehearsal = Rehearsal(LossSpec.resolve(loss, options), Context(12, 0.0, soft, 10))
+    assert rehearsal.idle_options(10) == idle
 
 
 def test_the_plan_names_options_that_change_nothing(train):
     run = train("--loss", "ldam", "--loss-opt", "beta=0.9", "--dry-run")
     assert "without effect: beta=0.9; 'ldam' is the same without" in run.out
+
+
+class Counted(torch.nn.Module):
+    """Counts its calls, as a loss with a state of its own may."""
+
+    def __init__(self):
+        super().__init__()
+        self.start, self.calls = torch.nn.Parameter(torch.randn(2)), 0
+
+    def forward(self, logits, target):
+        self.calls += 1
+        return torch.nn.functional.cross_entropy(logits, target) + self.start.square().sum()
+
+
+def uncopyable(loss):
+    loss.lock = threading.Lock()
+    return loss
+
+
+FACTORIES = {
+    "plain": (lambda: Counted(), 1),
+    "an option": (lambda k=5: Counted(), 2),  # and once without the option, to say whether it changes anything
+    "number of classes": (lambda num_classes: Counted(), 2),  # 100 before the data is read, 12 after
+    "number of classes, as guessed": (lambda num_classes: Counted(), 1),
+    "class counts": (lambda class_counts: Counted(), 2),
+    "no copy": (lambda: uncopyable(Counted()), 3),  # rehearsed for 100 classes and for 12
+}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_a_run_builds_its_loss_once_and_again_for_other_facts(name, train, register):
+    factory, expected = FACTORIES[name]
+    built = []
+
+    @wraps(factory)
+    def counting(**options):
+        built.append(factory(**options))
+        return built[-1]
+
+    register("counted", counting)
+    flags = {"an option": ["--loss-opt", "k=3"], "number of classes, as guessed": ["--num-classes", "12"]}
+    run = train("--loss", "counted", *flags.get(name, []), "--epochs", "1")
+    assert run.status == 0, run.err
+    assert len(built) == expected
+    calls = sorted(loss.calls for loss in built)
+    assert calls[-1] == 6  # steps of the epoch: the rehearsal left none in the loss that trains
+    assert all(call <= 3 for call in calls[:-1])  # "an option" is compared in three epochs
+
+
+def test_the_start_of_a_loss_is_that_of_the_seed(train, register):
+    register("counted", Counted)
+    starts = []
+    for seed in ("1", "1", "2"):
+        torch.randn(3)  # whatever was drawn before
+        run = train("--loss", "counted", "--seed", seed, "--epochs", "1", "--opt", "sgd", "--lr", "1e-30", name="again")
+        starts.append(run.checkpoint()["task_state"]["criterion"]["start"])
+    assert torch.equal(starts[0], starts[1])
+    assert not torch.equal(starts[0], starts[2])

@@ -12,6 +12,7 @@ from topk_registry import ClassificationLoss, LabelMixture
 from topk_registry.train.setup.batches import seeded
 from topk_registry.train.setup.loss import Context, LossSpec
 from topk_registry.train.setup.mixing import LabelMixup, LabelMixupCollate
+from topk_registry.train.setup.rehearsal import Rehearsal
 
 N, B = 7, 8
 KINDS = (
@@ -62,14 +63,17 @@ class Written(ClassificationLoss):
 
 def test_losses_that_take_mixtures(register):
     register("written", Written)
-    context = Context(N, 0.0, True, 1)
-    taken = LossSpec.resolve("generalised_cross_entropy", {})
-    assert taken.takes_mixtures(context)
-    assert not taken.takes_mixtures(Context(N, 0.0, False, 1))
-    assert not taken.takes_mixtures(context, linear=True)
-    assert not LossSpec.resolve("ce", {}).takes_mixtures(context)
-    assert not LossSpec.resolve("written", {}).takes_mixtures(context)
-    assert LossSpec.resolve("smooth_topk_svm", {"k": 3}).takes_mixtures(context, linear=True)
+
+    def rehearsal(name, options=None, *, soft=True):
+        return Rehearsal(LossSpec.resolve(name, options or {}), Context(N, 0.0, soft, 1))
+
+    taken = rehearsal("generalised_cross_entropy")
+    assert taken.takes_mixtures()
+    assert not rehearsal("generalised_cross_entropy", soft=False).takes_mixtures()
+    assert not taken.takes_mixtures(linear=True)
+    assert not rehearsal("ce").takes_mixtures()
+    assert not rehearsal("written").takes_mixtures()
+    assert rehearsal("smooth_topk_svm", {"k": 3}).takes_mixtures(linear=True)
 
 
 @pytest.mark.parametrize("flags", [[], ["--no-prefetcher"]])

@@ -11,8 +11,8 @@ import yaml
 
 from topk_registry.cli.main import main
 from topk_registry.train.config.arguments import parse_args
+from topk_registry.train.engine import build
 from topk_registry.train.report import console, curves
-from topk_registry.train.setup import build
 from topk_registry.train.setup.compute import Compute
 
 from .conftest import TINY, unclosed_files

@@ -1,6 +1,7 @@
 """Names of losses, data sets and loggers, and the factories behind them. Imports the standard library only."""
 
 from topk_registry.registry.api import (
+    build_loss,
     create_loss,
     datasets,
     get_loss_builder,
@@ -17,6 +18,7 @@ from topk_registry.registry.registry import LossInfo, Registry
 __all__ = [
     "LossInfo",
     "Registry",
+    "build_loss",
     "create_loss",
     "datasets",
     "get_loss_builder",

@@ -65,7 +65,12 @@ def create_loss(name: str, **options: Any) -> Any:
     Example:
         >>> loss = create_loss("topk_hinge", k=3)
     """
-    loss = losses.create(name, **options)
+    return build_loss(name, get_loss_builder(name), **options)
+
+
+def build_loss(name: str, factory: Builder, /, **options: Any) -> Any:
+    """Build a loss with the factory that :func:`get_loss_builder` returned for its name."""
+    loss = losses.build(name, factory, options)
     if not callable(loss):
         raise BrokenPluginError(
             f"{losses.describe(name)} built {loss!r}, which is no callable (logits, target) -> Tensor"

@@ -123,15 +123,18 @@ class Registry:
         return self._registered[plugin.name] if not plugin.distribution else self._load(plugin)
 
     def create(self, name: str, **options: Any) -> Any:
-        """Call the factory behind a name with these options.
+        """Call the factory behind a name with these options; errors as in :meth:`build`."""
+        return self.build(name, self.builder(name), options)
+
+    def build(self, name: str, factory: Builder, options: Mapping[str, Any]) -> Any:
+        """Call the factory that :meth:`builder` returned for a name.
 
         A TypeError names options that the factory does not take, or misses. The factory's own TypeError and
         ValueError speak of the options and pass through; any other failure is a BrokenPluginError.
         """
-        build = self.builder(name)
-        check_options(f"{self.kind} {name!r}", build, options)
+        check_options(f"{self.kind} {name!r}", factory, options)
         try:
-            return build(**options)
+            return factory(**options)
         except (TypeError, ValueError, BrokenPluginError, KeyboardInterrupt):
             raise
         except BaseException as error:  # a factory that calls sys.exit ends itself, not the training run

@@ -4,9 +4,9 @@
 
     result = Trainer(TrainConfig(loss="smooth_topk_svm", epochs=2)).fit()
 
-``config`` turns flags into one frozen TrainConfig, ``setup`` turns that into the parts of a run, ``engine`` trains
-(Trainer, epochs, evaluation, checkpoints, signals), ``report`` prints and draws, and ``scripts`` runs timm's and
-torchvision's own training scripts with a registered loss. ``validate`` evaluates a checkpoint.
+``config`` turns flags into one frozen TrainConfig. ``setup`` turns that into the parts of a run. ``engine`` puts the
+parts together and trains: Trainer, epochs, evaluation, checkpoints, signals. ``report`` prints and draws. ``scripts``
+runs timm's and torchvision's own training scripts with a registered loss. ``validate`` evaluates a checkpoint.
 """
 
 from importlib import import_module

@@ -103,8 +103,8 @@ def validate(args: Namespace) -> dict[str, Any]:
     from timm.data import resolve_data_config
     from timm.layers import apply_test_time_pool
 
-    from topk_registry.train.engine import measures
-    from topk_registry.train.setup import build, datasets, models
+    from topk_registry.train.engine import build, measures
+    from topk_registry.train.setup import datasets, models
     from topk_registry.train.setup.compute import Compute
     from topk_registry.train.setup.inference import load, optimised
     from topk_registry.train.setup.loaders import end_workers

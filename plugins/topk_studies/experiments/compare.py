@@ -17,7 +17,7 @@ from topk_registry import registry
 from topk_registry.registry.errors import PluginError
 from topk_registry.registry.options import accepts
 from topk_registry.train import TrainConfig
-from topk_registry.train.engine.evaluate import METRIC
+from topk_registry.train.config.metric_names import METRIC
 from topk_registry.train.errors import TrainError
 from topk_registry.train.setup.datasets import open_data
 from topk_studies.engine.experiment import TrainingStudy

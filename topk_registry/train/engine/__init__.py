@@ -1,1 +1,1 @@
-"""Epochs, evaluation, checkpoints and signals."""
+"""Build a run from its parts and train it: epochs, evaluation, checkpoints and signals."""

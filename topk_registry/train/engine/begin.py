@@ -16,13 +16,13 @@ from torch.utils.serialization import config as serialization
 
 from topk_registry.folders.images import listed
 from topk_registry.train.config.config import TrainConfig
+from topk_registry.train.engine.build import distribute
 from topk_registry.train.engine.resume import OUTPUT, differences, find_auto
 from topk_registry.train.engine.run import Run
 from topk_registry.train.engine.state import LAST, Checkpoints, NumberedSaver, restore, restore_buffers, same_loss
 from topk_registry.train.errors import TrainError
 from topk_registry.train.report.console import read_class_names
 from topk_registry.train.report.loggers import LoggedRun, Loggers
-from topk_registry.train.setup.build import distribute
 
 SETTLED = ("lr", "num_classes", "dist_bn")  # None in the flags, and a number in a checkpoint
 

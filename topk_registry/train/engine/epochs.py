@@ -9,9 +9,10 @@ from topk_registry.train.engine import resume
 from topk_registry.train.engine.loop import agree, mean_loss, train_epoch
 from topk_registry.train.engine.run import Run
 from topk_registry.train.engine.signals import StopRequest
-from topk_registry.train.engine.state import LAST, Row
+from topk_registry.train.engine.state import LAST
 from topk_registry.train.errors import DataError, Interrupted, TrainError
 from topk_registry.train.report.console import label
+from topk_registry.train.report.progress import Row
 from topk_registry.train.setup.loss import tell_epoch
 from topk_registry.train.setup.unreadable import report_unreadable
 

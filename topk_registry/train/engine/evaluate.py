@@ -6,7 +6,6 @@ which the k = 1 case is softmax.
 """
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,26 +19,10 @@ from topk_registry import topk_marginals
 from topk_registry.metrics import StreamingMetric, TopKAccuracy
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.measures import Observer
-from topk_registry.train.errors import DataError, TrainError
+from topk_registry.train.errors import DataError
 from topk_registry.train.setup.compute import Compute
 
 LEAST_LIKELIHOOD = math.log(1e-30)  # what a label whose probability is 0 is taken for
-METRIC = re.compile(r"(?:(macro|many|medium|few)[-_])?top(\d+)|nll|loss")
-
-
-def parse_metric(name: str) -> str:
-    """The column name of a metric as users write it: ``macro-top5`` is ``macro_top5``, timm's ``loss`` is ``nll``."""
-    if not METRIC.fullmatch(name):
-        raise TrainError(f"--eval-metric must be nll, topK, macro-topK, many-topK, medium-topK or few-topK for a "
-                         f"number K, got {name!r}")  # fmt: skip
-    return "nll" if name == "loss" else name.replace("-", "_")
-
-
-def metric_sizes(name: str) -> list[int]:
-    """The k to evaluate: 1, 5, and the metric's own."""
-    match = METRIC.fullmatch(name)
-    own = [int(match[2])] if match and match[2] else []
-    return sorted({1, 5, *own})
 
 
 def readable(loader: Iterable[Any]) -> Iterator[Any]:

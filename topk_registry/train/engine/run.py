@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.evaluate import Evaluator
-from topk_registry.train.engine.state import Checkpoints, Progress, RegistryTask, Row, snapshot
+from topk_registry.train.engine.state import Checkpoints, RegistryTask, snapshot
 from topk_registry.train.report.console import Report
 from topk_registry.train.report.loggers import Loggers
+from topk_registry.train.report.progress import Progress, Row
 from topk_registry.train.setup.compute import Compute
 from topk_registry.train.setup.datasets import Data
 from topk_registry.train.setup.loaders import TrainLoader

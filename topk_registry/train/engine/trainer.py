@@ -13,12 +13,12 @@ from torch import nn
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.begin import begin
+from topk_registry.train.engine.build import build, distribute
 from topk_registry.train.engine.epochs import how_to_resume, run_epochs
 from topk_registry.train.engine.run import Hooks, Run
 from topk_registry.train.engine.signals import StopRequest
-from topk_registry.train.engine.state import Row
 from topk_registry.train.errors import Interrupted, TrainError
-from topk_registry.train.setup.build import build, distribute
+from topk_registry.train.report.progress import Row
 from topk_registry.train.setup.datasets import name_of
 from topk_registry.train.setup.loaders import end_workers
 from topk_registry.train.setup.loss import tell_epoch

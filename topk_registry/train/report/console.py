@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 from tqdm import tqdm
 
-from topk_registry.train.engine.state import Progress, Row
 from topk_registry.train.errors import SaveError
 from topk_registry.train.report.curves import MISSING, Panel, can_draw, draw
+from topk_registry.train.report.progress import Progress, Row
 
 BETWEEN_PICTURES = 30.0  # seconds: a picture takes a fifth of one
 CLASSES = "classes.txt"  # one name a line, in the order of the model's outputs

@@ -22,6 +22,7 @@ from topk_registry.losses.base import ClassificationLoss
 from topk_registry.losses.ranks import mean_over_ranks, number_of_ranks, weighs_rows
 from topk_registry.train.errors import TrainError
 from topk_registry.train.setup.loss import Context, LossSpec, tell_epoch
+from topk_registry.train.setup.rehearsal import Rehearsal
 
 CRITERION = ("loss_fn", "criterion")
 LOADER = ("data_loader", "loader")
@@ -68,15 +69,17 @@ class Seam:
         """Return the loss on the device, to take the place of the script's own."""
         if self.loss is None:
             context = self._context(model)
-            self.spec.rehearse(context, splits=getattr(self.args, "aug_splits", 0))
+            rehearsal = Rehearsal(
+                self.spec, context, splits=getattr(self.args, "aug_splits", 0), seed=getattr(self.args, "seed", 0) or 0
+            )
             if hasattr(self.args, "epochs"):
-                self.spec.check_schedule(context, context.total_epochs)
+                rehearsal.check_schedule(context.total_epochs)
             if self.spec.wants_cosine(model) and os.environ.get("RANK", "0") == "0":
                 told = (
                     f"loss {self.spec.name!r} knows class frequencies; its paper's recipe may want a cosine classifier"
                 )
                 print(f"{told}: topk_registry.normalize_classifier(model) in the script", file=sys.stderr)
-            loss = self.spec.build(context)
+            loss = rehearsal.criterion
             if weighs_rows(loss) and number_of_ranks() > 1:  # both scripts average gradients over the processes
                 loss = mean_over_ranks(cast(ClassificationLoss, loss))
             self.loss = WatchedLoss(loss)

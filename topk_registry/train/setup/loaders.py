@@ -14,13 +14,13 @@ from torch.utils.data import DataLoader
 from topk_registry.data.labels import is_indexed
 from topk_registry.ops.targets.label_mixture import Target
 from topk_registry.train.config.config import TrainConfig
-from topk_registry.train.engine.signals import end_of_process, leave_to_the_run
 from topk_registry.train.errors import DataError
 from topk_registry.train.setup.batches import Batches, BatchOrder, SeededErasing
 from topk_registry.train.setup.compute import Compute
 from topk_registry.train.setup.loss import uses_soft_targets
 from topk_registry.train.setup.mixing import LabelMixup, LabelMixupCollate
 from topk_registry.train.setup.shards import Shards
+from topk_registry.train.setup.workers import end_of_process, leave_to_the_run
 
 
 class TrainLoader:

@@ -1,18 +1,14 @@
-"""The training loss by name: built with what the run knows, tried on targets of the run's kind, and recorded."""
+"""The training loss by name: looked up once, built with the facts of the run, and recorded."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from topk_registry import registry
-from topk_registry.losses.base import ClassificationLoss
 from topk_registry.nn.classifier import CosineClassifier
-from topk_registry.ops.backend import backend
-from topk_registry.ops.targets.label_mixture import LabelMixture
-from topk_registry.registry.options import accepted_context, accepts, defaults
+from topk_registry.registry.options import accepted_context, accepts
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import TrainError
 
@@ -54,7 +50,7 @@ class FunctionLoss(nn.Module):
 
 @dataclass(frozen=True)
 class LossSpec:
-    """A training loss by name, resolved once: it is tried, built and recorded from here.
+    """A training loss by name, looked up once.
 
     Args:
         name: a registered name, or one of timm's own.
@@ -109,90 +105,21 @@ class LossSpec:
                 f"with {flag} {own} alone or {flag} 0 beside the option"
             )
 
-    def build(self, context: Context) -> nn.Module:
-        """The loss with its options and the facts that it names; ``label_smoothing`` stands for ``smoothing``."""
+    def facts(self, context: Context) -> dict[str, Any]:
+        """The facts of the run that the loss names and its options leave open."""
         known = {key: value for key, value in vars(context).items() if value is not None}
-        given = {**accepted_context(self.factory, known), **self.options}
+        facts = accepted_context(self.factory, known)
         if accepts(self.factory, "label_smoothing") and not accepts(self.factory, "smoothing"):
-            given.setdefault("label_smoothing", context.smoothing)
+            facts["label_smoothing"] = context.smoothing
+        return {name: value for name, value in facts.items() if name not in self.options}
+
+    def build(self, context: Context) -> nn.Module:
+        """Return the loss with its options and the facts that it names."""
         try:
-            loss = registry.create_loss(self.name, **given)
+            loss = registry.build_loss(self.name, self.factory, **self.facts(context), **self.options)
         except (TypeError, ValueError) as error:
             raise TrainError(f"{self}: {error}") from error
-        if not callable(loss):
-            raise TrainError(f"loss {self.name!r} must be callable on (logits, target), got {type(loss).__name__}")
         return loss if isinstance(loss, nn.Module) else FunctionLoss(loss)
-
-    def rehearse(self, context: Context, *, splits: int = 0) -> None:
-        """Run the loss, forward and backward, on random scores and on targets of the kind that the run will produce.
-
-        Raises:
-            TrainError: it fails on them, or returns anything but one finite number with a gradient.
-        """
-        context = self._with_counts(context)
-        criterion = _begun(self.build(context))
-        kind = "mixed targets (mixup or cutmix)" if context.soft_targets else "class indices"
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            logits, target = _example(context, 2 * max(1, splits))
-            try:
-                value = criterion(logits, target)
-                check_value(value)
-                value.backward()
-            except Exception as error:
-                raise TrainError(f"{self} does not train on {kind}: {error}") from error
-        if logits.grad is None or not bool(torch.isfinite(logits.grad).all()):
-            raise TrainError(f"{self} has no finite gradient on {kind}")
-
-    def takes_mixtures(self, context: Context, *, linear: bool = False) -> bool:
-        """Whether the run's mixed targets can reach the loss as labels with shares, not as distributions.
-
-        Args:
-            linear: whether the loss is asked for by its method ``of_linear``.
-        """
-        if not context.soft_targets:
-            return False
-        loss: Any = _begun(self.build(context))
-        if not issubclass(type(loss), ClassificationLoss):
-            return False
-        n = context.num_classes
-        label = torch.arange(2) % n
-        target = LabelMixture.mixed(label, label.flip(0), 0.5, 0.1)
-        try:  # a third party's loss may have a forward of its own that knows nothing of them
-            with torch.random.fork_rng(devices=[]):
-                x = torch.randn(2, 1 if linear else n, requires_grad=True)
-                check_value(loss.of_linear(x, torch.randn(n, 1), None, target) if linear else loss(x, target))
-        except Exception:
-            return False
-        return True
-
-    def check_schedule(self, context: Context, epochs: int) -> None:
-        """Raise a TrainError where the run ends before the loss's schedule begins."""
-        loss = self.build(self._with_counts(context))
-        first = loss.first_change if isinstance(loss, ClassificationLoss) else None
-        if first is not None and first >= epochs:
-            raise TrainError(f"{self} first changes in epoch {first}, counted from 0, and the run has {epochs} epochs")
-
-    def idle_options(self, context: Context, epochs: int) -> list[str]:
-        """The given options without which the loss and its gradient are the same, at random scores, in every epoch."""
-        usual, context = defaults(self.factory), self._with_counts(context)
-        given = [name for name in self.options if name in usual and name != "ignore_index"]
-        return [name for name in given if self.options[name] != usual[name] and self._is_idle(name, context, epochs)]
-
-    def _is_idle(self, option: str, context: Context, epochs: int) -> bool:
-        rest = {name: value for name, value in self.options.items() if name != option}
-        times = sorted({0, epochs // 2, max(0, epochs - 1)})
-        try:
-            with backend("torch"):  # whose first call compiles nothing
-                return all(_same_loss(self, replace(self, options=rest), context, epoch) for epoch in times)
-        except Exception:  # the loss cannot do without the option
-            return False
-
-    def _with_counts(self, context: Context) -> Context:
-        """Facts with made-up counts in the place of the data's, until it is read."""
-        if context.class_counts is None and self.needs_class_counts:
-            return replace(context, class_counts=[10 + c % 91 for c in range(context.num_classes)])
-        return context
 
     def __str__(self) -> str:
         options = " ".join(f"{key}={value}" for key, value in self.options.items())
@@ -204,46 +131,3 @@ def tell_epoch(loss: object, epoch: int) -> None:
     set_epoch = getattr(loss, "set_epoch", None)
     if set_epoch is not None:
         set_epoch(epoch)
-
-
-def _begun(loss: nn.Module) -> nn.Module:
-    """A loss for a trial; one with a schedule is told that it is epoch 0, so that it does not warn."""
-    if getattr(loss, "first_change", None) is not None:
-        tell_epoch(loss, 0)
-    return loss
-
-
-def _example(context: Context, rows: int) -> tuple[Tensor, Tensor]:
-    """Random scores, and targets of the kind that the run will produce."""
-    logits = torch.randn(rows, context.num_classes, requires_grad=True)
-    target = torch.arange(rows) % context.num_classes
-    if context.soft_targets:
-        one_hot = nn.functional.one_hot(target, context.num_classes).float()
-        target = 0.5 * one_hot + 0.5 * one_hot.flip(0)
-    return logits, target
-
-
-def _same_loss(one: LossSpec, other: LossSpec, context: Context, epoch: int) -> bool:
-    """Whether two losses and their gradients are the same at scores of unsure, right and wrong rows."""
-    found = []
-    for spec in (one, other):
-        loss = spec.build(context)
-        tell_epoch(loss, epoch)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            logits, target = _example(context, 12)
-            sure = 6.0 * nn.functional.one_hot(torch.arange(12) % context.num_classes, context.num_classes)
-            value = loss(logits + sure * torch.arange(-1.0, 2.0).repeat(4)[:, None], target)
-            found.append((value.detach(), *torch.autograd.grad(value, logits)))
-    return all(torch.equal(*pair) for pair in zip(*found, strict=True))
-
-
-def check_value(value: object) -> None:
-    """Raise unless a loss is one finite number with a gradient."""
-    if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
-        got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"expected one floating-point number, got {got} (is its reduction 'none'?)")
-    if not bool(torch.isfinite(value)):
-        raise ValueError(f"expected a finite number, got {value.item()}")
-    if not value.requires_grad:
-        raise ValueError("its value has no gradient with respect to the logits")

@@ -7,38 +7,38 @@ from timm.models import get_arch_pretrained_cfgs, is_model, list_models
 from timm.optim import get_optimizer_class, list_optimizers
 
 from topk_registry.train.config.config import TrainConfig
-from topk_registry.train.engine.evaluate import parse_metric
+from topk_registry.train.config.metric_names import parse_metric
 from topk_registry.train.errors import TrainError
-from topk_registry.train.report.loggers import check_loggers
 from topk_registry.train.setup import (
-    class_parallel,
+    class_rows,
     convnet,  # noqa: F401  registers a built-in network
     mlp,  # noqa: F401  registers a built-in network
 )
 from topk_registry.train.setup.datasets import PREFIX, check_training_data
 from topk_registry.train.setup.loss import Context, LossSpec, uses_soft_targets
 from topk_registry.train.setup.parts import Parts
+from topk_registry.train.setup.rehearsal import Rehearsal
 
 LIKELY_CLASSES = 1000
 
 
-def check(config: TrainConfig, loss: LossSpec, parts: Parts) -> list[str]:
-    """Refuse a run that cannot work; return what its user should know of one that can."""
+def check(config: TrainConfig, loss: LossSpec, parts: Parts) -> tuple[Rehearsal, list[str]]:
+    """Refuse a run that cannot work; return the rehearsed loss, and sentences for the plan of the run."""
     if parts.train_loader is None:
         check_training_data(config)
     if parts.model is None:
         _check_model(config.model)
     _check_numbers(config)
-    check_loggers(config)
     n = config.num_classes or (100 if config.dataset.startswith(PREFIX) else _classes_of_model(config.model))
     if config.class_parallel:
-        class_parallel.check(config, loss, parts, n)
+        class_rows.check(config, parts)
     loss.check_smoothing(config.smoothing)
-    context = Context.of(config, n)
-    loss.rehearse(context, splits=config.aug_splits)
+    rehearsal = Rehearsal(loss, Context.of(config, n), splits=config.aug_splits, seed=config.seed)
+    if config.class_parallel:
+        class_rows.check_loss(rehearsal)
     epochs = config.epochs + config.cooldown_epochs + (config.warmup_epochs if config.warmup_prefix else 0)
-    loss.check_schedule(context, epochs)
-    return [*_notes(config, loss, parts), *_idle(loss, loss.idle_options(context, epochs))]
+    rehearsal.check_schedule(epochs)
+    return rehearsal, [*_notes(config, loss, parts), *_idle(loss, rehearsal.idle_options(epochs))]
 
 
 def _idle(loss: LossSpec, options: list[str]) -> list[str]:

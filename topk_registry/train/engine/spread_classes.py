@@ -18,7 +18,7 @@ from topk_registry.nn.label_places import label_places
 from topk_registry.ops.process_group import Group, all_reduce, gather_to_first
 from topk_registry.train.engine.evaluate import LEAST_LIKELIHOOD, Evaluator, MeanNLL, readable
 from topk_registry.train.engine.state import RegistryTask
-from topk_registry.train.setup.class_parallel import ClassRows, class_rows
+from topk_registry.train.setup.class_rows import ClassRows, class_rows
 from topk_registry.train.setup.compute import Compute
 
 

@@ -16,13 +16,16 @@ from topk_registry.losses.base import ClassificationLoss
 from topk_registry.losses.ranks import mean_over_ranks
 from topk_registry.nn.classifier import num_classes_of
 from topk_registry.train.config.config import TrainConfig
-from topk_registry.train.engine.class_parallel import ClassParallelTask, SpreadEvaluator, scaler_of
-from topk_registry.train.engine.evaluate import Crops, Evaluator, metric_sizes, parse_metric, temperature_of
+from topk_registry.train.config.metric_names import metric_sizes, parse_metric
+from topk_registry.train.engine.evaluate import Crops, Evaluator, temperature_of
 from topk_registry.train.engine.run import Hooks, Run
-from topk_registry.train.engine.state import Progress, RegistryTask
+from topk_registry.train.engine.spread_classes import ClassParallelTask, SpreadEvaluator, scaler_of
+from topk_registry.train.engine.state import RegistryTask
 from topk_registry.train.errors import TrainError
 from topk_registry.train.report.console import Report
-from topk_registry.train.setup.class_parallel import spread_classifier
+from topk_registry.train.report.loggers import check_loggers
+from topk_registry.train.report.progress import Progress
+from topk_registry.train.setup.class_rows import spread_classifier
 from topk_registry.train.setup.compute import Compute
 from topk_registry.train.setup.datasets import Data, counts_of, name_of, open_data
 from topk_registry.train.setup.loaders import TrainLoader, create_eval_loader, create_train_loader
@@ -45,7 +48,8 @@ def build(given: TrainConfig, parts: Parts, hooks: Hooks, *, quiet: bool = False
     """
     began = time.perf_counter() if began is None else began
     loss = LossSpec.resolve(given.loss, given.loss_opt)
-    notes = check(given, loss, parts)
+    check_loggers(given)
+    rehearsal, notes = check(given, loss, parts)
     compute = Compute.set_up(given)
     if given.class_parallel:
         utils.random_seed(given.seed)  # every process makes the same classifier, and keeps a part
@@ -58,9 +62,10 @@ def build(given: TrainConfig, parts: Parts, hooks: Hooks, *, quiet: bool = False
         notes = [*notes, spread_classifier(model, compute)]
         if compute.rank:
             utils.random_seed(config.seed, compute.rank)
-    criterion = _criterion(config, loss, data)
-    context = Context.of(config, config.num_classes or 0, data.counts)
-    mixtures = loss.takes_mixtures(context, linear=config.class_parallel)
+    _fit_classes(data, config.num_classes or 0)
+    _check_metric(config.eval_metric, data.counts)
+    rehearsal = rehearsal.settled(Context.of(config, config.num_classes or 0, data.counts))
+    criterion, mixtures = rehearsal.criterion, rehearsal.takes_mixtures(linear=config.class_parallel)
     loader = _train_loader(config, parts, data, data_config, compute, mixtures)
     model = place_model(config, model, compute)
     if compute.distributed and config.sync_bn:
@@ -202,15 +207,6 @@ def _evaluator(
     if own is None and (parts.train_loader is not None or data.validation is None):
         return None
     return create_evaluator(config, data, data_config, criterion, compute, loader=own)
-
-
-def _criterion(config: TrainConfig, loss: LossSpec, data: Data) -> nn.Module:
-    n = config.num_classes or 0
-    _fit_classes(data, n)
-    _check_metric(config.eval_metric, data.counts)
-    context = Context.of(config, n, data.counts)
-    loss.rehearse(context, splits=config.aug_splits)  # now that classes and counts are known
-    return loss.build(context)
 
 
 def _fit_classes(data: Data, n: int) -> None:

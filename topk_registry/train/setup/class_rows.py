@@ -13,8 +13,8 @@ from topk_registry.registry.options import unbound
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import TrainError
 from topk_registry.train.setup.compute import Compute
-from topk_registry.train.setup.loss import Context, LossSpec, check_value
 from topk_registry.train.setup.parts import Parts
+from topk_registry.train.setup.rehearsal import Rehearsal, check_value
 
 METHOD = "of_linear"  # of a loss: the loss of a linear classifier's scores, whose rows may be spread
 
@@ -71,11 +71,11 @@ def spread_classifier(model: nn.Module, compute: Compute) -> str:
     return f"classifier {name}: {layer.out_features} classes, {held}"
 
 
-def check(config: TrainConfig, loss: LossSpec, parts: Parts, n: int) -> None:
-    """Refuse a run that the spread classifier cannot serve.
+def check(config: TrainConfig, parts: Parts) -> None:
+    """Refuse settings and parts that a spread classifier cannot serve.
 
     Raises:
-        TrainError: it says what can.
+        TrainError: a setting or part is such; the message says why.
     """
     for name, why in (
         ("multi_crop", "averages the probabilities of all classes"),
@@ -88,14 +88,16 @@ def check(config: TrainConfig, loss: LossSpec, parts: Parts, n: int) -> None:
             )
     if parts.optimizer is not None:
         raise TrainError("--class-parallel makes new parameters of the classifier: leave the optimizer to the run")
-    _check_loss(loss, Context.of(config, n))
     _check_optimizer(config)
 
 
-def _check_loss(loss: LossSpec, context: Context) -> None:
-    if loss.needs_class_counts:
-        context = Context(**{**vars(context), "class_counts": [100] * context.num_classes})
-    criterion: Any = loss.build(context)
+def check_loss(rehearsal: Rehearsal) -> None:
+    """Refuse a loss that does not train on the scores of a part of the classes.
+
+    Raises:
+        TrainError: the message names the losses that do.
+    """
+    loss, context, criterion = rehearsal.spec, rehearsal.context, rehearsal.trial()
     if not hasattr(criterion, METHOD) or hasattr(criterion, "probabilities"):
         raise TrainError(
             f"{loss} needs the scores of all classes, which --class-parallel never makes; it serves "
