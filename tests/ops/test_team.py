@@ -31,8 +31,9 @@ def test_each_row_is_taken_once(threads):
     assert (numbers == 1).all()
 
 
-def test_without_a_place_to_keep_it_a_body_is_compiled_all_the_same(monkeypatch):
+def test_without_a_place_to_keep_it_a_body_is_compiled_all_the_same(monkeypatch, tmp_path):
     """As for a user without a home, on a file system that cannot be written."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "none"))
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
     with pytest.warns(UserWarning, match="every process compiles its own.* set NUMBA_CACHE_DIR"):
         body = counting()

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import cfunc, njit, types
+from numba import njit, types
 from numba.extending import intrinsic, overload
 
 from topk_registry.ops.cpu.blocks import total
+from topk_registry.ops.cpu.compiling import kernel
 from topk_registry.ops.cpu.numbers import (
     compiled,
     exp32,
@@ -77,17 +78,7 @@ def c_function(kind: CFunction, function: Callable, *, sums: bool = False) -> in
     With ``sums`` a loop that adds up may do so in any order; without it such a loop has no vector instructions.
     """
     options = {"error_model": "numpy", "fastmath": {"contract", "reassoc"} if sums else {"contract"}}
-    try:
-        found = cfunc(kind.signature, cache=True, **options)(function)
-    except RuntimeError as error:
-        if "cannot cache" not in str(error):
-            raise
-        found = cfunc(kind.signature, **options)(function)
-    _alive.append(found)
-    return int(found.address)  # pyright: ignore[reportArgumentType]
-
-
-_alive: list[object] = []
+    return int(kernel(kind.signature, function, **options).address)  # pyright: ignore[reportArgumentType]
 
 
 def number_of(bits) -> Any:

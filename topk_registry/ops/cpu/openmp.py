@@ -11,7 +11,6 @@ at a time, by :func:`spans` until none are left. The result of a row must not de
 import ctypes
 import os
 import struct
-import warnings
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +18,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from numba import cfunc, njit, types
+from numba import njit, types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from topk_registry.ops.cpu.compiling import kernel
 from topk_registry.ops.tensors import address
 
 Body = Callable[[ctypes.Array], None]
@@ -31,18 +31,8 @@ SIGNATURE = types.void(types.voidptr)
 
 
 def compiled(function: Callable) -> Body:
-    """Compile a body for :func:`run`: once a machine where there is a place to keep it, else once a process."""
-    try:
-        return cfunc(SIGNATURE, cache=True)(function).ctypes
-    except RuntimeError as error:
-        if "cannot cache" not in str(error):
-            raise
-    warnings.warn(
-        "there is no place for compiled kernels, so every process compiles its own, for some seconds each: set "
-        "NUMBA_CACHE_DIR to a folder that can be written",
-        stacklevel=2,
-    )
-    return cfunc(SIGNATURE)(function).ctypes
+    """Compile a body for :func:`run`."""
+    return kernel(SIGNATURE, function).ctypes
 
 
 def run(body: Body, *values: Tensor | float | None, threads: int) -> None:
