@@ -127,6 +127,45 @@ def test_plugins_use_public_names_only():
                 assert not hidden, f"{label(path)} imports {hidden}, which topk_registry does not make public"
 
 
+TESTS = sorted(path for folder in ("tests", "plugins/template/tests") for path in (ROOT / folder).rglob("*.py"))
+
+
+def imported_tests(source: str) -> list[str]:
+    """The test modules that a file imports, or that the code in its strings imports."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [node.module or "", *(alias.name for alias in node.names if not node.module or node.level)]
+            found += [alias.name for alias in node.names if (node.module or "").split(".")[0] == "tests"]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found += re.findall(r"^ *(?:from|import) +(tests\.[\w.]+)", node.value, re.MULTILINE)
+    return [name for name in found if name.split(".")[-1].startswith("test_")]
+
+
+def test_no_test_module_is_imported():
+    found = {label(path): names for path in TESTS if (names := imported_tests(path.read_text()))}
+    assert not found, f"cases that several files need belong in a module without tests: {found}"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from tests.losses.{} import CASES",
+        "from tests.losses import {}",
+        "from .{} import CASES",
+        "from . import {}",
+        "import tests.losses.{} as fused",
+        "CODE = 'import sys\\nfrom tests.losses.{} import lock'",
+    ],
+)
+def test_an_imported_test_module_is_found(statement):
+    (found,) = imported_tests(statement.format("test_fused"))
+    assert found.endswith("test_fused")
+    assert not imported_tests(statement.format("fused"))
+
+
 def test_the_exporter_leaves_the_mathematics_to_the_head():
     tree = ast.parse((ROOT / "export/topk_export/conversion/to_onnx.py").read_text())
     assert "topk_registry.nn.head" in [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 import venv
 from pathlib import Path
@@ -11,19 +10,11 @@ from zipfile import ZipFile
 
 import pytest
 
+from tests.installing import OFFLINE, PIP, ROOT, run
+
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[1]
-PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-OFFLINE = ["--no-deps", "--no-index", "--no-build-isolation", "--quiet"]
 PACKAGES = ("topk_registry", "topk_plugins", "topk_studies", "topk_export")
-
-
-def run(*argv, check=True, **options):
-    result = subprocess.run([*map(str, argv)], capture_output=True, text=True, timeout=300, **options)
-    if check and result.returncode:
-        pytest.fail(f"{argv} failed with {result.returncode}\n{result.stdout}{result.stderr}")
-    return result
 
 
 def clean_environment(**variables):

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from topk_registry.executors.errors import WorkerDiedError
-from topk_registry.executors.local import GPUS, SPAWN, LocalExecutor, environments, visible_gpus
+from topk_registry.executors.local import GPUS, LocalExecutor, environments, visible_gpus
 from topk_registry.executors.pool import Interruptible
 
 LOCKED = """
 from topk_registry.executors.local import LocalExecutor
-from tests.executors.test_local import lock
+from tests.executors.calls import lock
 
 if __name__ == "__main__":
     executor = LocalExecutor(2)
@@ -59,13 +59,6 @@ def test_a_process_that_dies_takes_its_own_call_alone(executor):
     assert (futures[0].result(), futures[2].result()) == (1, 2)
     with pytest.raises(WorkerDiedError, match="status 3"):
         futures[1].result()
-
-
-def lock() -> str:
-    """Hold a semaphore for as long as the process lives, as progress bars and loaders do."""
-    global held
-    held = SPAWN.Lock()
-    return "locked"
 
 
 @pytest.mark.slow

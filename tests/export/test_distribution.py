@@ -8,7 +8,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.test_install import OFFLINE, PIP, ROOT, run
+from tests.installing import OFFLINE, PIP, ROOT, run
 from topk_export.commands import main
 
 ALONE = """

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from tests.losses.test_fused import CASES, N, batch, build
+from tests.losses.fused import CASES, N, batch, build
 
 # torch's own decompositions for forward mode are still written in it
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")

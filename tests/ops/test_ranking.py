@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.ops.test_row_kernels import both, scores, targets
+from tests.ops.cpu_rows import both, scores, targets
 from topk_registry import backend, ranking_loss, row_losses
 
 SIZES, SHARES = (1, 3, 5), (0.2, 0.3, 0.5)

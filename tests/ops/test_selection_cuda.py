@@ -10,7 +10,7 @@ from topk_registry import LabelMixture, RowLoss, create_loss, topk_hinge_loss
 
 pytest.importorskip("triton")
 
-from tests.ops.test_rows_cuda import (
+from tests.ops.gpu_rows import (
     MIXTURES,
     TARGETS,
     assert_agree,

@@ -52,6 +52,16 @@ def report(records):
     raise AssertionError("runs are done without a look at the report")
 """
 
+QUIET = {"say": lambda text: None}
+CONFIGURATION = {"flags": {"loss": "ce", "lr": 0.1}, "device": "cpu"}
+RECORD = Record(
+    "train", 1, CONFIGURATION, {"history": [{"top5": 50.0}]}, 2.5, "2026-01-01T00:00:00+00:00", {"torch": "2"}
+)
+TINY_FLAGS = (
+    *("--dataset", "topk/hierarchy", "--dataset-opt", "size=96", "superclasses=4", "fine=3", "noise=1.0"),
+    *("--flags", "model_kwargs={'width': 4}", "batch_size=16", "epochs=1", "warmup_epochs=0"),
+    *("--device", "cpu", "--seeds", "0"),
+)
 TINY = {
     "dataset": "topk/hierarchy",
     "dataset_opt": {"size": 96, "superclasses": 4, "fine": 3, "noise": 1.0},

@@ -16,8 +16,7 @@ from topk_studies.engine.claims import Watch, acquire, own_folder
 from topk_studies.engine.runner import run_study
 from topk_studies.engine.study import Options
 
-from .test_runner import QUIET
-from .test_store import CONFIGURATION, RECORD
+from .conftest import CONFIGURATION, QUIET, RECORD
 
 COMMAND = """
 import json, sys

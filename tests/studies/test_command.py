@@ -19,13 +19,8 @@ from topk_studies.engine.study import Options
 from topk_studies.engine.tuning import run_of
 from topk_studies.report.output import write_data
 
-from .conftest import trained
+from .conftest import TINY_FLAGS, trained
 
-TINY = (
-    *("--dataset", "topk/hierarchy", "--dataset-opt", "size=96", "superclasses=4", "fine=3", "noise=1.0"),
-    *("--flags", "model_kwargs={'width': 4}", "batch_size=16", "epochs=1", "warmup_epochs=0"),
-    *("--device", "cpu", "--seeds", "0"),
-)
 HELD = """
 import os, signal, time
 from pathlib import Path
@@ -151,7 +146,7 @@ def test_a_third_partys_loss_from_the_command_to_the_report(site, tmp_path, monk
     site.distribution("brier-loss", {"brier": "brier_loss:Brier"})
     refresh_plugins()
     monkeypatch.setenv("PYTHONPATH", str(site.root))
-    argv = ["study", "encouraging", "--losses", "ce", "brier", *TINY, "--output", str(tmp_path), "--jobs", "2"]
+    argv = ["study", "encouraging", "--losses", "ce", "brier", *TINY_FLAGS, "--output", str(tmp_path), "--jobs", "2"]
     assert main(argv) == 0
     out = capsys.readouterr().out
     assert "8 of 8 runs to do, 0 are cached" in out
@@ -184,7 +179,7 @@ def test_a_run_that_fails_is_shown_and_the_rest_is_reported(site, tmp_path, monk
     site.distribution("bad-loss", {"bad": "bad_loss:build"})
     refresh_plugins()
     monkeypatch.setenv("PYTHONPATH", str(site.root))
-    assert main(["study", "encouraging", "--losses", "ce", "bad", *TINY, "--output", str(tmp_path)]) == 1
+    assert main(["study", "encouraging", "--losses", "ce", "bad", *TINY_FLAGS, "--output", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert out.count("FAILED") == 4
     assert "4 runs failed" in out
@@ -201,7 +196,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(site, tmp_path, m
     monkeypatch.setenv("PYTHONPATH", str(site.root))
     monkeypatch.setenv("HELD_FOLDER", str(tmp_path))
     (tmp_path / "held").touch()
-    argv = [sys.executable, "-m", "topk_registry", "study", "encouraging", "--losses", "held", *TINY]
+    argv = [sys.executable, "-m", "topk_registry", "study", "encouraging", "--losses", "held", *TINY_FLAGS]
     argv += ["--output", str(tmp_path)]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
     assert process.stdout is not None

@@ -20,8 +20,7 @@ from topk_studies.engine.tuning import TUNING_SEED, run_of
 from topk_studies.experiments import compare
 from topk_studies.experiments.compare import RUNGS, TRIALS, trials
 
-from .conftest import trained
-from .test_command import TINY
+from .conftest import TINY_FLAGS, trained
 
 LOSSES = ("ce", "smooth_topk_svm", "focal", "topk_hinge")
 BEST_RATE = rates("adamw", TRIALS)[3]
@@ -287,7 +286,7 @@ def test_a_third_partys_loss_is_compared_over_its_own_grid(site, tmp_path, monke
     monkeypatch.setenv("PYTHONPATH", str(site.root))
     monkeypatch.setattr(compare, "TRIALS", 3)
     monkeypatch.setattr(compare, "RUNGS", ((3, 1),))
-    argv = ["study", "compare", "--losses", "sharp_*", *TINY[:-2], "--max-seeds", "2", "--output", str(tmp_path)]
+    argv = ["study", "compare", "--losses", "sharp_*", *TINY_FLAGS[:-2], "--max-seeds", "2", "--output", str(tmp_path)]
     assert main(argv) == 0
     assert "sharp_one with" in capsys.readouterr().out
     (summary,) = json.loads((tmp_path / "summary.json").read_text())

@@ -9,7 +9,7 @@ import pytest
 from topk_studies.engine.runner import Words, run_study
 from topk_studies.engine.study import Options
 
-QUIET = {"say": lambda text: None}
+from .conftest import QUIET
 
 
 def test_every_run_is_done_once_and_the_second_stage_follows_the_first(stub, store):

@@ -5,12 +5,8 @@ import json
 import pytest
 
 from topk_studies.engine.store import Store, key_of
-from topk_studies.engine.study import Record
 
-CONFIGURATION = {"flags": {"loss": "ce", "lr": 0.1}, "device": "cpu"}
-RECORD = Record(
-    "train", 1, CONFIGURATION, {"history": [{"top5": 50.0}]}, 2.5, "2026-01-01T00:00:00+00:00", {"torch": "2"}
-)
+from .conftest import CONFIGURATION, RECORD
 
 
 def test_a_record_comes_back_as_it_was(store):

@@ -1,6 +1,7 @@
 """Runs small enough that a whole training takes a second."""
 
 import csv
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from PIL import Image
 
 from topk_registry import registry
 from topk_registry.cli.main import main
+from topk_registry.train.engine.signals import StopRequest
 from topk_registry.train.report import console
 
 TINY = (
@@ -26,6 +28,19 @@ def unclosed_files(test):
     return test
 
 
+def rows(path):
+    """The rows of a summary; a value that is missing is NaN."""
+    with open(path) as file:
+        return [{name: float(value or "nan") for name, value in row.items()} for row in csv.DictReader(file)]
+
+
+def stops_at(monkeypatch, at):
+    """Ask the run to stop when it asks the ``at``-th time whether it should."""
+    asked = []
+    monkeypatch.setattr(StopRequest, "__bool__", lambda self: asked.append(1) or len(asked) == at)
+    monkeypatch.setattr(StopRequest, "signum", signal.SIGTERM, raising=False)
+
+
 @dataclass
 class Finished:
     """A run that has ended: its exit status, its folder, and what it printed."""
@@ -37,8 +52,7 @@ class Finished:
 
     @property
     def summary(self):
-        with open(self.folder / "summary.csv") as file:
-            return [{name: float(value or "nan") for name, value in row.items()} for row in csv.DictReader(file)]
+        return rows(self.folder / "summary.csv")
 
     def checkpoint(self, name="last.pth.tar"):
         from timm.utils.checkpoint_saver import load_checkpoint_metadata

@@ -1,6 +1,7 @@
 """Training runs in one process, or on all ranks of a group that is there, and comparisons of what they leave."""
 
 import os
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,27 @@ import torch
 import torch.distributed as dist
 from timm.utils.checkpoint_saver import load_checkpoint_metadata
 
+from tests import ranks
 from topk_registry.train import Trainer
 from topk_registry.train.errors import Interrupted
 from topk_registry.train.setup.compute import Compute
 
 FOLDER = "TOPK_TEST_FOLDER"  # of all runs, for the ranks
+
+
+@contextmanager
+def trained_on_two(checks, folder, *, before=lambda: None):
+    """The errors of checks that train on two ranks; the folder holds the runs, also those of one process.
+
+    Args:
+        checks: see :func:`tests.ranks.run`.
+        before: trains in one process first, what the ranks go on from.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER, str(folder))
+        patch.setenv("TOPK_REGISTRY_BACKEND", "torch")
+        before()
+        yield ranks.run(2, checks, folder)
 
 
 def here():

@@ -15,8 +15,9 @@ import yaml
 from topk_registry import registry
 from topk_registry.cli.main import main
 from topk_registry.train import TrainConfig
-from topk_registry.train.engine.signals import StopRequest
 from topk_registry.train.report import loggers
+
+from .conftest import stops_at
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -50,13 +51,6 @@ def memory():
     registry.loggers.register("memory")(Memory)
     yield Memory
     registry.loggers.unregister("memory")
-
-
-def stops_at(monkeypatch, at):
-    """Ask the run to stop at the so-manyth question whether it should."""
-    asked = []
-    monkeypatch.setattr(StopRequest, "__bool__", lambda self: asked.append(1) or len(asked) == at)
-    monkeypatch.setattr(StopRequest, "signum", signal.SIGTERM, raising=False)
 
 
 def test_a_logger_is_told_of_every_interval_and_epoch(train, memory):

@@ -11,8 +11,7 @@ import pytest
 from tests.conftest import Site
 from tests.ports import free_port
 
-from .conftest import TINY
-from .test_torchrun import rows
+from .conftest import TINY, rows
 
 pytestmark = pytest.mark.slow
 HELD_AT = 9  # of 18 updates: the third of the second epoch, after the checkpoint of the eighth

@@ -6,8 +6,7 @@ import torch.distributed as dist
 from timm.utils.checkpoint_saver import load_checkpoint_metadata
 from torch.distributed.fsdp import fully_shard
 
-from tests import ranks
-from tests.train.ranked import FOLDER, assert_same, last, same_checkpoint, stopped, trained
+from tests.train.ranked import assert_same, last, same_checkpoint, stopped, trained, trained_on_two
 from topk_registry import create_loss, mean_over_ranks, registry
 from topk_registry.train import TrainConfig
 
@@ -127,11 +126,8 @@ def a_rank_whose_rows_are_all_ignored_adds_nothing():
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(FOLDER, str(folder))
-        patch.setenv("TOPK_REGISTRY_BACKEND", "torch")
-        yield ranks.run(2, CHECKS, folder)
+    with trained_on_two(CHECKS, tmp_path_factory.mktemp("runs")) as errors:
+        yield errors
 
 
 @pytest.mark.slow

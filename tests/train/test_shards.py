@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from topk_registry.train import TrainConfig
 from topk_registry.train.setup import datasets
 
-from .test_loggers import stops_at
+from .conftest import stops_at
 
 # webdataset leaves the closing of a shard that is not read to its end to the garbage collector, which warns
 pytestmark = [

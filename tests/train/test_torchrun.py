@@ -1,12 +1,10 @@
 """Two processes, started as a user starts them, stop together; test_nodes.py compares their metrics with one's."""
 
-import csv
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ from timm.utils.checkpoint_saver import load_checkpoint_metadata
 
 from topk_export.conversion.source import load_source
 
-from .conftest import TINY
+from .conftest import TINY, rows
 
 LAUNCH = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone")
 
@@ -25,11 +23,6 @@ def launch(folder, *argv, **options):
     return subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options
     )
-
-
-def rows(path: Path):
-    with open(path) as file:
-        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
 
 
 def terminate_group(process, summary):

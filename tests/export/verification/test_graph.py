@@ -7,7 +7,7 @@ import torch
 
 from tests.export.conftest import tiny
 from tests.ops.ksubset.scores import KINDS, scores
-from tests.ops.ksubset.test_static import assert_near, rows
+from tests.ops.ksubset.static_rows import assert_near, rows
 from tests.oracles import mp_marginals
 from topk_export import ExportError
 from topk_export.verification import graph

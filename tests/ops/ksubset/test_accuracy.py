@@ -5,12 +5,11 @@ import torch
 from torch.nn import functional as F
 
 from tests import oracles
-from tests.ops.ksubset.scores import KINDS, NEARLY_FLAT, nearly_flat, scores
+from tests.ops.ksubset.scores import KINDS, NEARLY_FLAT, TAUS, nearly_flat, scores
 from topk_registry import smooth_topk_hinge, topk_label_margins, topk_log_odds, topk_marginals, topk_margins
 from topk_registry.ops.ksubset import definition
 
 ON_CPU = ("torch", "numba")
-TAUS = (1e-4, 1e-2, 0.1, 1.0, 10.0)
 SIZES = [
     (2, 1),
     (3, 2),

@@ -9,8 +9,7 @@ from torch import multiprocessing as mp
 from torch.nn import functional as F
 
 from tests import oracles
-from tests.ops.ksubset.scores import KINDS, scores
-from tests.ops.ksubset.test_accuracy import TAUS
+from tests.ops.ksubset.scores import KINDS, TAUS, scores
 from tests.workers import processes
 from topk_registry import topk_label_margins, topk_margins
 from topk_registry.ops.ksubset.torch import rows as torch_path

@@ -1,14 +1,14 @@
 """``--class-parallel``: two processes train what one process trains, and either goes on where the other stopped."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 from timm.utils.checkpoint_saver import load_checkpoint_metadata
 
-from tests import ranks
-from tests.train.ranked import FOLDER, last, same_checkpoint, stopped, trained
+from tests.train.ranked import last, same_checkpoint, stopped, trained, trained_on_two
 from topk_registry.train import TrainConfig, TrainError
 
 if not dist.is_available():
@@ -105,12 +105,9 @@ def refusals_on_all_ranks():
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(FOLDER, str(folder))
-        patch.setenv("TOPK_REGISTRY_BACKEND", "torch")
-        stopped(RESUMED, "stopped-one")
-        yield ranks.run(2, CHECKS, folder)
+    before = partial(stopped, RESUMED, "stopped-one")
+    with trained_on_two(CHECKS, tmp_path_factory.mktemp("runs"), before=before) as errors:
+        yield errors
 
 
 @pytest.mark.slow
