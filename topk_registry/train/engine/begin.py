@@ -142,7 +142,7 @@ def _check_classes(run: Run, path: Path) -> None:
 
 
 def _other_model(run: Run, saved: Any) -> str:
-    """A sentence where a checkpoint is of another model than the run's, to stand before the names that do not fit."""
+    """Name the checkpoint's model where the run has another, for the start of an error message; else nothing."""
     old = _settings_of(saved)
     now = {"model": run.config.model, "num_classes": run.config.num_classes}
     differ = [f"{name.replace('_', ' ')} {old[name]}, not {now[name]}" for name in now
@@ -182,7 +182,7 @@ def _notes(run: Run, saved: Any) -> list[str]:
 
 
 def _batch_note(run: Run, old: dict[str, Any]) -> list[str]:
-    """A sentence where an update has another number of images than before, and what would give it as many."""
+    """Say that an update has another number of images than before, and which flags restore it."""
     config, world = run.config, len((run.task.loaded_state or {}).get("random", ()))
     if not world or not old.get("batch_size"):
         return []

@@ -22,7 +22,7 @@ from topk_registry.train.engine.measures import Observer
 from topk_registry.train.errors import DataError
 from topk_registry.train.setup.compute import Compute
 
-LEAST_LIKELIHOOD = math.log(1e-30)  # what a label whose probability is 0 is taken for
+LEAST_LIKELIHOOD = math.log(1e-30)  # log-likelihood of a label whose probability is 0
 
 
 def readable(loader: Iterable[Any]) -> Iterator[Any]:

@@ -115,7 +115,7 @@ class ClassParallelTask(RegistryTask):
     def _of_classes(
         self, optimizer: torch.optim.Optimizer, saved: dict[str, Any], count: int, change: Callable[[Tensor], Any]
     ) -> dict[str, Any]:
-        """An optimizer's state with what has a number for each of the classifier's, of ``count`` classes, changed."""
+        """Apply ``change`` to the tensors of the state that have the classifier's shape, with ``count`` classes."""
         state = dict(saved["state"])
         for place, parameter in _places(optimizer, self.rows).items():
             shape = (count, *parameter.shape[1:])

@@ -82,7 +82,7 @@ class Trainer:
         self.hooks, self.quiet = Hooks(**hooks), quiet
         self._run: Run | None = None
         self._began = False
-        self._clock: float | None = None  # by time.perf_counter, where the run was waited for before this
+        self._clock: float | None = None  # time.perf_counter() when the command began; None: when the run is built
 
     @property
     def run(self) -> Run:

@@ -16,7 +16,7 @@ from topk_registry.train.setup.compute import Compute
 from topk_registry.train.setup.parts import Parts
 from topk_registry.train.setup.rehearsal import Rehearsal, check_value
 
-METHOD = "of_linear"  # of a loss: the loss of a linear classifier's scores, whose rows may be spread
+METHOD = "of_linear"  # of a loss that takes features and the rows of a linear classifier
 
 
 class ClassRows(nn.Module):
