@@ -5,12 +5,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from typing import TextIO
 
 from topk_registry.cli import ArgumentParser, ParseOptions, positive
+from topk_registry.cli.progress import Progress
 from topk_registry.registry import get_loss_builder
 from topk_registry.registry.options import CONTEXT, accepted_context, check_options
-from topk_registry.testing import CheckResult, LossCheck, iter_checks, run_checks
+from topk_registry.testing import CheckResult, iter_checks, run_checks
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,8 +26,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"topk-registry check: {error}", file=sys.stderr)
         return 2
     checks = list(checks)
-    progress = _Progress(len(checks), sys.stderr)
-    found = run_checks(checks, started=progress)
+    progress = Progress(len(checks), sys.stderr)  # the first checks compile kernels for a while
+    found = run_checks(checks, started=lambda check: progress(check.name))
     results = list(found) if args.json else list(_printed(found, progress.clear))
     progress.clear()
     if args.json:
@@ -57,22 +57,6 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print all results, for programs")
     return parser
-
-
-class _Progress:
-    """One line on a terminal with the check that runs: the first ones compile kernels for a while."""
-
-    def __init__(self, total: int, stream: TextIO) -> None:
-        self.total, self.done, self.stream = total, 0, stream
-
-    def __call__(self, check: LossCheck) -> None:
-        self.done += 1
-        if self.stream.isatty():
-            print(f"\r\x1b[K[{self.done}/{self.total}] {check.name} ...", end="", file=self.stream, flush=True)
-
-    def clear(self) -> None:
-        if self.stream.isatty():
-            print("\r\x1b[K", end="", file=self.stream, flush=True)
 
 
 def _printed(results: Iterable[CheckResult], clear: Callable[[], None]) -> Iterable[CheckResult]:

@@ -38,7 +38,20 @@ def main(argv: Sequence[str]) -> int:
         "The exit status is 1 if something is wrong.",
     )
     parser.add_argument("--json", action="store_true", help="print the report for programs")
+    parser.add_argument(
+        "--warm",
+        action="store_true",
+        help="compile the kernels of every loss for the CPU and keep them, for an image or a cluster, in place of the "
+        "report; the exit status is 1 if one cannot be compiled or kept",
+    )
+    parser.add_argument("--double", action="store_true", help="with --warm: for float64 too, beside float32")
     args = parser.parse_args(argv)
+    if args.warm and args.json:
+        parser.error("--warm makes no report, so --json cannot print it")
+    if args.double and not args.warm:
+        parser.error("--double needs --warm")
+    if args.warm:
+        return import_module("topk_registry.cli.warm").warm(double=args.double)
     report = examine()
     print(json.dumps(asdict(report), indent=2) if args.json else _text(report))
     return 1 if report.problems else 0
