@@ -7,14 +7,17 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 
 PACKAGES = ("topk_registry", "topk_export")
+NAMESPACES = ("topk_registry.functional", "topk_registry.rows", "topk_registry.errors")
 
 
 def definitions(package: str) -> tuple[str, ...]:
     """Where each public name is defined, which pyright reports on, behind whatever re-exports it."""
-    module = importlib.import_module(package)
-    public = [getattr(module, name) for name in getattr(module, "__all__", ())]
+    modules = [importlib.import_module(name) for name in (package, *NAMESPACES) if name.startswith(package)]
+    values = [getattr(module, name) for module in modules for name in getattr(module, "__all__", dir(module))]
+    public = [value for value in values if not isinstance(value, (ModuleType, str))]
     return tuple(f"{value.__module__}.{value.__qualname__}" for value in public)
 
 

@@ -46,7 +46,7 @@ def probabilities() -> Iterable[str]:
     yield text(0, -30, f"One image, ten classes, k = {K}", size=15)
     yield text(0, -11, f"chance of being among the {K} best", colour=FIRST)
     yield text(PANEL[0], -11, "softmax", colour=SECOND, anchor="end")
-    yield from bars(tr.topk_marginals(scores, k=K)[0].tolist(), 3, FIRST)
+    yield from bars(tr.functional.topk_marginals(scores, k=K)[0].tolist(), 3, FIRST)
     yield from bars(scores.softmax(-1)[0].tolist(), 17, SECOND)
     yield line([(0, PANEL[1]), (PANEL[0], PANEL[1])], INK, 1)
     for i, score in enumerate(SCORES):

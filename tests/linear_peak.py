@@ -52,7 +52,7 @@ def step(features, weight, bias, target, logits: bool) -> float:
     if logits:
         loss = tr.create_loss("smooth_topk_svm", tau=0.1)(F.linear(features, weight, bias), target)
     else:
-        loss = tr.linear_smooth_topk(features, weight, bias, target, tau=0.1)
+        loss = tr.functional.linear_smooth_topk(features, weight, bias, target, tau=0.1)
     loss.backward()
     features.grad = weight.grad = bias.grad = None
     return loss.item()

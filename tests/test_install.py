@@ -155,7 +155,7 @@ def test_the_templates_own_tests_pass(template):
 
 ASK = """
 import traceback, topk_registry as tr
-from topk_registry import BrokenPluginError
+from topk_registry.errors import BrokenPluginError
 assert "gce" in tr.list_losses()
 try:
     tr.create_loss("gce")
@@ -197,7 +197,7 @@ assert type(tr.create_loss("gce-loss:topk_hinge")).__name__ == "GeneralisedCross
 assert tr.get_loss_builder("gce")
 try:
     tr.create_loss("topk_hinge")
-except tr.AmbiguousPluginError as error:
+except tr.errors.AmbiguousPluginError as error:
     print(error)
 """
 

@@ -1,190 +1,183 @@
-"""Top-k losses by name, and exact top-k probabilities.
+"""Losses for image classifiers by name, and exact probabilities of being in the top-k set.
 
-Public names are resolved on first use, so that ``import topk_registry`` and listing losses cost neither torch nor any
-plug-in's import.
+    import torch
+    import topk_registry as tr
+
+    logits, target = torch.randn(8, 100, requires_grad=True), torch.randint(100, (8,))
+    loss = tr.create_loss("smooth_topk_svm", k=5)  # takes what nn.CrossEntropyLoss takes
+    loss(logits, target).backward()
+    tr.TopKHead.of_loss(loss)(logits).marginals  # [8, 100], each row sums to 5
+    tr.functional.topk_marginals(logits, k=5)  # the same without a module
+
+Losses by name
+    list_losses, create_loss, loss_info, is_loss, get_loss_builder, register_loss, refresh_plugins, LossInfo
+Losses of your own
+    ClassificationLoss, TopKLoss: the base classes
+    accepted_context: what a trainer may tell a loss; mean_over_ranks: the mean over the rows of all ranks
+Models
+    TopKHead, TopKClassifier, TopKOutput, fit_temperature: probabilities behind a model
+    LinearSmoothTopK, PerturbedTopK, SphericalLinear, SphericalSGD: layers for many classes, and their optimizer
+    CosineClassifier, normalize_classifier: classifiers over unit-norm features
+Targets and distributions
+    LabelMixture, KSubset, GumbelTopK
+Settings
+    use_backend: which kernels compute; PluginError: base of the registry's errors
+
+Namespaces, imported on first use:
+    topk_registry.functional     functions of tensors: topk_marginals, smooth_topk_loss, perturbed_topk ...
+    topk_registry.rows           what plug-ins build losses with kernels from: RowLoss, Curve, softmax_rows ...
+    topk_registry.errors         every error that callers may want to catch
+    topk_registry.metrics        top-k accuracy, calibration, coverage
+    topk_registry.conformal      prediction sets with guaranteed coverage
+    topk_registry.distributions  distributions over sets of k classes
+    topk_registry.testing        the conformance kit for losses
+    topk_registry.train          the trainer behind ``timm train``
+
+The losses themselves are classes of ``topk_plugins``; ``tr.list_losses()`` names them and those of other packages.
 """
 
+import re
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
+from warnings import warn
 
+# Editors and type checkers read these imports. At run time each name is imported on first use, and there is no
+# __all__: with one, help() would print every class of the package in full.
 if TYPE_CHECKING:
-    from topk_registry.distributions import GumbelTopK, KSubset
-    from topk_registry.losses.base import ClassificationLoss, TopKLoss
-    from topk_registry.losses.ranks import mean_over_ranks
-    from topk_registry.nn.classifier import CosineClassifier, normalize_classifier
-    from topk_registry.nn.head import TopKClassifier, TopKHead, TopKOutput, fit_temperature
-    from topk_registry.nn.linear import LinearSmoothTopK, linear_smooth_topk
-    from topk_registry.nn.perturbed import PerturbedTopK
-    from topk_registry.nn.spherical import SphericalLinear, SphericalSGD
-    from topk_registry.ops.backend import backend
-    from topk_registry.ops.hinge import soft_hinge
-    from topk_registry.ops.ksubset import (
-        smooth_topk_hinge,
-        topk_label_margins,
-        topk_log_odds,
-        topk_marginals,
-        topk_margins,
-    )
-    from topk_registry.ops.ksubset.row_loss import smooth_topk_loss
-    from topk_registry.ops.lapsum.api import lapsum_loss
-    from topk_registry.ops.perturbed import perturbed_topk
-    from topk_registry.ops.perturbed.row_loss import perturbed_hinge_loss
-    from topk_registry.ops.ranking.api import ranking_loss
-    from topk_registry.ops.robust.api import aldr_loss
-    from topk_registry.ops.rows.api import RowLoss, row_losses
-    from topk_registry.ops.rows.curve import Curve
-    from topk_registry.ops.selection.api import topk_hinge_loss
-    from topk_registry.ops.sigmoid.api import sigmoid_loss
-    from topk_registry.ops.softmax.api import softmax_loss
-    from topk_registry.ops.softmax.ldr import ldr_loss
-    from topk_registry.ops.sparse.api import sparse_topk_loss
-    from topk_registry.ops.squares.api import quadratic_bound_loss, squares_loss
-    from topk_registry.ops.squares.definition import quadratic_bound_of_sums
-    from topk_registry.ops.targets.label_mixture import LabelMixture
-    from topk_registry.registry.api import (
-        create_loss,
-        get_loss_builder,
-        is_loss,
-        list_losses,
-        loss_info,
-        refresh_plugins,
-        register_loss,
-    )
-    from topk_registry.registry.errors import (
-        AmbiguousPluginError,
-        BrokenPluginError,
-        DisabledPluginError,
-        NameTakenError,
-        PluginError,
-        UnknownPluginError,
-    )
-    from topk_registry.registry.options import accepted_context
-    from topk_registry.registry.registry import LossInfo
+    from topk_registry.distributions import GumbelTopK as GumbelTopK
+    from topk_registry.distributions import KSubset as KSubset
+    from topk_registry.losses.base import ClassificationLoss as ClassificationLoss
+    from topk_registry.losses.base import TopKLoss as TopKLoss
+    from topk_registry.losses.ranks import mean_over_ranks as mean_over_ranks
+    from topk_registry.nn.classifier import CosineClassifier as CosineClassifier
+    from topk_registry.nn.classifier import normalize_classifier as normalize_classifier
+    from topk_registry.nn.head import TopKClassifier as TopKClassifier
+    from topk_registry.nn.head import TopKHead as TopKHead
+    from topk_registry.nn.head import TopKOutput as TopKOutput
+    from topk_registry.nn.head import fit_temperature as fit_temperature
+    from topk_registry.nn.linear import LinearSmoothTopK as LinearSmoothTopK
+    from topk_registry.nn.perturbed import PerturbedTopK as PerturbedTopK
+    from topk_registry.nn.spherical import SphericalLinear as SphericalLinear
+    from topk_registry.nn.spherical import SphericalSGD as SphericalSGD
+    from topk_registry.ops.backend import use_backend as use_backend
+    from topk_registry.ops.targets.label_mixture import LabelMixture as LabelMixture
+    from topk_registry.registry.api import create_loss as create_loss
+    from topk_registry.registry.api import get_loss_builder as get_loss_builder
+    from topk_registry.registry.api import is_loss as is_loss
+    from topk_registry.registry.api import list_losses as list_losses
+    from topk_registry.registry.api import loss_info as loss_info
+    from topk_registry.registry.api import refresh_plugins as refresh_plugins
+    from topk_registry.registry.api import register_loss as register_loss
+    from topk_registry.registry.errors import PluginError as PluginError
+    from topk_registry.registry.options import accepted_context as accepted_context
+    from topk_registry.registry.registry import LossInfo as LossInfo
 
-_HOMES = {
-    "AmbiguousPluginError": "registry.errors",
-    "BrokenPluginError": "registry.errors",
-    "ClassificationLoss": "losses.base",
-    "CosineClassifier": "nn.classifier",
-    "Curve": "ops.rows.curve",
-    "DisabledPluginError": "registry.errors",
-    "GumbelTopK": "distributions",
-    "KSubset": "distributions",
-    "LabelMixture": "ops.targets.label_mixture",
-    "LinearSmoothTopK": "nn.linear",
-    "LossInfo": "registry.registry",
-    "NameTakenError": "registry.errors",
-    "PerturbedTopK": "nn.perturbed",
-    "PluginError": "registry.errors",
-    "RowLoss": "ops.rows.api",
-    "SphericalLinear": "nn.spherical",
-    "SphericalSGD": "nn.spherical",
-    "TopKClassifier": "nn.head",
-    "TopKHead": "nn.head",
-    "TopKLoss": "losses.base",
-    "TopKOutput": "nn.head",
-    "UnknownPluginError": "registry.errors",
-    "accepted_context": "registry.options",
-    "aldr_loss": "ops.robust.api",
-    "backend": "ops.backend",
-    "create_loss": "registry.api",
-    "fit_temperature": "nn.head",
-    "get_loss_builder": "registry.api",
-    "is_loss": "registry.api",
-    "lapsum_loss": "ops.lapsum.api",
-    "ldr_loss": "ops.softmax.ldr",
-    "linear_smooth_topk": "nn.linear",
-    "list_losses": "registry.api",
-    "loss_info": "registry.api",
-    "mean_over_ranks": "losses.ranks",
-    "normalize_classifier": "nn.classifier",
-    "perturbed_hinge_loss": "ops.perturbed.row_loss",
-    "perturbed_topk": "ops.perturbed",
-    "quadratic_bound_loss": "ops.squares.api",
-    "quadratic_bound_of_sums": "ops.squares.definition",
-    "ranking_loss": "ops.ranking.api",
-    "refresh_plugins": "registry.api",
-    "register_loss": "registry.api",
-    "row_losses": "ops.rows.api",
-    "sigmoid_loss": "ops.sigmoid.api",
-    "smooth_topk_hinge": "ops.ksubset",
-    "smooth_topk_loss": "ops.ksubset.row_loss",
-    "soft_hinge": "ops.hinge",
-    "softmax_loss": "ops.softmax.api",
-    "sparse_topk_loss": "ops.sparse.api",
-    "squares_loss": "ops.squares.api",
-    "topk_hinge_loss": "ops.selection.api",
-    "topk_label_margins": "ops.ksubset",
-    "topk_log_odds": "ops.ksubset",
-    "topk_marginals": "ops.ksubset",
-    "topk_margins": "ops.ksubset",
-}
+    from . import conformal as conformal
+    from . import distributions as distributions
+    from . import errors as errors
+    from . import functional as functional
+    from . import metrics as metrics
+    from . import rows as rows
+    from . import testing as testing
+    from . import train as train
 
-__all__ = [
-    "AmbiguousPluginError",
-    "BrokenPluginError",
-    "ClassificationLoss",
-    "CosineClassifier",
-    "Curve",
-    "DisabledPluginError",
-    "GumbelTopK",
-    "KSubset",
-    "LabelMixture",
-    "LinearSmoothTopK",
-    "LossInfo",
-    "NameTakenError",
-    "PerturbedTopK",
-    "PluginError",
-    "RowLoss",
-    "SphericalLinear",
-    "SphericalSGD",
-    "TopKClassifier",
-    "TopKHead",
-    "TopKLoss",
-    "TopKOutput",
-    "UnknownPluginError",
-    "accepted_context",
-    "aldr_loss",
-    "backend",
-    "create_loss",
-    "fit_temperature",
-    "get_loss_builder",
-    "is_loss",
-    "lapsum_loss",
-    "ldr_loss",
-    "linear_smooth_topk",
-    "list_losses",
-    "loss_info",
-    "mean_over_ranks",
-    "normalize_classifier",
-    "perturbed_hinge_loss",
-    "perturbed_topk",
-    "quadratic_bound_loss",
-    "quadratic_bound_of_sums",
-    "ranking_loss",
-    "refresh_plugins",
-    "register_loss",
-    "row_losses",
-    "sigmoid_loss",
-    "smooth_topk_hinge",
-    "smooth_topk_loss",
-    "soft_hinge",
-    "softmax_loss",
-    "sparse_topk_loss",
-    "squares_loss",
-    "topk_hinge_loss",
-    "topk_label_margins",
-    "topk_log_odds",
-    "topk_marginals",
-    "topk_margins",
-]
+    __version__: str
+else:
+    _NAMESPACES = ("conformal", "distributions", "errors", "functional", "metrics", "rows", "testing", "train")
 
+    _HOMES = {
+        "ClassificationLoss": "losses.base",
+        "CosineClassifier": "nn.classifier",
+        "GumbelTopK": "distributions",
+        "KSubset": "distributions",
+        "LabelMixture": "ops.targets.label_mixture",
+        "LinearSmoothTopK": "nn.linear",
+        "LossInfo": "registry.registry",
+        "PerturbedTopK": "nn.perturbed",
+        "PluginError": "registry.errors",
+        "SphericalLinear": "nn.spherical",
+        "SphericalSGD": "nn.spherical",
+        "TopKClassifier": "nn.head",
+        "TopKHead": "nn.head",
+        "TopKLoss": "losses.base",
+        "TopKOutput": "nn.head",
+        "accepted_context": "registry.options",
+        "create_loss": "registry.api",
+        "fit_temperature": "nn.head",
+        "get_loss_builder": "registry.api",
+        "is_loss": "registry.api",
+        "list_losses": "registry.api",
+        "loss_info": "registry.api",
+        "mean_over_ranks": "losses.ranks",
+        "normalize_classifier": "nn.classifier",
+        "refresh_plugins": "registry.api",
+        "register_loss": "registry.api",
+        "use_backend": "ops.backend",
+    }
 
-def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(f"topk_registry.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'topk_registry' has no attribute {name!r}; it has {', '.join(__all__)}")
+    # names of version 0.1, kept for one release, and where they are now
+    _RENAMED = {
+        "AmbiguousPluginError": "errors.AmbiguousPluginError",
+        "BrokenPluginError": "errors.BrokenPluginError",
+        "Curve": "rows.Curve",
+        "DisabledPluginError": "errors.DisabledPluginError",
+        "NameTakenError": "errors.NameTakenError",
+        "RowLoss": "rows.RowLoss",
+        "UnknownPluginError": "errors.UnknownPluginError",
+        "aldr_loss": "rows.aldr_rows",
+        "backend": "use_backend",
+        "lapsum_loss": "rows.lapsum_rows",
+        "ldr_loss": "rows.ldr_rows",
+        "linear_smooth_topk": "functional.linear_smooth_topk",
+        "perturbed_hinge_loss": "rows.perturbed_hinge_rows",
+        "perturbed_topk": "functional.perturbed_topk",
+        "quadratic_bound_loss": "rows.quadratic_bound_rows",
+        "quadratic_bound_of_sums": "rows.quadratic_bound_of_sums",
+        "ranking_loss": "rows.ranking_rows",
+        "row_losses": "rows.row_losses",
+        "sigmoid_loss": "rows.sigmoid_rows",
+        "smooth_topk_hinge": "functional.smooth_topk_loss",
+        "smooth_topk_loss": "rows.smooth_topk_rows",
+        "soft_hinge": "functional.soft_hinge",
+        "softmax_loss": "rows.softmax_rows",
+        "sparse_topk_loss": "rows.sparse_topk_rows",
+        "squares_loss": "rows.squares_rows",
+        "topk_hinge_loss": "rows.topk_hinge_rows",
+        "topk_label_margins": "functional.topk_label_margins",
+        "topk_log_odds": "functional.topk_log_odds",
+        "topk_marginals": "functional.topk_marginals",
+        "topk_margins": "functional.topk_margins",
+    }
 
+    def __getattr__(name: str) -> object:
+        if name in _HOMES:
+            return getattr(import_module(f"topk_registry.{_HOMES[name]}"), name)
+        if name in _NAMESPACES:
+            return import_module(f"topk_registry.{name}")
+        if name in _RENAMED:
+            return _renamed(name)
+        if name == "__version__":
+            return _version()
+        raise AttributeError(f"module 'topk_registry' has no attribute {name!r}; it has {', '.join(__dir__())}")
 
-def __dir__() -> list[str]:
-    return __all__
+    def __dir__() -> list[str]:
+        return sorted((*_HOMES, *_NAMESPACES, "__version__"))
+
+    def _renamed(old: str) -> object:
+        new, home, name = _RENAMED[old], *_RENAMED[old].rpartition(".")[::2]
+        told = f"topk_registry.{old} is deprecated; use topk_registry.{new}"
+        if old == "smooth_topk_hinge":  # whose reduction is "none"
+            warn(f"{told}, whose reduction is 'mean' unless given", DeprecationWarning, stacklevel=3)
+            return import_module("topk_registry.ops.ksubset").smooth_topk_hinge
+        warn(told, DeprecationWarning, stacklevel=3)
+        return getattr(import_module(f"topk_registry.{home}"), name) if home else __getattr__(name)
+
+    def _version() -> str:
+        from topk_registry.registry.environment import installed_version
+
+        project = Path(__file__).parents[1] / "pyproject.toml"  # of a checkout that is not installed
+        if found := installed_version("topk-registry"):
+            return found
+        stated = re.search(r'^version = "(.+)"$', project.read_text(), re.MULTILINE) if project.is_file() else None
+        return stated[1] if stated else "unknown"

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -172,12 +173,46 @@ def command_page() -> Iterator[str]:
         yield f"\n## {info.name}\n\n{info.summary}\n\n```text\n{printed.getvalue().strip()}\n```\n"
 
 
+NAMESPACES = ("functional", "rows", "errors", "metrics", "distributions", "conformal", "testing", "train")
+
+
 def api_page() -> Iterator[str]:
-    yield "# Public names\n\nEverything below is imported from `topk_registry`.\n\n```{eval-rst}\n"
-    for name in sorted(tr.__all__):
-        value = getattr(tr, name)
-        kind = "autoclass" if inspect.isclass(value) else "autofunction"
-        yield f".. {kind}:: topk_registry.{name}\n"
+    """The names of the package itself, and the way to those of its namespaces."""
+    yield "# Public names\n\nEverything below is imported from `topk_registry`. "
+    yield "Its namespaces have pages of their own:\n\n"
+    yield "| namespace | content |\n|---|---|\n"
+    for name in NAMESPACES:
+        told = (inspect.getdoc(getattr(tr, name)) or "").partition("\n")[0].replace("``", "`")
+        yield f"| [`topk_registry.{name}`](api/{name}.md) | {told} |\n"
+    yield "\nThe losses are classes too, `from topk_plugins import SmoothTopKSVM`; [each has a page](../losses.md).\n"
+    yield "\n```{toctree}\n:hidden:\n\n" + "".join(f"api/{name}\n" for name in NAMESPACES) + "```\n\n"
+    yield from _documented("topk_registry", [name for name in dir(tr) if name not in (*NAMESPACES, "__version__")])
+    yield f"\n## Names of version 0.1\n\n{inspect.cleandoc(RENAMED)}\n\n| before | now |\n|---|---|\n"
+    for old, new in tr._RENAMED.items():
+        yield f"| `topk_registry.{old}` | `topk_registry.{new}` |\n"
+
+
+RENAMED = """
+They work for one more release, with a `DeprecationWarning` that names the new one; type checkers flag them already. A
+function called `*_loss` now takes logits and a target and returns numbers, so `smooth_topk_loss` is another function
+than before: its `reduction` is `"mean"` unless you say otherwise, where that of `smooth_topk_hinge` was `"none"`.
+"""
+
+
+def namespace_page(name: str) -> Iterator[str]:
+    namespace = getattr(tr, name)
+    heading, _, rest = (inspect.getdoc(namespace) or "").partition("\n")
+    yield f"# topk_registry.{name}\n\n```{{eval-rst}}\n{heading}\n{rest}\n```\n\n"
+    yield from _documented(f"topk_registry.{name}", sorted(namespace.__all__))
+
+
+def _documented(module: str, names: list[str]) -> Iterator[str]:
+    """Autodoc's directives for names of a module."""
+    yield "```{eval-rst}\n"
+    for name in names:
+        value = getattr(import_module(module), name)
+        kind = "autoclass" if inspect.isclass(value) else "autofunction" if callable(value) else "autodata"
+        yield f".. {kind}:: {module}.{name}\n"
         yield "   :members:\n\n" if kind == "autoclass" and not issubclass(value, BaseException) else "\n"
     yield "```\n"
 
@@ -214,6 +249,9 @@ def write(app: Sphinx) -> None:
         _drawn(command, pages / "gallery" / f"{name}.png")
     _write(pages / "commands.md", "".join(command_page()))
     _write(pages / "api.md", "".join(api_page()))
+    (pages / "api").mkdir(exist_ok=True)
+    for name in NAMESPACES:
+        _write(pages / "api" / f"{name}.md", "".join(namespace_page(name)))
     _write(pages / "costs.md", costs_page())
 
 

@@ -77,7 +77,7 @@ def marginals() -> Figure:
     figure, axes = plt.subplots(figsize=(6.4, 2.8), layout="constrained")
     places = torch.arange(SCORES.shape[1])
     for k in (1, 2, 3, 4):
-        values = tr.topk_marginals(SCORES, k=k)[0]
+        values = tr.functional.topk_marginals(SCORES, k=k)[0]
         axes.bar(places + 0.2 * (k - 2.5), values, 0.18, label=f"k = {k}")
     axes.set_xticks(places.tolist(), LETTERS)
     axes.set(ylabel="marginal")
@@ -91,8 +91,8 @@ def temperatures() -> Figure:
     theta = torch.logspace(-1.5, 1.5, 60, dtype=torch.float64)
     rows = SCORES / theta[:, None]
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3), layout="constrained")
-    shares = tr.topk_marginals(rows, k=2)
-    gaps = theta[:, None] * tr.topk_log_odds(rows, k=2)
+    shares = tr.functional.topk_marginals(rows, k=2)
+    gaps = theta[:, None] * tr.functional.topk_log_odds(rows, k=2)
     for i, letter in enumerate(LETTERS):
         left.semilogx(theta, shares[:, i], label=letter)
         right.semilogx(theta, gaps[:, i], label=letter)

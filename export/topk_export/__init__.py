@@ -39,11 +39,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(f"topk_export.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'topk_export' has no attribute {name!r}; it has {', '.join(__all__)}")
+if not TYPE_CHECKING:  # which would take any name for one that exists
 
+    def __getattr__(name: str) -> object:
+        if name in _HOMES:
+            return getattr(import_module(f"topk_export.{_HOMES[name]}"), name)
+        raise AttributeError(f"module 'topk_export' has no attribute {name!r}; it has {', '.join(__all__)}")
 
-def __dir__() -> list[str]:
-    return __all__
+    def __dir__() -> list[str]:
+        return __all__

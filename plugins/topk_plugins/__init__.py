@@ -1,1 +1,94 @@
-"""The project's own losses, one paper per file, found only through entry points."""
+"""The project's own losses, a paper a file, found through entry points.
+
+    from topk_plugins import SmoothTopKSVM
+
+Each class is imported on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from topk_plugins.berrada import SmoothTopKSVM, TopKNLL
+    from topk_plugins.encouraging import Encouraging, Mirror
+    from topk_plugins.garcin import NoisedTopK, NoisedTopKImbalanced
+    from topk_plugins.hinge import TopKHinge, TopKHingeCalibrated, TopKHingeConvex, TopKSVM
+    from topk_plugins.imbalance import LDAM, Focal
+    from topk_plugins.ksubset import KSubsetNLL
+    from topk_plugins.lapsum import LapSum
+    from topk_plugins.ldr import ALDRKL, LDRKL
+    from topk_plugins.petersen import DifferentiableTopK
+    from topk_plugins.priors import BalancedSoftmax, LogitAdjustment
+    from topk_plugins.robust import GeneralisedCrossEntropy
+    from topk_plugins.sander import SparseTopK
+    from topk_plugins.sigmoid import SigmoidMAE, SigmoidMSE
+    from topk_plugins.spherical import LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound
+
+_HOMES = {
+    "ALDRKL": "ldr",
+    "BalancedSoftmax": "priors",
+    "DifferentiableTopK": "petersen",
+    "Encouraging": "encouraging",
+    "Focal": "imbalance",
+    "GeneralisedCrossEntropy": "robust",
+    "KSubsetNLL": "ksubset",
+    "LDAM": "imbalance",
+    "LDRKL": "ldr",
+    "LapSum": "lapsum",
+    "LogSphericalSoftmax": "spherical",
+    "LogTaylorSoftmax": "spherical",
+    "LogitAdjustment": "priors",
+    "Mirror": "encouraging",
+    "NoisedTopK": "garcin",
+    "NoisedTopKImbalanced": "garcin",
+    "SigmoidMAE": "sigmoid",
+    "SigmoidMSE": "sigmoid",
+    "SmoothTopKSVM": "berrada",
+    "SparseTopK": "sander",
+    "SphericalBound": "spherical",
+    "TopKHinge": "hinge",
+    "TopKHingeCalibrated": "hinge",
+    "TopKHingeConvex": "hinge",
+    "TopKNLL": "berrada",
+    "TopKSVM": "hinge",
+}
+
+__all__ = [
+    "ALDRKL",
+    "LDAM",
+    "LDRKL",
+    "BalancedSoftmax",
+    "DifferentiableTopK",
+    "Encouraging",
+    "Focal",
+    "GeneralisedCrossEntropy",
+    "KSubsetNLL",
+    "LapSum",
+    "LogSphericalSoftmax",
+    "LogTaylorSoftmax",
+    "LogitAdjustment",
+    "Mirror",
+    "NoisedTopK",
+    "NoisedTopKImbalanced",
+    "SigmoidMAE",
+    "SigmoidMSE",
+    "SmoothTopKSVM",
+    "SparseTopK",
+    "SphericalBound",
+    "TopKHinge",
+    "TopKHingeCalibrated",
+    "TopKHingeConvex",
+    "TopKNLL",
+    "TopKSVM",
+]
+
+
+if not TYPE_CHECKING:  # which would take any name for one that exists
+
+    def __getattr__(name: str) -> object:
+        if name in _HOMES:
+            return getattr(import_module(f"topk_plugins.{_HOMES[name]}"), name)
+        raise AttributeError(f"module 'topk_plugins' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+    def __dir__() -> list[str]:
+        return __all__

@@ -19,15 +19,9 @@ from torch import Tensor
 
 from topk_plugins._margins import checked_gaps
 from topk_plugins._sizes import SeveralSizes, mixture_nll
-from topk_registry import (
-    LabelMixture,
-    RowLoss,
-    linear_smooth_topk,
-    smooth_topk_hinge,
-    smooth_topk_loss,
-    soft_hinge,
-    topk_margins,
-)
+from topk_registry import LabelMixture
+from topk_registry.functional import linear_smooth_topk, smooth_topk_loss, soft_hinge, topk_margins
+from topk_registry.rows import RowLoss, smooth_topk_rows
 
 
 class SmoothTopKSVM(SeveralSizes):
@@ -136,10 +130,13 @@ class SmoothTopKSVM(SeveralSizes):
     def row_loss(self, logits: Tensor) -> RowLoss | None:
         if len(self.sizes) > 1 or 2 * self.k > logits.shape[1]:
             return None
-        return smooth_topk_loss(self.k, tau=self.tau, alpha=self._checked_alpha(logits))
+        return smooth_topk_rows(self.k, tau=self.tau, alpha=self._checked_alpha(logits))
 
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        return self._over_sizes(logits, lambda k, tau, alpha: smooth_topk_hinge(logits, label, k, tau=tau, alpha=alpha))
+        def hinge(k: int, tau: float, alpha: Tensor) -> Tensor:
+            return smooth_topk_loss(logits, label, k, tau=tau, alpha=alpha, reduction="none")
+
+        return self._over_sizes(logits, hinge)
 
     def per_class(self, logits: Tensor) -> Tensor:
         def table(k: int, tau: float, alpha: Tensor) -> Tensor:
@@ -167,7 +164,7 @@ class SmoothTopKSVM(SeveralSizes):
 
     def _reduced(self, logits: Tensor, target: Tensor | LabelMixture, weight: Tensor | None, reduction: str) -> Tensor:
         def hinge(k: int, tau: float, alpha: Tensor) -> Tensor:
-            return smooth_topk_hinge(logits, target, k, tau=tau, alpha=alpha, weight=weight, reduction=reduction)
+            return smooth_topk_loss(logits, target, k, tau=tau, alpha=alpha, weight=weight, reduction=reduction)
 
         return self._over_sizes(logits, hinge)
 

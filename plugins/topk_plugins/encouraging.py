@@ -13,7 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from topk_registry import ClassificationLoss, Curve, RowLoss, sigmoid_loss, softmax_loss
+from topk_registry import ClassificationLoss
+from topk_registry.rows import Curve, RowLoss, sigmoid_rows, softmax_rows
 
 FLOOR = math.log(1e-5)  # the published clamp: log(1 - p) is read as log(max(1 - p, 1e-5))
 SCHEDULES = ("constant", "linear", "cosine", "exponential")
@@ -173,7 +174,7 @@ class Encouraging(ClassificationLoss):
         scheduled = self.schedule != "constant" or self.start_epoch > 0
         # plain numbers would make torch compile again for every epoch, and a look at the epoch would stall a GPU
         if torch.compiler.is_compiling() or (scheduled and not self.epoch.is_cpu):
-            return softmax_loss(Curve(self._loss))
+            return softmax_rows(Curve(self._loss))
         curve = _floored if self._is_floored else _bent
         bonus, log_end = (float(share) for share in self._shares()) if scheduled else (1.0, 1.0)
         not_end = max(1 - self.log_end * log_end, 1e-5)
@@ -183,7 +184,7 @@ class Encouraging(ClassificationLoss):
             tangent = math.log(not_end) - 1 + math.exp(start) / not_end
             before = max(start, FLOOR) if self._is_floored else tangent if math.exp(start) < not_end else start
         numbers = (self.rho * bonus, not_end, math.log(not_end), start, before)
-        return softmax_loss(Curve(self._loss, curve, numbers))
+        return softmax_rows(Curve(self._loss, curve, numbers))
 
     @property
     def _is_floored(self) -> bool:
@@ -278,7 +279,7 @@ class Mirror(ClassificationLoss):
         numbers = (1 / logits.shape[1], self.rho, self.gamma, float(self.power))
         mirrored = _mirrored_squares if plain else _mirrored
         curve = Curve(self._both, mirrored, numbers, others=True, logarithms=not plain)
-        return softmax_loss(curve) if self.link == "softmax" else sigmoid_loss(curve)
+        return softmax_rows(curve) if self.link == "softmax" else sigmoid_rows(curve)
 
     def _both(self, log_p: Tensor, log_not: Tensor, own: None) -> tuple[Tensor, Tensor]:
         n = log_p.shape[-1]

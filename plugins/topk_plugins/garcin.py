@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from topk_plugins._margins import check_max_margin, relative_gaps
-from topk_registry import RowLoss, TopKLoss, perturbed_hinge_loss
+from topk_registry import TopKLoss
+from topk_registry.rows import RowLoss, perturbed_hinge_rows
 
 
 class NoisedTopK(TopKLoss):
@@ -65,7 +66,7 @@ class NoisedTopK(TopKLoss):
         super().__init__(
             k, weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index
         )
-        perturbed_hinge_loss(self.k + 1, epsilon=epsilon, num_samples=num_samples)  # raises where these cannot be
+        perturbed_hinge_rows(self.k + 1, epsilon=epsilon, num_samples=num_samples)  # raises where these cannot be
         self.epsilon, self.num_samples = float(epsilon), int(num_samples)
 
     takes_half = True
@@ -73,11 +74,11 @@ class NoisedTopK(TopKLoss):
     def checked_option(self, name: str, value: Any) -> Any:
         value = super().checked_option(name, value)
         if name in ("epsilon", "num_samples"):
-            perturbed_hinge_loss(self.k + 1, **{name: value})
+            perturbed_hinge_rows(self.k + 1, **{name: value})
         return value
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        return perturbed_hinge_loss(
+        return perturbed_hinge_rows(
             self.k + 1,
             epsilon=self.epsilon,
             num_samples=self.num_samples,

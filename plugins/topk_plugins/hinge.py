@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from topk_plugins._margins import checked_gaps
-from topk_registry import RowLoss, TopKLoss, topk_hinge_loss
+from topk_registry import TopKLoss
+from topk_registry.rows import RowLoss, topk_hinge_rows
 
 
 class TopKSVM(TopKLoss):
@@ -76,7 +77,7 @@ class TopKSVM(TopKLoss):
     takes_half = True
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        return topk_hinge_loss(self.k, alpha=self._gaps(logits), factor=1 / self.k)
+        return topk_hinge_rows(self.k, alpha=self._gaps(logits), factor=1 / self.k)
 
     def _gaps(self, logits: Tensor) -> float | Tensor:
         if not isinstance(self.alpha, Tensor):
@@ -116,7 +117,7 @@ class TopKHinge(TopKLoss):
     takes_half = True
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        return topk_hinge_loss(self.k)
+        return topk_hinge_rows(self.k)
 
 
 class TopKHingeConvex(TopKLoss):
@@ -146,7 +147,7 @@ class TopKHingeConvex(TopKLoss):
     takes_half = True
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        return topk_hinge_loss(self.k, against="mean")
+        return topk_hinge_rows(self.k, against="mean")
 
 
 class TopKHingeCalibrated(TopKLoss):
@@ -175,4 +176,4 @@ class TopKHingeCalibrated(TopKLoss):
     takes_half = True
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        return topk_hinge_loss(self.k, against="rank")
+        return topk_hinge_rows(self.k, against="rank")

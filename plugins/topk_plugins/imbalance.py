@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_plugins._margins import check_max_margin, relative_gaps
-from topk_registry import ClassificationLoss, Curve, LabelMixture, RowLoss, softmax_loss
+from topk_registry import ClassificationLoss, LabelMixture
+from topk_registry.rows import Curve, RowLoss, softmax_rows
 
 LARGE = 60.0  # a gap whose exponential is still far from overflow in single precision
 
@@ -84,7 +85,7 @@ class Focal(ClassificationLoss):
     takes_half = True
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        return softmax_loss(Curve(self._loss, _focal, (self.gamma,)))
+        return softmax_rows(Curve(self._loss, _focal, (self.gamma,)))
 
     def _loss(self, log_p: Tensor, log_not: Tensor, own: None) -> Tensor:
         # a score of -inf rules its class out: times its infinite loss, the slope of 1 - p would be NaN instead of 0
@@ -222,7 +223,7 @@ class LDAM(ClassificationLoss):
             curve = Curve(self._of_gap, _with_large_margin, own=gaps)
         else:
             curve = Curve(self._of_lead, _with_margin, own=gaps.expm1())
-        return softmax_loss(curve, scale=self.scale)
+        return softmax_rows(curve, scale=self.scale)
 
     def _of_gap(self, log_p: Tensor, log_not: Tensor, gap: Tensor) -> Tensor:
         return F.softplus(gap - (log_p - log_not), threshold=40.0)

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from topk_registry import ClassificationLoss, KSubset, LabelMixture, RowLoss, softmax_loss
+from topk_registry import ClassificationLoss, KSubset, LabelMixture
+from topk_registry.rows import RowLoss, softmax_rows
 
 
 class KSubsetNLL(ClassificationLoss):
@@ -78,7 +79,7 @@ class KSubsetNLL(ClassificationLoss):
 
     def row_loss(self, logits: Tensor) -> RowLoss:
         """One label a row: cross-entropy."""
-        return softmax_loss(scale=1 / self.temperature)
+        return softmax_rows(scale=1 / self.temperature)
 
     def _suits_row_loss(self, target: Tensor | LabelMixture) -> bool:
         assert isinstance(target, Tensor), "forward writes mixtures out"

@@ -14,7 +14,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from topk_registry import ClassificationLoss, LabelMixture, RowLoss, lapsum_loss
+from topk_registry import ClassificationLoss, LabelMixture
+from topk_registry.rows import RowLoss, lapsum_rows
 
 
 class LapSum(ClassificationLoss):
@@ -71,7 +72,7 @@ class LapSum(ClassificationLoss):
         return super().forward(logits, target)
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        return lapsum_loss(self.k, tau=self.tau)
+        return lapsum_rows(self.k, tau=self.tau)
 
     def extra_repr(self) -> str:
         return f"k={self.k:g}, tau={self.tau:g}, {super().extra_repr()}"

@@ -14,7 +14,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from topk_registry import ClassificationLoss, RowLoss, aldr_loss, ldr_loss
+from topk_registry import ClassificationLoss
+from topk_registry.rows import RowLoss, aldr_rows, ldr_rows
 
 
 class LDRKL(ClassificationLoss):
@@ -66,7 +67,7 @@ class LDRKL(ClassificationLoss):
         self.temperature, self.gap = float(temperature), float(gap)
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        return ldr_loss(logits.shape[1], temperature=self.temperature, gap=self.gap)
+        return ldr_rows(logits.shape[1], temperature=self.temperature, gap=self.gap)
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature:g}, gap={self.gap:g}, {super().extra_repr()}"
@@ -139,7 +140,7 @@ class ALDRKL(ClassificationLoss):
         self.temperature, self.alpha, self.gap = float(temperature), float(alpha), float(gap)
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        return aldr_loss(temperature=self.temperature, alpha=self.alpha, gap=self.gap)
+        return aldr_rows(temperature=self.temperature, alpha=self.alpha, gap=self.gap)
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature:g}, alpha={self.alpha:g}, gap={self.gap:g}, {super().extra_repr()}"

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from topk_plugins._sizes import SeveralSizes, set_sizes
-from topk_registry import RowLoss, ranking_loss, softmax_loss
+from topk_registry.rows import RowLoss, ranking_rows, softmax_rows
 
 RELAXATIONS = ("neuralsort", "softsort", "odd_even", "bitonic")
 FEWEST = 16  # candidates, as in the paper
@@ -122,8 +122,8 @@ class DifferentiableTopK(SeveralSizes):
 
     def row_loss(self, logits: Tensor) -> RowLoss:
         if self.k == 1 and self.top1 == "softmax" and self.candidates is None:
-            return softmax_loss()
-        return ranking_loss(
+            return softmax_rows()
+        return ranking_rows(
             self.sizes,
             self.shares,
             relaxation=self.relaxation,

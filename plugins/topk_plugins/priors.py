@@ -7,7 +7,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from topk_plugins._margins import checked_counts
-from topk_registry import ClassificationLoss, RowLoss, softmax_loss
+from topk_registry import ClassificationLoss
+from topk_registry.rows import RowLoss, softmax_rows
 
 
 class LogitAdjustment(ClassificationLoss):
@@ -68,7 +69,7 @@ class LogitAdjustment(ClassificationLoss):
         prior = self.log_prior
         if prior.numel() != logits.shape[1]:
             raise ValueError(f"class_counts has {prior.numel()} entries, logits have {logits.shape[1]} classes")
-        return softmax_loss(shift=prior if self.tau == 1 else self.tau * prior)
+        return softmax_rows(shift=prior if self.tau == 1 else self.tau * prior)
 
     def extra_repr(self) -> str:
         return f"tau={self.tau:g}, {super().extra_repr()}"

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from topk_registry import ClassificationLoss, Curve, RowLoss, softmax_loss
+from topk_registry import ClassificationLoss
+from topk_registry.rows import Curve, RowLoss, softmax_rows
 
 
 def _generalised(log_p, log_not, p, not_p, own, numbers):
@@ -57,7 +58,7 @@ class GeneralisedCrossEntropy(ClassificationLoss):
         self.q = float(q)
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        return softmax_loss(Curve(self._loss, _generalised, (self.q, 1 / self.q)))
+        return softmax_rows(Curve(self._loss, _generalised, (self.q, 1 / self.q)))
 
     def _loss(self, log_p: Tensor, log_not: Tensor, own: None) -> Tensor:
         return -(self.q * log_p).expm1() / self.q

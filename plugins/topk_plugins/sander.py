@@ -12,7 +12,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from topk_registry import RowLoss, TopKLoss, sparse_topk_loss
+from topk_registry import TopKLoss
+from topk_registry.rows import RowLoss, sparse_topk_rows
 
 
 class SparseTopK(TopKLoss):
@@ -69,7 +70,7 @@ class SparseTopK(TopKLoss):
         self.tau = float(tau)
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        return sparse_topk_loss(self.k, tau=self.tau)
+        return sparse_topk_rows(self.k, tau=self.tau)
 
     def extra_repr(self) -> str:
         return f"tau={self.tau:g}, {super().extra_repr()}"

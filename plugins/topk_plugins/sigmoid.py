@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from topk_registry import ClassificationLoss, Curve, RowLoss, sigmoid_loss
+from topk_registry import ClassificationLoss
+from topk_registry.rows import Curve, RowLoss, sigmoid_rows
 
 
 def _squared(log_p, log_not, p, not_p, own, numbers):
@@ -23,7 +24,7 @@ class _SigmoidLoss(ClassificationLoss):
 
     def row_loss(self, logits: Tensor) -> RowLoss:
         compiled = _squared if self.power == 2 else _absolute
-        return sigmoid_loss(Curve(self._errors, compiled, (1 / logits.shape[1],), others=True, logarithms=False))
+        return sigmoid_rows(Curve(self._errors, compiled, (1 / logits.shape[1],), others=True, logarithms=False))
 
     def _errors(self, log_p: Tensor, log_not: Tensor, own: None) -> tuple[Tensor, Tensor]:
         n = log_p.shape[-1]

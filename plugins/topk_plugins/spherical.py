@@ -19,7 +19,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from topk_registry import ClassificationLoss, RowLoss, quadratic_bound_loss, quadratic_bound_of_sums, squares_loss
+from topk_registry import ClassificationLoss
+from topk_registry.rows import RowLoss, quadratic_bound_of_sums, quadratic_bound_rows, squares_rows
 
 
 class _LogLikelihood(ClassificationLoss):
@@ -30,7 +31,7 @@ class _LogLikelihood(ClassificationLoss):
     takes_half = True
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        return squares_loss(epsilon=self.epsilon, shift=self.shift)
+        return squares_rows(epsilon=self.epsilon, shift=self.shift)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """The predicted probability of each class [B, n], in fp32 or wider."""
@@ -148,7 +149,7 @@ class SphericalBound(ClassificationLoss):
     takes_half = True
 
     def row_loss(self, logits: Tensor) -> RowLoss:
-        return quadratic_bound_loss()
+        return quadratic_bound_rows()
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """The predicted probability of each class, softmax [B, n], in fp32 or wider."""

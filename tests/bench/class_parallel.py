@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from topk_registry import linear_smooth_topk
+from topk_registry.functional import linear_smooth_topk
 from topk_registry.ops.ksubset.chunked.parallel import layout
 
 COLLECTIVES = {"all_gather_into_tensor": 0, "reduce_scatter_tensor": 1, "all_reduce": 0, "all_to_all_single": 0}

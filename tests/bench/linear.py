@@ -30,7 +30,7 @@ def contestants(k: int, tau: float, rows: int) -> dict[str, Loss]:
     """All contestants by name; those that this version of PyTorch does not have are left out."""
     on_logits = tr.create_loss("smooth_topk_svm", k=k, tau=tau)
     found: dict[str, Loss] = {
-        OURS: lambda x, weight, bias, label: tr.linear_smooth_topk(x, weight, bias, label, k=k, tau=tau),
+        OURS: lambda x, weight, bias, label: tr.functional.linear_smooth_topk(x, weight, bias, label, k=k, tau=tau),
         "smooth_topk_svm on logits": lambda x, weight, bias, label: on_logits(F.linear(x, weight, bias), label),
         ON_LOGITS: lambda x, weight, bias, label: F.cross_entropy(F.linear(x, weight, bias), label),
     }

@@ -380,7 +380,7 @@ def test_a_linear_classifier_that_fails_is_told_of() -> None:
 def test_the_loss_s_share_of_a_training_step(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     report = tmp_path / "steps.json"
     tiny = ["--models", "test_vit", "--batch", "2", "--size", "160", "--classes", "12", "--repeats", "1"]
-    with tr.backend("torch"):
+    with tr.use_backend("torch"):
         main(["steps", *tiny, "--losses", "focal", "--device", "cpu", "--junit", "none", "--json", str(report)])
     rows, printed = json.loads(report.read_text())["results"], capsys.readouterr().out
     assert [row["loss"] for row in rows] == ["F.cross_entropy", "focal"]

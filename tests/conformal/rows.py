@@ -44,7 +44,7 @@ def marginals_for(score: Score, logits: np.ndarray) -> np.ndarray | None:
         return None
     import torch
 
-    from topk_registry import topk_marginals
+    from topk_registry.functional import topk_marginals
 
     return topk_marginals(torch.from_numpy(logits), score.k).numpy()
 

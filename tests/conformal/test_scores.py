@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tests.conformal.rows import HARD, model_rows
-from topk_registry import topk_marginals
 from topk_registry.conformal import (
     SCORES,
     PredictionSets,
@@ -20,6 +19,7 @@ from topk_registry.conformal import (
 )
 from topk_registry.conformal.scores import ranks
 from topk_registry.conformal.tuning import fit_softmax_temperature
+from topk_registry.functional import topk_marginals
 
 OPTIONS = {"lac": {}, "aps": {}, "raps": {"penalty": 0.07, "k_reg": 2}, "saps": {"weight": 0.3}, "topk": {}}
 ROWS = {**HARD, "random": model_rows(6, 7)[0]}

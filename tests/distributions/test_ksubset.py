@@ -8,8 +8,8 @@ import torch
 from torch.distributions import kl_divergence
 
 from tests.oracles import mp_marginals
-from topk_registry import topk_marginals
 from topk_registry.distributions import GumbelTopK, KSubset, tree
+from topk_registry.functional import topk_marginals
 
 INF = math.inf
 

@@ -86,7 +86,7 @@ class Failing:
 def test_kernels_that_fail_are_told_of_once_and_torch_serves(name, monkeypatch):
     s, label = batch()
     monkeypatch.delenv("TOPK_REGISTRY_BACKEND", raising=False)
-    with tr.backend("torch"):
+    with tr.use_backend("torch"):
         wanted = value_and_gradient(built(name), s, label)
     load = backend.load
 

@@ -43,9 +43,9 @@ def test_the_default_backend_follows_options(name, annealed, inductor):
 @pytest.mark.slow
 def test_the_default_backend_follows_a_temperature(inductor):
     logits = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
-    compiled = torch.compile(lambda s, theta: tr.topk_marginals(s, 3, temperature=theta))
+    compiled = torch.compile(lambda s, theta: tr.functional.topk_marginals(s, 3, temperature=theta))
     for theta in (1.0, 0.3, 0.5, 2.0):
-        torch.testing.assert_close(compiled(logits, theta), tr.topk_marginals(logits, 3, temperature=theta))
+        torch.testing.assert_close(compiled(logits, theta), tr.functional.topk_marginals(logits, 3, temperature=theta))
 
 
 @pytest.mark.slow

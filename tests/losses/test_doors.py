@@ -68,7 +68,7 @@ def of_loss(dtype, name="auto", **more):
         leaf = LOGITS.to(dtype).requires_grad_()
         options = {"weight": weight, "label_smoothing": smoothing, "reduction": reduction}
         loss = tr.create_loss("smooth_topk_svm", **{"k": K, "tau": TAU, **options, **more})
-        with tr.backend(name):
+        with tr.use_backend(name):
             value = loss(leaf, target)
         return value, torch.autograd.grad(value.sum(), leaf)[0]
 
@@ -88,7 +88,7 @@ def of_layer(layer):
 def linear(features, rows, bias, target, options, group, **more):
     options = {**options, "class_weight": options["weight"], **more}
     options.pop("weight")
-    return tr.linear_smooth_topk(features, rows, bias, target, k=K, tau=TAU, chunk=4, **options)
+    return tr.functional.linear_smooth_topk(features, rows, bias, target, k=K, tau=TAU, chunk=4, **options)
 
 
 def spread(features, rows, bias, target, options, group):
@@ -103,7 +103,7 @@ def several_sizes(features, rows, bias, target, options, group):
 def of_function(target, weight, smoothing, reduction, group):
     assert not smoothing
     leaf = LOGITS.clone().requires_grad_()
-    value = tr.smooth_topk_hinge(leaf, target, K, tau=TAU, weight=weight, reduction=reduction)
+    value = tr.functional.smooth_topk_loss(leaf, target, K, tau=TAU, weight=weight, reduction=reduction)
     return value, torch.autograd.grad(value.sum(), leaf)[0]
 
 
@@ -140,12 +140,14 @@ def test_every_door_takes_every_target(door, kind, weight, group):
 
 
 ELSEWHERE = {
-    "smooth_topk_hinge": lambda s, y: tr.smooth_topk_hinge(s, y, 2),
-    "smooth_topk_hinge, mean": lambda s, y: tr.smooth_topk_hinge(s, y, 2, reduction="mean"),
-    "topk_label_margins": lambda s, y: tr.topk_label_margins(s, y, 2),
-    "row_losses": lambda s, y: tr.row_losses(tr.lapsum_loss(2), s, y),
-    "linear_smooth_topk": lambda s, y: tr.linear_smooth_topk(s, s.T @ s, None, y, k=2),
-    "linear_smooth_topk, smoothed": lambda s, y: tr.linear_smooth_topk(s, s.T @ s, None, y, k=2, label_smoothing=0.1),
+    "smooth_topk_loss, none": lambda s, y: tr.functional.smooth_topk_loss(s, y, 2, reduction="none"),
+    "smooth_topk_loss": lambda s, y: tr.functional.smooth_topk_loss(s, y, 2),
+    "topk_label_margins": lambda s, y: tr.functional.topk_label_margins(s, y, 2),
+    "row_losses": lambda s, y: tr.rows.row_losses(tr.rows.lapsum_rows(2), s, y),
+    "linear_smooth_topk": lambda s, y: tr.functional.linear_smooth_topk(s, s.T @ s, None, y, k=2),
+    "linear_smooth_topk, smoothed": lambda s, y: tr.functional.linear_smooth_topk(
+        s, s.T @ s, None, y, k=2, label_smoothing=0.1
+    ),
     "fit_temperature": lambda s, y: tr.fit_temperature(s, y, 2),
     "focal": lambda s, y: tr.create_loss("focal")(s, y),
     "smooth_topk_svm": lambda s, y: tr.create_loss("smooth_topk_svm", k=2)(s, y),
@@ -161,7 +163,7 @@ def test_a_target_on_another_device_is_refused(function):
         ELSEWHERE[function](logits, label.to("meta"))
 
 
-@pytest.mark.parametrize("function", ["smooth_topk_hinge", "row_losses", "linear_smooth_topk", "focal"])
+@pytest.mark.parametrize("function", ["smooth_topk_loss", "row_losses", "linear_smooth_topk", "focal"])
 def test_a_mixture_on_another_device_is_refused(function):
     logits, mixture = torch.randn(4, 6), LabelMixture.smoothed(torch.arange(4), 0.1)
     ELSEWHERE[function](logits, mixture)

@@ -43,14 +43,14 @@ def test_numbers_are_kept_as_given(name):
         loss = loss if cast == "type" else getattr(loss, cast)()
         assert all(buffer.dtype == torch.float64 for buffer in loss.buffers())
         for implementation in ("auto", "torch"):
-            with tr.backend(implementation):
+            with tr.use_backend(implementation):
                 torch.testing.assert_close(loss(logits, label), wanted, rtol=1e-13, atol=0)
 
 
 def test_gaps_and_priors_are_those_of_double_precision():
     (logits, label), counts = batch(), torch.tensor(COUNTS, dtype=torch.float64)
     gaps = torch.tensor(DECIMALS, dtype=torch.float64)
-    hinge = tr.smooth_topk_hinge(logits, label, 2, alpha=gaps, reduction="mean")
+    hinge = tr.functional.smooth_topk_loss(logits, label, 2, alpha=gaps, reduction="mean")
     torch.testing.assert_close(
         create_loss("smooth_topk_svm", k=2, alpha=DECIMALS)(logits, label), hinge, rtol=1e-14, atol=0
     )
@@ -148,7 +148,7 @@ def test_losses_made_or_moved_in_inference_mode_train(name):
         assert not any(buffer.is_inference() for buffer in loss.buffers())
         for implementation in ("auto", "torch"):
             leaf = logits.clone().requires_grad_()
-            with tr.backend(implementation):
+            with tr.use_backend(implementation):
                 loss(leaf, label).backward()
             assert leaf.grad is not None
             assert leaf.grad.isfinite().all()

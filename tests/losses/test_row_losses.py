@@ -20,9 +20,9 @@ def test_the_example_of_the_page(tmp_path, monkeypatch):
     import gce_example as page  # pyright: ignore[reportMissingImports]
 
     scores = torch.randn(8, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    loss = tr.softmax_loss(page.curve)
+    loss = tr.rows.softmax_rows(page.curve)
     for target in (torch.arange(8), torch.rand(8, 10, dtype=torch.float64)):
-        got = tr.row_losses(loss, scores, target)
+        got = tr.rows.row_losses(loss, scores, target)
         wanted = loss.definition(scores, target)
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-14)
         pair = [torch.autograd.grad(x.sum(), scores)[0] for x in (got, wanted)]
@@ -32,8 +32,13 @@ def test_the_example_of_the_page(tmp_path, monkeypatch):
 def test_a_mixture_of_labels():
     scores = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
     target = tr.LabelMixture.mixed(torch.tensor([0, 6, 2]), torch.tensor([3, 6, 1]), 0.3, 0.1)
-    for loss in (tr.softmax_loss(), tr.squares_loss(), tr.topk_hinge_loss(2), tr.smooth_topk_loss(2)):
-        found, wanted = (tr.row_losses(loss, scores, q) for q in (target, target.dense(7, torch.float64)))
+    for loss in (
+        tr.rows.softmax_rows(),
+        tr.rows.squares_rows(),
+        tr.rows.topk_hinge_rows(2),
+        tr.rows.smooth_topk_rows(2),
+    ):
+        found, wanted = (tr.rows.row_losses(loss, scores, q) for q in (target, target.dense(7, torch.float64)))
         torch.testing.assert_close(found, wanted)
         torch.testing.assert_close(*(torch.autograd.grad(value.sum(), scores)[0] for value in (found, wanted)))
 
@@ -49,12 +54,12 @@ def test_a_mixture_of_labels():
 )
 def test_bad_input(scores, target, message):
     with pytest.raises(ValueError, match=message):
-        tr.row_losses(tr.squares_loss(), scores, target)
+        tr.rows.row_losses(tr.rows.squares_rows(), scores, target)
 
 
 def test_torch_operations_serve_where_they_are_asked_for():
     scores = torch.randn(4, 6).requires_grad_()
-    with tr.backend("torch"):
+    with tr.use_backend("torch"):
         loss = tr.create_loss("focal")(scores, torch.arange(4))
     assert type(loss.grad_fn).__name__ != "ReducedBackward"
     torch.testing.assert_close(loss, tr.create_loss("focal")(scores, torch.arange(4)))

@@ -14,7 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests import ranks
-from topk_registry import LabelMixture, LinearSmoothTopK, create_loss, linear_smooth_topk, smooth_topk_hinge
+from topk_registry import LabelMixture, LinearSmoothTopK, create_loss
+from topk_registry.functional import linear_smooth_topk
+from topk_registry.ops.ksubset import smooth_topk_hinge
 from topk_registry.ops.ksubset.chunked.api import linear_topk
 from topk_registry.ops.ksubset.chunked.parallel import layout
 

@@ -6,7 +6,8 @@ import torch
 import torchvision
 from torch import nn
 
-from topk_registry import TopKClassifier, TopKHead, create_loss, fit_temperature, topk_marginals
+from topk_registry import TopKClassifier, TopKHead, create_loss, fit_temperature
+from topk_registry.functional import topk_marginals
 from topk_registry.ops.ksubset import definition
 
 

@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import topk_registry as tr
-from topk_registry import LabelMixture, LinearSmoothTopK, linear_smooth_topk
+from topk_registry import LabelMixture, LinearSmoothTopK
+from topk_registry.functional import linear_smooth_topk
 from topk_registry.nn import class_parallel
 from topk_studies.timing.memory import peak_bytes
 

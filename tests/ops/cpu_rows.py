@@ -2,7 +2,7 @@
 
 import torch
 
-from topk_registry import RowLoss, row_losses
+from topk_registry.rows import RowLoss, row_losses
 
 B, N = 8, 150
 

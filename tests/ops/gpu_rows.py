@@ -3,8 +3,9 @@
 import torch
 
 from tests.ops.triton_runs import DEVICE
-from topk_registry import ClassificationLoss, LabelMixture, RowLoss
+from topk_registry import ClassificationLoss, LabelMixture
 from topk_registry.ops.targets.masses import Options, Reduction
+from topk_registry.rows import RowLoss
 
 N = 30
 EPS = torch.finfo(torch.float32).eps

@@ -111,9 +111,9 @@ def test_one_switch_for_every_operator(monkeypatch):
     assert both() == ("numba", "numba")
     monkeypatch.setenv("TOPK_REGISTRY_BACKEND", "torch")
     assert both() == ("torch", "torch")
-    with tr.backend("numba"):
+    with tr.use_backend("numba"):
         assert both() == ("numba", "numba")
-        with tr.backend("triton"):  # which does not serve the CPU
+        with tr.use_backend("triton"):  # which does not serve the CPU
             assert both() == ("torch", "torch")
         assert both() == ("numba", "numba")
     assert both() == ("torch", "torch")
@@ -125,7 +125,7 @@ def test_one_switch_for_every_operator(monkeypatch):
 def test_the_switch_decorates_and_leaves_other_threads_alone():
     found = []
 
-    @tr.backend("torch")
+    @tr.use_backend("torch")
     def decorated():
         found.append(both())
         thread = threading.Thread(target=lambda: found.append(both()))
@@ -139,18 +139,18 @@ def test_the_switch_decorates_and_leaves_other_threads_alone():
 
 
 def test_the_switch_is_left_when_an_error_passes():
-    with pytest.raises(KeyError), tr.backend("torch"):
+    with pytest.raises(KeyError), tr.use_backend("torch"):
         raise KeyError
     assert both() == ("numba", "numba")
 
 
 def test_a_wrong_name_lists_the_right_ones(monkeypatch):
     names = "must be 'auto' or one of 'numba', 'triton', 'torch', got 'cuda'"
-    with pytest.raises(ValueError, match=f"backend {names}"), tr.backend("cuda"):
+    with pytest.raises(ValueError, match=f"backend {names}"), tr.use_backend("cuda"):
         pass
     monkeypatch.setenv("TOPK_REGISTRY_BACKEND", "cuda")
     with pytest.raises(ValueError, match=f"TOPK_REGISTRY_BACKEND {names}"):
-        tr.topk_margins(torch.zeros(1, 4), 2)
+        tr.functional.topk_margins(torch.zeros(1, 4), 2)
 
 
 def test_the_report_says_which_backend_serves_and_why(monkeypatch):
@@ -158,9 +158,9 @@ def test_the_report_says_which_backend_serves_and_why(monkeypatch):
     assert {name: (r.backend, r.why) for name, r in of_cpu.items()} == dict.fromkeys(
         ("ksubset", "perturbed", "rows"), ("numba", "the fastest that serves")
     )
-    with tr.backend("torch"):
+    with tr.use_backend("torch"):
         assert {(r.backend, r.why) for r in report() if r.device == "cpu"} == {
-            ("torch", "chosen by topk_registry.backend")
+            ("torch", "chosen by topk_registry.use_backend")
         }
     monkeypatch.setenv("TOPK_REGISTRY_BACKEND", "triton")
     assert [r.why for r in report() if r.device == "cpu"] == ["numba is switched off"] * 3
@@ -179,7 +179,7 @@ def test_saved_programs_load_after_importing_the_operators(tmp_path):
 
     class Loss(torch.nn.Module):
         def forward(self, s, label):
-            return tr.topk_label_margins(s, label, 2).mean() + tr.perturbed_topk(s, 2).mean()
+            return tr.functional.topk_label_margins(s, label, 2).mean() + tr.functional.perturbed_topk(s, 2).mean()
 
     s, label = torch.randn(4, 9), torch.tensor([0, 1, 2, 8])
     torch.export.save(torch.export.export(Loss(), (s, label)), tmp_path / "loss.pt2")

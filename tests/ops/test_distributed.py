@@ -5,7 +5,9 @@ import torch
 import torch.distributed as dist
 
 from tests.workers import processes
-from topk_registry import create_loss, perturbed_topk, smooth_topk_hinge, topk_label_margins, topk_marginals
+from topk_registry import create_loss
+from topk_registry.functional import perturbed_topk, topk_label_margins, topk_marginals
+from topk_registry.ops.ksubset import smooth_topk_hinge
 from topk_registry.ops.targets.label_mixture import LabelMixture
 
 if not dist.is_available():

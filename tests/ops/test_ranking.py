@@ -4,16 +4,17 @@ import pytest
 import torch
 
 from tests.ops.cpu_rows import both, scores, targets
-from topk_registry import backend, ranking_loss, row_losses
+from topk_registry import use_backend
+from topk_registry.rows import ranking_rows, row_losses
 
 SIZES, SHARES = (1, 3, 5), (0.2, 0.3, 0.5)
 LOSSES = {
-    "neuralsort": ranking_loss(SIZES, SHARES, candidates=9),
-    "neuralsort, first rank": ranking_loss(SIZES, SHARES, candidates=9, softmax=False, tau=3.0),
-    "softsort": ranking_loss(SIZES, SHARES, candidates=9, relaxation="softsort", tau=0.5),
-    "one size": ranking_loss((4,), (1.0,), candidates=5),
-    "cross-entropy": ranking_loss((1,), (1.0,), candidates=16),
-    "more candidates than classes": ranking_loss((5,), (1.0,), candidates=999, tau=30.0),
+    "neuralsort": ranking_rows(SIZES, SHARES, candidates=9),
+    "neuralsort, first rank": ranking_rows(SIZES, SHARES, candidates=9, softmax=False, tau=3.0),
+    "softsort": ranking_rows(SIZES, SHARES, candidates=9, relaxation="softsort", tau=0.5),
+    "one size": ranking_rows((4,), (1.0,), candidates=5),
+    "cross-entropy": ranking_rows((1,), (1.0,), candidates=16),
+    "more candidates than classes": ranking_rows((5,), (1.0,), candidates=999, tau=30.0),
 }
 
 
@@ -39,12 +40,12 @@ def of_one(s: torch.Tensor, y: int, sizes, shares, m: int, relaxation: str, tau:
 def test_is_the_ranking_of_every_class_among_its_candidates(relaxation, m, softmax, tau):
     s = torch.randn(3, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     q = torch.softmax(s.detach().flip(0), -1)
-    loss = ranking_loss(SIZES, SHARES, candidates=m, relaxation=relaxation, tau=tau, softmax=softmax)
+    loss = ranking_rows(SIZES, SHARES, candidates=m, relaxation=relaxation, tau=tau, softmax=softmax)
     each = [[of_one(row, y, SIZES, SHARES, m, relaxation, tau, softmax) for y in range(30)] for row in s]
     wanted = torch.stack([torch.stack(row) for row in each])
     (gradient,) = torch.autograd.grad((q * wanted).sum(), s)
     for name in ("torch", "numba"):
-        with backend(name):
+        with use_backend(name):
             found = row_losses(loss, s, q)
             torch.testing.assert_close(found, (q * wanted).sum(-1))
             torch.testing.assert_close(torch.autograd.grad(found.sum(), s)[0], gradient)
@@ -72,7 +73,7 @@ def test_compiled_rows_agree_with_the_definition(name, kind):
         for target in targets(s):
             target = target.to(dtype) if target.is_floating_point() else target
             value, gradient = both(loss, s, target)
-            with backend("torch"):
+            with use_backend("torch"):
                 wanted = both(loss, s.double(), target.double() if target.is_floating_point() else target)
             allowed = 16 * eps * (1 + spread)
             torch.testing.assert_close(value, wanted[0], rtol=allowed, atol=allowed)
@@ -105,10 +106,10 @@ def test_classes_that_are_ruled_out_take_no_part(name):
     kept = s[0].isfinite()
     label, few = torch.tensor([1, 2]), s[:, kept]
     q = torch.where(s.isfinite(), 1.0, 0.0).double() / kept.sum()
-    with backend(name):
+    with use_backend(name):
         for m in (9, 28):
             for relaxation in ("neuralsort", "softsort"):
-                loss = ranking_loss((3,), (1.0,), candidates=m, relaxation=relaxation)
+                loss = ranking_rows((3,), (1.0,), candidates=m, relaxation=relaxation)
                 for target, alone in ((label, label - 1), (q, q[:, kept])):
                     (value, gradient), wanted = both(loss, s, target), both(loss, few, alone)
                     torch.testing.assert_close(value, wanted[0])
@@ -117,4 +118,4 @@ def test_classes_that_are_ruled_out_take_no_part(name):
                 assert row_losses(loss, s, torch.tensor([0, 5])).isinf().all()
         too_few = torch.full((1, 9), -torch.inf)
         too_few[0, :3] = 0.0
-        assert row_losses(ranking_loss((3,), (1.0,), candidates=5), too_few, torch.tensor([0])).isnan().all()
+        assert row_losses(ranking_rows((3,), (1.0,), candidates=5), too_few, torch.tensor([0])).isnan().all()

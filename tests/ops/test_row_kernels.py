@@ -9,24 +9,25 @@ import pytest
 import torch
 
 from tests.ops.cpu_rows import B, N, both, scores, targets
-from topk_registry import Curve, aldr_loss, backend, lapsum_loss, softmax_loss, sparse_topk_loss
+from topk_registry import use_backend
+from topk_registry.rows import Curve, aldr_rows, lapsum_rows, softmax_rows, sparse_topk_rows
 
 pytest.importorskip("numba")
 
 LOSSES = {
-    "lapsum flat": (lapsum_loss(5, tau=1.0), 1.0),
-    "lapsum cold": (lapsum_loss(3.7, tau=0.1), 0.1),
-    "lapsum below one": (lapsum_loss(0.3, tau=0.2), 0.2),
-    "lapsum nearly all": (lapsum_loss(N - 0.5, tau=1.0), 1.0),
-    "aldr": (aldr_loss(), 0.5),
-    "aldr cold": (aldr_loss(temperature=0.5, alpha=3.0, gap=0.0), 0.3),
-    "sparse one": (sparse_topk_loss(1, tau=0.5), 0.5),
-    "sparse": (sparse_topk_loss(5, tau=0.3), 0.3),
-    "sparse warm": (sparse_topk_loss(5, tau=20.0), 20.0),
+    "lapsum flat": (lapsum_rows(5, tau=1.0), 1.0),
+    "lapsum cold": (lapsum_rows(3.7, tau=0.1), 0.1),
+    "lapsum below one": (lapsum_rows(0.3, tau=0.2), 0.2),
+    "lapsum nearly all": (lapsum_rows(N - 0.5, tau=1.0), 1.0),
+    "aldr": (aldr_rows(), 0.5),
+    "aldr cold": (aldr_rows(temperature=0.5, alpha=3.0, gap=0.0), 0.3),
+    "sparse one": (sparse_topk_rows(1, tau=0.5), 0.5),
+    "sparse": (sparse_topk_rows(5, tau=0.3), 0.3),
+    "sparse warm": (sparse_topk_rows(5, tau=20.0), 20.0),
 }
 CROSS_ENTROPIES = {
-    "cross-entropy": (softmax_loss(), 1.0),
-    "cross-entropy, scaled and shifted": (softmax_loss(scale=2.0, shift=torch.linspace(-1, 1, N)), 0.5),
+    "cross-entropy": (softmax_rows(), 1.0),
+    "cross-entropy, scaled and shifted": (softmax_rows(scale=2.0, shift=torch.linspace(-1, 1, N)), 0.5),
 }
 
 
@@ -45,7 +46,7 @@ def test_agree_with_the_definition(name, kind):
         allowed = 8 * eps * (1 + spread)
         for target in targets(s):
             value, gradient = both(loss, s, target.to(dtype) if target.is_floating_point() else target)
-            with backend("torch"):
+            with use_backend("torch"):
                 wanted = both(loss, s.double(), target.to(dtype).double() if target.is_floating_point() else target)
             torch.testing.assert_close(value, wanted[0], rtol=allowed, atol=allowed * temperature)
             largest = max(1.0, float(wanted[1].abs().max()))
@@ -80,7 +81,7 @@ def test_scores_of_any_strides(dtype):
     for view in (*views, torch._neg_view(wide[::2, :N])):
         for target in targets(view.contiguous()[:, :N]):
             target = target[: B // 2].to(dtype) if target.is_floating_point() else target[: B // 2]
-            found, wanted = both(lapsum_loss(5), view, target), both(lapsum_loss(5), view.contiguous(), target)
+            found, wanted = both(lapsum_rows(5), view, target), both(lapsum_rows(5), view.contiguous(), target)
             assert torch.equal(found[0], wanted[0])
             assert torch.equal(found[1], wanted[1])
 
@@ -88,7 +89,7 @@ def test_scores_of_any_strides(dtype):
 def test_too_few_scores_are_not_ruled_out():
     s = torch.full((1, 9), -torch.inf)
     s[0, :2] = 0.0
-    for loss in (lapsum_loss(3), sparse_topk_loss(3)):
+    for loss in (lapsum_rows(3), sparse_topk_rows(3)):
         value, gradient = both(loss, s, torch.tensor([0]))
         assert value.isnan().all()
         assert gradient.isnan().all()
@@ -99,20 +100,20 @@ def test_the_threshold_of_lapsum_at_a_score():
     s, y = torch.zeros(1, 4, dtype=torch.float64), torch.tensor([0])
     wanted = torch.tensor([[-0.75, 0.25, 0.25, 0.25]], dtype=torch.float64)
     for name in ("numba", "torch"):
-        with backend(name):
-            torch.testing.assert_close(both(lapsum_loss(2), s, y)[1], wanted)
+        with use_backend(name):
+            torch.testing.assert_close(both(lapsum_rows(2), s, y)[1], wanted)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 0.3, 1.0])
 @pytest.mark.parametrize("k", [2, 60, N - 1])
 def test_sparse_masks_that_hold_many_classes(k, scale):
     """Each class inside has a threshold of its own, all of them from one pass; masks add up to k, and are as exact."""
-    s, loss = scale * scores("gaussian"), sparse_topk_loss(k, tau=1.5)
+    s, loss = scale * scores("gaussian"), sparse_topk_rows(k, tau=1.5)
     s[0] = 0.0
     s[1, :9] = s[1, 9:18]
     q = targets(s)[1]
     found = both(loss, s, q)
-    with backend("torch"):
+    with use_backend("torch"):
         wanted = both(loss, s, q)
     tolerance = 8 * k * torch.finfo(torch.float64).eps
     torch.testing.assert_close(found[0], wanted[0], rtol=tolerance, atol=tolerance)
@@ -125,7 +126,7 @@ def test_cross_entropy_of_masses_keeps_its_digits():
     for dtype in (torch.float32, torch.float64):
         s, q = torch.zeros(2, n, dtype=dtype), torch.zeros(2, n, dtype=dtype)
         s[:, 7], q[:, 7], q[1, 550] = 40.0, 1.0, 0.25
-        value, gradient = both(softmax_loss(), s, q)
+        value, gradient = both(softmax_rows(), s, q)
         rest = (n - 1) * torch.tensor(-40.0, dtype=torch.float64).exp()
         wanted = torch.stack([rest.log1p(), 0.25 * 40 + 1.25 * rest.log1p()])
         rtol = 4 * torch.finfo(dtype).eps
@@ -138,7 +139,7 @@ def test_a_probability_of_one_half_keeps_its_digits():
     """log(1 - p) of two equal classes, by its series."""
     s, q = torch.zeros(1, 2, dtype=torch.float64), torch.full((1, 2), 0.5, dtype=torch.float64)
     curve = Curve(lambda log_p, log_not, own: -log_not, _log_not)
-    value, gradient = both(softmax_loss(curve), s, q)
+    value, gradient = both(softmax_rows(curve), s, q)
     torch.testing.assert_close(value, torch.tensor([2.0]).double().log(), rtol=4e-16, atol=0.0)
     torch.testing.assert_close(gradient, torch.zeros_like(s), rtol=0.0, atol=1e-16)
 
@@ -171,7 +172,7 @@ def test_log1p_keeps_its_digits(dtype):
     s = torch.tensor([[x, 0.0] for x in (-30.0, -9.0, -1.0, -1e-3, 0.0, 1e-3, 0.5, 3.0, 12.0)], dtype=dtype)
     q = torch.zeros_like(s)
     q[:, 1] = 1.0
-    value, _ = both(softmax_loss(Curve(lambda log_p, log_not, own: -log_p, _softplus)), s, q)
+    value, _ = both(softmax_rows(Curve(lambda log_p, log_not, own: -log_p, _softplus)), s, q)
     wanted = s[:, 0].double().exp().log1p()
     torch.testing.assert_close(value, wanted, rtol=6 * torch.finfo(dtype).eps, atol=0.0)
 
@@ -186,7 +187,7 @@ def test_expm1_keeps_its_digits(dtype):
     log_p = -s[:, 0].double().exp().log1p()
     for share in (1e-4, 0.3, 3.0):
         curve = Curve(lambda log_p, log_not, own: -(share * log_p).expm1(), _less_power, (share,))  # noqa: B023
-        value, _ = both(softmax_loss(curve), s, q)
+        value, _ = both(softmax_rows(curve), s, q)
         # the product is rounded, and log p itself by up to two units
         torch.testing.assert_close(value, -(share * log_p).expm1(), rtol=6 * torch.finfo(dtype).eps, atol=0.0)
 

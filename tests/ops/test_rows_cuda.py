@@ -8,16 +8,9 @@ import torch
 
 import topk_registry as tr
 from tests.ops.triton_runs import DEVICE, Launches, compiles, interprets, pass_under_the_interpreter, runs_kernels
-from topk_registry import (
-    Curve,
-    LabelMixture,
-    RowLoss,
-    quadratic_bound_loss,
-    row_losses,
-    softmax_loss,
-    squares_loss,
-)
+from topk_registry import LabelMixture
 from topk_registry.ops.targets.masses import REDUCTIONS
+from topk_registry.rows import Curve, RowLoss, quadratic_bound_rows, row_losses, softmax_rows, squares_rows
 
 pytest.importorskip("triton")
 
@@ -50,16 +43,16 @@ def built(name: str, n: int = N, **options) -> RowLoss:
 
 
 LOSSES = {
-    "cross-entropy": lambda n: softmax_loss(),
-    "scaled and shifted": lambda n: softmax_loss(scale=2.0, shift=torch.linspace(-1, 1, n)),
+    "cross-entropy": lambda n: softmax_rows(),
+    "scaled and shifted": lambda n: softmax_rows(scale=2.0, shift=torch.linspace(-1, 1, n)),
     "focal": lambda n: built("focal", n),
     "a margin a class": lambda n: built("ldam", n, scale=3.0),
     "of a power": lambda n: built("generalised_cross_entropy", n),
     "with others": lambda n: built("mirror", n, link="softmax", gamma=0.7),
     "sigmoid": lambda n: built("sigmoid_mse", n),
     "sigmoid with logarithms": lambda n: built("mirror", n, base="mae", gamma=1.5),
-    "squares": lambda n: squares_loss(epsilon=0.5, shift=0.3),
-    "bound": lambda n: quadratic_bound_loss(),
+    "squares": lambda n: squares_rows(epsilon=0.5, shift=0.3),
+    "bound": lambda n: quadratic_bound_rows(),
 }
 
 
@@ -167,12 +160,12 @@ def test_rows_that_are_ignored_or_no_numbers(name, tile, monkeypatch):
 @runs_kernels
 def test_a_mean_of_no_labels():
     s = scores()[:2]
-    value, gradient = by_kernel(softmax_loss(), s, torch.full((2,), -100, device=DEVICE), reduction="mean")
+    value, gradient = by_kernel(softmax_rows(), s, torch.full((2,), -100, device=DEVICE), reduction="mean")
     assert value.isnan()  # as cross-entropy's
     assert (gradient == 0).all()
     for target in (torch.zeros(0, dtype=torch.long, device=DEVICE), s[:0]):
         for reduction, wanted in (("none", []), ("sum", 0.0), ("mean", math.nan)):
-            value, gradient = by_kernel(softmax_loss(), s[:0], target, reduction=reduction)
+            value, gradient = by_kernel(softmax_rows(), s[:0], target, reduction=reduction)
             assert gradient.shape == (0, N)
             torch.testing.assert_close(value, torch.tensor(wanted, device=DEVICE), equal_nan=True)
 
@@ -196,7 +189,7 @@ def test_rows_that_are_a_part_of_longer_ones(name, tile, monkeypatch):
 
 @runs_kernels
 def test_rows_of_any_strides():
-    loss, s, label = softmax_loss(), scores()[:4], target_of("labels", scores()[:4])
+    loss, s, label = softmax_rows(), scores()[:4], target_of("labels", scores()[:4])
     for view in (s.T.contiguous().T, s.flip(1), s[:1].expand(4, N), s[::2].repeat(1, 3)[:, ::3]):
         found, wanted = (by_kernel(loss, rows, label[: len(view)]) for rows in (view, view.contiguous()))
         torch.testing.assert_close(found, wanted, rtol=0.0, atol=0.0)
@@ -291,7 +284,7 @@ def test_a_curve_without_a_form_for_gpus(curve, what):
     with pytest.raises(UnsupportedCurveError, match=curve.__name__) as error:
         compiled(curve)
     assert what in str(error.value)
-    loss = softmax_loss(Curve(lambda log_p, log_not, own: -log_p, curve))
+    loss = softmax_rows(Curve(lambda log_p, log_not, own: -log_p, curve))
     assert loss.on_gpu is not None
     assert loss.on_gpu() is None
 
@@ -300,7 +293,7 @@ def test_a_curve_without_a_form_for_gpus(curve, what):
 def test_branches_of_a_curve_are_choices():
     s = torch.linspace(-4, 4, 33, device=DEVICE)[:, None] * torch.tensor([1.0, 0.0], device=DEVICE)
     label = torch.zeros(33, dtype=torch.long, device=DEVICE)
-    value, gradient = by_kernel(softmax_loss(Curve(lambda log_p, log_not, own: -log_p, _falls)), s, label)
+    value, gradient = by_kernel(softmax_rows(Curve(lambda log_p, log_not, own: -log_p, _falls)), s, label)
     for row, log_odds in enumerate(s[:, 0].tolist()):
         p = 1 / (1 + math.exp(-log_odds))
         on, slope = _falls(math.log(p), math.log1p(-p), p, 1 - p, 0.0, ())

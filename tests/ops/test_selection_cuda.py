@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.ops.triton_runs import DEVICE, Launches, compiles, interprets, pass_under_the_interpreter, runs_kernels
-from topk_registry import LabelMixture, RowLoss, create_loss, topk_hinge_loss
+from topk_registry import LabelMixture, create_loss
+from topk_registry.rows import RowLoss, topk_hinge_rows
 
 pytest.importorskip("triton")
 
@@ -26,11 +27,11 @@ from topk_registry.ops.gpu import layout
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 N = 30
 LOSSES = {
-    "rival": lambda n: topk_hinge_loss(4),
-    "rival with gaps": lambda n: topk_hinge_loss(3, alpha=torch.linspace(0, 2, n), factor=1 / 3),
-    "rank": lambda n: topk_hinge_loss(5, against="rank"),
-    "mean": lambda n: topk_hinge_loss(4, against="mean"),
-    "mean of one": lambda n: topk_hinge_loss(1, against="mean"),
+    "rival": lambda n: topk_hinge_rows(4),
+    "rival with gaps": lambda n: topk_hinge_rows(3, alpha=torch.linspace(0, 2, n), factor=1 / 3),
+    "rank": lambda n: topk_hinge_rows(5, against="rank"),
+    "mean": lambda n: topk_hinge_rows(4, against="mean"),
+    "mean of one": lambda n: topk_hinge_rows(1, against="mean"),
 }
 FORMS = {"rows together": (N, 256), "held": (30, 8), "long": (45, 8)}  # classes, and the scores of a tile
 KINDS = {**TARGETS, **MIXTURES}
@@ -119,7 +120,7 @@ def test_modules_come_to_the_kernel(monkeypatch):
 
 def test_a_large_k_is_left_to_torch():
     for k in (64, 65):
-        on_gpu = topk_hinge_loss(k).on_gpu
+        on_gpu = topk_hinge_rows(k).on_gpu
         assert on_gpu is not None
         assert (on_gpu() is None) == (k > 64)
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import topk_registry
-from topk_registry import create_loss, perturbed_topk, smooth_topk_hinge, topk_label_margins, topk_margins
+from topk_registry import create_loss
+from topk_registry.functional import perturbed_topk, topk_label_margins, topk_margins
+from topk_registry.ops.ksubset import smooth_topk_hinge
 from topk_registry.ops.ksubset.chunked.api import linear_label_margins
 from topk_registry.ops.tensors import Route, address, operand, route
 

@@ -54,7 +54,7 @@ ALL = [(name, {}) for name in NAMES] + BESIDE
 @pytest.mark.parametrize("kernels", ["torch", "numba"])
 @pytest.mark.parametrize(("name", "options"), ALL, ids=str)
 def test_nan_stays_in_its_row_on_every_backend(name, options, kernels):
-    with tr.backend(kernels):
+    with tr.use_backend(kernels):
         run_check("nan_stays_in_its_row", name, options)
 
 

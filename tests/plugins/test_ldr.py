@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from topk_registry import backend, create_loss
+from topk_registry import create_loss, use_backend
 
 N = 7
 
@@ -153,7 +153,7 @@ def test_warm_losses_keep_their_digits(name, exact, temperature, dtype, kernel):
     # a few roundings of the largest difference, and up to 10 those of log n times the temperature
     size = float(s.amax() - s.amin()) + 1.5 + (temperature * math.log(N) if temperature <= 10 else 0.0)
     tolerance = 8 * torch.finfo(dtype).eps * size
-    with mpmath.workdps(50), backend(kernel):
+    with mpmath.workdps(50), use_backend(kernel):
         for target, q in ((LABELS[:3], hot), (hot, hot), (soft, soft)):
             wanted = [
                 float(exact(row, share, temperature, 1.5)) for row, share in zip(s.tolist(), q.tolist(), strict=True)
@@ -173,7 +173,7 @@ def test_classes_that_are_ruled_out(name, temperature, kernel):
     """They cost nothing without mass, and all with some; neither the loss nor a gradient is NaN."""
     s = torch.tensor([[1.0, -torch.inf, 0.5], [0.0, 2.0, -torch.inf]], dtype=torch.float64, requires_grad=True)
     y = torch.tensor([0, 1])
-    with backend(kernel):
+    with use_backend(kernel):
         plain = create_loss(name, temperature=temperature, reduction="none")
         smoothed = create_loss(name, temperature=temperature, label_smoothing=0.1, reduction="none")
         far = torch.where(s.isinf(), -1e6, s.detach())  # below all others, and finite
@@ -230,7 +230,7 @@ def test_where_the_temperature_jumps():
     wanted = robust(z, lam) - 0.6 * math.log(20) * (lam - 1.0) ** 2
     loss = create_loss("aldr_kl", alpha=1.2, reduction="none")
     for name in ("torch", "numba"):
-        with backend(name):
+        with use_backend(name):
             torch.testing.assert_close(loss(s, label), wanted, rtol=1e-9, atol=1e-9)
             far = away.abs() > 1e-4  # single precision moves the scores by 1e-7 of themselves, and the jump with them
             torch.testing.assert_close(loss(s.float(), label)[far], wanted[far].float(), rtol=1e-5, atol=1e-5)
@@ -242,6 +242,6 @@ def test_kernel_and_definition_take_the_same_solution():
     s *= 8 * torch.rand(3000, 1, dtype=torch.float64, generator=g)
     label = torch.randint(20, (3000,), generator=g)
     loss = create_loss("aldr_kl", alpha=1.2, reduction="none")
-    with backend("torch"):
+    with use_backend("torch"):
         wanted = loss(s, label)
     torch.testing.assert_close(loss(s, label), wanted, rtol=1e-9, atol=1e-9)

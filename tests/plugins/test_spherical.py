@@ -8,7 +8,7 @@ import torch
 from mpmath import coth, mp, mpf
 
 from topk_plugins.spherical import LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound
-from topk_registry import backend
+from topk_registry import use_backend
 from topk_registry.ops.squares.definition import optimal_xi
 
 LOSSES = [LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound]
@@ -49,7 +49,7 @@ def test_the_bound_of_two_classes_in_closed_form(scale, kernels):
     """There xi is half the difference d of the scores, and the bound 2 log(2 cosh(d / 4)) + mean - s_y."""
     logits = (scale * randn(20, 2)).requires_grad_()
     label = torch.arange(20) % 2
-    with backend(kernels):
+    with use_backend(kernels):
         found = SphericalBound(reduction="none")(logits, label)
         (gradient,) = torch.autograd.grad(found.sum(), logits)
     d = (logits[:, 0] - logits[:, 1]).detach()

@@ -213,7 +213,7 @@ def test_the_table_of_noise_by_hand(small):
 def test_multi_crop_averages_by_hand():
     import torch
 
-    from topk_registry import topk_marginals
+    from topk_registry.functional import topk_marginals
     from topk_studies.experiments.multi_crop import WAYS, averages
 
     logits = torch.randn(10, 3, 8)

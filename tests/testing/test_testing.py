@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topk_registry import ClassificationLoss, LabelMixture, get_loss_builder, softmax_loss
+from topk_registry import ClassificationLoss, LabelMixture, get_loss_builder
+from topk_registry.rows import softmax_rows
 from topk_registry.testing import LossCheckError, check_loss, iter_checks, parametrize_with_checks, run_checks
 from topk_registry.testing.expect import expect_close
 
@@ -423,7 +424,7 @@ class LeavingAnOptionOut(ClassificationLoss):
         self.gamma = gamma
 
     def row_loss(self, logits):
-        return softmax_loss()
+        return softmax_rows()
 
     def per_class(self, logits):
         return (1 + self.gamma) * -logits.log_softmax(-1)
@@ -437,7 +438,7 @@ class ReadingAnOptionInTheTable(ClassificationLoss):
         self.kind = kind
 
     def row_loss(self, logits):
-        return softmax_loss()
+        return softmax_rows()
 
     def per_class(self, logits):
         return -logits.log_softmax(-1) * (2 if self.kind == "double" else 1)

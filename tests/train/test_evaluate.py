@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from topk_registry import topk_marginals
+from topk_registry.functional import topk_marginals
 from topk_registry.train.config.metric_names import metric_sizes, parse_metric
 from topk_registry.train.engine.evaluate import Crops, Evaluator, temperature_of
 from topk_registry.train.errors import TrainError

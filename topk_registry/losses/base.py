@@ -102,7 +102,7 @@ class ClassificationLoss(Adjustable):
         return self.weight
 
     def row_loss(self, logits: Tensor) -> RowLoss | None:
-        """The loss as one of the fused operators, see :func:`topk_registry.row_losses`; None where it is none."""
+        """The loss as one of the fused operators, see :func:`topk_registry.rows.row_losses`; None where it is none."""
         return None
 
     def per_class(self, logits: Tensor) -> Tensor:

@@ -140,7 +140,7 @@ _wanted: ContextVar[str | None] = ContextVar("topk_registry_backend", default=No
 
 
 @contextmanager
-def backend(name: str) -> Iterator[None]:
+def use_backend(name: str) -> Iterator[None]:
     """Choose the backend of every operator within a ``with`` block, or within a decorated function.
 
     It holds for the thread or task that enters it. Where the backend does not serve a call, torch operations do. Graphs
@@ -151,8 +151,8 @@ def backend(name: str) -> Iterator[None]:
             ``"triton"``, on GPUs.
 
     Example:
-        >>> with backend("torch"):
-        ...     topk_registry.topk_marginals(torch.zeros(1, 4), 2)
+        >>> with use_backend("torch"):
+        ...     topk_registry.functional.topk_marginals(torch.zeros(1, 4), 2)
         tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
     """
     check_name(name, "backend")
@@ -164,7 +164,7 @@ def backend(name: str) -> Iterator[None]:
 
 
 def preferred() -> str:
-    """The backend that is wanted here: of :func:`backend`, else of the environment, else "auto"."""
+    """The backend that is wanted here: of :func:`use_backend`, else of the environment, else "auto"."""
     chosen = _wanted.get()
     if chosen is None:
         if VARIABLE not in os.environ:  # in a third of the time that its absence takes get()
@@ -242,5 +242,5 @@ def _record(operator: Operator[Any], device: torch.device) -> Record:
         else:
             break
     if wanted == name:
-        reasons = [f"chosen by {VARIABLE if _wanted.get() is None else 'topk_registry.backend'}"]
+        reasons = [f"chosen by {VARIABLE if _wanted.get() is None else 'topk_registry.use_backend'}"]
     return Record(operator.name, str(device), name, "; ".join(reasons) or "the fastest that serves")

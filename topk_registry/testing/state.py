@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topk_registry.ops.backend import backend
+from topk_registry.ops.backend import use_backend
 from topk_registry.testing.expect import NotApplicableError, expect, expect_close
 from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gradient
 
@@ -76,7 +76,7 @@ def follows_its_buffers(subject: Subject) -> None:
             for when, reference in (("a new loss", None), ("a new loss in torch operations", "torch")):
                 if reference and subject.is_random:
                     continue  # it draws other numbers
-                with backend(reference) if reference else nullcontext():
+                with use_backend(reference) if reference else nullcontext():
                     wanted = value_and_gradient(_new_with_numbers_of(loss, subject), logits, labels)
                 got = value_and_gradient(loss, logits, labels)
                 for kind, mine, its in zip(("loss", "gradient"), got, wanted, strict=True):

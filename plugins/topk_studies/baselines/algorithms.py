@@ -33,7 +33,9 @@ def _plain_torch(case: Case) -> Loss:
     """Ours without a compiled kernel."""
 
     def run(s: Tensor, y: Tensor) -> Tensor:
-        return tr.smooth_topk_hinge(s, y, case.k, tau=case.options["tau"], impl="torch").mean()
+        return tr.functional.smooth_topk_loss(
+            s, y, case.k, tau=case.options["tau"], impl="torch", reduction="none"
+        ).mean()
 
     return run
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topk_registry import topk_marginals
+from topk_registry.functional import topk_marginals
 from topk_registry.metrics import TopKAccuracy
 from topk_registry.train import Run
 from topk_registry.train.engine.evaluate import Crops, readable, temperature_of

@@ -38,7 +38,9 @@ def authors(path: Path) -> Contestant:
 
 def on_backend(case: Case, impl: str) -> Loss:
     def loss(logits: Tensor, label: Tensor) -> Tensor:
-        return tr.smooth_topk_hinge(logits, label, case.k, tau=case.options["tau"], impl=impl).mean()
+        return tr.functional.smooth_topk_loss(
+            logits, label, case.k, tau=case.options["tau"], impl=impl, reduction="none"
+        ).mean()
 
     return loss
 

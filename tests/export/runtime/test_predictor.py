@@ -19,7 +19,7 @@ from tests.export.colours import COLOURS, ColourClassifier, K, noise
 from topk_export import DeviceError, ImageError, ModelFileError, Prediction, PredictionError, Predictor
 from topk_export.runtime import session as runtime
 from topk_export.runtime.ranking import rank_rows, softmax
-from topk_registry import topk_marginals
+from topk_registry.functional import topk_marginals
 
 IMAGES = [noise(40 + 3 * i, 60, seed=i) for i in range(7)]
 CUDA_WORKS = runtime.nvidia_gpus() > 0 and "CUDAExecutionProvider" in onnxruntime.get_available_providers()

@@ -283,7 +283,7 @@ def test_prediction_is_that_of_the_dense_layer_and_its_link():
         if name != "mse":
             loss = tr.create_loss(name, **LOSSES[name])
             close(logits.softmax(1), loss.probabilities(scores))
-        marginals = tr.topk_marginals(logits, 5)
+        marginals = tr.functional.topk_marginals(logits, 5)
         for chunk in (None, 1, 50):
             best = layer.topk(h, 5, chunk=chunk)
             expected = logits.topk(5)
@@ -392,7 +392,7 @@ def test_misuse_is_an_error_that_says_so():
     ]:
         with pytest.raises(ValueError, match=message):
             SphericalLinear(D, N, **options)
-    with pytest.raises(tr.UnknownPluginError):
+    with pytest.raises(tr.errors.UnknownPluginError):
         SphericalLinear(D, N, loss="no_such_loss")
     loss = layer(h, target)
     layer(h, target).backward()

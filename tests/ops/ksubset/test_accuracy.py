@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from tests import oracles
 from tests.ops.ksubset.scores import KINDS, NEARLY_FLAT, TAUS, nearly_flat, scores
-from topk_registry import smooth_topk_hinge, topk_label_margins, topk_log_odds, topk_marginals, topk_margins
-from topk_registry.ops.ksubset import definition
+from topk_registry.functional import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
+from topk_registry.ops.ksubset import definition, smooth_topk_hinge
 
 ON_CPU = ("torch", "numba")
 SIZES = [

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from topk_registry import topk_label_margins, topk_margins
+from topk_registry.functional import topk_label_margins, topk_margins
 from topk_registry.ops import backend
 from topk_registry.ops.ksubset.backends import OPERATOR
 

@@ -7,7 +7,9 @@ import torch
 
 from tests.bench.instructions import launch_targets
 from tests.ops.triton_runs import DEVICE, Launches, compiles, interprets, pass_under_the_interpreter, runs_kernels
-from topk_registry import LabelMixture, linear_smooth_topk, smooth_topk_hinge
+from topk_registry import LabelMixture
+from topk_registry.functional import linear_smooth_topk
+from topk_registry.ops.ksubset import smooth_topk_hinge
 from topk_registry.ops.ksubset.chunked import custom_ops, shards, soft_targets
 
 pytest.importorskip("triton")

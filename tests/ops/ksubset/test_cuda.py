@@ -15,9 +15,9 @@ from tests.ops.triton_runs import (
     runs_kernels,
 )
 from tests.oracles import mp_smooth_svm
-from topk_registry import smooth_topk_hinge, topk_label_margins
+from topk_registry.functional import topk_label_margins
 from topk_registry.ops.hinge import Hinge
-from topk_registry.ops.ksubset import custom_ops, definition, request
+from topk_registry.ops.ksubset import custom_ops, definition, request, smooth_topk_hinge
 from topk_registry.ops.ksubset.chunked import custom_ops as linear_ops
 from topk_registry.ops.ksubset.chunked.api import linear_label_margins, linear_topk
 from topk_registry.ops.ksubset.torch import all_classes as composite

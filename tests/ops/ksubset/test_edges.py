@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from topk_registry import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
+from topk_registry.functional import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
 from topk_registry.ops.ksubset import definition
 
 INF, NAN = float("inf"), float("nan")

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from tests.ops.ksubset.hinges import MARGINS, check_hinges
 from tests.ops.ksubset.scores import KINDS, scores
-from topk_registry import smooth_topk_hinge, soft_hinge, topk_label_margins
+from topk_registry.functional import soft_hinge, topk_label_margins
 from topk_registry.ops.hinge import Hinge
+from topk_registry.ops.ksubset import smooth_topk_hinge
 
 INF, NAN = float("inf"), float("nan")
 ON_CPU = ("torch", "numba")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from topk_registry import topk_label_margins, topk_marginals
+from topk_registry.functional import topk_label_margins, topk_marginals
 from topk_registry.ops.ksubset.chunked import custom_ops as linear_ops
 from topk_registry.ops.ksubset.chunked.api import linear_label_margins, linear_topk
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests import oracles
-from topk_registry import smooth_topk_hinge
+from topk_registry.ops.ksubset import smooth_topk_hinge
 from topk_registry.ops.ksubset.numba import narrow
 
 SIZES = [(40, 6), (100, 50), (300, 20)]

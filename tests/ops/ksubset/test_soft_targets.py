@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from tests.ops.ksubset.scores import KINDS, scores
-from topk_registry import smooth_topk_hinge, soft_hinge, topk_margins
+from topk_registry.functional import soft_hinge, topk_margins
+from topk_registry.ops.ksubset import smooth_topk_hinge
 from topk_registry.ops.targets.label_mixture import LabelMixture
 
 INF, NAN = float("inf"), float("nan")

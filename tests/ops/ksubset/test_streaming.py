@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from tests import oracles
 from tests.ops.ksubset.scores import KINDS, TAUS, scores
 from tests.workers import processes
-from topk_registry import topk_label_margins, topk_margins
+from topk_registry.functional import topk_label_margins, topk_margins
 from topk_registry.ops.ksubset.torch import rows as torch_path
 from topk_registry.ops.ksubset.torch import state as streaming
 from topk_registry.ops.ksubset.torch.labels import label_margins

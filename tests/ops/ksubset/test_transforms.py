@@ -5,8 +5,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 
-from topk_registry import smooth_topk_hinge, topk_label_margins, topk_log_odds, topk_marginals, topk_margins
+from topk_registry.functional import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
 from topk_registry.ops.hinge import soft_hinge
+from topk_registry.ops.ksubset import smooth_topk_hinge
 from topk_registry.ops.ksubset.chunked.api import linear_label_margins
 from topk_registry.ops.ksubset.definition import log_odds_by_recursion
 from topk_registry.ops.ksubset.fixed_graph import margins

@@ -9,7 +9,8 @@ import torch
 
 from tests.ops.perturbed.noise import noise
 from tests.ops.perturbed.quadrature import expected_kth
-from topk_registry import PerturbedTopK, perturbed_topk
+from topk_registry import PerturbedTopK
+from topk_registry.functional import perturbed_topk
 from topk_registry.ops import backend
 from topk_registry.ops.perturbed import backends
 from topk_registry.ops.perturbed import custom_ops as library

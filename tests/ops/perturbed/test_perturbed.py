@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.ops.perturbed.quadrature import expected_kth
-from topk_registry import PerturbedTopK, perturbed_topk
+from topk_registry import PerturbedTopK
+from topk_registry.functional import perturbed_topk
 from topk_registry.ops.perturbed.definition import perturbed_topk_definition
 
 

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from topk_registry import RowLoss, perturbed_hinge_loss, row_losses
+from topk_registry.rows import RowLoss, perturbed_hinge_rows, row_losses
 
 pytest.importorskip("numba")
 
 B, N = 6, 150
 GAPS = torch.linspace(0.0, 2.0, N)
 LOSSES = {
-    "plain": perturbed_hinge_loss(6),
-    "cold, with gaps": perturbed_hinge_loss(3, epsilon=0.01, num_samples=3, alpha=GAPS, scale=50.0),
-    "nearly all": perturbed_hinge_loss(N - 2, epsilon=0.5, num_samples=2),
-    "many draws": perturbed_hinge_loss(1, epsilon=2.0, num_samples=150),
+    "plain": perturbed_hinge_rows(6),
+    "cold, with gaps": perturbed_hinge_rows(3, epsilon=0.01, num_samples=3, alpha=GAPS, scale=50.0),
+    "nearly all": perturbed_hinge_rows(N - 2, epsilon=0.5, num_samples=2),
+    "many draws": perturbed_hinge_rows(1, epsilon=2.0, num_samples=150),
 }
 
 
@@ -85,7 +85,7 @@ def test_a_call_takes_one_number_from_the_generator():
 
 
 def test_without_noise_it_is_the_plain_hinge():
-    loss = perturbed_hinge_loss(2, epsilon=0.0)
+    loss = perturbed_hinge_rows(2, epsilon=0.0)
     assert isinstance(loss, RowLoss)
     assert loss.kernel is None
     value = row_losses(loss, torch.tensor([[2.0, 1.5, -3.0]]), torch.tensor([1]))
@@ -95,4 +95,4 @@ def test_without_noise_it_is_the_plain_hinge():
 @pytest.mark.parametrize(("options", "message"), [({"k": 0}, "k must be"), ({"k": 1, "epsilon": -1.0}, "epsilon")])
 def test_impossible_options(options, message):
     with pytest.raises(ValueError, match=message):
-        perturbed_hinge_loss(**options)
+        perturbed_hinge_rows(**options)

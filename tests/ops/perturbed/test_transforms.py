@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from topk_registry import perturbed_topk
+from topk_registry.functional import perturbed_topk
 from topk_registry.ops.perturbed.definition import perturbed_topk_definition
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own forward mode

@@ -22,7 +22,7 @@ PLANS = 8  # shapes of logits that a loss remembers: those of batches, and of th
 
 
 def smooth_topk_loss(k: int, *, tau: float = 1.0, alpha: float | Tensor = 1.0) -> RowLoss:
-    """The smooth top-k SVM as a loss for :func:`topk_registry.row_losses`; see :func:`smooth_topk_hinge`.
+    """The smooth top-k SVM as a loss for :func:`topk_registry.rows.row_losses`; see :func:`smooth_topk_hinge`.
 
     Args:
         k: size of the set, 1 <= k <= n - 1; up to n / 2 it has a kernel.

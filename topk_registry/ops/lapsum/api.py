@@ -9,7 +9,7 @@ from topk_registry.ops.rows.api import RowKernel, RowLoss
 
 
 def lapsum_loss(k: float, *, tau: float = 1.0) -> RowLoss:
-    """The loss -log p_y of a label y, p its weight in LapSum's soft top-k, for :func:`topk_registry.row_losses`.
+    """The loss -log p_y of a label y, p its weight in LapSum's soft top-k, for :func:`topk_registry.rows.row_losses`.
 
     Args:
         k: how many classes are chosen, 0 < k < n; it may be any real number.

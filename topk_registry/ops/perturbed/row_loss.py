@@ -22,7 +22,7 @@ def perturbed_hinge_loss(
     impl: str = "auto",
 ) -> RowLoss:
     """The hinge scale (alpha_y + E_Z[(s + epsilon Z)_[k]] - s_y)_+ of a label y, for
-    :func:`topk_registry.row_losses`.
+    :func:`topk_registry.rows.row_losses`.
 
     Args:
         k: which largest score the label is held against, 1 <= k <= n.
@@ -30,7 +30,7 @@ def perturbed_hinge_loss(
         num_samples: how many draws estimate the expectation and its gradient. They come from torch's global generator.
         alpha: required gap, one for all classes or one a class [n]; it gets no gradient.
         scale: factor of the loss.
-        impl: as in :func:`topk_registry.perturbed_topk`.
+        impl: as in :func:`topk_registry.functional.perturbed_topk`.
 
     Example:
         >>> loss = perturbed_hinge_loss(2, epsilon=0.0)

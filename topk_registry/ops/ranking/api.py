@@ -21,7 +21,7 @@ def ranking_loss(
     candidates: int | None = 16,
     softmax: bool = True,
 ) -> RowLoss:
-    """The loss -log sum_j P_j sum_{r <= k_j} P[r, y] over relaxed ranks, for :func:`topk_registry.row_losses`.
+    """The loss -log sum_j P_j sum_{r <= k_j} P[r, y] over relaxed ranks, for :func:`topk_registry.rows.row_losses`.
 
     Args:
         sizes: the k_j, each at least 1.

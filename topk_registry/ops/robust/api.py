@@ -13,7 +13,7 @@ WARMEST = 10.0
 
 
 def aldr_loss(*, temperature: float = 1.0, alpha: float = 2.0, gap: float = 1.0) -> RowLoss:
-    """The loss ALDR-KL, for :func:`topk_registry.row_losses`.
+    """The loss ALDR-KL, for :func:`topk_registry.rows.row_losses`.
 
     Masses are one distribution and its weight: they share one temperature, and cost their sum times the loss of the
     distribution that they are proportional to.

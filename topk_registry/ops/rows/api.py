@@ -131,7 +131,7 @@ def row_losses(loss: RowLoss, scores: Tensor, target: Tensor | LabelMixture) -> 
     """The loss of each row, with its exact gradient.
 
     Args:
-        loss: which, for example from :func:`topk_registry.softmax_loss`.
+        loss: which, for example from :func:`topk_registry.rows.softmax_rows`.
         scores: [B, n], in any floating-point precision.
         target: int64 class indices [B], masses [B, n] on the classes, which need not add up to 1, or a
             :class:`LabelMixture`.

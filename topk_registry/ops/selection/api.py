@@ -16,7 +16,9 @@ LARGEST_K_ON_GPU = 64  # its kernel takes a pass for each; beyond, the selection
 
 
 def topk_hinge_loss(k: int, *, against: str = "rival", alpha: float | Tensor = 1.0, factor: float = 1.0) -> RowLoss:
-    """The hinge (alpha_y + factor (t - s_y))_+ of a label y on a threshold t, for :func:`topk_registry.row_losses`.
+    """The hinge (alpha_y + factor (t - s_y))_+ of a label y on a threshold t.
+
+    It is a loss for :func:`topk_registry.rows.row_losses`.
 
     Args:
         k: size of the set that should hold the label, 1 <= k < n.

@@ -14,10 +14,10 @@ from topk_registry.ops.targets.table import wide
 
 def sigmoid_loss(curve: Curve) -> RowLoss:
     """The loss phi(p_y) + sum_{c != y} psi(p_c) of a label y, p = sigmoid(scores), for
-    :func:`topk_registry.row_losses`.
+    :func:`topk_registry.rows.row_losses`.
 
     Args:
-        curve: phi is its ``on`` and psi its ``off``, see :class:`topk_registry.Curve`.
+        curve: phi is its ``on`` and psi its ``off``, see :class:`topk_registry.rows.Curve`.
     """
     if curve.compiled is None:
         return RowLoss(partial(definition, curve))

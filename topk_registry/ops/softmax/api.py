@@ -14,12 +14,12 @@ from topk_registry.ops.targets.table import of_table, wide
 
 
 def softmax_loss(curve: Curve | None = None, *, scale: float = 1.0, shift: Tensor | None = None) -> RowLoss:
-    """The loss phi(p_y) of a label y, p = softmax(scale * (scores + shift)), for :func:`topk_registry.row_losses`.
+    """The loss phi(p_y) of a label y, p = softmax(scale * (scores + shift)), for :func:`topk_registry.rows.row_losses`.
 
     With the curve's ``off``, psi, it is phi(p_y) + sum_{c != y} psi(p_c).
 
     Args:
-        curve: phi, see :class:`topk_registry.Curve`. None: cross-entropy, -log p_y.
+        curve: phi, see :class:`topk_registry.rows.Curve`. None: cross-entropy, -log p_y.
         scale: factor of the scores.
         shift: a number for each class [n] that is added to its score; it gets no gradient. None: 0.
     """

@@ -41,7 +41,7 @@ def _robust_far(log_p, log_not, p, not_p, own, numbers):
 
 def ldr_loss(n: int, *, temperature: float = 1.0, gap: float = 1.0) -> RowLoss:
     """The loss LDR-KL of n classes, temperature * log mean_l exp(z_l / temperature), for
-    :func:`topk_registry.row_losses`.
+    :func:`topk_registry.rows.row_losses`.
 
     Args:
         n: number of classes.

@@ -10,7 +10,7 @@ from topk_registry.ops.squares import definition
 
 def squares_loss(*, epsilon: float = 1.0, shift: float = 0.0) -> RowLoss:
     """The negative log-likelihood log sum_j w_j - log w_y of a label y, w = (scores + shift)^2 + epsilon, for
-    :func:`topk_registry.row_losses`.
+    :func:`topk_registry.rows.row_losses`.
 
     Args:
         epsilon: above 0.
@@ -23,7 +23,7 @@ def squares_loss(*, epsilon: float = 1.0, shift: float = 0.0) -> RowLoss:
 
 def quadratic_bound_loss() -> RowLoss:
     """Bouchard's upper bound on cross-entropy, quadratic in the scores and at its tightest, for
-    :func:`topk_registry.row_losses`."""
+    :func:`topk_registry.rows.row_losses`."""
     numbers = 1.0, 0.0, 0.0
     return RowLoss(definition.quadratic_bound, partial(_kernel, *numbers), partial(_on_gpu, *numbers))
 

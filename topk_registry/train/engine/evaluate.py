@@ -15,8 +15,8 @@ from PIL import Image
 from timm.task.evaluator import evaluation_sample_limit
 from torch import Tensor, nn
 
-from topk_registry import topk_marginals
 from topk_registry.metrics import StreamingMetric, TopKAccuracy
+from topk_registry.ops.ksubset import topk_marginals
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.measures import Observer
 from topk_registry.train.errors import DataError

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from topk_registry.losses.base import ClassificationLoss
-from topk_registry.ops.backend import backend
+from topk_registry.ops.backend import use_backend
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.registry.options import defaults
 from topk_registry.train.errors import TrainError
@@ -95,7 +95,7 @@ class Rehearsal:
         usual, options = defaults(self.spec.factory), self.spec.options
         given = [name for name in options if name in usual and name != "ignore_index" and options[name] != usual[name]]
         times = sorted({0, epochs // 2, max(0, epochs - 1)})
-        with backend("torch"):  # whose first call compiles nothing
+        with use_backend("torch"):  # whose first call compiles nothing
             own = self._course(self.trial(), times) if given else []
             return [name for name in given if self._is_idle(name, own, times)]
 
