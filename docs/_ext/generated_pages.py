@@ -201,8 +201,8 @@ than before: its `reduction` is `"mean"` unless you say otherwise, where that of
 
 def namespace_page(name: str) -> Iterator[str]:
     namespace = getattr(tr, name)
-    heading, _, rest = (inspect.getdoc(namespace) or "").partition("\n")
-    yield f"# topk_registry.{name}\n\n```{{eval-rst}}\n{heading}\n{rest}\n```\n\n"
+    told = (inspect.getdoc(namespace) or "").partition("\n")[0].replace("``", "`")
+    yield f"# topk_registry.{name}\n\n{told}\n\n"
     yield from _documented(f"topk_registry.{name}", sorted(namespace.__all__))
 
 
@@ -211,8 +211,11 @@ def _documented(module: str, names: list[str]) -> Iterator[str]:
     yield "```{eval-rst}\n"
     for name in names:
         value = getattr(import_module(module), name)
-        kind = "autoclass" if inspect.isclass(value) else "autofunction" if callable(value) else "autodata"
+        kind = "autoclass" if inspect.isclass(value) else "autofunction" if callable(value) else "py:data"
         yield f".. {kind}:: {module}.{name}\n"
+        top, errors = module == "topk_registry", module == "topk_registry.errors"
+        if not top and (name in dir(tr) or (not errors and name in tr.errors.__all__)):
+            yield "   :no-index:\n"  # its entry is that of the other page
         yield "   :members:\n\n" if kind == "autoclass" and not issubclass(value, BaseException) else "\n"
     yield "```\n"
 
