@@ -30,7 +30,7 @@ def smooth_topk_loss(k: int, *, tau: float = 1.0, alpha: float | Tensor = 1.0) -
         alpha: required gap, one for all classes or one a class [n]; it gets no gradient.
 
     Example:
-        >>> row_losses(smooth_topk_loss(2, tau=1e-6), torch.tensor([[3.0, 2.0, 1.0, 0.0]]), torch.tensor([1]))
+        >>> row_losses(smooth_topk_rows(2, tau=1e-6), torch.tensor([[3.0, 2.0, 1.0, 0.0]]), torch.tensor([1]))
         tensor([0.5000])
     """
     own = alpha if isinstance(alpha, Tensor) else torch.tensor(alpha, dtype=torch.float64)

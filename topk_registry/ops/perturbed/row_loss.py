@@ -33,7 +33,7 @@ def perturbed_hinge_loss(
         impl: as in :func:`topk_registry.functional.perturbed_topk`.
 
     Example:
-        >>> loss = perturbed_hinge_loss(2, epsilon=0.0)
+        >>> loss = perturbed_hinge_rows(2, epsilon=0.0)
         >>> row_losses(loss, torch.tensor([[2.0, 1.5, -3.0]]), torch.tensor([0]))
         tensor([0.5000])
     """

@@ -141,7 +141,7 @@ def row_losses(loss: RowLoss, scores: Tensor, target: Tensor | LabelMixture) -> 
 
     Example:
         >>> cross_entropy = Curve(lambda log_p, log_not_p, own: -log_p)
-        >>> row_losses(softmax_loss(cross_entropy), torch.zeros(1, 4), torch.tensor([2]))
+        >>> row_losses(softmax_rows(cross_entropy), torch.zeros(1, 4), torch.tensor([2]))
         tensor([1.3863])
     """
     check_logits(scores, "scores")

@@ -49,7 +49,7 @@ def ldr_loss(n: int, *, temperature: float = 1.0, gap: float = 1.0) -> RowLoss:
         gap: how far the label must be ahead, at least 0.
 
     Example:
-        >>> row_losses(ldr_loss(4, temperature=1e6), torch.zeros(1, 4), torch.tensor([0]))
+        >>> row_losses(ldr_rows(4, temperature=1e6), torch.zeros(1, 4), torch.tensor([0]))
         tensor([0.7500])
     """
     definition = partial(ldr, float(temperature), float(gap))
