@@ -8,7 +8,7 @@ from torch import Tensor
 
 import topk_registry as tr
 from tests.losses.fused import CASES, B, N, batch, build
-from topk_registry.ops.rows.api import serves
+from topk_registry.ops.rows.api import readable
 
 SETTINGS = list(product(("none", "mean", "sum"), (0.0, 0.1), (False, True), ("index", "dense")))
 
@@ -28,7 +28,7 @@ def mixture(kind: str) -> tr.LabelMixture:
 
 def both(loss, logits: Tensor, target: Tensor | tr.LabelMixture) -> list[tuple[Tensor, Tensor]]:
     """Value and gradient by the kernel, and by the definition."""
-    assert serves(logits, target)
+    assert readable(logits, target)
     found = []
     for call in (loss, lambda s, t: loss._definition(s, t, None)):
         leaf = logits.detach().clone().requires_grad_()

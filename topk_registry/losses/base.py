@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.losses.options import Adjustable
-from topk_registry.ops.rows.api import RowLoss, reduced, serves
+from topk_registry.ops.rows.api import RowLoss, readable, reduced
 from topk_registry.ops.targets.checks import check_logits, check_target, checked_weight
 from topk_registry.ops.targets.hidden import is_hidden
 from topk_registry.ops.targets.label_mixture import LabelMixture
@@ -185,7 +185,7 @@ class ClassificationLoss(Adjustable):
             dense = target.is_floating_point()
             if target.dtype == torch.bool or target.shape != (logits.shape if dense else logits.shape[:1]):
                 return None
-        if not serves(logits, target, weight) or not self._suits_row_loss(target):
+        if not readable(logits, target, weight) or not self._suits_row_loss(target):
             return None
         rows = self.row_loss(logits)
         if rows is None or (kernel := rows.kernel_for(logits)) is None:

@@ -39,12 +39,13 @@ def route(*tensors: Tensor | None) -> Route:
             continue
         if t.is_meta or _is_fake(t):
             return Route.GRAPH
-        if not _is_plain(t):
+        if not is_plain(t):
             found = Route.OPERATIONS
     return found
 
 
-def _is_plain(t: Tensor) -> bool:
+def is_plain(t: Tensor) -> bool:
+    """Whether a tensor is one of numbers: no subclass, and none that a transform wraps."""
     # wrappers are of type Tensor too; those of is_grads_batched appear outside torch.func's transforms
     return type(t) in PLAIN and not (is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t))
 
@@ -100,7 +101,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 
 
 def _check_contiguous(t: Tensor) -> None:
-    if not _is_plain(t) or t.is_meta or t.is_neg() or not t.is_contiguous():
+    if not is_plain(t) or t.is_meta or t.is_neg() or not t.is_contiguous():
         raise TypeError(
             f"a kernel needs plain contiguous memory (see topk_registry.ops.tensors.operand), got {type(t).__name__} "
             f"{list(t.shape)} with strides {t.stride()} on {t.device}"

@@ -12,6 +12,7 @@ from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset import autograd, custom_ops, fixed_graph
 from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.ksubset.request import check, check_finite, output_dtype, prepare
+from topk_registry.ops.rows.autograd import Reduced
 from topk_registry.ops.targets.checks import check_device, check_range
 from topk_registry.ops.tensors import Route, route
 
@@ -100,35 +101,35 @@ def at_labels(
     if alpha is not None:
         alpha = alpha.to(s.device, output_dtype(s)).contiguous()
 
-    def value(margin: Tensor, label: Tensor, alpha: Tensor | None) -> Tensor:
+    def value(margin: Tensor) -> Tensor:
         return sign * margin if alpha is None else Hinge(alpha, sign / k, tau).definition(margin, label)[0]
 
-    def operations(s: Tensor, label: Tensor, alpha: Tensor | None) -> Tensor:
-        return value(fixed_graph.label_margins(s, label, size, theta), label, alpha)
+    def operations(s: Tensor) -> Tensor:
+        return value(fixed_graph.label_margins(s, label, size, theta))
 
     way = route(logits, label, alpha)
     if way is Route.OPERATIONS:
-        return operations(s, label, alpha)
+        return operations(s)
     if way is Route.GRAPH:
-        return value(custom_ops.label_margins(s, label, size, theta, backend)[0], label, alpha)
+        return value(custom_ops.label_margins(s, label, size, theta, backend)[0])
     on_cpu = logits.device.type == "cpu"  # values are looked at there only: elsewhere that would stall the device
     if on_cpu and not OPERATOR[backend].checks_labels:
         check_range(label, logits.shape[1], name="label")
 
-    def kernel(s: Tensor, label: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def kernel(s: Tensor, wanted: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         kernels = OPERATOR[backend].kernels()
         if alpha is None:
             margin, gradient = kernels.label_margins(s, label, size, theta)
-            cost, slope = sign * margin, torch.full_like(margin, sign)
+            found = sign * margin, gradient, margin.new_full((), sign)
         else:
-            hinge = Hinge(alpha, sign / k, tau)
-            margin, gradient, cost, slope = kernels.label_hinges(s, label, size, theta, hinge)
+            margin, gradient, *hinge = kernels.label_hinges(s, label, size, theta, Hinge(alpha, sign / k, tau))
+            found = hinge[0], gradient, hinge[1]
         if on_cpu and not isfinite(margin.sum()):  # so with too few scores, or a label out of range
             check_range(label, s.shape[1], name="label")
             check_finite(sign * s, k)
-        return cost, slope, gradient
+        return found
 
-    return autograd.LabelMargins.apply(s, label, alpha, kernel, operations)[0]
+    return Reduced.apply(s, kernel, operations)
 
 
 def _margins(logits: Tensor, k: int, temperature: float, impl: str) -> Tensor:

@@ -34,7 +34,14 @@ def smooth_topk_loss(k: int, *, tau: float = 1.0, alpha: float | Tensor = 1.0) -
         tensor([0.5000])
     """
     own = alpha if isinstance(alpha, Tensor) else torch.tensor(alpha, dtype=torch.float64)
-    return RowLoss(partial(definition, k, tau, alpha), partial(_kernel, k, tau), own=(own,))
+    kernel, backend = partial(_kernel, k, tau), partial(_backend, k, tau)
+    return RowLoss(partial(definition, k, tau, alpha), kernel, own=(own,), backend=backend)
+
+
+def _backend(k: int, tau: float, scores: Tensor) -> str:
+    """The backend of the operator for these scores; torch where more than half of the classes are chosen."""
+    double = scores.dtype == torch.float64 or k > SINGLE or k * tau > SINGLE_TEMPERATURE
+    return OPERATOR.choose("auto", scores.device, k, double) if 2 * k <= scores.shape[1] else "torch"
 
 
 @lru_cache(maxsize=64)
@@ -83,9 +90,8 @@ class HingeKernel:
         key = scores.shape, scores.stride(), scores.dtype
         if key in self._plans:
             return self._plans[key]
-        double = scores.dtype == torch.float64 or self.k > SINGLE or self.k * self.tau > SINGLE_TEMPERATURE
         plan = None
-        if not double and OPERATOR.choose("auto", scores.device, self.k, double) == "numba":
+        if not (scores.dtype == torch.float64 or self.k > SINGLE or self.k * self.tau > SINGLE_TEMPERATURE):
             from topk_registry.ops.ksubset.numba.losses import Plan
 
             plan = Plan(scores, self.k, self.tau)

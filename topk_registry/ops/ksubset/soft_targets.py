@@ -8,21 +8,20 @@ value = factor * sum_c q_c w_c L_c, for a target that is labels [B], a distribut
 ``torch/expected.py`` makes one of a backend's other functions.
 """
 
+from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 
-from topk_registry.ops.calls import positional
 from topk_registry.ops.distributed import by_class_shards, by_shards, class_dimension, is_distributed, whole
 from topk_registry.ops.hinge import Hinge, soft_hinge
-from topk_registry.ops.ksubset import fixed_graph
 from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.ksubset.margins import topk_margins
 from topk_registry.ops.ksubset.request import check_finite, output_dtype, prepare
 from topk_registry.ops.ksubset.torch.expected import expected_hinges
+from topk_registry.ops.rows.autograd import Reduced
 from topk_registry.ops.targets.checks import check_logits, check_target
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Masses
@@ -72,17 +71,15 @@ def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Optio
     of_rows = kernels.expected_hinges
     on_cpu = logits.device.type == "cpu"  # elsewhere a look at numbers would stall the device
 
-    def kernel(s: Tensor, alpha: Tensor, weight: Tensor | None, *parts: Any) -> tuple[Tensor, Tensor]:
-        args = s, LabelMixture(*parts) if mixture else parts[0], size, theta, Hinge(alpha, 1 / k, tau), weight, factor
+    def kernel(s: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
+        args = s, target, size, theta, Hinge(alpha, 1 / k, tau), weight, factor
         value, gradient = of_rows(*args) if of_rows else expected_hinges(kernels, *args)
         if on_cpu and not isfinite(value.sum()):
             check_finite(s, k)
-        return value, gradient
+        return value.sum() if total else value, gradient
 
-    def operations(s: Tensor) -> Tensor:
-        return _by_table(s, target, options, factor, total)
-
-    return ExpectedHinge.apply(s, alpha, weight, *parts, kernel, operations, total)[0].to(dtype)
+    definition = partial(_by_table, target=target, options=options, factor=factor, total=total)
+    return Reduced.apply(s, kernel, definition).to(dtype)
 
 
 def _by_shards(logits: Tensor, target: Tensor | LabelMixture, options: Options) -> Tensor:
@@ -125,40 +122,3 @@ def _by_table(logits: Tensor, target: Tensor | LabelMixture, options: Options, f
         q = target.dense(logits.shape[1], table.dtype) if isinstance(target, LabelMixture) else target.to(table)
         value = expected(q, table)
     return value.sum() if total else value
-
-
-@positional
-class ExpectedHinge(torch.autograd.Function):
-    """``kernel(s, alpha, weight, *target) -> (value [B], gradient [B, n])``: the value of each row, or the sum of all.
-
-    The forward pass writes the gradient. The backward pass multiplies it, or hands it on where the factor is 1.
-    ``operations(s)`` is the same value by differentiable operations.
-    """
-
-    @staticmethod
-    def forward(s, alpha, weight, labels, shares, uniform, kernel, operations, total) -> tuple[Tensor, Tensor]:
-        value, gradient = kernel(s, alpha, weight, labels, shares, uniform)
-        return value.sum() if total else value, gradient
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.operations = inputs[-2]
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(inputs[0], output[1])
-        ctx.set_materialize_grads(False)  # no zeros of the size of the logits for the gradient as an output
-
-    @staticmethod
-    def backward(ctx, g: Tensor, *_):
-        if g is None:
-            return (None,) * 9
-        s, gradient = ctx.saved_tensors
-        again = torch.is_grad_enabled()
-        return fixed_graph.gradient(ctx.operations, g, s) if again else _scaled(g, gradient), *(None,) * 8
-
-
-def _scaled(g: Tensor, gradient: Tensor) -> Tensor:
-    if g.ndim:
-        return g.to(gradient.dtype)[:, None] * gradient
-    # a look at a number on the CPU waits for nothing; functional transforms do not allow it
-    seen = g.device.type == "cpu" and not is_functorch_wrapped_tensor(g)
-    return gradient if seen and g.item() == 1.0 else g.to(gradient.dtype) * gradient

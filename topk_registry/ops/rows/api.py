@@ -98,6 +98,26 @@ def on_cpu(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if t is None else laid_out(t if t.is_cpu else t.cpu(), dtype)
 
 
+def readable(scores: Tensor, target: Tensor | LabelMixture, weight: Tensor | None = None) -> bool:
+    """Whether row kernels can read these: plain memory of one device, and no gradient to the target."""
+    device = scores.device
+    parts = [part for part in target if part is not None] if isinstance(target, LabelMixture) else [target]
+    for part in parts:
+        if part.requires_grad or part.device != device:
+            return False
+    return (
+        route(scores, weight, *parts) is Route.KERNELS
+        and scores.dtype in DTYPES
+        and scores.ndim == 2
+        and (weight is None or weight.device == device)
+    )
+
+
+def backend_of_rows(scores: Tensor) -> str:
+    """Choose the backend for a loss of rows."""
+    return OPERATOR.choose("auto", scores.device, scores.is_cuda and scores.dtype == torch.float64)
+
+
 @dataclass(eq=False, slots=True)  # not frozen: one is made at each call, and freezing takes longer than all else
 class RowLoss:
     """A loss of one row at a time: what it is, and the kernel that computes it.
@@ -111,6 +131,7 @@ class RowLoss:
         own: tensors of the loss that the kernels read, at each call as they are then.
         piecewise_linear: whether the gradient to the scores does not change where it exists. Second derivatives are
             then 0, and nothing is computed anew for them.
+        backend: the name of the backend for these scores. For ``"torch"`` the definition serves.
     """
 
     definition: Callable[[Tensor, Tensor | None], Tensor]
@@ -118,13 +139,17 @@ class RowLoss:
     on_gpu: Callable[[], Kernel | None] | None = None
     own: Own = ()
     piecewise_linear: bool = False
+    backend: Callable[[Tensor], str] = backend_of_rows
 
     def kernel_for(self, scores: Tensor) -> Callable[..., tuple[Tensor | None, ...]] | None:
-        """The call ``(options, scores, wanted)`` of the kernel for the device of these scores, see :class:`Kernel`;
-        None where there is none."""
+        """Return the call ``(options, scores, wanted)`` of the kernel for these scores, see :class:`Kernel`.
+
+        None where there is none, and where torch operations are to serve: the definition does then.
+        """
         found = self.on_gpu if scores.is_cuda else self.kernel
-        kernel = None if found is None else found()
-        return None if kernel is None else partial(kernel.run, self.own)
+        if found is None or self.backend(scores) == "torch" or (kernel := found()) is None:
+            return None
+        return partial(kernel.run, self.own)
 
 
 def row_losses(loss: RowLoss, scores: Tensor, target: Tensor | LabelMixture) -> Tensor:
@@ -146,7 +171,7 @@ def row_losses(loss: RowLoss, scores: Tensor, target: Tensor | LabelMixture) -> 
     """
     check_logits(scores, "scores")
     check_target(scores, target, ignore_index=None, integers=(torch.int64,))
-    if serves(scores, target) and (kernel := loss.kernel_for(scores)) is not None:
+    if readable(scores, target) and (kernel := loss.kernel_for(scores)) is not None:
         curved = None if loss.piecewise_linear else partial(_of_target, loss, target)
         return reduced(kernel, curved, scores, target)
     return _of_target(loss, target, scores)
@@ -161,22 +186,6 @@ def written_out(target: Tensor | LabelMixture, scores: Tensor) -> Tensor:
     return target.dense(scores.shape[1], wide(scores).dtype) if isinstance(target, LabelMixture) else target
 
 
-def serves(scores: Tensor, target: Tensor | LabelMixture, weight: Tensor | None = None) -> bool:
-    """Whether row kernels can compute losses of these: plain memory of one device, and no gradient to the target."""
-    device = scores.device
-    parts = [part for part in target if part is not None] if isinstance(target, LabelMixture) else [target]
-    for part in parts:
-        if part.requires_grad or part.device != device:
-            return False
-    return (
-        route(scores, weight, *parts) is Route.KERNELS
-        and scores.dtype in DTYPES
-        and scores.ndim == 2
-        and (weight is None or weight.device == device)
-        and OPERATOR.choose("auto", device, scores.is_cuda and scores.dtype == torch.float64) != "torch"
-    )
-
-
 def reduced(
     kernel: Callable[..., tuple[Tensor | None, ...]],
     definition: Callable[[Tensor], Tensor] | None,
@@ -188,7 +197,7 @@ def reduced(
     ignore_index: int = -100,
     reduction: str = "none",
 ) -> Tensor:
-    """The loss of each row, or their sum or mean, where :func:`serves` says that kernels do.
+    """The loss of each row, or their sum or mean, by a kernel that serves the call.
 
     Args:
         kernel: of the loss, from :meth:`RowLoss.kernel_for`.

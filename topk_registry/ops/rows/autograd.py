@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from topk_registry.ops.tensors import Route, route
+from topk_registry.ops.tensors import Route, is_plain, route
 
 
 class Reduced(torch.autograd.Function):
@@ -39,7 +39,7 @@ def scaled(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
     """The gradient [B, n] times g, a number or one a row, in a dtype; the gradient itself where g is 1."""
     if g.ndim:
         g = g[:, None]
-    elif g.is_cpu and not g.requires_grad and float(g) == 1.0:
+    elif g.is_cpu and not g.requires_grad and is_plain(g) and float(g) == 1.0:
         return gradient if gradient.dtype == dtype else gradient.to(dtype)
     if gradient.is_cuda and route(gradient, g) is Route.KERNELS:
         return torch.mul(
