@@ -138,14 +138,20 @@ def _label_margins(dtype: torch.dtype) -> team.Body:
         classes, scale, tau, factor = carray(job, 17, np.float64)[13:]
         s, gradient = array(address[0], (B, n), real), array(address[3], (B, n), real)
         label, margin = array(address[1], B, np.int64), array(address[2], B, np.float64)
-        alpha = array(address[4], np.int64(classes), real)
+        gaps = array(address[4], np.int64(classes), real)
         value, slope = array(address[5], B, real), array(address[6], B, real)
+        # double precision, as in losses.py: of one kind of arguments the same functions compile once
+        alpha, cost = np.empty(len(gaps)), np.empty(step if len(gaps) else 0)
+        for c in range(len(gaps)):
+            alpha[c] = gaps[c]
         memory, factors = compiled_kernels.label_memory(step, n, k, real), np.full(step if factor != 0 else 0, factor)
         for i, j in team.spans(job, step, B):
             compiled_kernels.label_rows(
                 s[i:j], False, label[i:j], k, theta, margin[i:j], gradient[i:j],
-                alpha, scale, tau, factors, value[i:j], slope[i:j], memory,
+                alpha, scale, tau, factors, cost, slope[i:j], memory,
             )  # fmt: skip
+            for r in range(j - i if len(gaps) else 0):
+                value[i + r] = cost[r]
 
     return body
 

@@ -33,14 +33,9 @@ def hinge_rows(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, t
     The target is q [B, n], or labels and shares [B, m] with uniform [B] or [0]; the other is empty. weight is [n] or
     [0], alpha is [n] or [1].
     """
-    r, B = 0, len(s)
-    if memory[4][1][0] == 0:
-        any_hinge_rows(
-            s, brain, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory
-        )  # fmt: skip
-        return
+    r, B, none = 0, len(s), memory[4][1][0] == 0
     while r < B:
-        stop = r  # rows between narrow ones are taken together
+        stop = B if none else r  # rows between narrow ones are taken together
         while stop < B and not narrow_hinge_row(
             s[stop], brain, q[stop : stop + 1], labels[stop : stop + 1], shares[stop : stop + 1],
             uniform[stop : stop + 1], weight, alpha, factor, k, theta, scale, tau, value[stop : stop + 1], out[stop],

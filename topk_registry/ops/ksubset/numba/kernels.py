@@ -36,14 +36,9 @@ def label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, f
     those of the hinge times the row's factor. Scores may be in half precision, see :func:`blocks.load`; a row of s may
     be longer than n, the length of a gradient's.
     """
-    r, B = 0, len(s)
-    if memory[5][1][0] == 0:
-        any_label_rows(
-            s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factors, value, slope, memory
-        )  # fmt: skip
-        return
+    r, B, none = 0, len(s), memory[5][1][0] == 0
     while r < B:
-        stop = r  # rows between narrow ones are taken together
+        stop = B if none else r  # rows between narrow ones are taken together
         while stop < B and not narrow_label_row(
             s[stop], brain, label[stop : stop + 1], k, theta, margin[stop : stop + 1], gradient[stop], alpha, scale,
             tau, factors[stop : stop + 1], value[stop : stop + 1], slope[stop : stop + 1], memory,

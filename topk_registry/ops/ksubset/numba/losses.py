@@ -48,7 +48,7 @@ class Plan:
         self.sizes, self.numbers = (B, n, k), (float(k * tau), 1 / k, float(tau))
         self.as_it_is = scores.stride(1) == 1 and stride >= n
         self.stride = stride if self.as_it_is else n
-        self.bodies = bodies(scores.dtype)
+        self.stored = scores.dtype
 
     def run(
         self,
@@ -73,13 +73,14 @@ class Plan:
         B = self.sizes[0]
         scores = (scores if self.as_it_is else scores.contiguous()).resolve_neg()
         if isinstance(target, LabelMixture):
-            target = target.in_memory()
+            target, plain = target.in_memory(), False
             label, q, several = address(target.labels), 0, target.labels.shape[1]
             shares, uniform = address(target.shares), 0 if target.uniform is None else address(target.uniform)
         else:
             dense, several, shares, uniform = target.is_floating_point(), 0, 0, 0
             target = laid_out(target, torch.float32 if dense else torch.int64)
             label, q = (0, address(target)) if dense else (address(target), 0)
+            plain = not dense and smoothing == 0
         weight = None if weight is None else laid_out(weight, torch.float64)
         # a row is copied before its gradient is written
         gradient = scores if in_place else torch.empty_like(scores, memory_format=torch.contiguous_format)
@@ -96,21 +97,60 @@ class Plan:
             ignore_index, reduction, 0, *self.numbers, smoothing,
         )
         # fmt: on
-        of_rows, add_up = self.bodies
-        team.start(of_rows, job, threads)
-        add_up(job)
+        of_rows = of_labels if plain else of_distributions
+        team.start(of_rows(self.stored), job, threads)
+        add_up()(job)
         return value, gradient, NUMBER.unpack_from(job, 8 * STATUS)[0]
 
 
 @lru_cache(maxsize=2)
-def bodies(stored: torch.dtype) -> tuple[team.Body, team.Body]:
-    """The pass over rows, and the sum of their losses."""
+def of_labels(stored: torch.dtype) -> team.Body:
+    """The pass over rows that each have one label; a call with labels compiles nothing for distributions."""
     real, edition, brain = np.float32, team.edition(), stored == torch.bfloat16
     kind = np.uint16 if brain else real
 
     @team.compiled
     def of_rows(job):
         assert edition  # part of the cache's key: numba does not see that other files have changed
+        field, number = carray(job, FIELDS, np.int64), carray(job, FIELDS, np.float64)
+        B, n, k, step = field[SIZE], field[CLASSES], field[K], field[STEP]
+        s, gradient = cpu.array(field[S], (B, field[STRIDE]), kind), cpu.array(field[G], (B, n), kind)
+        label = cpu.array(field[LABEL], B, np.int64)
+        weight = cpu.array(field[WEIGHT], n if field[WEIGHT] != 0 else 0, np.float64)
+        alpha = cpu.array(field[ALPHA], field[GAPS], np.float64)
+        losses = carray(job, FIELDS + B, np.float64)[FIELDS:]
+        total = counted(label, weight, n, field[IGNORED], B, False, 0)
+        if total < 0:
+            field[STATUS] = LABEL_OUT_OF_RANGE
+            return
+        factor = 1.0 if field[REDUCTION] != MEAN else 1 / total if total > 0 else 0.0
+        theta, scale, tau = number[THETA], number[SCALE], number[TAU]
+        ignored, memory = np.zeros(step, np.bool_), kernels.label_memory(step, n, k, real)
+        margin, slope = np.empty(step), np.empty(step, real)
+        place, factors = np.empty(step, np.int64), np.empty(step)
+        for i, j in team.spans(job, step, B):
+            for r in range(j - i):
+                ignored[r] = label[i + r] == field[IGNORED]
+                place[r] = 0 if ignored[r] else label[i + r]
+                factors[r] = factor * (np.float64(weight[place[r]]) if len(weight) else 1.0)
+            kernels.label_rows(
+                s[i:j], brain, place, k, theta, margin, gradient[i:j], alpha, scale, tau, factors, losses[i:j],
+                slope, memory,
+            )  # fmt: skip
+            forget(ignored, losses[i:j], gradient[i:j])
+
+    return of_rows
+
+
+@lru_cache(maxsize=2)
+def of_distributions(stored: torch.dtype) -> team.Body:
+    """The pass over rows with targets of any other kind, smoothed labels among them."""
+    real, edition, brain = np.float32, team.edition(), stored == torch.bfloat16
+    kind = np.uint16 if brain else real
+
+    @team.compiled
+    def of_rows(job):
+        assert edition  # as above
         field, number = carray(job, FIELDS, np.int64), carray(job, FIELDS, np.float64)
         B, n, k, dense, few = field[SIZE], field[CLASSES], field[K], field[Q] != 0, field[EACH]
         s, gradient = cpu.array(field[S], (B, field[STRIDE]), kind), cpu.array(field[G], (B, n), kind)
@@ -131,42 +171,35 @@ def bodies(stored: torch.dtype) -> tuple[team.Body, team.Body]:
         theta, scale, tau, smoothing = number[THETA], number[SCALE], number[TAU], number[SMOOTHING]
         step = field[STEP]
         ignored = np.zeros(step, np.bool_)
-        if dense or few > 0 or smoothing != 0:
-            memory = expected.hinge_memory(step, n, k, real, alpha, gains(alpha, tau))
-            known = np.zeros((0 if dense else step, max(few, 1)), np.int64)
-            shares = np.empty(known.shape, real)
-            uniform = np.empty(step if smoothing != 0 or len(even) else 0, real)
-            for i, j in team.spans(job, step, B):
-                for r in range(0 if dense else j - i):
-                    if few > 0:
-                        of_mixture(i + r, few, label, share, even, r, known, shares, uniform, ignored)
-                    else:
-                        ignored[r] = label[i + r] == field[IGNORED]
-                        known[r, 0] = 0 if ignored[r] else label[i + r]
-                        shares[r, 0] = 0.0 if ignored[r] else 1 - smoothing
-                        uniform[r] = 0.0 if ignored[r] else smoothing
-                expected.hinge_rows(
-                    s[i:j], brain, q[i:j], known, shares, uniform, weight, alpha, factor, k, theta, scale, tau,
-                    losses[i:j], gradient[i:j], memory,
-                )  # fmt: skip
-                forget(ignored, losses[i:j], gradient[i:j])
-        else:
-            of_labels = kernels.label_memory(step, n, k, real)
-            margin, slope = np.empty(step), np.empty(step, real)
-            place, factors = np.empty(step, np.int64), np.empty(step)
-            for i, j in team.spans(job, step, B):
-                for r in range(j - i):
+        memory = expected.hinge_memory(step, n, k, real, alpha, gains(alpha, tau))
+        known = np.zeros((0 if dense else step, max(few, 1)), np.int64)
+        shares = np.empty(known.shape, real)
+        uniform = np.empty(step if smoothing != 0 or len(even) else 0, real)
+        for i, j in team.spans(job, step, B):
+            for r in range(0 if dense else j - i):
+                if few > 0:
+                    of_mixture(i + r, few, label, share, even, r, known, shares, uniform, ignored)
+                else:
                     ignored[r] = label[i + r] == field[IGNORED]
-                    place[r] = 0 if ignored[r] else label[i + r]
-                    factors[r] = factor * (np.float64(weight[place[r]]) if len(weight) else 1.0)
-                kernels.label_rows(
-                    s[i:j], brain, place, k, theta, margin, gradient[i:j], alpha, scale, tau, factors, losses[i:j],
-                    slope, of_labels,
-                )  # fmt: skip
-                forget(ignored, losses[i:j], gradient[i:j])
+                    known[r, 0] = 0 if ignored[r] else label[i + r]
+                    shares[r, 0] = 0.0 if ignored[r] else 1 - smoothing
+                    uniform[r] = 0.0 if ignored[r] else smoothing
+            expected.hinge_rows(
+                s[i:j], brain, q[i:j], known, shares, uniform, weight, alpha, factor, k, theta, scale, tau,
+                losses[i:j], gradient[i:j], memory,
+            )  # fmt: skip
+            forget(ignored, losses[i:j], gradient[i:j])
+
+    return of_rows
+
+
+@lru_cache(maxsize=1)
+def add_up() -> team.Body:
+    """The sum of the losses of the rows."""
+    real, edition = np.float32, team.edition()
 
     @team.compiled
-    def add_up(job):
+    def of_job(job):
         assert edition  # as above
         field = carray(job, FIELDS, np.int64)
         B, n = field[SIZE], field[CLASSES]
@@ -181,7 +214,7 @@ def bodies(stored: torch.dtype) -> tuple[team.Body, team.Body]:
         if not np.isfinite(total):
             field[STATUS] = NOT_FINITE
 
-    return of_rows, add_up
+    return of_job
 
 
 @compiled
