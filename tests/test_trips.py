@@ -17,6 +17,7 @@ TRAIN = (
     *("-b", "16", "-j", "0", "--no-aug", "--device", "cpu", "--epochs", "1", "--lr", "0.01", "--smoothing", "0"),
 )
 FOLDERS = {
+    "loss": ("topk_registry/", "plugins/"),
     "train": ("topk_registry/cli/", "topk_registry/train/", "plugins/"),
     "predict": ("topk_registry/cli/", "export/topk_export/"),
 }
@@ -35,6 +36,22 @@ def entered(trip: str, argv: list[str]) -> list[str]:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return [line for line in done.stdout.splitlines() if line.endswith(".py") and line.startswith(FOLDERS[trip])]
+
+
+LOSS = """
+import sys, torch, topk_registry
+from tests.trip import files_of
+loss, logits, target = topk_registry.create_loss("smooth_topk_svm"), torch.randn(8, 20), torch.arange(8)
+loss(logits, target)
+print("\\n".join(files_of(sys.argv[1], lambda: loss(logits, target))[0]))
+"""
+
+
+def test_the_trip_of_a_loss():
+    command = [sys.executable, "-c", LOSS, str(ROOT)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert documented("loss") == [line for line in done.stdout.split() if line.startswith(FOLDERS["loss"])]
 
 
 @pytest.mark.slow

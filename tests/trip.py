@@ -1,15 +1,18 @@
-"""Run a command of ours by ``python -m tests.trip ROOT ARGUMENTS``, and print the files whose functions it enters.
+"""Print the files whose functions a call enters, by their first call.
 
-Files are listed by their first call. Code that only runs as a file is imported does not count.
+``python -m tests.trip ROOT ARGUMENTS`` runs a command of ours; :func:`files_of` traces any function. Code that only
+runs as a file is imported does not count.
 """
 
 import inspect
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 
-def main(root: str, argv: list[str]) -> None:
+def files_of(root: str, call: Callable[[], Any]) -> tuple[list[str], Any]:
+    """Call a function, and return the files under ``root`` that it enters, and its result."""
     entered: dict[str, None] = {}
 
     def imported(frame: FrameType | None) -> bool:
@@ -26,14 +29,20 @@ def main(root: str, argv: list[str]) -> None:
             if is_function and not imported(frame):
                 entered[file] = None
 
-    from topk_registry.cli import main as command
-
     sys.setprofile(note)
     try:
-        status = command.main(argv)
+        found = call()
     finally:
         sys.setprofile(None)
-    print("\n".join(["", *(file.removeprefix(root).lstrip("/") for file in entered)]))
+    return [file.removeprefix(root).lstrip("/") for file in entered], found
+
+
+def main(root: str, argv: list[str]) -> None:
+    """Run a command, and print the files that it enters."""
+    from topk_registry.cli import main as command
+
+    files, status = files_of(root, lambda: command.main(argv))
+    print("\n".join(["", *files]))
     sys.exit(status)
 
 
