@@ -42,7 +42,7 @@ def test_a_loss_that_fails_is_told_and_the_others_go_on(capsys, monkeypatch, unt
 
 
 def test_kernels_that_are_switched_off_are_a_problem(capsys):
-    with backend.backend("torch"):
+    with backend.use_backend("torch"):
         assert command.warm([]) == 1
     assert "problem: ksubset: kernels do not serve on the CPU" in capsys.readouterr().out
 

@@ -11,6 +11,7 @@ from topk_registry import registry
 from topk_registry.cli.progress import Progress
 from topk_registry.testing.subject import BATCH, Subject, value_and_gradient
 
+CLASSES = 12  # of the scores that the operators are called with
 INTERRUPTED = 130  # the shell's status of a command that Ctrl-C ends
 
 
@@ -61,9 +62,9 @@ def _loss(name: str, dtype: Any) -> Callable[[], None]:
 
 def _operators(dtype: Any) -> Callable[[], None]:
     def step() -> None:
-        package = import_module("topk_registry")
-        for operator in (package.topk_margins, package.topk_marginals, package.perturbed_topk):
-            scores = Subject.of("smooth_topk_svm").logits(BATCH, dtype=dtype).requires_grad_()
+        torch, functional = import_module("torch"), import_module("topk_registry.functional")
+        for operator in (functional.topk_margins, functional.topk_marginals, functional.perturbed_topk):
+            scores = torch.linspace(-1, 1, BATCH * CLASSES, dtype=dtype).view(BATCH, CLASSES).requires_grad_()
             operator(scores, 3).sum().backward()
 
     return step

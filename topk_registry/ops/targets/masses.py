@@ -26,12 +26,13 @@ class Reduction(IntEnum):
     @classmethod
     def of(cls, name: str) -> "Reduction":
         """The reduction of this name; raises where there is none."""
-        if name not in REDUCTIONS:
+        if (found := _BY_NAME.get(name)) is None:
             raise ValueError(f"reduction must be one of {', '.join(map(repr, REDUCTIONS))}, got {name!r}")
-        return cls(REDUCTIONS.index(name))
+        return found
 
 
-REDUCTIONS = tuple(one.name.lower() for one in Reduction)
+_BY_NAME = {one.name.lower(): one for one in Reduction}
+REDUCTIONS = tuple(_BY_NAME)
 
 
 class Options(NamedTuple):
