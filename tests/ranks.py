@@ -32,6 +32,12 @@ def run(world: int, checks: dict[str, Callable], folder: Path) -> dict[str, list
     return {name: [part.get(name, "did not end") for part in parts] for name in checks}
 
 
+def expect_none(errors: list[str]) -> None:
+    """Fail with the errors of the ranks, where there are any."""
+    wrong = [error for error in errors if error]
+    assert not wrong, "\n".join(wrong)
+
+
 def _rank(rank: int, world: int, checks: dict[str, Callable], folder: str, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)

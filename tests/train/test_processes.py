@@ -6,6 +6,7 @@ import torch.distributed as dist
 from timm.utils.checkpoint_saver import load_checkpoint_metadata
 from torch.distributed.fsdp import fully_shard
 
+from tests import ranks
 from tests.train.ranked import assert_same, last, same_checkpoint, stopped, trained, trained_on_two
 from topk_registry import create_loss, mean_over_ranks, registry
 from topk_registry.train import TrainConfig
@@ -133,8 +134,7 @@ def found(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
 def test_ranks(found, name):
-    wrong = [error for error in found[name] if error]
-    assert not wrong, "\n".join(wrong)
+    ranks.expect_none(found[name])
 
 
 @pytest.mark.slow

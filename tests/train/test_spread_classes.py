@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from timm.utils.checkpoint_saver import load_checkpoint_metadata
 
+from tests import ranks
 from tests.train.ranked import last, same_checkpoint, stopped, trained, trained_on_two
 from topk_registry.train import TrainConfig, TrainError
 
@@ -113,8 +114,7 @@ def found(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
 def test_ranks(found, name):
-    wrong = [error for error in found[name] if error]
-    assert not wrong, "\n".join(wrong)
+    ranks.expect_none(found[name])
 
 
 @pytest.mark.slow

@@ -36,8 +36,3 @@ class Margins(torch.autograd.Function):
         else:
             ds = ctx.kernel(g, s, ctx.k, ctx.theta)
         return ds, None, None, None, None
-
-
-def scaled(g: Tensor, gradient: Tensor) -> Tensor:
-    """g [B] times the rows of a gradient [B, n]."""
-    return g.to(gradient.dtype).unsqueeze(1) * gradient

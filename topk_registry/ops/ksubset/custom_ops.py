@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.ksubset import fixed_graph
-from topk_registry.ops.ksubset.autograd import scaled
 from topk_registry.ops.ksubset.backends import OPERATOR
+from topk_registry.ops.rows.autograd import scaled
 
 
 @torch.library.custom_op("topk_registry::label_margins", mutates_args=())
@@ -51,7 +51,7 @@ def _scale_gradient(ctx, g: Tensor, _):
     if torch.is_grad_enabled():
         ds = fixed_graph.gradient(fixed_graph.label_margins, g, s, label, ctx.k, ctx.theta)
     else:
-        ds = scaled(g, gradient)
+        ds = scaled(gradient, g, gradient.dtype)
     return ds, None, None, None, None
 
 

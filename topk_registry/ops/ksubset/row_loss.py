@@ -40,8 +40,14 @@ def smooth_topk_loss(k: int, *, tau: float = 1.0, alpha: float | Tensor = 1.0) -
 
 def _backend(k: int, tau: float, scores: Tensor) -> str:
     """The backend of the operator for these scores; torch where more than half of the classes are chosen."""
-    double = scores.dtype == torch.float64 or k > SINGLE or k * tau > SINGLE_TEMPERATURE
-    return OPERATOR.choose("auto", scores.device, k, double) if 2 * k <= scores.shape[1] else "torch"
+    if 2 * k > scores.shape[1]:
+        return "torch"
+    return OPERATOR.choose("auto", scores.device, k, _is_double(k, tau, scores))
+
+
+def _is_double(k: int, tau: float, scores: Tensor) -> bool:
+    """Whether the margins of these scores are computed in double precision, see request.py."""
+    return scores.dtype == torch.float64 or k > SINGLE or k * tau > SINGLE_TEMPERATURE
 
 
 @lru_cache(maxsize=64)
@@ -91,7 +97,7 @@ class HingeKernel:
         if key in self._plans:
             return self._plans[key]
         plan = None
-        if not (scores.dtype == torch.float64 or self.k > SINGLE or self.k * self.tau > SINGLE_TEMPERATURE):
+        if not _is_double(self.k, self.tau, scores):
             from topk_registry.ops.ksubset.numba.losses import Plan
 
             plan = Plan(scores, self.k, self.tau)
