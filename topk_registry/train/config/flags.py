@@ -92,6 +92,10 @@ class DataFlags:
     ignore_unknown_classes: bool = flag(
         False, "leave evaluation images out whose class training lacks (default: refuse them)"
     )
+    exclude: str = flag(
+        "", "CSV of `topk-registry labels`: leave the samples out of training whose action is exclude", metavar="FILE"
+    )
+    relabel: str = flag("", "such a CSV: train on the column `suggested` where the action is relabel", metavar="FILE")
     strict_data: bool = flag(False, "stop at an unreadable image (default: take its neighbour, and count it)")
 
 

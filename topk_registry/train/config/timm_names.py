@@ -31,7 +31,7 @@ ELSEWHERE: dict[str, Any] = {
 LEGACY = {"jsd_loss": "jsd", "bce_loss": "bce", "bce_sum": "bce", "bce_target_thresh": "bce", "bce_pos_weight": "bce"}
 
 # names in an args.yaml that are no settings
-NOT_SETTINGS = {"loss_record", "config", "train_script"}
+NOT_SETTINGS = {"loss_record", "corrections", "config", "train_script"}
 
 
 def from_timm(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from topk_registry.train.engine.state import LAST, Checkpoints, NumberedSaver, r
 from topk_registry.train.errors import TrainError
 from topk_registry.train.report.console import read_class_names
 from topk_registry.train.report.loggers import LoggedRun, Loggers
+from topk_registry.train.setup.datasets import correction_digests
 
 SETTLED = ("lr", "num_classes", "dist_bn")  # None in the flags, and a number in a checkpoint
 
@@ -69,23 +70,28 @@ def _open_folder(run: Run) -> None:
     except OSError as error:
         raise TrainError(f"cannot make the run's folder {run.folder}: {error}") from error
     run.report.folder = run.folder
-    run.report.arguments({**run.given.to_dict(), "loss_record": run.loss.record})
+    run.report.arguments({**run.given.to_dict(), **_records(run)})
     run.report.class_names(run.data.class_names)
 
 
 def _open_loggers(run: Run, *, goes_on: bool) -> None:
     assert run.folder is not None
-    settings = {**run.config.to_dict(), "loss_record": run.loss.record}
+    settings = {**run.config.to_dict(), **_records(run)}
     run.loggers = Loggers(run.folder, run.report.say)
     logged = LoggedRun(run.folder.name, run.folder, settings, run.updates)
     run.loggers.open(run.config, logged, run.progress.history, run.updates_per_epoch, goes_on=goes_on)
+
+
+def _records(run: Run) -> dict[str, Any]:
+    """What a run writes beside its settings: where its loss came from, and which corrections it read."""
+    return {"loss_record": run.loss.record, **correction_digests(run.given)}
 
 
 def _saver(run: Run) -> NumberedSaver:
     return NumberedSaver(
         model=run.model,
         optimizer=run.task.saved_optimizer(run.optimizer),
-        args=Namespace(**run.config.to_dict(), loss_record=run.loss.record),
+        args=Namespace(**run.config.to_dict(), **_records(run)),
         amp_scaler=run.compute.scaler,
         checkpoint_dir=str(run.folder),
         recovery_dir=str(run.folder),
@@ -176,7 +182,8 @@ def _notes(run: Run, saved: Any) -> list[str]:
         epochs = f"planned for {old['epochs']} epochs before, now for {run.config.epochs}"
         notes.append(f"{epochs}: the schedule follows, and goes on at lr {run.lr:.3g}")
     notes += _batch_note(run, old)
-    settled = {name: value for name, value in run.given.to_dict().items() if value is not None and name not in SETTLED}
+    given = run.given.to_dict() | correction_digests(run.given)
+    settled = {name: value for name, value in given.items() if value is not None and name not in SETTLED}
     differ = differences({name: value for name, value in old.items() if name not in ("loss", "loss_opt")}, settled)
     return notes + ([f"other settings than the checkpoint's: {'; '.join(differ)}"] if differ else [])
 

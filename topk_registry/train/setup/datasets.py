@@ -7,9 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from timm.data import ImageDataset, create_dataset
 
 from topk_registry import registry
+from topk_registry.data.corrections import Corrections, digest_of, read_corrections
 from topk_registry.data.labels import (
     Labels,
     class_counts,
@@ -19,7 +21,16 @@ from topk_registry.data.labels import (
     labels_of,
     superclasses_of,
 )
-from topk_registry.data.recipes import Selection, fraction_counts, hold_out, long_tail_counts, noisy_labels, pick
+from topk_registry.data.names import class_words, sample_names
+from topk_registry.data.recipes import (
+    Indices,
+    Selection,
+    fraction_counts,
+    hold_out,
+    long_tail_counts,
+    noisy_labels,
+    pick,
+)
 from topk_registry.folders.classes import ClassMap
 from topk_registry.folders.images import count_of, listed, split_folder
 from topk_registry.train.config.config import TrainConfig
@@ -33,8 +44,8 @@ PREFIX = "topk/"
 SHARDS = "wds/"
 STREAMS = ("hfids/", "tfds/", SHARDS)
 _STREAM = (
-    "--dataset {} is a stream: --label-noise, --long-tail, --subset and a fractional --val-split need a data set whose "
-    "samples can be picked"
+    "--dataset {} is a stream: --label-noise, --long-tail, --subset, --exclude, --relabel and a fractional --val-split "
+    "need a data set whose samples can be picked"
 )
 
 
@@ -57,9 +68,9 @@ class Data:
 def check_data_arguments(config: TrainConfig) -> None:
     """Refuse wrong settings of the data before any is read."""
     stream = config.dataset.lower().startswith(STREAMS)
-    harder = config.label_noise or config.long_tail or config.subset != 1.0 or held_out_fraction(config)
-    if stream and harder:
+    if stream and _picks(config):
         raise DataError(_STREAM.format(config.dataset))
+    corrections_of(config)
     if not 0.0 <= config.label_noise <= 1.0:
         raise DataError(f"--label-noise must be in [0, 1], got {config.label_noise}")
     if not 0.0 < config.subset <= 1.0:
@@ -83,6 +94,22 @@ def check_training_data(config: TrainConfig) -> None:
             check_split(config, split)
     if not held_out_fraction(config):
         check_apart(config)
+
+
+def corrections_of(config: TrainConfig) -> dict[str, Corrections]:
+    """The rows of ``--exclude`` and ``--relabel``, where they are given."""
+    files = {"exclude": config.exclude, "relabel": config.relabel}
+    try:
+        return {action: read_corrections(file, action) for action, file in files.items() if file}
+    except ValueError as error:
+        raise DataError(f"{error}") from error
+
+
+def correction_digests(config: TrainConfig) -> dict[str, Any]:
+    """What a run records of the content of its files of corrections; nothing where it has none."""
+    files = {"exclude": config.exclude, "relabel": config.relabel}
+    digests = {action: digest_of(file) for action, file in files.items() if file}
+    return {"corrections": digests} if digests else {}
 
 
 def held_out_fraction(config: TrainConfig) -> float | None:
@@ -123,7 +150,7 @@ def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = Fa
 def _open_data(config: TrainConfig, channels: int, needs_counts: bool) -> Data:
     train = open_split(config, config.train_split, training=True, channels=channels)
     fraction = held_out_fraction(config)
-    harder = config.label_noise or config.long_tail or config.subset != 1.0 or fraction
+    harder = _picks(config)
     data = Data(train, class_names=class_names_of(train), notes=notes_of(train))
     if config.val_split and not fraction:
         data.validation = open_split(config, config.val_split, training=False, channels=channels)
@@ -231,6 +258,12 @@ def counts_of(config: TrainConfig, data: Data, labels: Labels) -> list[int]:
     return class_counts(labels, config.num_classes or data.num_classes or int(labels.max()) + 1)
 
 
+def _picks(config: TrainConfig) -> bool:
+    """Whether training takes a part of the samples, or other labels than theirs."""
+    harder = config.label_noise or config.long_tail or config.subset != 1.0
+    return bool(harder or config.exclude or config.relabel or held_out_fraction(config))
+
+
 def _harden(config: TrainConfig, data: Data, train: Any, twin: Any, fraction: float | None) -> None:
     labels = labels_of(train)
     counts = counts_of(config, data, labels)
@@ -249,9 +282,38 @@ def _harden(config: TrainConfig, data: Data, train: Any, twin: Any, fraction: fl
         noisy = noisy_labels(labels, superclasses_of(train, config.superclasses), config.label_noise, seed=config.seed)
         changed = int((noisy[indices] != labels[indices]).sum())
         data.notes.append(f"label noise {config.label_noise:g}: {changed} of {len(indices)} training labels differ")
+    noisy, indices = _corrected(config, data, train, labels if noisy is None else noisy, indices)
     data.train = Selection(train, indices, labels, noisy)
     replace_within(train, indices)
     data.counts = class_counts(data.train.targets, len(counts))
+
+
+def _corrected(config: TrainConfig, data: Data, train: Any, labels: Labels, indices: Indices) -> tuple[Labels, Indices]:
+    """The labels [N] and the samples in use after ``--relabel`` and ``--exclude``.
+
+    What is held out stays as it is, so that runs with and without corrections are measured on the same labels.
+    """
+    corrections = corrections_of(config)
+    if not corrections:
+        return labels, indices
+    classes = class_words(data.class_names, config.num_classes or data.num_classes or int(labels.max()) + 1)
+    names, used = sample_names(train, config.data_dir), np.zeros(len(labels), bool)
+    used[indices] = True
+    places = {action: each.places(names, labels, classes, config.data_dir) for action, each in corrections.items()}
+    if "relabel" in corrections:
+        before, labels = labels, labels.copy()
+        labels[places["relabel"]] = corrections["relabel"].suggestions(classes)
+        changed = int((labels != before)[used].sum())
+        data.notes.append(f"relabelled {changed} of {len(indices)} training images by {config.relabel}")
+    if "exclude" in corrections:
+        before, indices = indices, np.setdiff1d(indices, places["exclude"])
+        data.notes.append(f"excluded {len(before) - len(indices)} of {len(before)} training images by {config.exclude}")
+        if not len(indices):
+            raise DataError(f"--exclude {config.exclude} leaves no training image")
+    idle = sum(int((~used[found]).sum()) for found in places.values())
+    if idle:
+        data.notes.append(f"{idle} of the rows are of images that are held out or not in use, and change nothing")
+    return labels, indices
 
 
 def _kept_counts(config: TrainConfig, counts: Sequence[int], notes: list[str]) -> list[int]:
