@@ -103,7 +103,19 @@ def test_an_account_and_what_it_quotes_are_written_by_one_command(page, tmp_path
     assert (tmp_path / f"{page}.json").read_text() == (RESULTS / f"{page}.json").read_text()
 
 
-CHOOSE = RESULTS.parent / "guide" / "choose.md"
+CHOOSE, README = RESULTS.parent / "guide" / "choose.md", RESULTS.parents[1] / "README.md"
+
+
+def test_the_front_page_quotes_the_results(tmp_path):
+    text = README.read_text()
+    assert len(quotes.QUOTE.findall(text)) >= 2
+    # a number of ours has a sign, and comes from the results alone
+    assert not re.findall(r"[+-]\d+\.\d| ± ", quotes.QUOTE.sub("", text))
+    pages = [tmp_path / "README.md", tmp_path / "choose.md"]
+    for page, source in zip(pages, (README, CHOOSE), strict=True):
+        page.write_text(re.sub(r"[+-]\d+\.\d", "+0.0", source.read_text()))
+    assert quotes.main([str(RESULTS), *map(str, pages)]) == 0
+    assert [page.read_text() for page in pages] == [text, CHOOSE.read_text()]
 
 
 def test_the_page_that_advises_quotes_the_results():

@@ -1,8 +1,8 @@
-"""Write the differences that the studies measured into a page, from the results beside it.
+"""Write the differences that the studies measured into pages, from the results.
 
-``python -m topk_studies.report.quotes docs/results docs/guide/choose.md``
+``python -m topk_studies.report.quotes docs/results README.md docs/guide/choose.md``
 
-The page holds the table between ``<!-- measured -->`` and ``<!-- /measured -->``, and a cell of it anywhere between
+A page may hold the table between ``<!-- measured -->`` and ``<!-- /measured -->``, and a cell of it anywhere between
 ``<!-- ROW PAGE -->`` and ``<!-- / -->``, such as ``<!-- clean images -->+7.0 ± 2.1<!-- / -->``.
 """
 
@@ -148,11 +148,12 @@ def _told(verdict: str, mean: float, half: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    if len(argv) != 2:
-        print("usage: python -m topk_studies.report.quotes RESULTS PAGE.md", file=sys.stderr)
+    if len(argv) < 2:
+        print("usage: python -m topk_studies.report.quotes RESULTS PAGE.md ...", file=sys.stderr)
         return 2
-    results, page = map(Path, argv)
-    page.write_text(update(page.read_text(encoding="utf-8"), read(results)), "utf-8")
+    results, *pages = map(Path, argv)
+    for page in pages:
+        page.write_text(update(page.read_text(encoding="utf-8"), read(results)), "utf-8")
     return 0
 
 
