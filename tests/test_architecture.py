@@ -37,6 +37,8 @@ VIOLATIONS = {
     "light-indirect": ("topk_registry/cli/main.py", "import topk_registry.cli.check"),
     "executors": ("topk_registry/executors/local.py", "import numpy"),
     "folders": ("topk_registry/folders/images.py", "import torch"),
+    "pages": ("topk_registry/pages/plots.py", "import numpy"),
+    "analysis": ("topk_registry/analysis/measures.py", "import scipy.stats"),
     "scoring": ("export/topk_export/scoring/rows.py", "import pandas"),
     "operators": ("topk_registry/ops/hinge.py", "import scipy.special"),
     "inside-operators": ("topk_registry/ops/lapsum/api.py", "from topk_registry.ops.sparse import api"),

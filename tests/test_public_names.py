@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 TOP = """
     ClassificationLoss CosineClassifier GumbelTopK KSubset LabelMixture LinearSmoothTopK LossInfo PerturbedTopK
     PluginError SphericalLinear SphericalSGD TopKClassifier TopKHead TopKLoss TopKOutput __version__ accepted_context
-    conformal create_loss distributions errors fit_temperature functional get_loss_builder is_loss list_losses
+    analysis conformal create_loss distributions errors fit_temperature functional get_loss_builder is_loss list_losses
     loss_info mean_over_ranks metrics normalize_classifier refresh_plugins register_loss rows testing train
     use_backend
 """
@@ -35,6 +35,7 @@ BEFORE = """
     topk_log_odds topk_marginals topk_margins
 """  # names of version 0.1
 NAMESPACES = {
+    "analysis": "label_log_likelihoods top_classes topk_credits",
     "conformal": """
         ExchangeabilityTest PredictionSets RULES SCORES Score SetCounts Thresholds average_size binomial_interval
         calibrate clustered coverage_interval coverage_law create_score fit_softmax_temperature inputs_of interpolated

@@ -27,6 +27,7 @@ Namespaces, imported on first use:
     topk_registry.functional     functions of tensors: topk_marginals, smooth_topk_loss, perturbed_topk ...
     topk_registry.rows           what plug-ins build losses with kernels from: RowLoss, Curve, softmax_rows ...
     topk_registry.errors         every error that callers may want to catch
+    topk_registry.analysis       comparisons and reports of classifiers
     topk_registry.metrics        top-k accuracy, calibration, coverage
     topk_registry.conformal      prediction sets with guaranteed coverage
     topk_registry.distributions  distributions over sets of k classes
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from topk_registry.registry.options import accepted_context as accepted_context
     from topk_registry.registry.registry import LossInfo as LossInfo
 
+    from . import analysis as analysis
     from . import conformal as conformal
     from . import distributions as distributions
     from . import errors as errors
@@ -84,7 +86,17 @@ if TYPE_CHECKING:
 
     __version__: str
 else:
-    _NAMESPACES = ("conformal", "distributions", "errors", "functional", "metrics", "rows", "testing", "train")
+    _NAMESPACES = (
+        "analysis",
+        "conformal",
+        "distributions",
+        "errors",
+        "functional",
+        "metrics",
+        "rows",
+        "testing",
+        "train",
+    )
 
     _HOMES = {
         "ClassificationLoss": "losses.base",

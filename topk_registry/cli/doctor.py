@@ -143,8 +143,8 @@ def _commands(report: Report) -> None:
 
 
 def _plugins(report: Report) -> None:
-    works = {"loss": 0, "dataset": 0, "logger": 0, "command": 0}
-    groups = (registry.losses, registry.datasets, registry.loggers, commands)
+    groups = (registry.losses, registry.datasets, registry.loggers, registry.model_files, commands)
+    works = {names.kind: 0 for names in groups}
     for names in groups:
         report.problems += names.problems()
         for info in names.infos():
@@ -156,12 +156,14 @@ def _plugins(report: Report) -> None:
                 works[names.kind] += 1
             except PluginError as error:
                 missing = isinstance(error.__cause__, MissingPackageError)
-                # commands and loggers may need an extra that is not installed, and nothing else does
-                optional = missing or names in (commands, registry.loggers)
+                # these may need an extra that is not installed, and nothing else does
+                optional = missing or names in (commands, registry.loggers, registry.model_files)
                 told = f"{names.kind} {info.name!r}: {error.__cause__}" if missing else str(error)
                 (report.notes if optional else report.problems).append(told)
     report.notes += idle_patterns([plugin for names in groups for plugin in names.plugins()])
-    text = "{loss} losses, {dataset} data sets, {logger} loggers and {command} commands import"
+    text = (
+        "{loss} losses, {dataset} data sets, {logger} loggers, {model file} model files and {command} commands import"
+    )
     report.facts["plug-ins"] = text.format(**works)
 
 

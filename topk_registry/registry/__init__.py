@@ -10,6 +10,7 @@ from topk_registry.registry.api import (
     loggers,
     loss_info,
     losses,
+    model_files,
     refresh_plugins,
     register_loss,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "loggers",
     "loss_info",
     "losses",
+    "model_files",
     "refresh_plugins",
     "register_loss",
 ]

@@ -23,6 +23,7 @@ from topk_registry.registry.registry import B, Builder, LossInfo, Registry
 losses: Registry = Registry("topk_registry.losses", "loss", reserved=timm_losses.reserved())
 datasets: Registry = Registry("topk_registry.datasets", "dataset")
 loggers: Registry = Registry("topk_registry.loggers", "logger")
+model_files: Registry = Registry("topk_registry.model_files", "model file")
 
 
 def list_losses(filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
@@ -97,3 +98,4 @@ def refresh_plugins() -> None:
     losses.refresh()
     datasets.refresh()
     loggers.refresh()
+    model_files.refresh()

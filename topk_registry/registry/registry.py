@@ -53,7 +53,7 @@ class Registry:
 
     Args:
         group: the entry-point group that is read.
-        kind: what a name stands for, as errors call it: ``loss``, ``dataset``, ``logger`` or ``command``.
+        kind: what a name stands for, as errors call it: ``loss``, ``dataset``, ``logger``, ``model file``, ``command``.
         reserved: names that nobody else can take and that no environment variable disables, with what they stand for.
     """
 

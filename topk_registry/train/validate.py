@@ -9,6 +9,7 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,24 +99,67 @@ def retrying(args: Namespace) -> dict[str, Any]:
             args.batch_size = smaller
 
 
-def validate(args: Namespace) -> dict[str, Any]:
-    """The metrics of a checkpoint or a pretrained model, accuracies in percent."""
+@dataclass(frozen=True)
+class Prepared:
+    """A model that is ready for evaluation, and the data under its class numbers.
+
+    Args:
+        config: the settings of the evaluation.
+        compute: device and precision.
+        data: the evaluation split, aligned with the model's classes.
+        model: with its weights, on its device.
+        data_config: preprocessing, in timm's words.
+        criterion: the loss, whose probabilities rank the classes where it has some; None where it cannot be built.
+        names: of the model's classes.
+        kept: the classes to keep, where the labels count only these.
+        parameters: of the model.
+    """
+
+    config: TrainConfig
+    compute: Any
+    data: Any
+    model: Any
+    data_config: dict[str, Any]
+    criterion: Any
+    names: list[str]
+    kept: Any
+    parameters: int
+
+    def evaluator(self, args: Namespace, data: Any = None) -> Any:
+        """The evaluator of the model over its data, or over a part of it."""
+        from topk_registry.train.engine import build
+
+        rest = (self.data_config, self.criterion, self.compute)
+        evaluator = build.create_evaluator(self.config, data or self.data, *rest, sizes=args.topk, model=self.model)
+        evaluator.classes = self.kept
+        return evaluator
+
+
+def prepare(args: Namespace, data: Any = None) -> Prepared:
+    """Open the model that the flags name, and its data unless it is given.
+
+    Args:
+        args: the flags of ``timm validate``.
+        data: the evaluation split under class numbers of its own; its copy is aligned with the model's classes.
+    """
     from timm.data import resolve_data_config
     from timm.layers import apply_test_time_pool
 
     from topk_registry.train.engine import build, measures
     from topk_registry.train.setup import datasets, models
     from topk_registry.train.setup.compute import Compute
-    from topk_registry.train.setup.inference import load, optimised
-    from topk_registry.train.setup.loaders import end_workers
-    from topk_registry.train.setup.unreadable import report_unreadable
+    from topk_registry.train.setup.inference import load
 
-    config = _config(args)
+    config = config_of(args)
     compute = Compute.set_up(config)
     for note in compute.notes:
         print(f"timm validate: {note}", file=sys.stderr)
     datasets.check_data_arguments(config)
-    data = _open(config, models.channels_of(config), flat=bool(args.real_labels))
+    told_here = data is None  # whoever gives the data tells of it
+    if data is None:
+        data = open_evaluation(config, models.channels_of(config), flat=bool(args.real_labels))
+    else:
+        data = replace(data, notes=[*data.notes])
     # published weights have classes of their own, whatever the data has
     told = data.num_classes if args.checkpoint or config.dataset.startswith(datasets.PREFIX) else None
     model = load(models.build_model(config, config.num_classes or told), args)
@@ -124,7 +168,9 @@ def validate(args: Namespace) -> dict[str, Any]:
     names = _class_names(config, args.checkpoint)
     names = names if kept is None else [names[i] for i in kept.tolist()]
     if not (args.real_labels or config.class_map):
-        _align(config, data, names)
+        align_data(config, data, names)
+        for note in data.notes if told_here else ():
+            print(f"timm validate: {note}", file=sys.stderr)
     cropping = {"crop_mode": args.crop_mode, "crop_border_pixels": args.crop_border_pixels}
     data_config = resolve_data_config(
         {**config.to_dict(), **cropping}, model=model, use_test_size=not args.use_train_size
@@ -134,18 +180,30 @@ def validate(args: Namespace) -> dict[str, Any]:
         data_config["naflex_max_seq_len"] = args.naflex_max_seq_len
     parameters = sum(p.numel() for p in model.parameters())
     criterion = _criterion(config, data)
-    observers = measures.create(args, data.validation, seed=config.seed, class_counts=data.counts)
-    if not args.real_labels:
-        observers.append(measures.LabelCheck(names))
     evaluated: Any = models.place_model(config, model, compute)
     if args.test_pool:
         evaluated, pooled = apply_test_time_pool(evaluated, data_config)
         data_config["crop_pct"] = 1.0 if pooled else data_config["crop_pct"]
-    evaluator = build.create_evaluator(config, data, data_config, criterion, compute, sizes=args.topk, model=evaluated)
-    evaluator.classes = kept
+    return Prepared(config, compute, data, evaluated, data_config, criterion, names, kept, parameters)
+
+
+def validate(args: Namespace) -> dict[str, Any]:
+    """The metrics of a checkpoint or a pretrained model, accuracies in percent."""
+    from topk_registry.train.engine import measures
+    from topk_registry.train.setup import datasets
+    from topk_registry.train.setup.inference import optimised
+    from topk_registry.train.setup.loaders import end_workers
+    from topk_registry.train.setup.unreadable import report_unreadable
+
+    ready = prepare(args)
+    config, data, data_config = ready.config, ready.data, ready.data_config
+    observers = measures.create(args, data.validation, seed=config.seed, class_counts=data.counts)
+    if not args.real_labels:
+        observers.append(measures.LabelCheck(ready.names))
+    evaluator = ready.evaluator(args)
     evaluator.observers = observers
     try:
-        metrics = evaluator(optimised(evaluated, args, compute), criterion)
+        metrics = evaluator(optimised(ready.model, args, ready.compute), ready.criterion)
     finally:
         end_workers(evaluator.loader)
     assert metrics is not None
@@ -160,17 +218,17 @@ def validate(args: Namespace) -> dict[str, Any]:
         "dataset": datasets.name_of(config),
         **{name: round(value, 4) if math.isfinite(value) else None for name, value in metrics.items()},
         **{f"top{k}_err": round(100 - metrics[f"top{k}"], 4) for k in (1, 5)},
-        "param_count": round(parameters / 1e6, 2),
+        "param_count": round(ready.parameters / 1e6, 2),
         "img_size": data_config["input_size"][-1],
         "crop_pct": data_config["crop_pct"],
         "interpolation": data_config["interpolation"],
     }
 
 
-def _config(args: Namespace) -> TrainConfig:
+def config_of(args: Namespace) -> TrainConfig:
     """The settings of a training run as this evaluation needs them: the checkpoint's under the given ones."""
     given = {name: value for name, value in vars(args).items() if name in TrainConfig.__dataclass_fields__}
-    recorded = without_other_loss(_recorded(args.checkpoint), given, "timm validate")
+    recorded = without_other_loss(recorded_in(args.checkpoint), given, "timm validate")
     settings = {"model": "dpn92", "loss": "ce", **recorded, **given}
     settings["data_dir"] = args.data or settings.get("data_dir")
     settings["pretrained"] = args.pretrained or not args.checkpoint
@@ -182,7 +240,8 @@ def _config(args: Namespace) -> TrainConfig:
     return TrainConfig.from_dict(settings)
 
 
-def _recorded(checkpoint: str) -> dict[str, Any]:
+def recorded_in(checkpoint: str) -> dict[str, Any]:
+    """The settings that a training run left in its checkpoint, as far as an evaluation needs them."""
     if not checkpoint:
         return {}
     if not Path(checkpoint).is_file():
@@ -200,7 +259,8 @@ def _recorded(checkpoint: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in RECORDED and value is not None}
 
 
-def _open(config: TrainConfig, channels: int, *, flat: bool) -> Any:
+def open_evaluation(config: TrainConfig, channels: int, *, flat: bool = False) -> Any:
+    """The evaluation split under class numbers of its own; ``flat`` takes a folder of images that name no class."""
     from topk_registry.data.labels import class_names_of
     from topk_registry.train.setup.datasets import Data, held_out_fraction, notes_of, open_data, open_split
 
@@ -225,8 +285,8 @@ def _class_names(config: TrainConfig, checkpoint: str) -> list[str]:
     return [*names, *map(str, range(len(names), n))] if len(names) <= n else [str(i) for i in range(n)]
 
 
-def _align(config: TrainConfig, data: Any, names: Sequence[str]) -> None:
-    """Give the data the class numbers of the model, and tell which."""
+def align_data(config: TrainConfig, data: Any, names: Sequence[str]) -> None:
+    """Give the data the class numbers of the model, and note which."""
     from topk_registry.train.setup.classes import align
     from topk_registry.train.setup.datasets import name_of
 
@@ -239,8 +299,6 @@ def _align(config: TrainConfig, data: Any, names: Sequence[str]) -> None:
         ignore_unknown=config.ignore_unknown_classes,
         note=lambda found: data.notes.append(f"classes: {found.told}"),
     )
-    for note in data.notes:
-        print(f"timm validate: {note}", file=sys.stderr)
 
 
 def _criterion(config: TrainConfig, data: Any) -> Any:

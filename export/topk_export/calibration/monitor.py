@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from topk_export.calibration.page import page, paragraph, table
-from topk_export.calibration.plots import lines
 from topk_export.errors import ModelFileError
 from topk_export.runtime.session import open_session
 from topk_registry.conformal import ExchangeabilityTest
+from topk_registry.pages import lines, page, paragraph, table
 
 WATCHED = {"probability": "softmax share of the best class", "size": "size of the prediction set"}
 POINTS = 400

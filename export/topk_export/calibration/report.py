@@ -4,10 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from topk_export.calibration.page import page, paragraph, table
-from topk_export.calibration.plots import bars, lines
 from topk_export.calibration.run import Calibrated
 from topk_registry.conformal import binomial_interval, coverage_interval
+from topk_registry.pages import bars, lines, page, paragraph, table
 
 GROUPS = 4
 SHOWN = 20

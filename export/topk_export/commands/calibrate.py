@@ -25,13 +25,13 @@ def main(argv: Sequence[str]) -> int:
     from tqdm import tqdm
 
     from topk_export.calibration.data import open_dataset
-    from topk_export.calibration.page import write_page
     from topk_export.calibration.plan import Plan
     from topk_export.calibration.report import coverage_lines, report_page
     from topk_export.calibration.run import calibrate_file
     from topk_export.runtime.predictor import Predictor
     from topk_export.samples import open_folder
     from topk_registry.folders.images import split_folder
+    from topk_registry.pages import write_page
 
     plan = Plan(
         score=args.score.replace("-", "_"),

@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     """Say when a service's images no longer look like those of its calibration."""
     args = _parser().parse_args(argv)
     from topk_export.calibration.monitor import monitor_page, read_log, reference_of, verdict, watch
-    from topk_export.calibration.page import write_page
+    from topk_registry.pages import write_page
 
     entries, reference = read_log(args.log), {}
     if args.model:

@@ -107,6 +107,7 @@ class Evaluator:
         self.crops, self.tta, self.temperature, self.stop = crops, tta, temperature, stop
         self.classes: Tensor | None = None  # the scores to keep, where the labels count only these
         self.observers: Sequence[Observer] = ()
+        self.keep: Callable[[Tensor, Tensor], object] | None = None  # takes scores [B, n] and labels [B] of a batch
 
     @torch.inference_mode()
     def __call__(self, model: nn.Module, criterion: object = None) -> dict[str, float] | None:
@@ -132,6 +133,10 @@ class Evaluator:
                     metric.update(scores[: len(target)], target)
                 for observer in self.observers:
                     observer.update(likelihood[: len(target)], target)
+                if self.keep is not None:
+                    # their softmax is the likelihood
+                    own = likelihood.log().clamp(min=LEAST_LIKELIHOOD) if probabilities or self.crops else ranked[0]
+                    self.keep(own[: len(target)], target)
         return self._results(nll, accuracy)
 
     def _accuracy(self, sizes: list[int]) -> TopKAccuracy:

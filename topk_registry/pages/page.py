@@ -15,7 +15,12 @@ p { margin: .4rem 0; } .quiet { color: var(--quiet); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; } svg { width: 100%; height: auto; }
+h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
+.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.5rem, 1fr)); gap: .75rem; }
+.gallery figure { margin: 0; } .gallery img { display: block; max-width: 100%; border-radius: 4px; }
+figcaption { font-size: .75rem; line-height: 1.3; color: var(--quiet); overflow-wrap: anywhere; }
 """
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def page(title: str, lead: str, sections: Sequence[tuple[str, str]]) -> str:
@@ -23,7 +28,8 @@ def page(title: str, lead: str, sections: Sequence[tuple[str, str]]) -> str:
     body = "\n".join(f"<section><h2>{escape(name)}</h2>\n{content}</section>" for name, content in sections)
     return (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><link rel="icon" href="data:,">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
         f"<body><main><h1>{escape(title)}</h1><p>{escape(lead)}</p>\n{body}\n</main></body>\n</html>\n"
     )
@@ -46,7 +52,18 @@ def cell(value: Any) -> str:
 
 
 def paragraph(text: str) -> str:
+    """A paragraph of explanation, quieter than the findings."""
     return f'<p class="quiet">{escape(text)}</p>\n'
+
+
+def heading(text: str) -> str:
+    """A heading within a section."""
+    return f"<h3>{escape(text)}</h3>\n"
+
+
+def listing(items: Sequence[str]) -> str:
+    """A list of sentences."""
+    return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>\n"
 
 
 def write_page(path: Path, text: str) -> None:

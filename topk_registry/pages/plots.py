@@ -1,4 +1,4 @@
-"""Small SVG plots for pages that need no plotting library: bars, and lines over a shared pair of axes."""
+"""Small SVG plots for pages that need no plotting library: bars, lines over shared axes, and intervals."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from html import escape
 
 WIDTH, HEIGHT = 640, 260
 LEFT, RIGHT, TOP, BOTTOM = 60, 16, 16, 44
-COLOURS = ("#1f6f5c", "#b5651d", "#3d5a98", "#8a4fa0")
+COLOURS = ("#23856e", "#c06a1c", "#5577c4", "#a162ba")  # of the middle luminance: they stand out on white and on black
 
 
 def bars(values: Sequence[tuple[str, float]], *, label: str, of: str, level: float | None = None) -> str:
@@ -63,6 +63,52 @@ def lines(
             f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{left + span * share:.6g}</text>'
         )
     return _frame("".join(parts), label, of, low, high, level)
+
+
+def intervals(
+    rows: Sequence[tuple[str, float, float, float]], *, label: str, of: str, band: tuple[float, float] | None = None
+) -> str:
+    """Values with intervals, a row each, beside a line at zero.
+
+    Args:
+        rows: name, low end, value and high end of each.
+        label: what the plot shows, for readers who do not see it.
+        of: of the horizontal axis.
+        band: a shaded range.
+    """
+    left, height = 190, 26
+    ends = [0.0, *(band or ()), *(end for _, low, _, high in rows for end in (low, high) if math.isfinite(end))]
+    low, high = min(ends), max(ends)
+    room = 0.05 * ((high - low) or 1.0)
+    low, high = low - room, high + room
+    bottom = TOP + height * len(rows)
+
+    def x(value: float) -> float:
+        return left + (WIDTH - left - RIGHT) * (min(max(value, low), high) - low) / (high - low)
+
+    parts = []
+    if band is not None:
+        parts.append(
+            f'<rect x="{x(band[0]):.1f}" y="{TOP}" width="{x(band[1]) - x(band[0]):.1f}" height="{bottom - TOP}" '
+            f'fill="currentColor" opacity=".08"/>'
+        )
+    parts.append(f'<path d="M{x(0):.1f} {TOP}V{bottom}" stroke="currentColor" opacity=".5"/>')
+    for i, (name, start, value, end) in enumerate(rows):
+        y = TOP + height * (i + 0.5)
+        told = f"{name}: {value:.4g} ({start:.4g} to {end:.4g})"
+        parts.append(
+            f'<g><title>{escape(told)}</title><text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(name)}'
+            f'</text><path d="M{x(start):.1f} {y:.1f}H{x(end):.1f}" stroke="{COLOURS[2]}" stroke-width="3" '
+            f'stroke-linecap="round"/><circle cx="{x(value):.1f}" cy="{y:.1f}" r="4.5" fill="{COLOURS[2]}"/></g>'
+        )
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        value = low + (high - low) * share
+        parts.append(f'<text x="{x(value):.1f}" y="{bottom + 16}" text-anchor="middle">{value:.3g}</text>')
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {bottom + BOTTOM}" role="img" aria-label="{escape(label)}" font-size="11" '
+        f'fill="currentColor">{"".join(parts)}<text x="{(left + WIDTH - RIGHT) / 2}" y="{bottom + BOTTOM - 6}" '
+        f'text-anchor="middle">{escape(of)}</text></svg>'
+    )
 
 
 def _y(value: float, low: float, high: float) -> float:

@@ -1,0 +1,65 @@
+"""Exported files for the commands that look at models over images (entry point ``topk_registry.model_files``)."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from topk_export.errors import PredictionError
+from topk_export.runtime.predictor import Predictor
+from topk_export.runtime.stream import read_ahead
+from topk_export.runtime.weights import digest_of, files_of
+
+LOGITS = "logits"
+
+
+class ExportedFile:
+    """An ONNX file of ``topk-registry export``.
+
+    Args:
+        path: the file.
+        running: has ``device``, ``batch_size`` and ``workers``.
+    """
+
+    def __init__(self, path: Path, running: Any) -> None:
+        self.path, self.running = path, running
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the file and of weights beside it; preprocessing and classes are in the file."""
+        return hashlib.sha256(f"onnx {digest_of(*files_of(self.path))}".encode()).hexdigest()
+
+    def open(self, images: Any) -> "_Opened":
+        """Open the file; images are read when they are asked for."""
+        workers = self.running.workers
+        workers = None if workers is None else max(1, workers)  # of which one reads none ahead
+        return _Opened(Predictor(self.path, device=self.running.device, workers=workers), self.running)
+
+
+class _Opened:
+    def __init__(self, predictor: Predictor, running: Any) -> None:
+        self.predictor, self.running = predictor, running
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        return self.predictor.metadata.class_names
+
+    def run(self, images: Any, keep: Callable[[np.ndarray, np.ndarray], object], *, start: int = 0) -> None:
+        """Run the file over the images from number ``start`` on."""
+        predictor, dataset = self.predictor, images.dataset
+
+        def read(item: Any) -> tuple[np.ndarray, int]:
+            image, label = dataset[item] if images.indexed else item
+            return predictor.input_of(image), int(label)
+
+        items: Iterator[Any] = iter(range(start, len(dataset))) if images.indexed else iter(dataset)
+        dataset.transform = None
+        for batch in read_ahead(read, items, batch=self.running.batch_size, workers=predictor.workers):
+            inputs, labels = zip(*batch, strict=True)
+            logits = predictor.run(np.stack(inputs))[LOGITS]
+            if not np.isfinite(logits).all():
+                raise PredictionError(f"{os.fspath(predictor.path)} gives scores that are not finite")
+            keep(logits, np.asarray(labels, np.int64))
