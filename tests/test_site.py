@@ -120,6 +120,17 @@ def test_a_loss_of_somebody_else_has_a_page_with_what_it_declares(builder, shown
     assert [text for text in [*missing, "Paper"] if text in page] == []
 
 
+def test_public_names_stand_by_task_and_errors_last(generated_pages):
+    page = "".join(generated_pages.api_page())  # which refuses a name that has no task
+    tasks = re.findall(r"^## (.*)$", page, re.MULTILINE)
+    assert tasks[-2:] == ["Errors", "Names of version 0.1"]
+    assert page.index("topk_registry.create_loss") < page.index("topk_registry.TopKHead")
+    train = re.findall(
+        r"^.. auto\w+:: topk_registry.train.(\w+)", "".join(generated_pages.namespace_page("train")), re.M
+    )
+    assert train[-1] == "TrainError"
+
+
 @pytest.mark.slow
 def test_pages_load_nothing_from_elsewhere_and_their_links_lead_somewhere(site):
     pages = sorted(site.rglob("*.html"))

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,16 @@ def command_page() -> Iterator[str]:
         yield f"\n## {info.name}\n\n{info.summary}\n\n```text\n{printed.getvalue().strip()}\n```\n"
 
 
-NAMESPACES = ("functional", "rows", "errors", "metrics", "distributions", "conformal", "testing", "train")
+NAMESPACES = ("functional", "rows", "metrics", "distributions", "conformal", "testing", "train", "errors")
+TASKS = {  # the names of the package itself, by what they are for
+    "Find and make a loss": ("list_losses", "create_loss", "loss_info", "is_loss", "get_loss_builder", "LossInfo"),
+    "Train": ("normalize_classifier", "CosineClassifier", "mean_over_ranks", "LabelMixture", "use_backend"),
+    "Train with very many classes": ("LinearSmoothTopK", "SphericalLinear", "SphericalSGD"),
+    "Predict": ("TopKHead", "TopKOutput", "TopKClassifier", "fit_temperature"),
+    "Sets of classes as random variables": ("KSubset", "GumbelTopK", "PerturbedTopK"),
+    "Write a loss": ("ClassificationLoss", "TopKLoss", "accepted_context", "register_loss", "refresh_plugins"),
+    "Errors": ("PluginError",),
+}
 
 
 def api_page() -> Iterator[str]:
@@ -186,7 +195,13 @@ def api_page() -> Iterator[str]:
         yield f"| [`topk_registry.{name}`](api/{name}.md) | {told} |\n"
     yield "\nThe losses are classes too, `from topk_plugins import SmoothTopKSVM`; [each has a page](../losses.md).\n"
     yield "\n```{toctree}\n:hidden:\n\n" + "".join(f"api/{name}\n" for name in NAMESPACES) + "```\n\n"
-    yield from _documented("topk_registry", [name for name in dir(tr) if name not in (*NAMESPACES, "__version__")])
+    placed = [name for names in TASKS.values() for name in names]
+    public = [name for name in dir(tr) if name not in NAMESPACES and not name.startswith("__")]
+    assert sorted(placed) == sorted(public), f"TASKS has {sorted(set(placed) ^ set(public))} too many or not at all"
+    for task, names in TASKS.items():
+        yield f"## {task}\n\n"
+        yield from _documented("topk_registry", names)
+        yield "\n"
     yield f"\n## Names of version 0.1\n\n{inspect.cleandoc(RENAMED)}\n\n| before | now |\n|---|---|\n"
     for old, new in tr._RENAMED.items():
         yield f"| `topk_registry.{old}` | `topk_registry.{new}` |\n"
@@ -203,10 +218,20 @@ def namespace_page(name: str) -> Iterator[str]:
     namespace = getattr(tr, name)
     told = (inspect.getdoc(namespace) or "").partition("\n")[0].replace("``", "`")
     yield f"# topk_registry.{name}\n\n{told}\n\n"
-    yield from _documented(f"topk_registry.{name}", sorted(namespace.__all__))
+    yield from _documented(f"topk_registry.{name}", _errors_last(namespace))
 
 
-def _documented(module: str, names: list[str]) -> Iterator[str]:
+def _errors_last(namespace: Any) -> list[str]:
+    """The public names of a namespace in the order of the alphabet, errors after all others."""
+
+    def order(name: str) -> tuple[bool, str]:
+        value = getattr(namespace, name)
+        return inspect.isclass(value) and issubclass(value, BaseException), name
+
+    return sorted(namespace.__all__, key=order)
+
+
+def _documented(module: str, names: Sequence[str]) -> Iterator[str]:
     """Autodoc's directives for names of a module."""
     yield "```{eval-rst}\n"
     for name in names:

@@ -25,10 +25,16 @@ from topk_registry.rows import RowLoss, smooth_topk_rows
 
 
 class SmoothTopKSVM(SeveralSizes):
-    """Smooth top-k SVM: a hinge on the k-th best other score, smoothed by the temperature tau.
+    r"""Smooth top-k SVM: a hinge on the k-th best other score, smoothed by the temperature tau.
 
-    L(s, y) = tau softplus(alpha / tau - l_y), equal to the paper's
-    tau log sum_{y in S or not} exp((Delta(S, y) + sum_{j in S} s_j / k) / tau) - tau log sum_{y in S} exp(...).
+    .. math:: L(s, y) = \tau \log\Bigl(1 + \exp\bigl(\tfrac{\alpha}{\tau} - l_y\bigr)\Bigr), \qquad
+        l_y = \log \frac{\pi_y}{1 - \pi_y}
+
+    :math:`\pi_y` is the chance that the label is in a random set S of k classes, drawn with a probability proportional
+    to :math:`\exp \sum_{j \in S} x_j`, where :math:`x = s / (k \tau)`. This is the paper's loss over all such sets,
+
+    .. math:: \tau \log \sum_{|S| = k} \exp \frac{\alpha [y \notin S] + \frac1k \sum_{j \in S} s_j}{\tau}
+        - \tau \log \sum_{|S| = k,\; S \ni y} \exp \frac{\frac1k \sum_{j \in S} s_j}{\tau}
 
     Use when:
         K answers are shown and labels are wrong within groups of similar classes, or images are few: a label that is
@@ -195,10 +201,13 @@ class SmoothTopKSVM(SeveralSizes):
 
 
 class TopKNLL(SmoothTopKSVM):
-    """Negative log-likelihood of the label being in the top-k set: -tau log pi_y, ``smooth_topk_svm`` at alpha = 0.
+    r"""Negative log-likelihood of the label being in the top-k set: -tau log pi_y, ``smooth_topk_svm`` at alpha = 0.
 
-    The marginals pi are those of the head that ``TopKHead.of_loss(loss)`` makes, ``TopKHead(k, temperature=k * tau)``.
-    Under a head of another temperature, such as 1, it is no likelihood. For k = 1 and tau = 1 it is cross-entropy.
+    .. math:: L(s, y) = -\tau \log \pi_y, \qquad x = s / (k \tau)
+
+    The marginals :math:`\pi` are those of the head that ``TopKHead.of_loss(loss)`` makes,
+    ``TopKHead(k, temperature=k * tau)``. Under a head of another temperature, such as 1, it is no likelihood. For k = 1
+    and tau = 1 it is cross-entropy.
     Options as :class:`SmoothTopKSVM` less ``alpha``; with several k and
     ``combine="likelihood"`` it is -tau log sum_j P_j pi_y^(j).
 

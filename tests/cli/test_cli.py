@@ -37,6 +37,27 @@ def test_losses_are_listed_with_owner_status_and_summary(fresh, capsys):
     assert rows[1].split()[:2] == ["ce", "timm"]
 
 
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_a_terminal_shows_whole_summaries(fresh, capsys, monkeypatch, columns):
+    assert cli.main(["losses"]) == 0
+    piped = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert cli.main(["losses"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.split() == piped.split()
+    assert max(map(len, shown.splitlines())) <= columns
+    assert len(piped.splitlines()) <= len(shown.splitlines())
+
+
+def test_a_loss_without_a_summary_is_listed(fresh, capsys, monkeypatch):
+    fresh.module("acme_losses", "def Mine(): ...\n")
+    for terminal in (False, True):
+        monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal)
+        assert cli.main(["losses", "acme"]) == 0
+        assert "acme  acme-losses 2.5  available" in capsys.readouterr().out
+
+
 def test_json_holds_everything_that_is_known(fresh, capsys):
     assert cli.main(["losses", "acme", "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)

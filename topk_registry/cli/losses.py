@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,6 +14,8 @@ from topk_registry.cli import ArgumentParser
 from topk_registry.registry.options import check_options
 
 _HEADER = ("NAME", "FROM", "STATUS", "SUMMARY")
+_STEP = 4  # columns that a summary below the others is moved in by
+_READABLE = 40  # columns that a wrapped summary needs beside the others
 
 
 def main(argv: Sequence[str]) -> int:
@@ -62,10 +65,19 @@ def _row(info: registry.LossInfo) -> tuple[str, ...]:
 
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:
+    """Print rows in columns; a terminal gets the last column wrapped, below the others where it is narrow."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    indent = sum(widths[:-1]) + 2 * len(widths[:-1])
+    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else indent + widths[-1]
+    below = limit - indent < min(_READABLE, widths[-1])
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()[:limit])
+        head = "  ".join(cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False))
+        lines = textwrap.wrap(row[-1], limit - (_STEP if below else indent), break_on_hyphens=False)
+        if below:
+            print("\n".join([head.rstrip(), *(" " * _STEP + line for line in lines)]))
+        else:
+            first, *rest = lines or [""]
+            print("\n".join([f"{head}  {first}".rstrip(), *(" " * indent + line for line in rest)]))
 
 
 def _why(name: str) -> int:

@@ -162,13 +162,13 @@ def _write_table(results: Iterator[Result]) -> int:
         if isinstance(item, Failure):
             bad += 1
             continue
-        print(f"{path}\n  in top {len(item.top)}   softmax   class")
+        print(f"{path}\n  marginal   softmax   class")
         for ranked in item.top:
-            print(f"  {ranked.marginal:8.4f}  {ranked.probability:8.4f}   {ranked.name}")
+            print(f"  {ranked.marginal:8.4f}  {ranked.softmax:8.4f}   {ranked.name}")
         if item.set is not None:
             print(f"  prediction set of {item.set_size}: {_names(item.set, item.set_size)}")
         if item.softmax_set is not None:
-            total = sum(ranked.probability for ranked in item.softmax_set)
+            total = sum(ranked.softmax for ranked in item.softmax_set)
             names = _names(item.softmax_set, item.softmax_set_size)
             print(f"  {item.softmax_set_size} with softmax {total:.3f}: {names}")
     return bad
@@ -197,7 +197,7 @@ def _write_csv(results: Iterator[Result]) -> int:
             continue
         # sets are ordered like the top k, but one with thresholds by class may leave some of them out
         rows = {row.index: row for row in (*item.top, *(item.softmax_set or ()), *(item.set or ()))}
-        for rank, row in enumerate(sorted(rows.values(), key=lambda row: -row.probability), 1):
+        for rank, row in enumerate(sorted(rows.values(), key=lambda row: -row.softmax), 1):
             inside = ("" if chosen is None else int(row in chosen) for chosen in (item.top, item.set, item.softmax_set))
-            writer.writerow((path, rank, row.index, row.name, f"{row.marginal:.9g}", f"{row.probability:.9g}", *inside))
+            writer.writerow((path, rank, row.index, row.name, f"{row.marginal:.9g}", f"{row.softmax:.9g}", *inside))
     return bad

@@ -1,5 +1,6 @@
 """From the outputs of a run to ranked classes: the k best, the prediction set, and a share of the softmax."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,7 +20,13 @@ class Ranked:
     index: int
     name: str
     marginal: float
-    probability: float
+    softmax: float
+
+    @property
+    def probability(self) -> float:
+        """The softmax share by its name of version 0.1."""
+        warnings.warn("Ranked.probability is now called softmax", DeprecationWarning, stacklevel=2)
+        return self.softmax
 
 
 @dataclass(frozen=True)

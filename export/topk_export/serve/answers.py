@@ -17,11 +17,11 @@ class RankedClass(BaseModel):
     index: int
     name: str
     marginal: float
-    probability: float
+    softmax: float
 
 
 class Ranking(BaseModel):
-    """``marginal``: the chance of being in the top-k set; ``probability``: the softmax share.
+    """``marginal``: the chance of being in the top-k set; ``softmax``: the softmax share.
 
     ``set``: the prediction set of a calibrated model; ``softmax_set``: the classes with the wanted softmax mass. Each
     is cut to ``max_set`` classes, and ``set_size`` and ``softmax_set_size`` count them all.

@@ -75,7 +75,7 @@ def answer_entry(ranking: Mapping[str, Any], about: Mapping[str, Any]) -> dict[s
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
         "size": ranking["set_size"],
-        "probability": float(f"{best['probability']:.6g}"),  # as the file's reference is kept
+        "probability": float(f"{best['softmax']:.6g}"),  # as the file's reference is kept
         "class": best["index"],
         **about,
     }

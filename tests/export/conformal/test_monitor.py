@@ -59,7 +59,7 @@ def test_the_service_logs_what_the_monitor_reads(calibrated, held_out, tmp_path)
     assert [row["size"] for row in rows] == [prediction.set_size for prediction in expected]
     assert [len(answer["set"]) for answer in answers] == [prediction.set_size for prediction in expected]
     for row, prediction in zip(rows, expected, strict=True):
-        assert row["probability"] == pytest.approx(prediction.top[0].probability, rel=1e-5)
+        assert row["probability"] == pytest.approx(prediction.top[0].softmax, rel=1e-5)
         assert row["class"] == prediction.top[0].index
 
 
@@ -68,13 +68,13 @@ def test_the_images_of_the_calibration_raise_no_alarm_and_others_do(calibrated, 
     rng = np.random.default_rng(1)
     same = predictor([path for i, path in enumerate(rng.permutation(sorted(held_out.rglob("*.png")))) if i < 150])
     mixed = predictor([noise(rng) for _ in range(150)])
-    rows = entries([p.top[0].probability for p in same], [p.set_size for p in same])
+    rows = entries([p.top[0].softmax for p in same], [p.set_size for p in same])
     log = write(tmp_path / "log", rows)
     status, printed = monitor(log, "--model", calibrated, "--report", tmp_path / "monitor.html")
     assert status == 0
     assert printed.out == "no change found in 150 predictions, at level 0.01, over all looks together\n"
     assert "<svg" in (tmp_path / "monitor.html").read_text()
-    rows += entries([p.top[0].probability for p in mixed], [p.set_size for p in mixed])
+    rows += entries([p.top[0].softmax for p in mixed], [p.set_size for p in mixed])
     status, printed = monitor(write(log, rows), "--model", calibrated, "--json")
     assert status == 3
     found = json.loads(printed.out)

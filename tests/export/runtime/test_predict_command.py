@@ -4,15 +4,18 @@ import csv
 import io
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
 from tests.export.colours import COLOURS, K
-from topk_export import ImageError, Predictor
+from topk_export import ImageError, Predictor, serve
 from topk_export.commands import predict
 from topk_export.runtime.preprocess import FORMATS, readable_formats
+from topk_export.runtime.ranking import Ranked
+from topk_export.serve.answers import RankedClass
 
 
 @pytest.fixture
@@ -35,7 +38,7 @@ def test_the_table(run, picture):
     assert (status, err) == (0, "")
     title, heads, *rows = out.splitlines()
     assert title == str(path)
-    assert heads.split() == ["in", "top", str(K), "softmax", "class"]
+    assert heads.split() == ["marginal", "softmax", "class"]
     assert len(rows) == K
     marginal, share, name = rows[0].split()
     assert name == "orange"
@@ -58,7 +61,25 @@ def test_json(run, picture):
     answers = lines(out)
     assert [answer["file"] for answer in answers] == list(map(str, paths))
     assert [answer["top"][0]["name"] for answer in answers] == ["red", "blue"]
-    assert all(sum(ranked["probability"] for ranked in answer["softmax_set"]) >= 0.5 for answer in answers)
+    assert all(sum(ranked["softmax"] for ranked in answer["softmax_set"]) >= 0.5 for answer in answers)
+
+
+def test_each_number_has_one_name(run, picture):
+    """The table, CSV, JSON, the service's answer and its page call the two numbers alike."""
+    path = picture("green")
+    numbers = ["marginal", "softmax"]
+    table, csv, answer = (run(path, *flags)[1] for flags in ((), ("--csv",), ("--json",)))
+    assert table.splitlines()[1].split()[:2] == numbers
+    assert [name for name in csv.splitlines()[0].split(",") if name in numbers] == numbers
+    assert list(lines(answer)[0]["top"][0]) == ["index", "name", *numbers]
+    assert list(RankedClass.model_fields) == ["index", "name", *numbers]
+    page = (Path(serve.__file__).parent / "page.html").read_text(encoding="utf-8")
+    assert all(f'cell("{name}", item.{name})' in page for name in numbers)
+
+
+def test_the_name_of_version_0_1_warns():
+    with pytest.warns(DeprecationWarning, match="now called softmax"):
+        assert Ranked(0, "red", 0.9, 0.5).probability == 0.5
 
 
 @pytest.mark.parametrize("names", [("red", "blue", "pink"), None], ids=["by name", "by order"])

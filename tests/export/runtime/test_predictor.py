@@ -30,7 +30,7 @@ def test_images_of_one_colour_are_named(predictor, picture):
     assert [p.top[0].name for p in predictions] == list(COLOURS)
     for prediction in predictions:
         assert len(prediction.top) == K
-        order = [ranked.probability for ranked in prediction.top]
+        order = [ranked.softmax for ranked in prediction.top]
         assert order == sorted(order, reverse=True)
 
 
@@ -52,7 +52,7 @@ def test_a_prediction_reads_the_outputs(predictor):
     assert share.sum() == pytest.approx(1)
     for ranked in prediction.top:
         assert ranked.marginal == outputs["marginals"][0, ranked.index]
-        assert ranked.probability == share[ranked.index]
+        assert ranked.softmax == share[ranked.index]
         assert ranked.name == list(COLOURS)[ranked.index]
     assert {ranked.index for ranked in prediction.top} == set(outputs["indices"][0].tolist())
 
@@ -197,7 +197,7 @@ def test_normalising_in_the_graph_is_the_same(predictor, in_graph_file):
 def test_the_set_is_the_fewest_classes_that_cover(predictor, coverage):
     for prediction in predictor(IMAGES, softmax_mass=coverage):
         assert prediction.softmax_set is not None
-        shares = [ranked.probability for ranked in prediction.softmax_set]
+        shares = [ranked.softmax for ranked in prediction.softmax_set]
         assert shares == sorted(shares, reverse=True)
         assert sum(shares) >= coverage - 1e-12
         assert sum(shares[:-1]) < coverage

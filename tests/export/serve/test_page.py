@@ -73,7 +73,7 @@ def test_a_dropped_image_shows_marginals_beside_softmax(page, service):
     assert [name for name, *_ in shown] == [ranked["name"] for ranked in answer["top"]]
     for (_, marginal, softmax), ranked in zip(shown, answer["top"], strict=True):
         assert number(marginal) == pytest.approx(ranked["marginal"], abs=5.1e-5)
-        assert number(softmax) == pytest.approx(ranked["probability"], abs=5.1e-5)
+        assert number(softmax) == pytest.approx(ranked["softmax"], abs=5.1e-5)
     bars = page.execute_script("return [...document.querySelectorAll('.marginal i')].map(bar => bar.offsetWidth)")
     assert bars == sorted(bars, reverse=True)
     assert bars[0] > 0
@@ -116,7 +116,7 @@ def test_a_file_that_is_no_image_is_told(page):
 
 def test_names_are_text_and_never_markup(page):
     page.execute_script(
-        "show({k: 1, top: [{name: '<b id=bad>x</b>', marginal: 1, probability: 1}], softmax_set_size: 1, "
+        "show({k: 1, top: [{name: '<b id=bad>x</b>', marginal: 1, softmax: 1}], softmax_set_size: 1, "
         "softmax_set: [{name: '<i id=bad>'}], set: [{name: '<u id=bad>'}], set_size: 1})"
     )
     assert rows(page)[0][0] == "<b id=bad>x</b>"

@@ -38,7 +38,7 @@ def test_it_answers_as_the_predictor_does(service, predictor):
     for ours, theirs in ((answer["top"], expected.top), (answer["softmax_set"], expected.softmax_set)):
         assert [r["name"] for r in ours] == [r.name for r in theirs]
         assert np.allclose([r["marginal"] for r in ours], [r.marginal for r in theirs], rtol=1e-5)
-        assert np.allclose([r["probability"] for r in ours], [r.probability for r in theirs], rtol=1e-5)
+        assert np.allclose([r["softmax"] for r in ours], [r.softmax for r in theirs], rtol=1e-5)
 
 
 def test_a_form_is_as_good_as_a_body(service):
