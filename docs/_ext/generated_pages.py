@@ -173,7 +173,9 @@ def command_page() -> Iterator[str]:
         yield f"\n## {info.name}\n\n{info.summary}\n\n```text\n{printed.getvalue().strip()}\n```\n"
 
 
-NAMESPACES = ("functional", "rows", "metrics", "distributions", "conformal", "testing", "train", "errors")
+NAMESPACES = sorted(
+    (name for name in dir(tr) if inspect.ismodule(getattr(tr, name))), key=lambda name: (name == "errors", name)
+)
 TASKS = {  # the names of the package itself, by what they are for
     "Find and make a loss": ("list_losses", "create_loss", "loss_info", "is_loss", "get_loss_builder", "LossInfo"),
     "Train": ("normalize_classifier", "CosineClassifier", "mean_over_ranks", "LabelMixture", "use_backend"),
