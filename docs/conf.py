@@ -26,7 +26,8 @@ html_theme = "furo"
 html_title = f"topk_registry {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_js_files = [(name, {"defer": "defer"}) for name in ("versions.js", "switcher.js")]  # written by docs/versions.py
+# versions.js is written by docs/versions.py
+html_js_files = [(name, {"defer": "defer"}) for name in ("versions.js", "switcher.js", "tables.js")]
 templates_path = ["_templates"]
 html_sidebars = {
     "**": [

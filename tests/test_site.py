@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import topk_registry as tr
+from tests.browser import chromium, complaints, window
 from topk_registry.registry.api import losses
 
 pytest.importorskip("furo", reason="the site needs the extra docs")
@@ -66,6 +67,39 @@ def test_every_loss_has_a_page_with_its_picture_and_its_options(site):
         assert "tried when tuned" in page or "None of its own" in page
         assert (site / "_images" / f"{name}.svg").stat().st_size > 1000
         assert (site / "_images" / f"{name}-levels.png").stat().st_size > 1000
+
+
+PHONE = """<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="{static}/site.css">
+<style>body {{ margin: 1rem; font: 16px sans-serif }} h1 {{ font-size: 2.5em }} .table-wrapper {{ overflow-x: auto }}
+td {{ min-width: 200px }}</style>
+<div role="main"><h1>topk_registry.distributions</h1>
+<div class="table-wrapper container"><table><tr><td>one<td>two<td>three</table></div></div>
+<script src="{static}/tables.js"></script>"""
+
+
+@pytest.mark.slow
+def test_on_a_phone_a_name_fits_its_line_and_tables_say_that_they_scroll(tmp_path):
+    wait = pytest.importorskip("selenium.webdriver.support.ui")
+    page = tmp_path / "page.html"
+    page.write_text(PHONE.format(static=(ROOT / "docs" / "_static").as_uri()))
+    with chromium() as browser:
+        for width, scrolls in ((360, True), (1100, False)):
+            with window(browser, width):
+                browser.get(page.as_uri())
+                table = browser.find_element("css selector", ".table-wrapper")
+                heading = browser.find_element("css selector", "h1")
+                wait.WebDriverWait(browser, 10).until(
+                    lambda page, wide=scrolls: bool(page.find_elements("css selector", ".scrolls")) == wide
+                )
+                assert (table.get_attribute("tabindex") == "0") is scrolls
+                assert heading.get_property("scrollWidth") <= heading.get_property("clientWidth")
+                assert not complaints(browser)
+
+
+def test_pages_load_the_script_that_finds_wide_tables():
+    spec = (ROOT / "docs" / "conf.py").read_text()
+    assert '"tables.js"' in spec
+    assert ".scrolls" in (ROOT / "docs" / "_static" / "site.css").read_text()
 
 
 @pytest.fixture

@@ -9,14 +9,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import topk_registry as tr
-from topk_studies.report import quotes
+from topk_studies.report import claims, quotes
 
 LETTERS = "ABCDE"
 SCORES = torch.tensor([[2.0, 1.6, 1.0, 0.0, -1.0]], dtype=torch.float64)  # the row of the whole page
 BLUE, ORANGE, GREY = "C0", "C1", "0.6"
 
 # one question a line, and the loss of a yes; losses that no study of ours compares are marked as such
-STUDIED = quotes.studied(quotes.read(Path(__file__).parents[1] / "results"))
+RESULTS = quotes.read(Path(__file__).parents[1] / "results")
+STUDIED = quotes.studied(RESULTS)
 DECISION = (
     ("Is one answer shown, are labels clean\nand classes balanced?", "ce"),
     ("Is there a long tail, and do\nrare classes count as much?", "logit_adjustment"),
@@ -131,3 +132,6 @@ def draw(folder: Path) -> None:
         figure = make()
         figure.savefig(folder / f"{make.__name__}.svg", transparent=True, metadata={"Date": None})
         plt.close(figure)
+    for page, studies in RESULTS.items():
+        figure = claims.picture(claims.differences(studies))
+        figure.savefig(folder / f"claims_{page}.svg", transparent=True, metadata={"Date": None})

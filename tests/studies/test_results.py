@@ -10,6 +10,7 @@ import pytest
 from topk_studies.engine.catalogue import PAPERS, load_study
 from topk_studies.engine.experiment import TrainingStudy
 from topk_studies.engine.statistics import LOOKS
+from topk_studies.report import claims as pictured
 from topk_studies.report import quotes
 from topk_studies.report.account import VERDICTS, claims, main, update
 
@@ -60,6 +61,24 @@ def test_no_verdict_of_a_training_run_rests_on_fewer_than_five_seeds(notes):
 def test_at_most_one_claim_in_five_is_open(notes):
     assert {note["verdict"] for _, note in notes} <= set(VERDICTS)
     assert 5 * sum(note["verdict"] == "open" for _, note in notes) <= len(notes)
+
+
+@pytest.mark.parametrize("page", quotes.PAGES)
+def test_a_page_of_training_begins_with_a_picture_of_every_difference(page):
+    text = (RESULTS / f"{page}.md").read_text()
+    assert text.index(f"pictures/claims_{page}.svg") < text.index("<!-- claims -->")
+    found = pictured.differences(read(page))
+    counted = [note for summary in read(page) for note in summary["notes"] if " points (" in note["evidence"]]
+    assert len(found) == len(counted) > 30
+    (axes,) = pictured.picture(found).axes
+    points = [(line.get_xdata(), line.get_ydata()) for line in axes.lines]
+    drawn = {(float(x[0]), y[0]) for x, y in points if len(x) == 1}
+    titles = len({each.study for each in found})
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert len(labels) == len(found) + titles
+    for each, place in zip(found, axes.get_yticks(), strict=False):
+        assert (each.mean, place) in drawn
+        assert each.paper is None or (each.paper, place) in drawn
 
 
 @pytest.mark.parametrize("page", PAGES)
