@@ -35,7 +35,10 @@ BEFORE = """
     topk_log_odds topk_marginals topk_margins
 """  # names of version 0.1
 NAMESPACES = {
-    "analysis": "label_log_likelihoods top_classes topk_credits",
+    "analysis": """
+        DuplicateGroup LabelIssues class_thresholds confident_joint duplicate_groups label_issues
+        label_log_likelihoods picture_hash top_classes topk_credits
+    """,
     "conformal": """
         ExchangeabilityTest PredictionSets RULES SCORES Score SetCounts Thresholds average_size binomial_interval
         calibrate clustered coverage_interval coverage_law create_score fit_softmax_temperature inputs_of interpolated
