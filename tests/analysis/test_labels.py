@@ -124,18 +124,19 @@ def test_the_temperature_divides_the_scores():
 def test_scores_in_single_precision_and_many_rows_are_worked_on_in_blocks(monkeypatch):
     logits, labels = drawn(5)
     whole = label_issues(logits.astype(np.float32), labels, k=2)
-    monkeypatch.setattr("topk_registry.analysis.labels.BLOCK", 50)
+    monkeypatch.setattr("topk_registry.analysis.measures.ROWS", 50)
     parts = label_issues(logits.astype(np.float32), labels, k=2)
-    for name in ("log_odds", "rank", "suggested", "suspicious"):
+    for name in ("rank", "suggested", "suspicious"):
         np.testing.assert_array_equal(getattr(whole, name), getattr(parts, name))
+    np.testing.assert_allclose(whole.log_odds, parts.log_odds, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
     ("logits", "labels", "options", "message"),
     [
         (np.zeros((3, 4)), [0, 1], {}, "expected scores"),
-        (np.zeros((2, 4)), [0.0, 1.0], {}, "whole labels"),
-        (np.zeros((2, 4)), [0, 4], {}, r"labels must be in \[0, 3\], got labels from 0 to 4"),
+        (np.zeros((2, 4)), [0.0, 1.0], {}, "whole numbers"),
+        (np.zeros((2, 4)), [0, 4], {}, "labels must be from 0 to 3, got 0 to 4"),
         (np.zeros((2, 4)), [0, 1], {"k": 4}, "k must be"),
         (np.zeros((2, 4)), [0, 1], {"temperature": 0.0}, "temperature must be positive"),
     ],

@@ -10,7 +10,7 @@ Scores should come from a model that has not been trained on these labels, as tr
 Reference: Northcutt, Jiang, Chuang, *Confident Learning: Estimating Uncertainty in Dataset Labels*, JAIR 70, 2021.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from topk_registry.analysis.measures import blocks, check_scores, log_softmax
 from topk_registry.ops.ksubset import topk_label_margins
 
-BLOCK = 1 << 21  # scores that are worked on together in double precision, 16 MiB
 NEAR = 1e-6  # probabilities this close are equal: they come from scores in single precision
 
 
@@ -71,24 +71,23 @@ def label_issues(logits: Any, labels: Any, *, k: int = 1, temperature: float = 1
         >>> found.found, found.suggested[4]
         (array([4]), np.int64(0))
     """
-    logits, labels = np.asarray(logits), np.asarray(labels)
-    _check(logits, labels)
+    scores, given = check_scores(logits, labels)
     if not 0.0 < temperature < np.inf:
         raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
-    probabilities = ((at, _softmax(scores)) for at, scores in _blocks(logits, temperature))
-    thresholds = _means(probabilities, labels, logits.shape[1])
-    n_rows = len(labels)
-    log_odds, rank = np.empty(n_rows), np.empty(n_rows, np.int64)
-    suggested, confident = np.empty(n_rows, np.int64), np.empty(n_rows, np.int64)
-    for at, scores in _blocks(logits, temperature):
-        mine = labels[at]
-        own = np.take_along_axis(scores, mine[:, None], axis=1)
-        log_odds[at] = topk_label_margins(torch.from_numpy(scores), torch.from_numpy(mine), k).numpy()
-        rank[at] = 1 + (scores > own).sum(axis=1)
-        confident[at] = _confident(_softmax(scores), thresholds)
-        np.put_along_axis(scores, mine[:, None], -np.inf, axis=1)
-        suggested[at] = scores.argmax(axis=1)
-    other = (confident >= 0) & (confident != labels)
+    count = len(given)
+    logs = ((rows, log_softmax(scores[rows] / temperature)) for rows in blocks(count))
+    thresholds = _means(((rows, np.exp(log)) for rows, log in logs), given, scores.shape[1])
+    log_odds, rank = np.empty(count), np.empty(count, np.int64)
+    suggested, confident = np.empty(count, np.int64), np.empty(count, np.int64)
+    for rows in blocks(count):
+        mine, label = log_softmax(scores[rows] / temperature), given[rows]
+        # plain torch: to compile the kernels would take longer than to look at a million labels
+        log_odds[rows] = topk_label_margins(torch.from_numpy(mine), torch.from_numpy(label), k, impl="torch").numpy()
+        rank[rows] = 1 + (mine > mine[np.arange(len(label)), label][:, None]).sum(axis=1)
+        confident[rows] = _confident(np.exp(mine), thresholds)
+        mine[np.arange(len(label)), label] = -np.inf
+        suggested[rows] = mine.argmax(axis=1)
+    other = (confident >= 0) & (confident != given)
     suggested = np.where(other, confident, suggested)
     return LabelIssues(k, log_odds, rank, suggested, other & (rank > k), thresholds)
 
@@ -100,9 +99,8 @@ def class_thresholds(probabilities: Any, labels: Any) -> NDArray[np.float64]:
         probabilities: of each class [N, n].
         labels: class indices [N].
     """
-    probabilities, labels = np.asarray(probabilities), np.asarray(labels)
-    _check(probabilities, labels)
-    return _means([(slice(0, len(labels)), probabilities)], labels, probabilities.shape[1])
+    values, given = check_scores(probabilities, labels)
+    return _means([(slice(0, len(given)), values)], given, values.shape[1])
 
 
 def confident_joint(probabilities: Any, labels: Any) -> NDArray[np.int64]:
@@ -115,10 +113,10 @@ def confident_joint(probabilities: Any, labels: Any) -> NDArray[np.int64]:
         probabilities: of each class [N, n].
         labels: class indices [N].
     """
-    probabilities, labels = np.asarray(probabilities), np.asarray(labels)
-    confident = _confident(probabilities, class_thresholds(probabilities, labels))
-    joint = np.zeros((probabilities.shape[1],) * 2, np.int64)
-    np.add.at(joint, (labels[confident >= 0], confident[confident >= 0]), 1)
+    values, given = check_scores(probabilities, labels)
+    confident = _confident(values, class_thresholds(values, given))
+    joint = np.zeros((values.shape[1],) * 2, np.int64)
+    np.add.at(joint, (given[confident >= 0], confident[confident >= 0]), 1)
     return joint
 
 
@@ -129,35 +127,10 @@ def _confident(probabilities: NDArray[np.float64], thresholds: NDArray[np.float6
     return np.where(np.take_along_axis(reached, best[:, None], axis=1)[:, 0] < 0.0, -1, best)
 
 
-def _means(blocks: Iterable[tuple[slice, NDArray[np.float64]]], labels: Any, n: int) -> NDArray[np.float64]:
+def _means(parts: Iterable[tuple[slice, NDArray[np.float64]]], labels: Any, n: int) -> NDArray[np.float64]:
     sums, counts = np.zeros(n), np.bincount(labels, minlength=n)
-    for at, probabilities in blocks:
+    for at, probabilities in parts:
         own = np.take_along_axis(probabilities, labels[at][:, None], axis=1)[:, 0]
         sums += np.bincount(labels[at], own, minlength=n)
     with np.errstate(invalid="ignore"):
         return np.where(counts > 0, np.maximum(sums / counts, 2 * NEAR), np.inf)
-
-
-def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    odds = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return odds / odds.sum(axis=1, keepdims=True)
-
-
-def _blocks(logits: Any, temperature: float) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-    """The scores in double precision, some rows at a time."""
-    step = max(1, BLOCK // logits.shape[1])
-    for start in range(0, len(logits), step):
-        at = slice(start, start + step)
-        yield at, np.array(logits[at], np.float64) / temperature
-
-
-def _check(scores: Any, labels: Any) -> None:
-    if scores.ndim != 2 or labels.shape != scores.shape[:1] or labels.dtype.kind not in "iu":
-        raise ValueError(
-            f"expected scores [N, n] and whole labels [N], got {list(scores.shape)} and {labels.dtype} "
-            f"{list(labels.shape)}"
-        )
-    if len(labels) and not (labels.min() >= 0 and labels.max() < scores.shape[1]):
-        raise ValueError(
-            f"labels must be in [0, {scores.shape[1] - 1}], got labels from {labels.min()} to {labels.max()}"
-        )

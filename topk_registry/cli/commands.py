@@ -21,6 +21,7 @@ DISTRIBUTION = "topk-registry"
 CORE = {
     "train": "topk_registry.train.command:main",
     "validate": "topk_registry.train.validate:main",
+    "labels": "topk_registry.evaluation.labels:main",
     "torchvision-train": "topk_registry.train.scripts.torchvision:main",
     "losses": "topk_registry.cli.losses:main",
     "loggers": "topk_registry.cli.losses:loggers",

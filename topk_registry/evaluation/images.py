@@ -16,6 +16,7 @@ from topk_registry.data.labels import class_names_of, is_indexed, kept_labels_of
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import DataError
 from topk_registry.train.setup.datasets import Data, check_data_arguments, name_of
+from topk_registry.train.setup.unreadable import WatchedImages
 from topk_registry.train.validate import align_data, open_evaluation
 
 # the settings that say which images an evaluation reads, and under which labels
@@ -98,9 +99,12 @@ class Images:
         return str(filename(index)) if callable(filename) else f"sample {index}"
 
     def picture(self, index: int) -> Image.Image | None:
-        """An image as it is stored; None where the data set gives none, or cannot pick it."""
+        """An image as it is stored; None where the data set gives none, or cannot pick or read it."""
         if not self.indexed:
             return None
+        inner, place = self._innermost(index)
+        if isinstance(inner, WatchedImages):
+            return inner.picture(place)
         transform, self.dataset.transform = getattr(self.dataset, "transform", None), None
         try:
             image = self.dataset[index][0]

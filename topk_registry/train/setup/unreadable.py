@@ -63,6 +63,13 @@ class WatchedImages(Dataset[Any]):
             + self._whole_classes(failed)
         )
 
+    def picture(self, index: int) -> Image.Image | None:
+        """The image itself, without its transform and without a neighbour in its place; None if it cannot be read."""
+        try:
+            return self._read(index)[0]
+        except UNREADABLE:
+            return None
+
     def filename(self, index: int) -> str:
         """The path of an image, or its number where it has none."""
         try:

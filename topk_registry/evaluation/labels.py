@@ -1,0 +1,133 @@
+"""Find labels that are probably wrong, and pictures that are there twice.
+
+A label is suspicious where its class is not among the k best of the model, and another class reaches the confidence
+that it has, on average, where labels name it. With --folds N the training images are looked at: N models are trained as
+the checkpoint was, each on a part of the images, and judge the others, whose labels they have not seen. The CSV file is
+for a person to work through, and for timm train --exclude and --relabel.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from topk_registry.cli import ArgumentParser, positive
+from topk_registry.evaluation.flags import add_flags, command
+
+
+@command("labels")
+def main(argv: Sequence[str]) -> int:
+    """Find labels that are probably wrong, and duplicate images."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.folds_dir and not args.folds:
+        parser.error("--folds-dir needs --folds")
+    if args.fill and not args.csv:
+        parser.error("--fill needs --csv")
+    from topk_registry.evaluation.label_page import label_page
+    from topk_registry.pages import write_page
+    from topk_registry.train.report.console import csv_text, write_text
+
+    findings = find(args)
+    print("\n".join(findings.lines(args.top)))
+    rows = findings.rows(args.fill or "")
+    if args.csv:
+        file = Path(args.csv)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        columns = ("rank", "image", "label", "suggested", "log_odds", "label_place", "duplicates", "action")
+        ordered = [{name: row[name] for name in columns} for row in rows]
+        write_text(file, csv_text(ordered) if ordered else ",".join(columns) + "\n")
+        print(f"\nwrote {file}: fill its column action (exclude, relabel or keep), then train with --exclude {file}, "
+              f"--relabel {file} or both")  # fmt: skip
+    if args.json:
+        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
+        write_text(Path(args.json), json.dumps(findings.facts(), indent=2) + "\n")
+        print(f"wrote {args.json}")
+    if args.page:
+        write_page(Path(args.page), label_page(findings, args.pictures))
+        print(f"wrote {args.page}")
+    return 0
+
+
+def find(args: Any) -> Any:
+    """The findings that a command's flags ask for."""
+    from topk_registry.analysis.labels import label_issues
+    from topk_registry.data.names import class_words, sample_names
+    from topk_registry.evaluation.cache import default_folder
+    from topk_registry.evaluation.duplicates import find_duplicates
+    from topk_registry.evaluation.label_findings import LabelFindings
+    from topk_registry.train.errors import Interrupted
+
+    try:
+        found, scores = _folds(args) if args.folds else _predictions(args)
+    except Interrupted as error:
+        raise KeyboardInterrupt from error
+    temperature = _temperature(args.temperature, found)
+    issues = label_issues(found.logits, found.labels, k=args.k, temperature=temperature)
+    folder = None if args.no_cache else Path(args.cache or default_folder())
+    look = not args.no_duplicates and found.images.indexed
+    duplicates = find_duplicates(found.images, found.labels, folder) if look else None
+    about = {"model": str(args.model), "data": found.images.name, "scores": scores, "k": args.k,
+             "temperature": temperature}  # fmt: skip
+    config, n = found.images.config, len(found.class_names)
+    names = sample_names(found.images.dataset, config.data_dir)
+    return LabelFindings(found, issues, duplicates, names, class_words(found.class_names, n), about)
+
+
+def _predictions(args: Any) -> tuple[Any, str]:
+    from topk_registry.evaluation.predictions import predictions_of
+    from topk_registry.folders.images import TRAINING
+
+    (found,) = predictions_of([args.model], args)
+    split = found.images.config.val_split
+    if split in (found.images.config.train_split, *TRAINING):
+        print(
+            f"topk-registry labels: split {split!r} was trained on, so that the model may have learned wrong labels by "
+            "heart; --folds 5 trains models that have not seen them",
+            file=sys.stderr,
+        )
+    return found, f"by {found.name}"
+
+
+def _folds(args: Any) -> tuple[Any, str]:
+    from topk_registry.evaluation.folds import open_folds
+    from topk_registry.evaluation.models import Running, given_settings
+
+    given = given_settings(vars(args))
+    if "val_split" in given:
+        given["train_split"] = given["val_split"]
+    if args.device != "auto":
+        given["device"] = args.device
+    if args.workers is not None:
+        given["workers"] = args.workers
+    folds = open_folds(args.model, args.folds, folder=args.folds_dir, settings=given)
+    for note in folds.notes:
+        print(f"topk-registry labels: {note}", file=sys.stderr)
+    running = Running(args.device, args.batch_size, folds.config.workers, args.use_ema)
+    return folds.predictions(running), f"out of sample by {args.folds} folds in {folds.folder}"
+
+
+def _temperature(given: str, found: Any) -> float:
+    if given != "fit":
+        return float(given)
+    from topk_registry.conformal import fit_softmax_temperature
+
+    return float(fit_softmax_temperature(found.logits, found.labels))
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="topk-registry labels", description=__doc__)
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a checkpoint of timm train, the folder of its run, or an exported file")
+    add("--k", type=positive, default=1, metavar="K", help="a label among the K best is right enough (default: 1)")
+    add("--temperature", default="1", metavar="T", help="divides the scores, or 'fit' (default: 1)")
+    add("--folds", type=int, metavar="N", help="train N models, each without the images that it judges")
+    add("--folds-dir", metavar="DIR", help="folder of these trainings (default: folds-N beside the checkpoint)")
+    add("--no-duplicates", action="store_true", help="do not look for duplicate images, which reads every image")
+    add("--csv", metavar="FILE", help="write the labels to look at, for timm train --exclude and --relabel")
+    add("--fill", choices=("exclude", "relabel"), help="fill the column action of suspicious labels")
+    add("--top", type=int, default=20, metavar="N", help="labels that are printed (default: 20)")
+    add("--pictures", type=int, default=100, metavar="N", help="pictures of labels on the page (default: 100)")
+    add_flags(parser)
+    return parser
