@@ -36,8 +36,8 @@ BEFORE = """
 """  # names of version 0.1
 NAMESPACES = {
     "analysis": """
-        DuplicateGroup LabelIssues class_thresholds confident_joint duplicate_groups label_issues
-        label_log_likelihoods picture_hash top_classes topk_credits
+        Comparison DuplicateGroup LabelIssues class_thresholds compare comparison_page confident_joint duplicate_groups
+        holm label_issues label_log_likelihoods mcnemar picture_hash top_classes topk_credits
     """,
     "conformal": """
         ExchangeabilityTest PredictionSets RULES SCORES Score SetCounts Thresholds average_size binomial_interval

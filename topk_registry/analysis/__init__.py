@@ -3,18 +3,26 @@
 Arrays are numpy's, or tensors, which are copied to the CPU. Work is done in double precision, in blocks of rows.
 """
 
+from topk_registry.analysis.comparison import Comparison, compare
+from topk_registry.analysis.comparison_page import comparison_page
 from topk_registry.analysis.duplicates import DuplicateGroup, duplicate_groups, picture_hash
 from topk_registry.analysis.labels import LabelIssues, class_thresholds, confident_joint, label_issues
 from topk_registry.analysis.measures import label_log_likelihoods, top_classes, topk_credits
+from topk_registry.analysis.paired import holm, mcnemar
 
 __all__ = [
+    "Comparison",
     "DuplicateGroup",
     "LabelIssues",
     "class_thresholds",
+    "compare",
+    "comparison_page",
     "confident_joint",
     "duplicate_groups",
+    "holm",
     "label_issues",
     "label_log_likelihoods",
+    "mcnemar",
     "picture_hash",
     "top_classes",
     "topk_credits",

@@ -22,6 +22,7 @@ CORE = {
     "train": "topk_registry.train.command:main",
     "validate": "topk_registry.train.validate:main",
     "labels": "topk_registry.evaluation.labels:main",
+    "compare": "topk_registry.evaluation.compare:main",
     "torchvision-train": "topk_registry.train.scripts.torchvision:main",
     "losses": "topk_registry.cli.losses:main",
     "loggers": "topk_registry.cli.losses:loggers",
