@@ -27,6 +27,8 @@ SPEED = re.compile(r"(?<=<!-- speed -->\n).*?(?=<!-- /speed -->)", re.DOTALL)
 SPEEDS = ROOT / "docs" / "results" / "ksubset.json"
 GPU_SPEED = re.compile(r"(?<=<!-- gpu speed -->\n).*?(?=<!-- /gpu speed -->)", re.DOTALL)
 GPU_SPEEDS = ROOT / "docs" / "results" / "ksubset_gpu.json"
+FOUND = re.compile(r"(?<=<!-- found labels -->\n).*?(?=<!-- /found labels -->)", re.DOTALL)
+FOUND_PAGE, FOUND_LABELS = DOCS / "guide" / "labels.md", DOCS / "results" / "labels.json"
 COMPARED = {  # contestants of the bench, and what docs/speed.md calls them
     "F.cross_entropy": "cross-entropy",
     "topk_registry": "ours",
@@ -106,6 +108,20 @@ def _speeds(B: int, n: int, k: int, names: list[str], found: dict[str, dict]) ->
     return [f"{B} x {n}, {k}", *measured, f"{ours / base:.2g}", f"{floor / ours:.0%}"]
 
 
+def found_labels() -> str:
+    """The report of found labels as a table: precision among the first; length, precision and recall of the list."""
+    report = json.loads(FOUND_LABELS.read_text())
+    header = ["data, labels made wrong", "list", "first 50", "first 100", "first 200", "found", "precision", "recall"]
+    lines, before = [header, ["---"] * len(header)], ""
+    for row in report["results"]:
+        about = f"{row['data']}, {row['wrong']} of {row['images']} {row['flips']}"
+        shares = ["-" if row[name] is None else f"{row[name]:.0%}" for name in ("first_50", "first_100", "first_200")]
+        whole = [str(row["found"]), f"{row['precision']:.0%}", f"{row['recall']:.0%}"]
+        lines.append(["" if about == before else about, row["list"], *shares, *whole])
+        before = about
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
 def gpu_speeds() -> str:
     """The report of a GPU at tau = 1 as a table; nothing where there is no report, or its tests failed."""
     if not GPU_SPEEDS.exists():
@@ -152,6 +168,30 @@ def test_the_table_of_speeds_is_the_report_s():
     found = SPEED.search(SPEED_PAGE.read_text())
     assert found
     assert found[0] == speeds(), "run python tests/test_readme.py"
+
+
+def test_the_table_of_found_labels_is_the_report_s():
+    found = FOUND.search(FOUND_PAGE.read_text())
+    assert found
+    assert found[0] == found_labels(), "run python tests/test_readme.py"
+
+
+def test_what_is_said_of_found_labels_is_so():
+    rows = {(row["data"], row["flips"], row["list"]): row for row in json.loads(FOUND_LABELS.read_text())["results"]}
+    for data in ("feature vectors", "images"):
+        one, five, theirs = (
+            rows[data, "anywhere", name] for name in ("log-odds, k = 1", "log-odds, k = 5", "cleanlab")
+        )
+        assert min(row["first_50"] for row in (one, five, theirs)) >= 0.98
+        assert min(row["first_200"] for row in (one, five, theirs)) >= 0.95
+        assert abs(one["first_200"] - theirs["first_200"]) < 0.001
+        assert five["found"] < 0.51 * theirs["found"]
+        assert 0.85 < five["recall"] > theirs["recall"] - 0.06
+        assert five["precision"] > 1.9 * theirs["precision"]
+        near, few = (rows[data, "within look-alikes", name] for name in ("log-odds, k = 1", "log-odds, k = 5"))
+        assert few["recall"] < 0.27 < 0.74 < near["recall"]
+    assert rows["images", "within look-alikes", "cleanlab"]["first_50"] <= 0.18
+    assert rows["feature vectors", "within look-alikes", "exact posterior, k = 1"]["first_50"] == 1.0
 
 
 def test_a_table_of_speeds(monkeypatch, tmp_path):
@@ -259,5 +299,6 @@ def test_the_front_page_fits_a_screen_and_a_half():
 
 if __name__ == "__main__":
     LOSSES.write_text(TABLE.sub(lambda _: table(), LOSSES.read_text()))
+    FOUND_PAGE.write_text(FOUND.sub(lambda _: found_labels(), FOUND_PAGE.read_text()))
     page = SPEED.sub(lambda _: speeds(), SPEED_PAGE.read_text())
     SPEED_PAGE.write_text(GPU_SPEED.sub(lambda _: gpu_speeds(), page))

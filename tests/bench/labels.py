@@ -4,7 +4,7 @@
 
 On each built-in data set, a share of the training labels is drawn anew: within families of look-alike classes, or among
 all classes. Models trained in folds score every image out of sample. All lists are made from these scores. On the
-feature vectors the exact posterior ranks labels too, as no model could better. Needs cleanlab.
+feature vectors the exact posterior makes a list, too, that of a perfect model. Needs cleanlab.
 """
 
 import argparse
