@@ -6,10 +6,12 @@ import sys
 
 import pytest
 
+from topk_registry import create_loss, loss_info, refresh_plugins
 from topk_registry.cli import doctor
 from topk_registry.cli import main as cli
 from topk_registry.cli.commands import CORE, commands
 from topk_registry.registry import environment
+from topk_registry.registry.discovery import misspelt_groups
 
 
 def python(*argv, **options):
@@ -19,8 +21,6 @@ def python(*argv, **options):
 @pytest.fixture
 def fresh(site):
     """The registry of losses reads the test's distributions, here as everywhere."""
-    from topk_registry import refresh_plugins
-
     site.module(
         "acme_losses", "class Mine:\n    '''A loss of acme's.'''\n    def __call__(self, logits, target): ...\n"
     )
@@ -164,7 +164,7 @@ def test_a_closed_pipe_is_no_traceback():
 
 @pytest.mark.slow
 def test_doctor_reports_versions_and_a_broken_plugin(fresh, capsys):
-    fresh.module("acme_losses", "raise OSError('disk full')\n")
+    fresh.module("acme_losses", "raise OSError('disk full')\nMine = None\n")
     assert cli.main(["doctor", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["facts"]["torch"] == environment.installed_version("torch")
@@ -181,13 +181,63 @@ def test_doctor_says_which_backend_serves_and_why(monkeypatch, wanted, said):
 
 
 def test_doctor_notes_a_command_that_cannot_run_here(fresh):
-    fresh.module("acme_tools", "import a_package_of_an_extra\n")
+    fresh.module("acme_tools", "import a_package_of_an_extra\ndef main(argv): ...\n")
     fresh.distribution("acme-tools", {"greet": "acme_tools:main"}, group=commands.group)
     commands.refresh()
     report = doctor.Report()
     doctor._plugins(report)
     assert [note for note in report.notes if "'greet' of acme-tools 1.0" in note and "a_package_of_an_extra" in note]
     assert not [problem for problem in report.problems if "greet" in problem]
+
+
+@pytest.mark.parametrize(
+    ("group", "value", "said"),
+    [
+        ("topk_registry.loss", "acme_losses:Mine", "[topk_registry.loss]; did you mean [topk_registry.losses]?"),
+        ("topk-registry.commands", "acme_losses:Mine", "did you mean [topk_registry.commands]?"),
+        ("topk_registry.models", "acme_losses:Mine", "nobody reads the entry points of [topk_registry.models]; "),
+        ("topk_registry.losses", "acme_loses:Mine", "No module named 'acme_loses'; did you mean 'acme_losses'?"),
+        ("topk_registry.loggers", "acme_losses:Mien", "no attribute 'Mien'; did you mean 'Mine'?"),
+        ("topk_registry.commands", "acme_losses:Mien", "no attribute 'Mien'; did you mean 'Mine'?"),
+    ],
+)  # fmt: skip
+def test_doctor_finds_a_misspelt_entry_point(fresh, group, value, said):
+    fresh.distribution("acme-extra", {"extra": value}, group=group)
+    refresh_plugins()
+    commands.refresh()
+    report = doctor.Report()
+    doctor._plugins(report)
+    (problem,) = [line for line in report.problems if "acme-extra" in line]
+    assert said in problem
+
+
+def test_doctor_leaves_the_groups_of_others_alone(fresh):
+    fresh.distribution("acme-extra", {"extra": "acme_losses:Mine"}, group="pytest11")
+    assert not [line for line in misspelt_groups(["topk_registry.losses"]) if "acme" in line]
+
+
+def test_a_name_of_ours_stays_ours_and_doctor_tells_of_the_other(fresh, capsys):
+    fresh.distribution("rival-losses", {"topk_hinge": "acme_losses:Mine", "ce": "acme_losses:Mine"})
+    refresh_plugins()
+    assert loss_info("topk_hinge").distribution == "topk-registry"
+    assert create_loss("topk_hinge", k=3).k == 3
+    assert type(create_loss("rival-losses:topk_hinge")).__name__ == "Mine"
+    report = doctor.Report()
+    doctor._plugins(report)
+    assert (
+        "loss 'topk_hinge' is topk-registry's; the one of rival-losses 1.0 is asked for as 'rival-losses:topk_hinge'"
+        in report.notes
+    )
+    assert [note for note in report.notes if note.startswith("loss 'ce' is timm's; ")]
+    assert not [line for line in report.problems if "rival" in line]
+
+
+def test_a_syntax_error_shows_in_the_list(fresh, capsys):
+    fresh.module("acme_losses", "import math\ndef Mine(: pass\n")
+    assert cli.main(["losses", "acme"]) == 0
+    row = capsys.readouterr().out.splitlines()[1]
+    assert "broken" in row
+    assert "(acme_losses, line 2)" in row
 
 
 def test_doctor_tells_of_wildcards_that_match_nothing(fresh, monkeypatch):

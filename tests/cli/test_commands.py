@@ -62,12 +62,10 @@ def test_one_that_fails_on_import_prints_the_full_error(acme, capsys):
 
 
 def test_two_owners_of_a_name_are_an_error_that_says_how_to_pick_one(acme, capsys):
-    acme.distribution("rival-tools", {"greet": "acme_tools:main", "export": "acme_tools:main"}, group=commands.group)
+    acme.distribution("rival-tools", {"greet": "acme_tools:main"}, group=commands.group)
     commands.refresh()
     assert cli.main(["greet"]) == 2
     assert "ask for 'acme-tools:greet' or 'rival-tools:greet'" in capsys.readouterr().err
-    assert cli.main(["export"]) == 2
-    assert "'rival-tools:export' or 'topk-registry:export'" in capsys.readouterr().err
     assert "greet              ambiguous: " in shown(capsys)
 
 

@@ -19,7 +19,7 @@ def found(group=GROUP):
 
 
 def test_a_new_distribution_is_found_without_being_imported(site, registry):
-    site.module("acme_losses", "raise RuntimeError('imported')")
+    site.module("acme_losses", "raise RuntimeError('imported')\ndef Mine(): ...\n")
     site.distribution("acme-losses", {"acme": "acme_losses:Mine"}, version="2.5")
     assert "acme" in registry
     assert "acme" in registry.names()

@@ -57,3 +57,32 @@ def test_a_finder_that_fails_is_no_reason_to_fail(package, monkeypatch):
 
     monkeypatch.setattr(sys, "meta_path", [Angry, *sys.meta_path])
     assert source.summary("wired.deep", "Deep") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "attr", "told"),
+    [
+        ("try:\n    import fast as Mine\nexcept ImportError:\n    Mine = None\n", "Mine", ""),
+        ("if True:\n    def Mine(): ...\n", "Mine.inner", ""),
+        ("for Mine in range(3): pass\n", "Mine", ""),
+        ("(Mine, other), *rest = f()\nMine.x = 3\n", "rest", ""),
+        ("def f():\n    global Mine\n    Mine = 3\nf()\n", "Mine", ""),
+        ("from elsewhere import *\n", "Mine", ""),
+        ("globals()['Mine'] = 3\n", "Mine", ""),
+        ("def __getattr__(name): ...\n", "Mine", ""),
+        ("def f():\n    Mine = 3\n", "Mine", "module 'told' has no attribute 'Mine'"),
+        ("class Mien: ...\n", "Mine.inner", "module 'told' has no attribute 'Mine'; did you mean 'Mien'?"),
+        ("\nclass :\n", "Mine", "SyntaxError: invalid syntax (told, line 2)"),
+    ],
+)
+def test_what_is_certainly_wrong_is_told_without_an_import(site, text, attr, told):
+    site.module("told", TRIPWIRE * (not told.startswith("Syntax")) + text)
+    assert source.problem("told", attr) == told
+    assert "told" not in sys.modules
+
+
+def test_a_misspelt_module_is_told_at_any_depth(package):
+    assert source.problem("wird.deep", "Deep") == "module 'wird.deep' is not installed; did you mean 'wired'?"
+    assert source.problem("wired.depe", "Deep") == "module 'wired.depe' is not installed; did you mean 'wired.deep'?"
+    assert source.problem("wired", "deep") == ""  # a submodule
+    assert source.misspelt("wired.depe", missing="numpyy") == ""

@@ -13,8 +13,8 @@ from topk_registry import registry
 from topk_registry.cli import ArgumentParser
 from topk_registry.cli.commands import commands
 from topk_registry.registry import environment
-from topk_registry.registry.discovery import idle_patterns
-from topk_registry.registry.errors import MissingPackageError, PluginError
+from topk_registry.registry.discovery import idle_patterns, misspelt_groups
+from topk_registry.registry.errors import BrokenPluginError, MissingPackageError, PluginError
 
 REQUIRED = ("torch", "timm")
 OPTIONAL = ("torchvision", "triton", "numba", "onnx", "onnxscript", "onnxruntime")
@@ -147,6 +147,11 @@ def _plugins(report: Report) -> None:
     works = {names.kind: 0 for names in groups}
     for names in groups:
         report.problems += names.problems()
+        report.notes += [
+            f"{names.kind} {plugin.name!r} is {names.info(plugin.name).distribution}'s; the one of {plugin.owner} is "
+            f"asked for as {plugin.qualified!r}"
+            for plugin in names.shadowed()
+        ]
         for info in names.infos():
             if info.status == "disabled" or (info.status == "broken" and info.distribution == "timm"):
                 report.notes.append(f"{names.kind} {info.name!r}: {info.error}")
@@ -157,9 +162,12 @@ def _plugins(report: Report) -> None:
             except PluginError as error:
                 missing = isinstance(error.__cause__, MissingPackageError)
                 # these may need an extra that is not installed, and nothing else does
-                optional = missing or names in (commands, registry.loggers, registry.model_files)
+                extras = (commands, registry.loggers, registry.model_files)
+                extra = names in extras and isinstance(error, BrokenPluginError)
+                optional = missing or (extra and not names.is_misdeclared(info.name))
                 told = f"{names.kind} {info.name!r}: {error.__cause__}" if missing else str(error)
                 (report.notes if optional else report.problems).append(told)
+    report.problems += misspelt_groups([names.group for names in groups])
     report.notes += idle_patterns([plugin for names in groups for plugin in names.plugins()])
     text = (
         "{loss} losses, {dataset} data sets, {logger} loggers, {model file} model files and {command} commands import"

@@ -9,8 +9,9 @@ The factory is a class or a function that takes keyword options and returns a ca
 Listing reads metadata and source files and imports nothing; asking for a loss imports its module, which runs that
 plug-in's code. Findings are remembered for the life of the process; :func:`refresh_plugins` looks again.
 
-One name, several owners: this process's own ``register_loss`` goes first; two distributions that declare the same name
-are an error when that name is asked for, and ``distribution:name`` picks one. timm's own names stay timm's.
+One name, several owners: this process's own ``register_loss`` goes first, then the project's own losses. Two other
+distributions that declare the same name are an error when that name is asked for, and ``distribution:name`` picks one.
+timm's own names stay timm's.
 """
 
 from collections.abc import Callable, Sequence

@@ -13,11 +13,15 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import reduce
 from importlib import import_module
 from importlib.metadata import Distribution, distribution, distributions
 
+from topk_registry.registry import source
+
+OURS = "topk-registry"  # the distribution whose names no other takes
 _VALUE = re.compile(r"(?P<module>\w+(\.\w+)*)\s*:\s*(?P<attr>\w+(\.\w+)*)\s*(\[.*\])?\s*")
 
 
@@ -47,7 +51,17 @@ class Plugin:
     def load(self) -> object:
         """Import the module, which runs its code, and return what the value names."""
         module, attr = self.parse()
-        return reduce(getattr, attr.split("."), import_module(module))
+        try:
+            found = import_module(module)
+        except ModuleNotFoundError as error:
+            if hint := source.misspelt(module, missing=error.name):
+                raise ModuleNotFoundError(f"{error}{hint}", name=error.name) from error
+            raise
+        try:
+            return reduce(getattr, attr.split("."), found)
+        except AttributeError as error:
+            close = source.closest(attr.rpartition(".")[2], dir(found))
+            raise AttributeError(f"{error}{close}") from error
 
 
 def normalise(name: str) -> str:
@@ -106,6 +120,25 @@ def discover(group: str) -> tuple[list[Plugin], list[str]]:
         except Exception as error:
             problems.append(f"{name}: unreadable entry points: {type(error).__name__}: {error}")
     return list(found), problems
+
+
+def misspelt_groups(known: Sequence[str]) -> list[str]:
+    """Return a line for each entry-point group that is nearly one of these, or is called as ours are and is none."""
+    lines = []
+    for dist in distributions():
+        try:
+            text = dist.read_text("entry_points.txt") or ""
+            groups = re.findall(r"^\[(.+)\]\s*$", text, re.MULTILINE)
+        except Exception:  # the registry, which reads the same file, reports it
+            continue
+        for group in set(groups) - set(known):
+            close = get_close_matches(group.lower().replace("-", "_"), known, n=1, cutoff=0.9)
+            if close or group.startswith("topk_registry."):
+                lines.append(
+                    f"{dist.metadata['Name']} {dist.version}: nobody reads the entry points of [{group}]; "
+                    + (f"did you mean [{close[0]}]?" if close else f"there are {', '.join(known)}")
+                )
+    return sorted(lines)
 
 
 def _declaring(group: str, problems: list[str]) -> list[str]:

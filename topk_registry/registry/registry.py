@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from topk_registry.registry import source, timm_losses
-from topk_registry.registry.discovery import Plugin, denied, discover, matches, normalise
+from topk_registry.registry.discovery import OURS, Plugin, denied, discover, matches, normalise
 from topk_registry.registry.errors import (
     AmbiguousPluginError,
     BrokenPluginError,
@@ -81,6 +81,15 @@ class Registry:
         self._plugins()
         return list(self._problems)
 
+    def shadowed(self) -> list[Plugin]:
+        """Return the plug-ins of others that have a name of ours, and are asked for as ``distribution:name`` alone."""
+        of_others = [plugin for plugin in self.plugins() if normalise(plugin.distribution) != OURS]
+        return [
+            plugin
+            for plugin in self._allowed(of_others)
+            if normalise(self._owner_of(plugin.name)) not in ("", normalise(plugin.distribution))
+        ]
+
     def plugins(self) -> list[Plugin]:
         """Return every declaration that was found, disabled ones too."""
         return [plugin for owners in self._plugins().values() for plugin in owners]
@@ -106,6 +115,11 @@ class Registry:
         return LossInfo(
             name, plugin.distribution, plugin.version, plugin.value, status, error, self._summary(plugin, status)
         )
+
+    def is_misdeclared(self, name: str) -> bool:
+        """Return whether metadata and source, without an import, show that the plug-in behind a name cannot work."""
+        plugin = self._pick(name)
+        return bool(plugin.distribution and not self._is_timms(plugin) and _visible_problem(plugin))
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and not self._is_disabled(name)
@@ -199,8 +213,9 @@ class Registry:
             raise TypeError(f"the name of a {self.kind} is a string, got {name!r}")
         found = self._candidates(name)
         allowed = self._allowed(found)
-        if len(allowed) == 1:
-            return allowed[0]
+        ours = [plugin for plugin in allowed if normalise(plugin.distribution) == OURS]
+        if len(allowed) == 1 or len(ours) == 1:  # nobody else's installation takes a name of ours
+            return (ours or allowed)[0]
         if allowed:
             owners = " and ".join(f"{plugin.owner} ({plugin.value})" for plugin in allowed)
             picks = [plugin.qualified for plugin in allowed]
@@ -210,6 +225,13 @@ class Registry:
         if found:
             raise DisabledPluginError(f"{_describe(self.kind, found[0])} is disabled by {self._denied(found[0])}")
         raise UnknownPluginError(self._unknown(name))
+
+    def _owner_of(self, name: str) -> str:
+        """The distribution that a bare name picks; nothing where it picks none, or this process."""
+        try:
+            return self._pick(name).distribution
+        except LookupError:
+            return ""
 
     def _unknown(self, name: str) -> str:
         known = self.names()
@@ -287,11 +309,11 @@ def _describe(kind: str, plugin: Plugin) -> str:
 
 def _visible_problem(plugin: Plugin) -> str:
     try:
-        module, _ = plugin.parse()
+        module, attr = plugin.parse()
     except ValueError as error:
         return str(error)
     try:
-        return "" if source.find_spec(module) else f"module {module!r} is not installed"
+        return source.problem(module, attr)
     except Exception:  # a finder that cannot tell: asking for the plug-in will
         return ""
 

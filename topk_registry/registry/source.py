@@ -2,14 +2,19 @@
 
 ``importlib.util.find_spec("a.b")`` imports ``a``. Here each level is asked of the import system's finders with the
 search path that the level above declares, so no package's code runs, and the one-line summary of a loss comes from its
-parsed source.
+parsed source. What is wrong with a source can be told in the same way: bad syntax, or a name that it does not define.
 """
 
 import ast
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from functools import lru_cache
 from importlib.machinery import ModuleSpec
-from pkgutil import get_importer
+from pkgutil import get_importer, iter_modules
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_BINDS_UNSEEN = ("__getattr__", "globals", "setattr", "exec")  # a module with one of these may define anything
 
 
 def find_spec(module: str) -> ModuleSpec | None:
@@ -33,6 +38,49 @@ def summary(module: str, attr: str) -> str:
         return ""
 
 
+def problem(module: str, attr: str) -> str:
+    """Return what is certainly wrong with ``module:attr``, or nothing: no such module, bad syntax, or no such name."""
+    if find_spec(module) is None:
+        return f"module {module!r} is not installed{misspelt(module)}"
+    text = read(module)
+    if text is None:
+        return ""
+    try:
+        bound = _bound(_tree(text))
+    except SyntaxError as error:
+        return f"SyntaxError: {error.msg} ({module}, line {error.lineno})"
+    first = attr.partition(".")[0]
+    if bound is None or first in bound or find_spec(f"{module}.{first}"):
+        return ""
+    return f"module {module!r} has no attribute {first!r}{closest(first, bound)}"
+
+
+def misspelt(module: str, missing: str | None = None) -> str:
+    """Return a suggestion for the first part of a dotted module that is not there, or nothing.
+
+    Args:
+        missing: the module that an import did not find; nothing is suggested where that is another one.
+    """
+    parts = module.split(".")
+    known, path = "", None
+    for part in parts:
+        name = f"{known}.{part}".lstrip(".")
+        spec = find_spec(name)
+        if spec is None:
+            if missing not in (None, name):
+                return ""
+            names = sorted({f"{known}.{found.name}".lstrip(".") for found in iter_modules(path)})
+            return closest(name, names)
+        known, path = name, list(spec.submodule_search_locations or [])
+    return ""
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """Return ``; did you mean 'X'?`` with the closest of names, or nothing."""
+    close = get_close_matches(name, names, n=1, cutoff=0.7)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
 def first_line(docstring: str | None) -> str:
     return (docstring or "").strip().partition("\n")[0].strip()
 
@@ -42,6 +90,39 @@ def read(module: str) -> str | None:
     spec = find_spec(module)
     get_source = getattr(spec.loader, "get_source", None) if spec else None
     return get_source(module) if get_source else None
+
+
+@lru_cache(maxsize=64)
+def _tree(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+def _bound(tree: ast.Module) -> set[str] | None:
+    """The names that a module's own code binds, in any branch of it; None where it may bind others, too."""
+    names: set[str] = set()
+    for node in _outside_functions(tree):
+        if isinstance(node, ast.Name):
+            if node.id in _BINDS_UNSEEN:
+                return None
+            if isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
+            names.add(node.name)
+    declared = (name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names)
+    names.update(declared)
+    return None if names & {"*", *_BINDS_UNSEEN} else names
+
+
+def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node of a module but those inside functions and classes."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, _SCOPES):
+            yield from _outside_functions(child)
 
 
 def _ask_finders(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
@@ -74,7 +155,7 @@ def _summary(module: str, attr: str, hops: int) -> str:
     source = read(module)
     if source is None:
         return ""
-    tree = ast.parse(source)
+    tree = _tree(source)
     scope: ast.AST | None = tree
     for part in attr.split("."):
         scope = _definition(scope, part)
