@@ -44,8 +44,8 @@ class Environment:
     def install(self, *what):
         run(*PIP, "--python", self.bin / "python", "install", *OFFLINE, *what, env=clean_environment())
 
-    def run(self, command, *argv):
-        return run(self.bin / command, *argv, cwd=self.bin.parent, env=clean_environment())
+    def run(self, command, *argv, check=True):
+        return run(self.bin / command, *argv, check=check, cwd=self.bin.parent, env=clean_environment())
 
     def homes(self):
         code = f"import json; print(json.dumps([__import__(n).__file__ for n in {PACKAGES}]))"
@@ -68,6 +68,9 @@ def test_the_wheel_holds_the_four_packages_and_their_data(wheel):
     names = ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == set(PACKAGES)
     assert {"topk_studies/report/page.css", "topk_export/serve/page.html"} <= set(names)
+    template = {name.removeprefix("topk_registry/_template/") for name in names if "/_template/" in name}
+    assert {"LICENSE", ".gitignore", ".github/workflows/ci.yaml", "src/gce_loss/kernel.py"} <= template
+    assert not [name for name in template if "__pycache__" in name]
 
 
 def test_a_wheel_works_from_another_directory(wheel, tmp_path):
@@ -144,6 +147,24 @@ def test_the_templates_loss_trains_by_name_in_a_fresh_environment(wheel, install
     assert "macro top-5" in shown
 
 
+def test_a_new_plug_in_is_made_by_an_installed_wheel_and_works(wheel, tmp_path):
+    environment = Environment(tmp_path / "env")
+    environment.install(wheel)
+    made = tmp_path / "brier-losses"
+    environment.run("topk-registry", "new-plugin", made, "--author", "A. Person")
+    environment.install("--editable", made)
+    listed = json.loads(environment.run("topk-registry", "losses", "brier*", "--json").stdout)
+    assert [(entry["name"], entry["distribution"], entry["status"]) for entry in listed] == [
+        (name, "brier-losses", "available") for name in ("brier", "brier_fused", "brier_kernel")
+    ]
+    assert "gce" not in environment.run("topk-registry", "losses", "*gce*", "--json", check=False).stdout
+    doctor = json.loads(environment.run("topk-registry", "doctor", "--json", check=False).stdout)
+    assert "1 scores and 1 columns of others" in doctor["facts"]["plug-ins"]
+    assert not [line for line in doctor["problems"] if "brier" in line]
+    tests = [made / "tests", "-q", "-p", "no:cacheprovider", "-k", "not conformance"]
+    assert " passed" in environment.run("python", "-m", "pytest", *tests).stdout
+
+
 def test_the_templates_own_tests_pass(template):
     pytest.importorskip("topk_registry.testing")
     options = ["-q", "-p", "no:cacheprovider", "--rootdir", ROOT / "plugins/template"]
@@ -170,7 +191,7 @@ assert abs(value - math.log(2)) < 1e-6  # two of four equal classes: each is in 
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("import not_installed_anywhere", "No module named 'not_installed_anywhere'"),
+        ("import not_installed_anywhere\nGeneralisedCrossEntropy = None", "No module named 'not_installed_anywhere'"),
         ("def GeneralisedCrossEntropy():\n    raise OSError('disk full')", "failed while it built: OSError: disk full"),
         ("GeneralisedCrossEntropy = 'a string'", "a factory is a class or a function"),
     ],

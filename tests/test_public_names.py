@@ -42,7 +42,7 @@ NAMESPACES = {
     "conformal": """
         ExchangeabilityTest PredictionSets RULES SCORES Score SetCounts Thresholds average_size binomial_interval
         calibrate clustered coverage_interval coverage_law create_score fit_softmax_temperature inputs_of interpolated
-        log_odds marginal per_class probabilities rc3p register_score tune
+        log_odds marginal per_class probabilities rc3p register_score score_names tune
     """,
     "distributions": "GumbelTopK KSubset",
     "errors": """
@@ -56,14 +56,15 @@ NAMESPACES = {
     """,
     "metrics": "GradientSparsity MarginalCalibration SetCoverage StreamingMetric TopKAccuracy",
     "rows": """
-        Curve RowLoss aldr_rows lapsum_rows ldr_rows perturbed_hinge_rows quadratic_bound_of_sums quadratic_bound_rows
-        ranking_rows row_losses sigmoid_rows smooth_topk_rows softmax_rows sparse_topk_rows squares_rows
-        topk_hinge_rows
+        Curve RowLoss aldr_rows array_kernel lapsum_rows ldr_rows perturbed_hinge_rows quadratic_bound_of_sums
+        quadratic_bound_rows ranking_rows row_losses sigmoid_rows smooth_topk_rows softmax_rows sparse_topk_rows
+        squares_rows topk_hinge_rows
     """,
     "testing": """
-        CheckResult LossCheck LossCheckError check_loss iter_checks parametrize_with_checks run_checks
+        CheckResult ChecksFailedError LossCheck LossCheckError check_dataset check_loss check_score iter_checks
+        parametrize_with_checks run_checks
     """,
-    "train": "Hooks LossSpec Run TrainConfig TrainError TrainResult Trainer",
+    "train": "Hooks LoggedRun Logger LossSpec Run TrainConfig TrainError TrainResult Trainer check_logger",
 }
 LOSSES = {
     entry.attr: entry.module

@@ -1,9 +1,10 @@
 """Losses of one row at a time, with kernels: what a plug-in's ``row_loss(logits)`` is made from.
 
 A function called ``*_rows`` returns a :class:`RowLoss`, which holds the loss's definition and its kernels.
-:func:`row_losses` computes one on scores and targets.
+:func:`row_losses` computes one on scores and targets. :func:`array_kernel` makes a kernel of a plug-in's own.
 """
 
+from topk_registry.losses.own_kernel import array_kernel
 from topk_registry.ops.ksubset.row_loss import smooth_topk_loss as smooth_topk_rows
 from topk_registry.ops.lapsum.api import lapsum_loss as lapsum_rows
 from topk_registry.ops.perturbed.row_loss import perturbed_hinge_loss as perturbed_hinge_rows
@@ -24,6 +25,7 @@ __all__ = [
     "Curve",
     "RowLoss",
     "aldr_rows",
+    "array_kernel",
     "lapsum_rows",
     "ldr_rows",
     "perturbed_hinge_rows",

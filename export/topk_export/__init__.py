@@ -8,13 +8,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from topk_export.calibration.check_nodes import check_score_nodes
     from topk_export.conversion.to_onnx import export_onnx
     from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError, PredictionError
     from topk_export.runtime.predictor import Predictor
     from topk_export.runtime.ranking import Prediction
+    from topk_export.scoring.columns import Column, check_column
     from topk_export.verification.verify import verify
 
 _HOMES = {
+    "Column": "scoring.columns",
     "DeviceError": "errors",
     "ExportError": "errors",
     "ImageError": "errors",
@@ -22,11 +25,14 @@ _HOMES = {
     "Prediction": "runtime.ranking",
     "PredictionError": "errors",
     "Predictor": "runtime.predictor",
+    "check_column": "scoring.columns",
+    "check_score_nodes": "calibration.check_nodes",
     "export_onnx": "conversion.to_onnx",
     "verify": "verification.verify",
 }
 
 __all__ = [
+    "Column",
     "DeviceError",
     "ExportError",
     "ImageError",
@@ -34,6 +40,8 @@ __all__ = [
     "Prediction",
     "PredictionError",
     "Predictor",
+    "check_column",
+    "check_score_nodes",
     "export_onnx",
     "verify",
 ]

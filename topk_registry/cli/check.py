@@ -10,7 +10,8 @@ from topk_registry.cli import ArgumentParser, ParseOptions, positive
 from topk_registry.cli.progress import Progress
 from topk_registry.registry import get_loss_builder
 from topk_registry.registry.options import CONTEXT, accepted_context, check_options
-from topk_registry.testing import CheckResult, iter_checks, run_checks
+from topk_registry.testing import iter_checks, run_checks
+from topk_registry.testing.result import CheckResult
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     checks = list(checks)
     progress = Progress(len(checks), sys.stderr)  # the first checks compile kernels for a while
     found = run_checks(checks, started=lambda check: progress(check.name))
-    results = list(found) if args.json else list(_printed(found, progress.clear))
+    results = list(found) if args.json else list(printed(found, progress.clear))
     progress.clear()
     if args.json:
         report = {"loss": args.name, "options": options, "num_classes": args.num_classes}
@@ -59,7 +60,7 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _printed(results: Iterable[CheckResult], clear: Callable[[], None]) -> Iterable[CheckResult]:
+def printed(results: Iterable[CheckResult], clear: Callable[[], None]) -> Iterable[CheckResult]:
     """The results as they come, each after its line of the table; the counts last."""
     counts: Counter[str] = Counter()
     for result in results:

@@ -25,8 +25,11 @@ CORE = {
     "compare": "topk_registry.evaluation.compare:main",
     "torchvision-train": "topk_registry.train.scripts.torchvision:main",
     "losses": "topk_registry.cli.losses:main",
+    "datasets": "topk_registry.cli.losses:datasets",
     "loggers": "topk_registry.cli.losses:loggers",
     "check": "topk_registry.cli.check:main",
+    "check-dataset": "topk_registry.cli.check_dataset:main",
+    "new-plugin": "topk_registry.cli.new_plugin:main",
     "doctor": "topk_registry.cli.doctor:main",
 }
 

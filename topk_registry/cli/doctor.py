@@ -143,7 +143,16 @@ def _commands(report: Report) -> None:
 
 
 def _plugins(report: Report) -> None:
-    groups = (registry.losses, registry.datasets, registry.loggers, registry.model_files, commands)
+    groups = (
+        registry.losses,
+        registry.datasets,
+        registry.loggers,
+        registry.model_files,
+        commands,
+        registry.scores,
+        registry.score_nodes,
+        registry.columns,
+    )
     works = {names.kind: 0 for names in groups}
     for names in groups:
         report.problems += names.problems()
@@ -162,7 +171,13 @@ def _plugins(report: Report) -> None:
             except PluginError as error:
                 missing = isinstance(error.__cause__, MissingPackageError)
                 # these may need an extra that is not installed, and nothing else does
-                extras = (commands, registry.loggers, registry.model_files)
+                extras = (
+                    commands,
+                    registry.loggers,
+                    registry.model_files,
+                    registry.score_nodes,
+                    registry.columns,
+                )
                 extra = names in extras and isinstance(error, BrokenPluginError)
                 optional = missing or (extra and not names.is_misdeclared(info.name))
                 told = f"{names.kind} {info.name!r}: {error.__cause__}" if missing else str(error)
@@ -172,6 +187,8 @@ def _plugins(report: Report) -> None:
     text = (
         "{loss} losses, {dataset} data sets, {logger} loggers, {model file} model files and {command} commands import"
     )
+    if works["score"] or works["column"]:  # ours are no plug-ins
+        text += "; {score} scores and {column} columns of others, too"
     report.facts["plug-ins"] = text.format(**works)
 
 

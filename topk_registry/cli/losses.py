@@ -1,4 +1,4 @@
-"""``topk-registry losses`` and ``loggers``: registered names, from metadata and source files alone."""
+"""``topk-registry losses``, ``datasets`` and ``loggers``: registered names, from metadata and source files alone."""
 
 import json
 import shutil
@@ -26,11 +26,20 @@ def main(argv: Sequence[str]) -> int:
 
 def loggers(argv: Sequence[str]) -> int:
     """List the loggers of `timm train --logger`, or say why one is broken."""
-    args = _parser("loggers").parse_args(argv)
+    return _list_or_import("loggers", registry.loggers, argv)
+
+
+def datasets(argv: Sequence[str]) -> int:
+    """List the data sets of `timm train --dataset topk/NAME`, or say why one is broken."""
+    return _list_or_import("datasets", registry.datasets, argv)
+
+
+def _list_or_import(what: str, names: registry.Registry, argv: Sequence[str]) -> int:
+    args = _parser(what).parse_args(argv)
     if not args.why:
-        return _list(registry.loggers, args)
-    registry.loggers.builder(args.why)  # the command line prints what is wrong, with its cause
-    print(f"{registry.loggers.describe(args.why)} imports")
+        return _list(names, args)
+    names.builder(args.why)  # the command line prints what is wrong, with its cause
+    print(f"{names.describe(args.why)} imports")
     return 0
 
 

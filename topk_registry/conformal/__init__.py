@@ -15,6 +15,7 @@ from topk_registry.conformal.scores import (
     log_odds,
     probabilities,
     register_score,
+    score_names,
 )
 from topk_registry.conformal.sets import PredictionSets, calibrate
 from topk_registry.conformal.summary import SetCounts
@@ -53,5 +54,6 @@ __all__ = [
     "probabilities",
     "rc3p",
     "register_score",
+    "score_names",
     "tune",
 ]

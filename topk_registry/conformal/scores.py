@@ -1,6 +1,7 @@
 """Nonconformity scores: how badly each class fits a row.
 
-:data:`SCORES` is the one list of them: commands, help, plans, graphs and tests read their names there.
+:data:`SCORES` is the one list of ours: commands, help, plans, graphs and tests read their names there. Installed
+distributions add theirs by entry points of the group ``topk_registry.scores``; :func:`score_names` has them all.
 
 A prediction set holds the classes whose score is at most a threshold. r is the rank of a class by falling probability,
 1 for the best; among equal probabilities the lower index comes first. U is uniform on [0, 1], or 0, which gives sets
@@ -23,6 +24,9 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array
+
+from topk_registry import registry
+from topk_registry.registry.errors import BrokenPluginError
 
 Array = Any  # numpy.ndarray or torch.Tensor
 
@@ -334,11 +338,29 @@ def create_score(name: str | Score, **options: Any) -> Score:
     return kind(**options)
 
 
+def score_names() -> tuple[str, ...]:
+    """The names of all scores, ours and those of entry points ``topk_registry.scores``; none of these is imported."""
+    return (*SCORES, *(name for name in registry.scores.names() if name not in SCORES))
+
+
 def score_kind(name: str) -> type[Score]:
-    """The class of a score, by its name with underscores or hyphens."""
-    kind = SCORES.get(name.replace("-", "_"))
-    if kind is None:
-        raise ValueError(f"no score is called {name!r}; there are {', '.join(SCORES)}")
+    """The class of a score, by its name with underscores or hyphens; a plug-in's is imported.
+
+    A name of :data:`SCORES` stays that of its score, whatever is installed; ``distribution:name`` picks another.
+    """
+    owner, colon, bare = name.rpartition(":")
+    bare = bare.replace("-", "_")
+    if not owner and bare in SCORES:
+        return SCORES[bare]
+    asked = f"{owner}{colon}{bare}"
+    if asked not in registry.scores:
+        raise ValueError(f"no score is called {name!r}; there are {', '.join(score_names())}")
+    kind = registry.scores.builder(asked)
+    if not (isinstance(kind, type) and issubclass(kind, Score) and getattr(kind, "name", "") == bare):
+        raise BrokenPluginError(
+            f"{registry.scores.describe(asked)} is broken: expected a subclass of Score whose name is {bare!r}, "
+            f"got {kind!r}"
+        )
     return kind
 
 

@@ -1,7 +1,8 @@
-"""Names of losses, data sets and loggers, and the factories behind them. Imports the standard library only."""
+"""Names of losses, data sets and other plug-ins, and the factories behind them. Imports the standard library only."""
 
 from topk_registry.registry.api import (
     build_loss,
+    columns,
     create_loss,
     datasets,
     get_loss_builder,
@@ -13,6 +14,8 @@ from topk_registry.registry.api import (
     model_files,
     refresh_plugins,
     register_loss,
+    score_nodes,
+    scores,
 )
 from topk_registry.registry.registry import LossInfo, Registry
 
@@ -20,6 +23,7 @@ __all__ = [
     "LossInfo",
     "Registry",
     "build_loss",
+    "columns",
     "create_loss",
     "datasets",
     "get_loss_builder",
@@ -31,4 +35,6 @@ __all__ = [
     "model_files",
     "refresh_plugins",
     "register_loss",
+    "score_nodes",
+    "scores",
 ]

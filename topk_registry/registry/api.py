@@ -1,4 +1,4 @@
-"""Losses, data sets and loggers by name.
+"""Losses, data sets, loggers, scores of prediction sets and columns of scored images by name.
 
 A plug-in is an entry point that an installed distribution declares in its own ``pyproject.toml``:
 
@@ -25,6 +25,9 @@ losses: Registry = Registry("topk_registry.losses", "loss", reserved=timm_losses
 datasets: Registry = Registry("topk_registry.datasets", "dataset")
 loggers: Registry = Registry("topk_registry.loggers", "logger")
 model_files: Registry = Registry("topk_registry.model_files", "model file")
+scores: Registry = Registry("topk_registry.scores", "score")
+score_nodes: Registry = Registry("topk_registry.score_nodes", "nodes of score")
+columns: Registry = Registry("topk_registry.columns", "column")
 
 
 def list_losses(filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
@@ -96,7 +99,5 @@ def register_loss(name: str, override: bool = False) -> Callable[[B], B]:
 
 def refresh_plugins() -> None:
     """Look for plug-ins again, after an installation or a repair while the process runs."""
-    losses.refresh()
-    datasets.refresh()
-    loggers.refresh()
-    model_files.refresh()
+    for names in (losses, datasets, loggers, model_files, scores, score_nodes, columns):
+        names.refresh()

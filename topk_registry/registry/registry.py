@@ -27,6 +27,7 @@ _LISTINGS = {
     "loss": "`topk-registry losses` lists all",
     "logger": "`topk-registry loggers` lists all",
     "command": "`topk-registry --help` lists all",
+    "dataset": "`topk-registry datasets` lists all",
 }
 
 
@@ -53,7 +54,7 @@ class Registry:
 
     Args:
         group: the entry-point group that is read.
-        kind: what a name stands for, as errors call it: ``loss``, ``dataset``, ``logger``, ``model file``, ``command``.
+        kind: what a name stands for, as errors call it: ``loss``, ``dataset``, ``logger``, ``command`` and so on.
         reserved: names that nobody else can take and that no environment variable disables, with what they stand for.
     """
 

@@ -11,41 +11,37 @@ or with one test for each check,
         check()
 
 A check that a loss fails for a good reason is listed with that reason in ``expected_failed_checks``; it must then fail.
+
+Data sets and scores of prediction sets have a kit, too: :func:`check_dataset` and :func:`check_score`.
 """
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from topk_registry.testing.checks import CHECKS
+from topk_registry.testing.datasets import check_dataset
 from topk_registry.testing.expect import CheckFailedError, NotApplicableError
+from topk_registry.testing.result import CheckResult, ChecksFailedError, Status, why
+from topk_registry.testing.scores import check_score
 from topk_registry.testing.subject import Subject
 
 __all__ = [
     "CheckResult",
+    "ChecksFailedError",
     "LossCheck",
     "LossCheckError",
+    "check_dataset",
     "check_loss",
+    "check_score",
     "iter_checks",
     "parametrize_with_checks",
     "run_checks",
 ]
 
 FIRST = next(iter(CHECKS))
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """Result of one check: its status, why the check matters, the expected value and the actual one."""
-
-    name: str
-    status: Literal["passed", "failed", "expected", "skipped"]
-    why: str
-    message: str = ""
-    place: str = ""  # of a failure: the file and line of the loss, or of what it raised
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ class LossCheck:
 
     @property
     def why(self) -> str:
-        return " ".join((inspect.getdoc(CHECKS[self.name]) or "").split())
+        return why(CHECKS[self.name])
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -89,22 +85,12 @@ class LossCheck:
             return self._result("expected", self.expected)
         return self._result("failed", message, place)
 
-    def _result(
-        self, status: Literal["passed", "failed", "expected", "skipped"], message: str = "", place: str = ""
-    ) -> CheckResult:
+    def _result(self, status: Status, message: str = "", place: str = "") -> CheckResult:
         return CheckResult(self.name, status, self.why, message, place)
 
 
-class LossCheckError(AssertionError):
+class LossCheckError(ChecksFailedError):
     """A loss failed checks; the message lists each with what was expected and what came."""
-
-    def __init__(self, name: str, results: Sequence[CheckResult]) -> None:
-        self.failed = [result for result in results if result.status == "failed"]
-        lines = [f"{name} fails {len(self.failed)} of {len(results)} checks:"]
-        for result in self.failed:
-            lines += [f"  {result.name}: {result.message}", f"    ({result.why})"]
-            lines += [f"    at {result.place}"] if result.place else []
-        super().__init__("\n".join(lines))
 
 
 def check_loss(

@@ -17,20 +17,35 @@ if TYPE_CHECKING:
     from topk_registry.train.engine.run import Hooks, Run
     from topk_registry.train.engine.trainer import Trainer, TrainResult
     from topk_registry.train.errors import TrainError
+    from topk_registry.train.report.loggers import LoggedRun, Logger, check_logger
     from topk_registry.train.setup.loss import LossSpec
 
 # resolved on first use: --help and a misspelt loss need neither torch nor timm
 _HOMES = {
     "Hooks": "engine.run",
+    "LoggedRun": "report.loggers",
+    "Logger": "report.loggers",
     "LossSpec": "setup.loss",
     "Run": "engine.run",
     "TrainConfig": "config.config",
     "TrainError": "errors",
     "TrainResult": "engine.trainer",
     "Trainer": "engine.trainer",
+    "check_logger": "report.loggers",
 }
 
-__all__ = ["Hooks", "LossSpec", "Run", "TrainConfig", "TrainError", "TrainResult", "Trainer"]
+__all__ = [
+    "Hooks",
+    "LoggedRun",
+    "Logger",
+    "LossSpec",
+    "Run",
+    "TrainConfig",
+    "TrainError",
+    "TrainResult",
+    "Trainer",
+    "check_logger",
+]
 
 
 if not TYPE_CHECKING:  # which would take any name for one that exists

@@ -91,7 +91,7 @@ def score_model(model: Any, score: Score, *, temperature: float, max_size: int |
         add("Identity", nodes.of_classes(nodes.values(temperature)), out=SCORES)
     else:
         n = max_size
-        scores, classes, _ = _ranked_scores(add, nodes_of(type(score))(add, score), temperature, max_size)
+        scores, classes, _ = ranked_scores(add, nodes_of(type(score))(add, score), temperature, max_size)
         add("Identity", scores, out=SCORES)
         add("Identity", classes, out=CLASSES)
         add.output(CLASSES, TensorProto.INT64, [batch, n])
@@ -127,7 +127,7 @@ def _batch(model: Any) -> Any:
     return dim.dim_param or dim.dim_value
 
 
-def _ranked_scores(add: Nodes, nodes: ScoreNodes, temperature: float, size: int) -> tuple[str, str, np.ndarray]:
+def ranked_scores(add: Nodes, nodes: ScoreNodes, temperature: float, size: int) -> tuple[str, str, np.ndarray]:
     """The scores of the best classes [B, M], which they are, and their ranks [1, M]."""
     values = nodes.values(temperature)
     _, classes = add("TopK", LOGITS, add.constant("size", [size], np.int64), axis=-1, outputs=2)
@@ -138,7 +138,7 @@ def _ranked_scores(add: Nodes, nodes: ScoreNodes, temperature: float, size: int)
 def _ranked_set(add: Nodes, nodes: ScoreNodes, sets: PredictionSets, level: np.ndarray, size: int) -> tuple[str, str]:
     from onnx import TensorProto
 
-    scores, classes, ranks = _ranked_scores(add, nodes, sets.temperature, size)
+    scores, classes, ranks = ranked_scores(add, nodes, sets.temperature, size)
     limits = add.constant("thresholds", level)
     inside = add("LessOrEqual", scores, limits if len(level) == 1 else add("Gather", limits, classes))
     limit = sets.thresholds.max_rank

@@ -1,4 +1,4 @@
-"""Scores as nodes of a graph: one class for each score, found by registration.
+"""Scores as nodes of a graph: one class for each score, found by registration or as an entry point of its name.
 
 A score that has none is an error that names this file, never another score: ``SCORES`` of
 :mod:`topk_registry.conformal` is the list that :data:`NODES` has to follow, and a test compares the two.
@@ -13,8 +13,10 @@ from topk_export.calibration.plan import Plan
 from topk_export.errors import ExportError
 from topk_export.runtime.metadata import Metadata
 from topk_export.verification.graph import LOGITS
+from topk_registry import registry
 from topk_registry.conformal import Score, create_score, log_odds
 from topk_registry.conformal.scores import Aps, Lac, LogOdds, Pas, Rank, Raps, Saps, score_kind
+from topk_registry.registry.errors import BrokenPluginError
 
 MARGINALS = "marginals"
 PREFIX = "sets/"
@@ -108,14 +110,23 @@ def nodes_for(kind: type[Score]) -> Callable[[type[ScoreNodes]], type[ScoreNodes
 
 
 def nodes_of(kind: type[Score]) -> type[ScoreNodes]:
-    """The nodes of a score; raise where nobody wrote them."""
+    """The nodes of a score: registered here, or of the entry point of its name; raise where nobody wrote them."""
+    if kind not in NODES and kind.name in registry.score_nodes:
+        NODES[kind] = _of_plug_in(kind.name)
     if kind not in NODES:
         raise ExportError(
             f"score {kind.name} ({kind.__module__}.{kind.__qualname__}) has no nodes, so it cannot be written into a "
             f"file; {', '.join(known.name for known in NODES)} have. To add them, register a class of {__name__} with "
-            f"@nodes_for({kind.__name__})"
+            f"@nodes_for({kind.__name__}), or name it as an entry point {kind.name!r} of {registry.score_nodes.group}"
         )
     return NODES[kind]
+
+
+def _of_plug_in(name: str) -> type[ScoreNodes]:
+    nodes = registry.score_nodes.builder(name)
+    if not (isinstance(nodes, type) and issubclass(nodes, ScoreNodes)):
+        raise BrokenPluginError(f"{registry.score_nodes.describe(name)} is no subclass of {__name__}.ScoreNodes")
+    return nodes
 
 
 def check_fits(model: Any, plan: Plan) -> None:

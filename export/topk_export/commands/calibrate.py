@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> ArgumentParser:
-    from topk_registry.conformal import RULES, SCORES
+    from topk_registry.conformal import RULES, score_names
     from topk_registry.conformal.scores import spelled
 
     rules = spelled(name for name, rule in RULES.items() if rule.covers)
@@ -102,7 +102,12 @@ def _parser() -> ArgumentParser:
     add("-o", "--output", metavar="FILE", help="the calibrated file (default: MODEL-sets.onnx)")
     add("--report", metavar="FILE", help="the report's page (default: beside the file, .html)")
     add("--alpha", type=float, default=0.1, help="the share of labels that may be missed (default: 0.1)")
-    add("--score", choices=spelled(SCORES), default="raps", help="how badly a class fits an image (default: raps)")
+    add(
+        "--score",
+        choices=spelled(score_names()),
+        default="raps",
+        help="how badly a class fits an image (default: raps)",
+    )
     add("--rule", choices=rules, help="one threshold, or one by class (default: marginal)")
     add("--average-size", type=float, metavar="K", help="sets of K classes on average, in place of a coverage")
     add("--temperature", default="1", metavar="T", help="divides the logits, or 'fit' (default: 1)")

@@ -39,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
         full=args.all_classes,
         exif=args.exif,
         checksum=args.checksum,
+        columns=tuple(dict.fromkeys(args.column)),
     )
     skipped: Counter[str] = Counter()
     total = sum(1 for _ in _shards(args, skipped))
@@ -219,6 +220,14 @@ def _parser() -> ArgumentParser:
         help="with --labels: give images of folders with the name of no class no label (default: refuse them)",
     )
     rows("--force", action="store_true", help="with --labels: exit with status 0 although labels look wrong")
+    rows(
+        "--column",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="columns of installed plug-ins (`topk-registry doctor` counts those of topk_registry.columns)",
+    )
     rows("--all-classes", action="store_true", help="also write logits and marginals of all classes")
     work = parser.add_argument_group("work").add_argument
     work("--workers", type=positive, metavar="N", help="processes (default: one a GPU, else one a processor)")

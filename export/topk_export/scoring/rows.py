@@ -1,7 +1,7 @@
 """Rows of scores, as Arrow's record batches."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,13 +26,14 @@ def folder_of(name: str) -> str:
     return os.path.basename(os.path.dirname(name))
 
 
-def schema(*, full: bool, about: dict[str, str], labels: bool = False) -> Any:
+def schema(*, full: bool, about: dict[str, str], labels: bool = False, added: Mapping[str, str] | None = None) -> Any:
     """The columns. Lists are best first; they are null, and ``error`` says why, for an image that has no scores.
 
     Args:
         full: with the logits and marginals of all classes.
         about: is kept in the file.
         labels: with the class that the folder of an image stands for; null where it stands for none.
+        added: columns of plug-ins, with Arrow's names of their types.
     """
     pa = import_arrow()
     columns = [
@@ -49,6 +50,7 @@ def schema(*, full: bool, about: dict[str, str], labels: bool = False) -> Any:
         columns.insert(1, ("label", pa.int32()))
     if full:
         columns += [("logits", pa.list_(pa.float32())), ("marginals", pa.list_(pa.float32()))]
+    columns += [(name, pa.type_for_alias(kind)) for name, kind in (added or {}).items()]
     return pa.schema(columns, metadata=about)
 
 
@@ -61,6 +63,7 @@ class Rows:
         top: the number of best classes; None: the file's k.
         max_set: the most classes of a set that are given.
         labels: the class of each folder, where they are wanted.
+        added: for each column of a plug-in, the values of the images that have scores, from the model's outputs.
     """
 
     def __init__(
@@ -71,10 +74,11 @@ class Rows:
         top: int | None,
         max_set: int | None,
         labels: Mapping[str, int] | None = None,
+        added: Mapping[str, Callable[[Mapping[str, np.ndarray]], list[Any]]] | None = None,
     ) -> None:
         self._arrow = import_arrow()
         self._predictor, self.columns, self._max_set = predictor, columns, max_set
-        self._labels = labels or {}
+        self._labels, self._added = labels or {}, added or {}
         metadata: Metadata = predictor.metadata
         self._top = min(top or metadata.k, metadata.num_classes)
         self._names = self._arrow.array(metadata.class_names, self._arrow.string())
@@ -95,6 +99,7 @@ class Rows:
             "label": self._arrow.array([self._labels.get(folder_of(name)) for name in names], self._arrow.int32()),
             "error": self._arrow.array([error and _text(error) for error in errors], self._arrow.string()),
             **self._scores(outputs, missing),
+            **self._of_plug_ins(outputs, missing),
         }
         return self._arrow.record_batch([cells[name] for name in self.columns.names], schema=self.columns)
 
@@ -113,6 +118,14 @@ class Rows:
             each = np.full(len(top), logits.shape[1])
             lists |= {name: self._lists(outputs[name].ravel(), each, missing) for name in ("logits", "marginals")}
         return lists | self._sets(outputs.get("set"), order, missing)
+
+    def _of_plug_ins(self, outputs: dict[str, np.ndarray], missing: np.ndarray) -> dict[str, Any]:
+        cells = {}
+        for name, values_of in self._added.items():
+            values = iter(values_of(outputs))
+            whole = [None if gone else next(values) for gone in missing]
+            cells[name] = self._arrow.array(whole, self.columns.field(name).type)
+        return cells
 
     def _sets(self, inside: np.ndarray | None, order: np.ndarray, missing: np.ndarray) -> dict[str, Any]:
         if inside is None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from topk_export.runtime.ranking import check_outputs
 from topk_export.runtime.stream import read_ahead
 from topk_export.runtime.weights import digest_of, files_of
 from topk_export.scoring import files
+from topk_export.scoring.columns import opened, owners, values_of
 from topk_export.scoring.rows import Rows, import_arrow, schema
 from topk_export.scoring.sources import Shard, load
 
@@ -37,6 +38,7 @@ class Settings:
         max_pixels: images with more pixels are refused.
         checksum: tell a changed source by its bytes, and not by its size and time.
         labels: the class of each folder of images, where labels are wanted.
+        columns: names of columns of plug-ins.
     """
 
     model: str
@@ -48,12 +50,15 @@ class Settings:
     max_pixels: int = MAX_PIXELS
     checksum: bool = False
     labels: tuple[tuple[str, int], ...] | None = None
+    columns: tuple[str, ...] = ()
 
     def about(self, shard: Shard) -> dict[str, Any]:
         """Return what decides the rows of a shard's file; it is kept in there."""
         content = shard.content(checksum=self.checksum)
         labels = None if self.labels is None else dict(self.labels)
-        return {"schema": 2, **asdict(self), "labels": labels, "shard": shard.digest(), "content": content}
+        found = {"schema": 2, **asdict(self), "labels": labels, "shard": shard.digest(), "content": content}
+        del found["columns"]  # files without any stay those of earlier versions
+        return found | ({"columns": owners(self.columns)} if self.columns else {})
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,7 @@ def settings_for(model: str, *, batch_size: int | None = None, **options: Any) -
     """The settings with a model's digest; the batch size is 32, or less where a model's input is large."""
     predictor = Predictor(model, device="cpu", threads=1)
     check_outputs(dict.fromkeys(predictor.output_names))
+    opened(options.get("columns", ()), predictor.metadata)
     predictor.metadata.preprocess.check_known()
     largest = max(1, BATCH_BYTES // max(1, int(np.prod(predictor.input_shape)) * 4))
     return Settings(model=digest_of(*files_of(model)), batch_size=batch_size or min(32, largest), **options)
@@ -118,13 +124,21 @@ def score_shard(job: Job) -> Scored:
     settings = job.settings
     # before the first image is read: one that changes meanwhile is then told at the next call
     about = json.dumps(settings.about(job.shard), sort_keys=True)
-    columns = schema(full=settings.full, labels=settings.labels is not None, about={ABOUT: about})
+    predictor = _predictor(job.place, settings)
+    added = opened(settings.columns, predictor.metadata)
+    columns = schema(
+        full=settings.full,
+        labels=settings.labels is not None,
+        about={ABOUT: about},
+        added={name: column.type for name, column in added.items()},
+    )
     rows = Rows(
-        _predictor(job.place, settings),
+        predictor,
         columns,
         top=settings.top,
         max_set=settings.max_set,
         labels=dict(settings.labels or ()),
+        added={name: partial(values_of, name, column) for name, column in added.items()},
     )
     count = errors = 0
     with (

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from topk_registry.conformal import PredictionSets, binomial_interval, create_score, inputs_of, tune
 from topk_registry.conformal.rules import check_size, find_thresholds
+from topk_registry.conformal.scores import score_kind
 from topk_registry.conformal.sets import ScoredRows
 from topk_registry.conformal.tuning import is_tuned
 from topk_registry.metrics import SetCoverage
@@ -44,6 +45,8 @@ class SetEvaluation:
         class_counts: Sequence[int] | None = None,
     ) -> None:
         try:
+            if score_kind(score).learned and not options:
+                raise ValueError(f"score {score} learns its options from labels, and an evaluation has none to spare")
             self.score = create_score(score, **options)
             check_size(2**62, alpha)
         except (TypeError, ValueError) as error:

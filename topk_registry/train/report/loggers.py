@@ -183,6 +183,36 @@ def check_loggers(config: TrainConfig) -> None:
             raise TrainError(_reason(error) if isinstance(error, TypeError) else f"{error}") from error
 
 
+def check_logger(factory: Callable[..., Logger], folder: Path, **options: Any) -> None:
+    """Try a logger as a run does: it is told of two epochs, ends, and goes on in a second process for a third.
+
+    Args:
+        factory: of the logger.
+        folder: an empty folder, which stands for the run's.
+        options: of the logger.
+
+    Raises:
+        AssertionError: says what the logger did that would end its log, or the run.
+    """
+    row = {"epoch": 1.0, "train_loss": 2.5, "lr": 0.1, "eval_top1": 12.5}
+    resumed = None
+    for done, status in ((0, "stopped"), (2, "finished")):
+        run = LoggedRun(folder.name, folder, MappingProxyType({"epochs": 3, "loss": "ce"}), 10 * done, resumed)
+        built = factory(run=run, **options)
+        lacking = [name for name in ("run_id", "log", "close") if not hasattr(built, name)]
+        if lacking:
+            raise AssertionError(f"expected a logger with run_id, log and close, got one without {', '.join(lacking)}")
+        if not (built.run_id is None or isinstance(built.run_id, str)):
+            raise AssertionError(f"expected run_id to be text or None, got {built.run_id!r}")
+        if resumed is not None and built.run_id != resumed:
+            raise AssertionError(f"expected a run that goes on to keep its run_id {resumed!r}, got {built.run_id!r}")
+        resumed = built.run_id
+        for epoch in range(done + 1, 3 + done // 2):
+            built.log({"running_loss": 2.0, "lr": 0.1}, update=10 * epoch - 5)
+            built.log({**row, "epoch": float(epoch)}, update=10 * epoch)
+        built.close(status)
+
+
 def require(package: str) -> None:
     """Refuse, at the cost of a look at the path, a logger whose package is missing: importing it may take seconds.
 

@@ -11,6 +11,7 @@ import numpy as np
 from timm.data import ImageDataset, create_dataset
 
 from topk_registry import registry
+from topk_registry.data.contract import first_problem
 from topk_registry.data.corrections import Corrections, digest_of, read_corrections
 from topk_registry.data.labels import (
     Labels,
@@ -35,6 +36,7 @@ from topk_registry.folders.classes import ClassMap
 from topk_registry.folders.images import count_of, listed, split_folder
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import DataError
+from topk_registry.train.setup.batches import seeded
 from topk_registry.train.setup.classes import align, folder_reader, is_visible_image, without_images
 from topk_registry.train.setup.shards import Shards
 from topk_registry.train.setup.splits import check_apart, check_split, is_folder
@@ -204,7 +206,7 @@ def open_split(config: TrainConfig, split: str, *, training: bool, channels: int
     mode = config.input_img_mode or ("RGB" if channels == 3 else "L")
     try:
         if config.dataset.startswith(PREFIX):
-            return registry.datasets.create(config.dataset.removeprefix(PREFIX), split=split, **config.dataset_opt)
+            return _open_registered(config, split)
         if is_folder(config) and "/" not in config.dataset:
             root = Path(config.data_dir or "")
             reader = folder_reader(config, split_folder(root, split) or root, flat=flat)
@@ -234,6 +236,16 @@ def open_split(config: TrainConfig, split: str, *, training: bool, channels: int
         return dataset
     except (OSError, RuntimeError, TypeError, ValueError, AssertionError, ImportError) as error:
         raise DataError(f"cannot open split {split!r} of {name_of(config)}: {error}") from error
+
+
+def _open_registered(config: TrainConfig, split: str) -> Any:
+    name = config.dataset.removeprefix(PREFIX)
+    dataset = registry.datasets.create(name, split=split, **config.dataset_opt)
+    with seeded(config.seed):  # one that draws its samples draws this one apart from the run's
+        problem = first_problem(dataset)
+    if problem:
+        raise ValueError(f"{problem}; `topk-registry check-dataset {name}` tries all that training asks of it")
+    return dataset
 
 
 def open_named(name: str, split: str, *, folder: str | None, options: dict[str, Any], download: bool) -> Any:

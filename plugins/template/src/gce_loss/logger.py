@@ -1,4 +1,4 @@
-"""``timm train --logger json-lines``: measurements as lines of JSON."""
+"""``timm train --logger gce-json-lines``: measurements as lines of JSON."""
 
 import json
 from collections.abc import Mapping

@@ -1,0 +1,95 @@
+"""A new distribution has its own names everywhere, and nothing of the template's."""
+
+import re
+import sys
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from topk_registry.cli import main as cli
+from topk_registry.cli import new_plugin
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TEMPLATE = Path(__file__).parents[2] / "plugins/template"
+
+
+def files(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_names_are_filled_in(tmp_path, capsys):
+    made = tmp_path / "My_Brier-Losses"
+    assert cli.main(["new-plugin", str(made), "--author", "A. Person"]) == 0
+    assert "made my-brier-losses in" in capsys.readouterr().out
+    project = tomllib.loads((made / "pyproject.toml").read_text())["project"]
+    assert project["name"] == "my-brier-losses"
+    assert project["authors"] == [{"name": "A. Person"}]
+    points = project["entry-points"]
+    assert points["topk_registry.losses"] == {
+        "my_brier": "my_brier_losses:GeneralisedCrossEntropy",
+        "my_brier_fused": "my_brier_losses.fused:FusedGeneralisedCrossEntropy",
+        "my_brier_kernel": "my_brier_losses.kernel:KernelGeneralisedCrossEntropy",
+    }
+    assert set(points["topk_registry.commands"]) == {"my-brier-weights"}
+    assert f"Copyright (c) {date.today().year} A. Person" in (made / "LICENSE").read_text()
+    for path in files(made):
+        assert not re.search(r"\bgce", path + (made / path).read_text(), re.IGNORECASE)
+
+
+def test_every_extension_point_has_an_example():
+    from topk_registry import registry
+    from topk_registry.cli.commands import commands
+
+    points = tomllib.loads((TEMPLATE / "pyproject.toml").read_text())["project"]["entry-points"]
+    groups = [value.group for value in vars(registry).values() if isinstance(value, registry.Registry)]
+    assert set(points) == {*groups, commands.group}
+    for values in points.values():
+        for value in values.values():
+            module, _, attr = value.partition(":")
+            path = TEMPLATE.joinpath("src", *module.split("."))
+            path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+            assert re.search(rf"^(class|def) {attr}\b", path.read_text(), re.MULTILINE)
+
+
+def test_the_templates_own_names_give_the_template(tmp_path):
+    new_plugin.make(tmp_path / "same", name="gce-loss", prefix="gce", author="the gce-loss authors")
+    for path in files(tmp_path / "same"):
+        year = re.sub(r"\(c\) \d{4}", f"(c) {date.today().year}", (TEMPLATE / path).read_text())
+        assert (tmp_path / "same" / path).read_text() == year
+    assert {"LICENSE", ".gitignore", ".github/workflows/ci.yaml", "README.md"} <= files(tmp_path / "same")
+
+
+@pytest.mark.parametrize("page", ["README.md"])
+def test_links_work_wherever_it_is_copied(page):
+    links = re.findall(r"\]\(([^)]+)\)", (TEMPLATE / page).read_text())
+    assert links
+    for link in links:
+        assert (TEMPLATE / link).resolve().is_relative_to(TEMPLATE.resolve())
+        assert (TEMPLATE / link).is_file()
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["9lives"], "a distribution's name is lower-case words"),
+        (["class"], "'class' is a word of Python"),
+        (["x", "--prefix", "My"], "argument --prefix: expected lower-case words"),
+        (["x", "--author", 'A "B" C'], "argument --author: expected a name without quotes"),
+        (["full"], "exists and is not empty"),
+    ],
+)
+def test_what_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, argv, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    with pytest.raises(SystemExit):
+        cli.main(["new-plugin", *argv])
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"full"}
