@@ -222,8 +222,9 @@ print(type(tr.create_loss("topk_hinge")).__name__)
 
 def test_a_clash_of_names_is_settled_by_the_distribution(template):
     (info,) = template.glob("*.dist-info")
-    with (info / "entry_points.txt").open("a") as file:
-        file.write("topk_hinge = gce_loss:GeneralisedCrossEntropy\n")
+    declared, group = info / "entry_points.txt", "[topk_registry.losses]\n"
+    added = f"{group}topk_hinge = gce_loss:GeneralisedCrossEntropy\n"
+    declared.write_text(declared.read_text().replace(group, added))
     entry = listed(template)["topk_hinge"]
     assert (entry["distribution"], entry["status"]) == ("topk-registry", "available")
     assert python(template, CLASH).stdout.strip() == "TopKHinge"

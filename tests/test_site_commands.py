@@ -20,12 +20,15 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import torch
 
+from topk_export import check_column
 from topk_registry import ClassificationLoss
 from topk_registry.cli.main import main
-from topk_registry.testing import iter_checks, run_checks
+from topk_registry.testing import check_dataset, check_score, iter_checks, run_checks
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ROOT / "docs" / "programs"
@@ -190,6 +193,36 @@ def test_a_loss_that_tells_of_itself_conforms(tmp_path, monkeypatch):
     checks = {result.name: result.status for result in run_checks(iter_checks(loss))}
     assert set(checks.values()) <= {"passed", "skipped"}
     assert checks["option_ranges_are_kept"] == checks["tuning_grid_can_be_tried"] == "passed"
+
+
+@pytest.fixture
+def defined(tmp_path, monkeypatch):
+    """``defined(what)``: a module with the block of the page on plug-ins that is called so."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def module(what):
+        name = f"page_{what.replace(' ', '_')}"
+        (tmp_path / f"{name}.py").write_text(text("docs/guide/plugins.md", what))
+        monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
+        return sys.modules[name]
+
+    return module
+
+
+@pytest.mark.slow
+def test_the_pages_own_kernel_conforms_and_is_used(defined, monkeypatch):
+    page = defined("a kernel of its own")
+    assert [result for result in run_checks(iter_checks(page.FastBrier)) if result.status == "failed"] == []
+    rows = mock.Mock(side_effect=page.brier_rows)
+    monkeypatch.setattr(page, "brier_rows", rows)
+    page.FastBrier()(torch.randn(4, 6), torch.tensor([0, 3, 5, 1]))
+    assert rows.call_count == 1
+
+
+def test_the_pages_data_set_score_and_column_pass_their_checks(defined):
+    check_dataset(defined("a data set").Greys)
+    check_score(defined("a score").Gap)
+    check_column(defined("a column").Doubt)
 
 
 @pytest.fixture(scope="module")

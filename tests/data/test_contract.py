@@ -237,3 +237,27 @@ def test_the_command_answers_wrong_words_in_one_line(spots, capsys):
     assert "takes no option 'sise'; did you mean 'size'?" in capsys.readouterr().err
     assert cli.main(["check-dataset", "sptos"]) == 1
     assert "the closest are spots" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        (IgnoresTheTransform, "dataset.transform was set and not called"),
+        (GivesTensors, "without a transform the image of a sample is a PIL image"),
+        (CountsFromOne, "labels count from 0 to 2"),
+    ],
+)
+def test_training_says_it_before_it_begins(factory, said, tmp_path, capsys):
+    class Shifted(factory):
+        def __getitem__(self, i):
+            return super().__getitem__(i - 1)
+
+    datasets.register("spots", override=True)(Shifted)
+    try:
+        argv = ["train", "--dataset", "topk/spots", "-j", "0", "--device", "cpu", "--output", str(tmp_path)]
+        assert cli.main(argv) == 2
+    finally:
+        datasets.unregister("spots")
+    error = capsys.readouterr().err
+    assert said in error
+    assert "`topk-registry check-dataset spots` tries all that training asks of it" in error

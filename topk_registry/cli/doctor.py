@@ -171,14 +171,8 @@ def _plugins(report: Report) -> None:
             except PluginError as error:
                 missing = isinstance(error.__cause__, MissingPackageError)
                 # these may need an extra that is not installed, and nothing else does
-                extras = (
-                    commands,
-                    registry.loggers,
-                    registry.model_files,
-                    registry.score_nodes,
-                    registry.columns,
-                )
-                extra = names in extras and isinstance(error, BrokenPluginError)
+                extra = names not in (registry.losses, registry.datasets, registry.scores)
+                extra = extra and isinstance(error, BrokenPluginError)
                 optional = missing or (extra and not names.is_misdeclared(info.name))
                 told = f"{names.kind} {info.name!r}: {error.__cause__}" if missing else str(error)
                 (report.notes if optional else report.problems).append(told)

@@ -32,9 +32,11 @@ def main(argv: Sequence[str]) -> int:
         "column, each with its entry point and its tests. Delete what you do not need.",
     )
     parser.add_argument("folder", metavar="DIR", help="a folder that does not exist yet, or is empty")
-    parser.add_argument("--name", help="of the distribution, as in pip install NAME (default: that of the folder)")
+    parser.add_argument("--name", help="distribution, as in pip install NAME (default: as the folder is called)")
     parser.add_argument("--prefix", help="what the plug-ins' names begin with (default: NAME without -loss or -plugin)")
-    parser.add_argument("--author", help="of the licence and the metadata (default: the NAME authors)")
+    parser.add_argument(
+        "--author", help="holder of the licence, and author in the metadata (default: the NAME authors)"
+    )
     args = parser.parse_args(argv)
     folder = Path(args.folder)
     name = args.name or re.sub(r"[-_.\s]+", "-", folder.resolve().name).lower()

@@ -175,8 +175,9 @@ def makes_a_batch(data: DatasetSubject) -> None:
     for split, training in zip(data.splits, (True, False), strict=True):
         found, count = data.sets[split], min(4, len(data.sets[split]))
         before = getattr(found, "transform", None)
+        images_of: Any = torch.utils.data.Subset(found, list(data.read[split])[:count]) if training else found
         loader: Any = create_loader(
-            torch.utils.data.Subset(found, list(data.read[split])[:count]) if training else found,
+            images_of,
             input_size=(3, SIZE, SIZE),
             batch_size=count,
             is_training=training,

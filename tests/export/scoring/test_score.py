@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import sys
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +16,14 @@ import pytest
 
 from tests.export.colours import COLOURS, K
 from tests.export.scoring.conftest import parts, rows
-from topk_export import ImageError, Predictor
+from topk_export import ImageError, Predictor, check_column
 from topk_export.commands import score
 from topk_export.errors import OutputError, SourceError
 from topk_export.runtime.weights import digest_of
 from topk_export.scoring import files, work
 from topk_export.scoring.sources import shards_of
+from topk_registry import registry
+from topk_registry.registry.errors import BrokenPluginError, UnknownPluginError
 
 
 @pytest.fixture
@@ -428,3 +431,91 @@ def test_names_of_any_bytes_are_written(run, folder, contents):
     (folder / os.fsdecode(b"\xff-odd.png")).write_bytes(contents["00-black.png"])
     _, output, _ = run(folder)
     assert rows(output)[-1]["path"].endswith("\\xff-odd.png")
+
+
+class Lead:
+    """How far the best logit is ahead of the second."""
+
+    type = "float32"
+
+    def __init__(self, metadata):
+        assert metadata.num_classes == 12
+
+    def __call__(self, outputs):
+        return np.diff(np.sort(outputs["logits"], -1)[:, -2:], axis=-1)[:, 0]
+
+
+class TooFew(Lead):
+    def __call__(self, outputs):
+        return super().__call__(outputs)[1:]
+
+
+class NoType(Lead):
+    type = "a number"
+
+
+class Words(Lead):
+    def __call__(self, outputs):
+        return ["no number"] * len(outputs["logits"])
+
+
+class LooksAround(Lead):
+    def __call__(self, outputs):
+        return super().__call__(outputs) - outputs["logits"].max(initial=0.0)
+
+
+@pytest.fixture
+def column(monkeypatch):
+    """``column(factory)``: the plug-in of the column ``lead``, for this test."""
+
+    def register(factory):
+        monkeypatch.setitem(registry.columns._registered, "lead", factory)
+
+    return register
+
+
+def test_a_plug_ins_column_is_written_beside_ours(run, folder, column):
+    column(Lead)
+    status, output, _ = run(folder, "--column", "lead", "--all-classes")
+    assert status == score.HAS_ERRORS
+    found = rows(output)
+    for row in found[:28]:
+        first, second = sorted(row["logits"])[:-3:-1]
+        assert row["lead"] == pytest.approx(first - second, rel=1e-5)
+    assert [row["lead"] for row in found[28:]] == [None, None]
+    about = json.loads(pq.read_schema(output / "part-000000.parquet").metadata[b"topk_registry.score"])
+    assert about["columns"] == {"lead": ""}  # of no distribution, but of this process
+
+
+def test_files_without_a_plug_ins_column_are_those_of_before(run, folder):
+    _, output, _ = run(folder)
+    about = json.loads(pq.read_schema(output / "part-000000.parquet").metadata[b"topk_registry.score"])
+    assert "columns" not in about
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        (TooFew, "gave 1 values for 2 images"),
+        (NoType, "must have an attribute type that is Arrow's name of one, such as 'float32', got 'a number'"),
+        (Words, "column 'lead' gave what is no float32"),
+    ],
+)
+def test_a_wrong_column_is_told_before_an_image_is_read(run, folder, column, factory, said):
+    column(factory)
+    with pytest.raises(BrokenPluginError, match=re.escape(said)):
+        run(folder, "--column", "lead")
+    with pytest.raises(AssertionError):
+        check_column(factory, num_classes=12)
+
+
+def test_a_column_looks_at_one_image_at_a_time():
+    check_column(Lead, num_classes=12)
+    with pytest.raises(AssertionError, match="the same value for an image alone and among others"):
+        check_column(LooksAround, num_classes=12)
+
+
+def test_a_column_that_is_ours_or_nobodys_is_one_line(run, folder):
+    assert "'logit' is a column of every file of scores" in run(folder, "--column", "logit")[2]
+    with pytest.raises(UnknownPluginError, match="no column is called 'lead'"):
+        run(folder, "--column", "lead")
