@@ -64,6 +64,7 @@ def test_it_brings_no_torch_and_nothing_that_needs_it(wheel):
         "cli",
         "executors",
         "folders",
+        "registry",
     }
     assert not [name for name in modules if "conversion" in name or "calibrat" in name]
 
