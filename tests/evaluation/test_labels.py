@@ -99,7 +99,7 @@ def test_from_wrong_labels_to_a_run_without_them(run, data, tmp_path, capsys):
 @unclosed_files
 @pytest.mark.slow
 def test_a_split_that_was_trained_on_is_said(run, tmp_path, capsys):
-    command = [*LABELS, str(run), "--no-cache", "--no-duplicates", "--k", "2", "--temperature", "fit"]
+    command = [*LABELS, str(run), "--no-cache", "--no-duplicates", "--k", "2", "--fit-temperature"]
     assert main([*command, "--split", "train", "--top", "1"]) == 0
     said = capsys.readouterr()
     assert "split 'train' was trained on" in said.err

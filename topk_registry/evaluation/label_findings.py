@@ -8,10 +8,11 @@ from typing import Any
 from topk_registry.analysis.duplicates import DuplicateGroup
 from topk_registry.analysis.labels import LabelIssues
 from topk_registry.evaluation.duplicates import Duplicates
+from topk_registry.evaluation.output import text_table
 from topk_registry.evaluation.predictions import Predictions
 from topk_registry.folders.images import count_of, listed
 
-MOST_SWAPS = 10
+MOST_SWAPS = 5
 
 
 @dataclass(frozen=True)
@@ -138,15 +139,11 @@ class LabelFindings:
         shown = [f"{name:<12}{text}" for name, text in self.summary()]
         rows = [self.row(image) for image in self.found[:most]]
         if rows:
-            head = ("", "image", "label", "suggested", "log-odds")
             cells = [
                 (str(i), row["image"], row["label"], row["suggested"], f"{row['log_odds']:.2f}")
                 for i, row in enumerate(rows, 1)
             ]
-            widths = [max(len(line[column]) for line in [head, *cells]) for column in range(5)]
-            aligned = (str.rjust, str.ljust, str.ljust, str.ljust, str.rjust)
-            shown += ["", *("  ".join(put(text, width) for put, text, width in zip(aligned, line, widths, strict=True))
-                            for line in [head, *cells])]  # fmt: skip
+            shown += ["", text_table(("", "image", "label", "suggested", "log-odds"), cells)]
         differing = [group for group in self.groups if group.labels_differ][:most]
         if differing:
             shown += ["", "the same picture under differing labels:"]

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from topk_registry.analysis.duplicates import DuplicateGroup
 from topk_registry.evaluation.label_findings import LabelFindings
-from topk_registry.pages import Picture, gallery, heading, page, paragraph, table, thumbnail
+from topk_registry.evaluation.output import thumbnails
+from topk_registry.pages import Picture, gallery, heading, page, paragraph, table
 
 MOST_SWAPS = 20
 MOST_GROUPS = 20
@@ -58,5 +59,5 @@ def _group(findings: LabelFindings, group: DuplicateGroup) -> str:
 
 
 def _picture(findings: LabelFindings, image: int, caption: str) -> Picture:
-    picture = findings.predictions.images.picture(image)
-    return Picture("" if picture is None else thumbnail(picture), caption, f"{findings.names[image]}: {caption}")
+    show = thumbnails(findings.predictions.images)
+    return Picture(show(image), caption, f"{findings.names[image]}: {caption}")

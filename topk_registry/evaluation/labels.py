@@ -6,7 +6,6 @@ the checkpoint was, each on a part of the images, and judge the others, whose la
 for a person to work through, and for timm train --exclude and --relabel.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any
 
 from topk_registry.cli import ArgumentParser, positive
 from topk_registry.evaluation.flags import add_flags, command
+
+COLUMNS = ("rank", "image", "label", "suggested", "log_odds", "label_place", "duplicates", "action")
 
 
 @command("labels")
@@ -26,33 +27,28 @@ def main(argv: Sequence[str]) -> int:
     if args.fill and not args.csv:
         parser.error("--fill needs --csv")
     from topk_registry.evaluation.label_page import label_page
+    from topk_registry.evaluation.output import write_findings
     from topk_registry.pages import write_page
-    from topk_registry.train.report.console import csv_text, write_text
+    from topk_registry.train.report.console import csv_text
 
     findings = find(args)
     print("\n".join(findings.lines(args.top)))
-    rows = findings.rows(args.fill or "")
     if args.csv:
-        file = Path(args.csv)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        columns = ("rank", "image", "label", "suggested", "log_odds", "label_place", "duplicates", "action")
-        ordered = [{name: row[name] for name in columns} for row in rows]
-        write_text(file, csv_text(ordered) if ordered else ",".join(columns) + "\n")
-        print(f"\nwrote {file}: fill its column action (exclude, relabel or keep), then train with --exclude {file}, "
-              f"--relabel {file} or both")  # fmt: skip
-    if args.json:
-        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
-        write_text(Path(args.json), json.dumps(findings.facts(), indent=2) + "\n")
-        print(f"wrote {args.json}")
-    if args.page:
-        write_page(Path(args.page), label_page(findings, args.pictures))
-        print(f"wrote {args.page}")
+        rows = [{name: row[name] for name in COLUMNS} for row in findings.rows(args.fill or "")]
+        write_page(Path(args.csv), csv_text(rows) if rows else ",".join(COLUMNS) + "\n")
+        print(
+            f"wrote {args.csv}: fill its column action (exclude, relabel or keep), then train with --exclude and "
+            "--relabel",
+            file=sys.stderr,
+        )
+    write_findings(args, findings.facts(), lambda: label_page(findings, args.pictures))
     return 0
 
 
 def find(args: Any) -> Any:
     """The findings that a command's flags ask for."""
     from topk_registry.analysis.labels import label_issues
+    from topk_registry.conformal import fit_softmax_temperature
     from topk_registry.data.names import class_words, sample_names
     from topk_registry.evaluation.cache import default_folder
     from topk_registry.evaluation.duplicates import find_duplicates
@@ -63,7 +59,7 @@ def find(args: Any) -> Any:
         found, scores = _folds(args) if args.folds else _predictions(args)
     except Interrupted as error:
         raise KeyboardInterrupt from error
-    temperature = _temperature(args.temperature, found)
+    temperature = fit_softmax_temperature(found.logits, found.labels) if args.fit_temperature else 1.0
     issues = label_issues(found.logits, found.labels, k=args.k, temperature=temperature)
     folder = None if args.no_cache else Path(args.cache or default_folder())
     look = not args.no_duplicates and found.images.indexed
@@ -108,20 +104,16 @@ def _folds(args: Any) -> tuple[Any, str]:
     return folds.predictions(running), f"out of sample by {args.folds} folds in {folds.folder}"
 
 
-def _temperature(given: str, found: Any) -> float:
-    if given != "fit":
-        return float(given)
-    from topk_registry.conformal import fit_softmax_temperature
-
-    return float(fit_softmax_temperature(found.logits, found.labels))
-
-
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="topk-registry labels", description=__doc__)
     add = parser.add_argument
     add("model", metavar="MODEL", help="a checkpoint of timm train, the folder of its run, or an exported file")
     add("--k", type=positive, default=1, metavar="K", help="a label among the K best is right enough (default: 1)")
-    add("--temperature", default="1", metavar="T", help="divides the scores, or 'fit' (default: 1)")
+    add(
+        "--fit-temperature",
+        action="store_true",
+        help="divide the scores by the temperature at which the labels are most likely",
+    )
     add("--folds", type=int, metavar="N", help="train N models, each without the images that it judges")
     add("--folds-dir", metavar="DIR", help="folder of these trainings (default: folds-N beside the checkpoint)")
     add("--no-duplicates", action="store_true", help="do not look for duplicate images, which reads every image")
