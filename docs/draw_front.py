@@ -16,6 +16,7 @@ INK, FIRST, SECOND = "#7d8590", "#2f81f7", "#e5732a"
 PANEL = (350, 170)  # width and height of a panel's plot
 SCORES = [3.2, 2.9, 2.7, 2.2, 1.0, 0.6, 0.2, -0.5, -1.0, -1.5]  # four classes compete for three places
 K = 3
+TAU = 0.1  # as in the page's own examples
 LABEL = (-4.0, 10.0)  # scores of the label in the right panel
 OTHERS = torch.tensor([7, 6.5, 6, 5.5, 0, -0.4, -0.8, -1.2, -1.6, -2], dtype=torch.float64)
 
@@ -65,14 +66,14 @@ def losses() -> Iterable[str]:
     score = torch.linspace(*LABEL, 121, dtype=torch.float64).requires_grad_()
     rows = torch.cat((score[:, None], OTHERS.expand(len(score), -1)), 1)
     target = torch.zeros(len(rows), dtype=torch.int64)
-    hinge = tr.create_loss("smooth_topk_svm", k=5, tau=0.05, reduction="none")(rows, target)
+    hinge = tr.create_loss("smooth_topk_svm", k=5, tau=TAU, reduction="none")(rows, target)
     entropy = F.cross_entropy(rows, target, reduction="none")
 
     def place(at: float, value: float) -> tuple[float, float]:
         return (at - LABEL[0]) / (LABEL[1] - LABEL[0]) * PANEL[0], PANEL[1] - value * (PANEL[1] - 30)
 
     yield text(0, -30, "How hard a label pulls, four classes in front", size=15)
-    yield text(0, -11, "smooth_topk_svm, k = 5", colour=FIRST)
+    yield text(0, -11, f"smooth_topk_svm, k = 5, tau = {TAU:g}", colour=FIRST)
     yield text(PANEL[0], -11, "cross-entropy", colour=SECOND, anchor="end")
     for rival in OTHERS.tolist():
         x = place(rival, 0)[0]

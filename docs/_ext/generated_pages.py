@@ -23,6 +23,7 @@ from topk_registry.cli.main import main as command_line
 from topk_registry.registry.options import CONTEXT, tuning_grid
 from topk_registry.registry.ranges import Interval, option_ranges
 from topk_studies import plot
+from topk_studies.engine import registered
 
 DOCS = Path(__file__).parents[1]
 
@@ -57,9 +58,15 @@ def picture(name: str, folder: Path) -> str:
 :alt: {name} and its slope against the label's score
 ```
 
-The loss of one row of {plot.CLASSES} classes and its slope, against the label's score. The other
+The loss of one row of {plot.CLASSES} classes and its slope, against the label's score{_drawn_at(name)}. The other
 scores go from 2 down to -2.
 """
+
+
+def _drawn_at(name: str, **options: int) -> str:
+    """The options that a picture is drawn with, in words: the defaults but for those given."""
+    numbers = registered.numbers_of(name, **options)
+    return f", at `{numbers}`" if numbers else ""
 
 
 def level_sets(name: str, folder: Path) -> str:
@@ -72,7 +79,7 @@ def level_sets(name: str, folder: Path) -> str:
 ```
 
 Its level sets over three scores with a fixed sum, the label's corner circled; dark is low (`topk-registry plot --loss
-{name} --landscape`).
+{name} --landscape`){_drawn_at(name, k=2)}.
 """
 
 

@@ -146,8 +146,9 @@ def losses(args: Any) -> "Figure":
         triangles(figure, panels, [(name, _landscape(name, k, args.opt)) for name in names])
         return figure
     for axes, name in zip(panels, names, strict=False):
-        label_scores(axes, name, k=args.k or 5, **args.opt)
-        axes.set_title(name, pad=14)
+        options = {"k": args.k or 5, **args.opt}
+        label_scores(axes, name, **options)
+        axes.set_title("\n".join(filter(None, [name, registered.numbers_of(name, **options)])), pad=14, fontsize=9)
     return figure
 
 

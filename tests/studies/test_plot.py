@@ -5,6 +5,7 @@ import re
 import pytest
 
 from topk_registry.cli.main import main
+from topk_studies.engine.registered import numbers_of
 
 pytest.importorskip("matplotlib")
 HEADER = "epoch,train_loss,eval_top1,eval_top5\n"
@@ -67,3 +68,11 @@ def test_losses_by_wildcards(tmp_path, kind):
     assert main(["plot", "--loss", "topk_hinge*", "ce", "--output", str(picture), *kind]) == 0
     text = picture.read_text()
     assert all(name in text for name in ("topk_hinge", "topk_hinge_convex", "topk_hinge_calibrated", "ce"))
+
+
+def test_a_picture_says_the_numbers_that_it_is_drawn_with(tmp_path):
+    assert numbers_of("smooth_topk_svm", k=3, tau=0.1, gamma=2) == "k=3 tau=0.1 alpha=1"
+    assert numbers_of("ce") == ""
+    picture = tmp_path / "loss.svg"
+    assert main(["plot", "--loss", "topk_hinge", "--k", "4", "--output", str(picture)]) == 0
+    assert "k=4" in picture.read_text()

@@ -1,13 +1,15 @@
 """The committed accounts: whole, quoted as they are, and as decided as they say."""
 
 import importlib
+import inspect
 import json
 import re
 from pathlib import Path
 
 import pytest
 
-from topk_studies.engine.catalogue import PAPERS, load_study
+from topk_registry import get_loss_builder
+from topk_studies.engine.catalogue import OWN, PAPERS, load_study
 from topk_studies.engine.experiment import TrainingStudy
 from topk_studies.engine.statistics import LOOKS
 from topk_studies.report import claims as pictured
@@ -37,7 +39,7 @@ def notes(summaries):
 def test_every_study_is_there_once_or_named_as_left_out_and_none_failed(page):
     summaries = read(page)
     left_out = (RESULTS / f"{page}.md").read_text().partition("\n## What was left out\n")[2]
-    wanted = [name for name in PAPERS if isinstance(load_study(name), TrainingStudy) == bool(DATA[page])]
+    wanted = [name for name in (*PAPERS, *OWN) if isinstance(load_study(name), TrainingStudy) == bool(DATA[page])]
     there = [summary["study"] for summary in summaries]
     assert sorted(there) == sorted(set(there) & set(wanted))
     assert all(f"`{name}`" in left_out for name in wanted if name not in there)
@@ -114,7 +116,7 @@ def test_an_account_leads_with_one_table_of_all_claims(summaries):
 @pytest.mark.parametrize("page", PAGES)
 def test_an_account_and_what_it_quotes_are_written_by_one_command(page, tmp_path):
     whole = tmp_path / "summary.json"
-    whole.write_text(json.dumps([{**summary, "tables": [], "protocol": "as above"} for summary in read(page)]))
+    whole.write_text(json.dumps([{"tables": [], **summary, "protocol": "as above"} for summary in read(page)]))
     text = tmp_path / f"{page}.md"
     text.write_text("<!-- claims -->\nold\n<!-- /claims -->\n")
     assert main([str(whole), str(text)]) == 0
@@ -166,6 +168,58 @@ def test_the_decision_says_which_losses_no_study_compares(monkeypatch):
         assert ("no study of ours" in words) == (re.search(rf"\b{loss}\b", compared) is None), loss
     assert told["ce"] == "ce"
     assert "no study of ours" in told["generalised_cross_entropy"]
+
+
+TUNE, FAQ = (RESULTS.parent / "guide" / name for name in ("tune.md", "faq.md"))
+
+
+@pytest.mark.parametrize("page", [README, CHOOSE, TUNE, FAQ, *(RESULTS / f"{page}.md" for page in quotes.PAGES)])
+def test_a_quotation_is_current_and_inside_a_line(page):
+    text, results = page.read_text(), quotes.read(RESULTS)
+    assert quotes.update(text, results) == text
+    assert quotes.QUOTE.search(text)
+    # a line of Markdown that begins with a comment ends the paragraph
+    assert not re.findall(r"(?m)^\s*<!-- \w+ (?:features|images) -->", text)
+
+
+@pytest.mark.parametrize("page", [TUNE, FAQ])
+def test_guides_quote_the_results(page):
+    text = page.read_text()
+    # no difference of ours is written by hand
+    assert not re.findall(r"[+-]\d+\.\d| ± ", quotes.BY_TAU.sub("", quotes.QUOTE.sub("", text)))
+
+
+def test_what_is_said_of_tau_is_what_was_measured():
+    """Every sentence below the table of docs/guide/tune.md that judges its numbers."""
+    studies = [study for page in quotes.PAGES for study in read(page) if study["study"] == "tau"]
+    assert studies
+    for study in studies:
+        table = study["tables"][0]
+        rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+        assert all(row["tau = 0.1"]["count"] >= LOOKS[0] for row in rows)
+        compared = [row for row in rows if row.get("ce")]
+        assert all(row["tau = 0.1"]["mean"] > row["ce"]["mean"] for row in compared)
+        assert not compared or not all(row["tau = 1"]["mean"] > row["ce"]["mean"] for row in compared)
+        first = study["tables"][1]
+        ones = [dict(zip(first["columns"], row, strict=True)) for row in first["rows"]]
+        assert all(
+            row[tau]["mean"] < row["ce"]["mean"] for row in ones if row.get("ce") for tau in first["columns"][2:]
+        )
+    assert inspect.signature(get_loss_builder("smooth_topk_svm")).parameters["tau"].default == 1.0
+    assert "The default is 1," in TUNE.read_text()
+
+
+def test_the_table_of_tau_has_a_cell_for_every_number():
+    five, one = {"mean": 90.25, "half_width": 0.5, "count": 5}, {"mean": 40.0, "half_width": 1.0, "count": 5}
+    tables = [{"columns": ["row", "tau = 1"], "rows": [["deep, 0.4", number]]} for number in (five, one)]
+    other = [{"columns": ["row", "ce"], "rows": [["usual, 0", number]]} for number in (five, one)]
+    made = {"features": [{"study": "tau", "tables": tables}], "images": [{"study": "tau", "tables": other}]}
+    assert quotes.by_tau(made).splitlines() == [
+        "| data | network, label noise | tau = 1 | cross-entropy |",
+        "| --- | --- | --- | --- |",
+        "| feature vectors | deep, 0.4 | 90.2 ± 0.5 (40.0) | - |",
+        "| images | usual, 0 | - | 90.2 ± 0.5 (40.0) |",
+    ]
 
 
 @pytest.mark.parametrize(

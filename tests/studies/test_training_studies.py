@@ -304,6 +304,24 @@ def test_the_set_with_a_known_posterior_has_its_own_setting():
     assert set(sizes) == {2, None}
 
 
+def test_the_study_of_tau_compares_each_value_on_two_networks_and_every_level_of_noise():
+    study = load_study("tau")
+    for flags, deep in ({}, 2), ({"dataset": "topk/ambiguous"}, 4):
+        records = finished(study, Options(max_seeds=5, flags=flags))
+        rows = study.report(records).tables[0]
+        assert rows.columns == ("network, noise", "ce", "tau = 0.1", "tau = 0.3", "tau = 1")
+        assert [row[0] for row in rows.rows] == [f"{n}, {x}" for x in ("0", "0.4", "0.8") for n in ("usual", "deep")]
+        depths = {r.configuration["flags"].get("model_kwargs", {}).get("depth") for r in records}
+        assert depths == {None, deep}
+        rates = {len(choice.trials) for choice in study.choices(records)}
+        assert len(rates) == 1  # every setting is tuned as much
+        notes = study.report(records).notes
+        assert len(notes) == 6
+        assert [bool(note.paper) for note in notes] == [True, False, False] * 2
+    named = study.configurations(Options(flags={"model": "resnet18", "dataset": "topk/hierarchy"}), [])
+    assert all("model_kwargs" not in configuration["flags"] for configuration in named)
+
+
 def test_an_unknown_study_is_told_what_there_is():
     with pytest.raises(UnknownStudyError, match=r"did you mean noise\b.*There are speed"):
         load_study("noize")

@@ -22,7 +22,8 @@ PAPERS = {
     "landscape": "level sets on the 2-simplex (Garcin Figures 1, 6)",
     "theory": "minimisers on known posteriors, limits, bounds and ceilings, without training",
 }
-STUDIES = {**PAPERS, "compare": "which registered loss to take on your data, and how sure that is"}
+OWN = {"tau": "which tau to take, by label noise and depth of the network"}  # questions of ours, no table of a paper
+STUDIES = {**PAPERS, **OWN, "compare": "which registered loss to take on your data, and how sure that is"}
 ON_IMAGENET = ("small-data", "imbalance", "multi-crop")  # in their papers
 
 

@@ -1,5 +1,6 @@
 """Any registered loss, a third party's too, with what its signature asks for."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
@@ -7,10 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from topk_registry import registry
-from topk_registry.registry.options import accepted_context, accepts, tuning_grid
+from topk_registry.registry.options import CONTEXT, accepted_context, accepts, tuning_grid
 
 # flags that a loss of ours needs: cosine scores come of a classifier of their own
 TRAINED_WITH = {name: {"normalize_classifier": 1.0} for name in ("ldam", "noised_topk_imbalanced")}
+NOT_OWN = {*CONTEXT, "label_smoothing", "ignore_index"}
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -32,6 +34,19 @@ def build(name: str, *, class_counts: Sequence[int], **wanted: Any) -> Loss:
     }
     given = {option: value for option, value in wanted.items() if accepts(builder, option)}
     return registry.create_loss(name, **{**accepted_context(builder, context), **given})
+
+
+def numbers_of(name: str, **wanted: Any) -> str:
+    """A loss's own options that are numbers, as ``k=5 tau=0.1``: those ``wanted`` that it takes, its defaults else.
+
+    timm's losses share one factory, whose options are not those of the one loss: they have none here.
+    """
+    if registry.loss_info(name).distribution == "timm":
+        return ""
+    parameters = inspect.signature(registry.get_loss_builder(name)).parameters.values()
+    values = {each.name: wanted.get(each.name, each.default) for each in parameters if each.name not in NOT_OWN}
+    numbers = {option: value for option, value in values.items() if isinstance(value, (int, float))}
+    return " ".join(f"{option}={value:g}" for option, value in numbers.items() if not isinstance(value, bool))
 
 
 def grid_of(name: str) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from typing import Any
 
 BLOCK = re.compile(r"(?<=<!-- claims -->\n).*?(?=<!-- /claims -->)", re.DOTALL)
 QUOTED = ("study", "title", "data", "command", "runs", "failed", "seconds", "notes")
+WITH_TABLES = {"tau": 2}  # studies whose first tables are quoted too
 VERDICTS = {"agrees": "agrees", "differs": "**differs**", "same": "no difference", "open": "open", "none": "none"}
 COLUMNS = ("claim", "the paper", "ours", "verdict", "study")
 DIFFERENCE = re.compile(r": [+-][0-9.]+( ± [0-9.]+)? points \(\d+ seeds?\b")
@@ -39,8 +40,13 @@ def update(text: str, summaries: Sequence[Mapping[str, Any]]) -> str:
 
 def quoted(summaries: Sequence[Mapping[str, Any]]) -> str:
     """The parts of a summary that a text quotes, as JSON with one line a study."""
-    lines = (json.dumps({name: summary.get(name, "") for name in QUOTED}) for summary in summaries)
-    return "[\n" + ",\n".join(lines) + "\n]\n"
+    return "[\n" + ",\n".join(json.dumps(_quoted(summary)) for summary in summaries) + "\n]\n"
+
+
+def _quoted(summary: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {name: summary.get(name, "") for name in QUOTED}
+    count = WITH_TABLES.get(summary["study"], 0)
+    return {**parts, "tables": summary["tables"][:count]} if count else parts
 
 
 def _counted(notes: Iterable[Mapping[str, Any]]) -> str:

@@ -2,7 +2,8 @@
 
 ``python -m topk_studies.report.quotes docs/results README.md docs/guide/choose.md``
 
-A page may hold the table between ``<!-- measured -->`` and ``<!-- /measured -->``, and a cell of it anywhere between
+A page may hold the table between ``<!-- measured -->`` and ``<!-- /measured -->``, that of the accuracy by tau between
+``<!-- tau -->`` and ``<!-- /tau -->``, and a difference anywhere between
 ``<!-- ROW PAGE -->`` and ``<!-- / -->``, such as ``<!-- clean images -->+7.0 ± 2.1<!-- / -->``.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 
 PAGES = {"features": "on feature vectors", "images": "on images"}
 BLOCK = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- /measured -->)", re.DOTALL)
+BY_TAU = re.compile(r"(?<=<!-- tau -->\n).*?(?=<!-- /tau -->)", re.DOTALL)
 QUOTE = re.compile(r"(<!-- (\w+) (\w+) -->).*?(<!-- / -->)")
 NUMBER = re.compile(r": (?P<mean>[+-][0-9.]+)(?: ± (?P<half>[0-9.]+))? points")
 
@@ -93,6 +95,16 @@ ROWS = {
         sign=-1,
     ),
 }
+OVER_NOISE = "{} network, mean over noise, top-5 of tau = 0.1 less tau = 1"
+FURTHER = {  # quoted in sentences, and no part of the table
+    "unsmoothed": Row("tau = 0.1 less 0", "temperature", ("top-5 of smooth_topk_svm tau=0.1 less tau=0",)),
+    "hot": Row("tau = 0.1 less 10", "temperature", ("top-5 of smooth_topk_svm tau=0.1 less tau=10",)),
+    "shallow": Row("tau = 0.1 less 1, the usual network", "tau", (OVER_NOISE.format("usual"),)),
+    "deep": Row("tau = 0.1 less 1, the deep network", "tau", (OVER_NOISE.format("deep"),)),
+    "quiet": Row("epsilon = 1 less 0", "noise-parameter", ("top-5 of epsilon = 1 less epsilon = 0",)),
+    "loud": Row("epsilon = 1 less 100", "noise-parameter", ("top-5 of epsilon = 1 less epsilon = 100",)),
+    "draws": Row("50 draws less 5", "noise-parameter", ("top-5 of B = 50 less B = 5",)),
+}
 
 
 def read(folder: Path) -> Results:
@@ -118,9 +130,31 @@ def table(results: Results) -> str:
     return "\n".join([*head, *rows, ""])
 
 
+def by_tau(results: Results) -> str:
+    """The accuracies of the study of tau: top-5 with its interval, and top-1 in brackets."""
+    found = {page: study["tables"] for page, studies in results.items() for study in studies if study["study"] == "tau"}
+    names = list(dict.fromkeys(name for tables in found.values() for name in tables[0]["columns"][1:]))
+    head = ["data", "network, label noise", *("cross-entropy" if name == "ce" else name for name in names)]
+    lines = [head, ["---"] * len(head)]
+    for page, tables in found.items():
+        for rows in zip(*(table["rows"] for table in tables), strict=True):
+            fives, ones = (
+                dict(zip(table["columns"], row, strict=True)) for table, row in zip(tables, rows, strict=True)
+            )
+            cells = (_accuracy(fives.get(name), ones.get(name)) for name in names)
+            lines.append([PAGES[page].removeprefix("on "), rows[0][0], *cells])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _accuracy(five: Mapping[str, float] | None, one: Mapping[str, float] | None) -> str:
+    return f"{five['mean']:.1f} ± {five['half_width']:.1f} ({one['mean']:.1f})" if five and one else "-"
+
+
 def update(text: str, results: Results) -> str:
     """A page with its numbers written anew."""
-    text = QUOTE.sub(lambda quote: f"{quote[1]}{cell(ROWS[quote[2]], results[quote[3]])}{quote[4]}", text)
+    cells = {**ROWS, **FURTHER}
+    text = QUOTE.sub(lambda quote: f"{quote[1]}{cell(cells[quote[2]], results[quote[3]])}{quote[4]}", text)
+    text = BY_TAU.sub(lambda _: by_tau(results), text)
     return BLOCK.sub(lambda _: table(results), text)
 
 

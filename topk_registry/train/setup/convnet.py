@@ -12,10 +12,13 @@ __all__ = ["TopKConvNet", "topk_convnet"]
 class TopKConvNet(nn.Module):
     """Three 3 x 3 convolutions of stride 2, a 4 x 4 map, and a linear classifier, with timm's model interface.
 
+    Larger depths put further convolutions, of stride 1, behind each of the three.
+
     Args:
         num_classes: number of scores; 0 leaves the features.
         in_chans: channels of the images.
         width: channels of the first convolution; the next have twice and four times as many.
+        depth: convolutions of each resolution.
         norm: whether batch norm follows each convolution.
         drop_rate: dropout before the classifier.
     """
@@ -26,6 +29,7 @@ class TopKConvNet(nn.Module):
         in_chans: int = 3,
         *,
         width: int = 32,
+        depth: int = 1,
         norm: bool = False,
         drop_rate: float = 0.0,
         **ignored: Any,
@@ -34,10 +38,9 @@ class TopKConvNet(nn.Module):
         channels = [in_chans, width, 2 * width, 4 * width]
         self.features = nn.Sequential()
         for i, (a, b) in enumerate(pairwise(channels)):
-            self.features.add_module(f"conv{i}", nn.Conv2d(a, b, 3, 2, 1, bias=not norm))
-            if norm:
-                self.features.add_module(f"norm{i}", nn.BatchNorm2d(b))
-            self.features.add_module(f"act{i}", nn.ReLU())
+            self._add(f"{i}", nn.Conv2d(a, b, 3, 2, 1, bias=not norm), norm)
+            for j in range(1, depth):
+                self._add(f"{i}_{j}", nn.Conv2d(b, b, 3, 1, 1, bias=not norm), norm)
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Dropout(drop_rate))
         self.num_features = self.head_hidden_size = 16 * channels[-1]
         self.pretrained_cfg = self.default_cfg = {
@@ -49,6 +52,12 @@ class TopKConvNet(nn.Module):
             "num_classes": num_classes,
         }
         self.reset_classifier(num_classes)
+
+    def _add(self, name: str, convolution: nn.Conv2d, norm: bool) -> None:
+        self.features.add_module(f"conv{name}", convolution)
+        if norm:
+            self.features.add_module(f"norm{name}", nn.BatchNorm2d(convolution.out_channels))
+        self.features.add_module(f"act{name}", nn.ReLU())
 
     def get_classifier(self) -> nn.Module:
         return self.fc

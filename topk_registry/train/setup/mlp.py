@@ -1,5 +1,6 @@
 """A small perceptron for features stored as pixels (``topk/ambiguous``), registered with timm as ``topk_mlp``."""
 
+from itertools import pairwise
 from typing import Any
 
 from timm.models import register_model
@@ -11,13 +12,14 @@ __all__ = ["TopKMLP", "topk_mlp"]
 
 
 class TopKMLP(TopKConvNet):
-    """Two hidden layers over all pixels, and a linear classifier, with timm's model interface.
+    """Hidden layers over all pixels, and a linear classifier, with timm's model interface.
 
     Args:
         num_classes: number of scores; 0 leaves the features.
         in_chans: channels of the images.
         side: height and width of the images.
         width: units of each hidden layer.
+        depth: number of hidden layers.
         drop_rate: dropout before the classifier.
     """
 
@@ -28,14 +30,14 @@ class TopKMLP(TopKConvNet):
         *,
         side: int = 8,
         width: int = 256,
+        depth: int = 2,
         drop_rate: float = 0.0,
         **ignored: Any,
     ) -> None:
         super().__init__(num_classes, in_chans)
-        inputs = in_chans * side * side
-        self.features = nn.Sequential(
-            nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
-        )
+        sizes = [in_chans * side * side] + depth * [width]
+        layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+        self.features = nn.Sequential(nn.Flatten(), *layers)
         self.pool = nn.Sequential(nn.Dropout(drop_rate))
         self.num_features = self.head_hidden_size = width
         self.default_cfg["input_size"] = (in_chans, side, side)
