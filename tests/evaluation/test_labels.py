@@ -102,13 +102,30 @@ def test_a_split_that_was_trained_on_is_said(run, tmp_path, capsys):
     command = [*LABELS, str(run), "--no-cache", "--no-duplicates", "--k", "2", "--fit-temperature"]
     assert main([*command, "--split", "train", "--top", "1"]) == 0
     said = capsys.readouterr()
-    assert "split 'train' was trained on" in said.err
+    assert "split 'train' of image folder" in said.err
+    assert "is what the model was trained on" in said.err
     assert "not among the 2 best classes" in said.out
     assert "duplicates" not in said.out
     assert main([*command, "--split", "validation"]) == 0
     said = capsys.readouterr()
     assert "trained on" not in said.err
     assert "24 of split 'validation'" in said.out
+
+
+@unclosed_files
+@pytest.mark.slow
+def test_an_exported_file_judges_a_folder(exported, image_folder, tmp_path, capsys):
+    wrong = tmp_path / "images"
+    shutil.copytree(image_folder, wrong)
+    first, second = sorted(path for path in wrong.iterdir() if path.is_dir())[:2]
+    moved = sorted(first.iterdir())[0]
+    shutil.move(moved, second / "moved.png")
+    flags = ("--data-dir", wrong, "--split", "validation", "--no-cache", "--csv", tmp_path / "labels.csv")
+    assert main([str(word) for word in ("labels", exported, "--device", "cpu", *flags)]) == 0
+    said = capsys.readouterr()
+    assert "90 of split 'validation'" in said.out
+    assert "trained on" not in said.err
+    assert (tmp_path / "labels.csv").read_text().startswith("rank,image,label,suggested,log_odds,label_place,")
 
 
 @unclosed_files

@@ -34,8 +34,21 @@ from topk_registry.train.setup.models import channels_of
 
 LAST, HELD, FINISHED = "last.pth.tar", "held_out.csv", "finished"
 # of a fold's run: nothing is evaluated or logged on the way, and every image of the training split has its turn
-FOLD = {"val_split": "", "val_fold": 0, "early_stop": 0, "eval_metric": "top1", "logger": [], "log_wandb": False,
-        "checkpoint_hist": 1, "dry_run": False, "no_resume_opt": False, "start_epoch": None}  # fmt: skip
+FOLD: dict[str, Any] = {
+    "val_split": "",
+    "val_fold": 0,
+    "early_stop": 0,
+    "eval_metric": "top1",
+    "checkpoint_hist": 1,
+    "start_epoch": None,
+    "no_resume_opt": False,
+    "dry_run": False,
+    "logger": [],
+    "logger_opt": {},
+    "log_wandb": False,
+    "wandb_tags": [],
+    "wandb_resume_id": "",
+}
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,14 @@ for a person to work through, and for timm train --exclude and --relabel.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from topk_registry.cli import ArgumentParser, positive
 from topk_registry.evaluation.flags import add_flags, command
+
+if TYPE_CHECKING:
+    from topk_registry.evaluation.label_findings import LabelFindings
+    from topk_registry.evaluation.predictions import Predictions
 
 COLUMNS = ("rank", "image", "label", "suggested", "log_odds", "label_place", "duplicates", "action")
 
@@ -45,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def find(args: Any) -> Any:
+def find(args: Any) -> "LabelFindings":
     """The findings that a command's flags ask for."""
     from topk_registry.analysis.labels import label_issues
     from topk_registry.conformal import fit_softmax_temperature
@@ -66,27 +70,31 @@ def find(args: Any) -> Any:
     duplicates = find_duplicates(found.images, found.labels, folder) if look else None
     about = {"model": str(args.model), "data": found.images.name, "scores": scores, "k": args.k,
              "temperature": temperature}  # fmt: skip
-    config, n = found.images.config, len(found.class_names)
-    names = sample_names(found.images.dataset, config.data_dir)
-    return LabelFindings(found, issues, duplicates, names, class_words(found.class_names, n), about)
+    images, words = found.images, class_words(found.class_names, len(found.class_names))
+    # samples of a stream cannot be picked, and have numbers alone
+    names = (
+        sample_names(images.dataset, images.config.data_dir) if images.indexed else map(str, range(len(found.labels)))
+    )
+    return LabelFindings(found, issues, duplicates, list(names), words, about)
 
 
-def _predictions(args: Any) -> tuple[Any, str]:
+def _predictions(args: Any) -> tuple["Predictions", str]:
+    from topk_registry.evaluation.models import data_settings
     from topk_registry.evaluation.predictions import predictions_of
-    from topk_registry.folders.images import TRAINING
 
     (found,) = predictions_of([args.model], args)
-    split = found.images.config.val_split
-    if split in (found.images.config.train_split, *TRAINING):
+    config, trained = found.images.config, data_settings(args.model)
+    same = all(trained.get(name) == getattr(config, name) for name in ("data_dir", "dataset", "dataset_opt"))
+    if trained and same and config.val_split == trained.get("train_split"):
         print(
-            f"topk-registry labels: split {split!r} was trained on, so that the model may have learned wrong labels by "
-            "heart; --folds 5 trains models that have not seen them",
+            f"topk-registry labels: {found.images.name} is what the model was trained on, and it may have learned "
+            "wrong labels by heart; --folds 5 trains models that have not seen them",
             file=sys.stderr,
         )
     return found, f"by {found.name}"
 
 
-def _folds(args: Any) -> tuple[Any, str]:
+def _folds(args: Any) -> tuple["Predictions", str]:
     from topk_registry.evaluation.folds import open_folds
     from topk_registry.evaluation.models import Running, given_settings
 
