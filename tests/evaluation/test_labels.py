@@ -76,6 +76,9 @@ def test_from_wrong_labels_to_a_run_without_them(run, data, tmp_path, capsys):
         "train/four/copy.png": "train/one/3.png",
         "train/one/3.png": "train/four/copy.png",
     }
+    assert float(found["train/four/copy.png"]["log_odds"]) < 0
+    held = [(run / "folds-3" / f"fold-{fold}" / "held_out.csv").read_text() for fold in (1, 2, 3)]
+    assert [("four/copy.png" in text, "one/3.png" in text) for text in held].count((True, True)) == 1  # no copy is seen
     facts = json.loads(files["json"].read_text())
     assert facts["suspicious"] == len(found) == len(facts["labels"])
     assert facts["duplicates"]["unreadable"] == ["train/two/0.png"]

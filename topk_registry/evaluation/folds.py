@@ -8,8 +8,8 @@ on at its last checkpoint, a finished one is not repeated.
 import hashlib
 import json
 from argparse import Namespace
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,13 @@ class Folds:
             notes.append(f"{single} classes have one image, which no fold can judge: it is called suspicious")
         return notes
 
+    def together(self, groups: Iterable[Sequence[int]]) -> "Folds":
+        """The same folds with the images of each group in one: a model that saw the copy would know the label."""
+        number = self.number.copy()
+        for members in groups:
+            number[list(members)] = number[members[0]]
+        return replace(self, number=number)
+
     def images(self, indices: Indices | None = None) -> Images:
         """The images of the split, or some of them."""
         dataset = self.data.train if indices is None else Selection(self.data.train, indices, self.labels)
@@ -102,7 +109,7 @@ class Folds:
             Interrupted: by a signal; the same call goes on where it stopped.
         """
         logits, labels, classes = None, self.labels, ()
-        for fold in range(self.count):
+        for fold in np.unique(self.number).tolist():
             held = np.flatnonzero(self.number == fold)
             checkpoint = self._trained(fold, held, on_epoch)
             name = f"scores of fold {fold + 1} of {self.count}"
@@ -121,7 +128,7 @@ class Folds:
         folder.mkdir(parents=True, exist_ok=True)
         self._hold_out(folder / HELD, held)
         config = self.config.replace(
-            exclude=str(folder / HELD), output=str(self.folder), experiment=folder.name, resume="auto", **FOLD
+            exclude=str(folder / HELD), output=str(self.folder), experiment=folder.name, resume="auto"
         )
         key = _key(config)
         if not (_text(folder / FINISHED) == key and (folder / LAST).is_file()):

@@ -15,6 +15,10 @@ from topk_registry.cli import ArgumentParser, positive
 from topk_registry.evaluation.flags import add_flags, command
 
 if TYPE_CHECKING:
+    from topk_registry.data.labels import Labels
+    from topk_registry.evaluation.duplicates import Duplicates
+    from topk_registry.evaluation.folds import Folds
+    from topk_registry.evaluation.images import Images
     from topk_registry.evaluation.label_findings import LabelFindings
     from topk_registry.evaluation.predictions import Predictions
 
@@ -57,17 +61,23 @@ def find(args: Any) -> "LabelFindings":
     from topk_registry.evaluation.cache import default_folder
     from topk_registry.evaluation.duplicates import find_duplicates
     from topk_registry.evaluation.label_findings import LabelFindings
-    from topk_registry.train.errors import Interrupted
 
-    try:
-        found, scores = _folds(args) if args.folds else _predictions(args)
-    except Interrupted as error:
-        raise KeyboardInterrupt from error
+    folder = None if args.no_cache else Path(args.cache or default_folder())
+
+    def look(images: "Images", labels: "Labels") -> "Duplicates | None":
+        return None if args.no_duplicates or not images.indexed else find_duplicates(images, labels, folder)
+
+    if args.folds:
+        folds = _open_folds(args)
+        duplicates = look(folds.images(), folds.labels)
+        found = _scores(folds.together(group.members for group in duplicates.groups) if duplicates else folds, args)
+        scores = f"out of sample by {args.folds} folds in {folds.folder}"
+    else:
+        found = _predictions(args)
+        duplicates = look(found.images, found.labels)
+        scores = f"by {found.name}"
     temperature = fit_softmax_temperature(found.logits, found.labels) if args.fit_temperature else 1.0
     issues = label_issues(found.logits, found.labels, k=args.k, temperature=temperature)
-    folder = None if args.no_cache else Path(args.cache or default_folder())
-    look = not args.no_duplicates and found.images.indexed
-    duplicates = find_duplicates(found.images, found.labels, folder) if look else None
     about = {"model": str(args.model), "data": found.images.name, "scores": scores, "k": args.k,
              "temperature": temperature}  # fmt: skip
     images, words = found.images, class_words(found.class_names, len(found.class_names))
@@ -78,7 +88,7 @@ def find(args: Any) -> "LabelFindings":
     return LabelFindings(found, issues, duplicates, list(names), words, about)
 
 
-def _predictions(args: Any) -> tuple["Predictions", str]:
+def _predictions(args: Any) -> "Predictions":
     from topk_registry.evaluation.models import data_settings
     from topk_registry.evaluation.predictions import predictions_of
 
@@ -91,12 +101,12 @@ def _predictions(args: Any) -> tuple["Predictions", str]:
             "wrong labels by heart; --folds 5 trains models that have not seen them",
             file=sys.stderr,
         )
-    return found, f"by {found.name}"
+    return found
 
 
-def _folds(args: Any) -> tuple["Predictions", str]:
+def _open_folds(args: Any) -> "Folds":
     from topk_registry.evaluation.folds import open_folds
-    from topk_registry.evaluation.models import Running, given_settings
+    from topk_registry.evaluation.models import given_settings
 
     given = given_settings(vars(args))
     if "val_split" in given:
@@ -108,8 +118,17 @@ def _folds(args: Any) -> tuple["Predictions", str]:
     folds = open_folds(args.model, args.folds, folder=args.folds_dir, settings=given)
     for note in folds.notes:
         print(f"topk-registry labels: {note}", file=sys.stderr)
-    running = Running(args.device, args.batch_size, folds.config.workers, args.use_ema)
-    return folds.predictions(running), f"out of sample by {args.folds} folds in {folds.folder}"
+    return folds
+
+
+def _scores(folds: "Folds", args: Any) -> "Predictions":
+    from topk_registry.evaluation.models import Running
+    from topk_registry.train.errors import Interrupted
+
+    try:
+        return folds.predictions(Running(args.device, args.batch_size, folds.config.workers, args.use_ema))
+    except Interrupted as error:
+        raise KeyboardInterrupt from error
 
 
 def _parser() -> ArgumentParser:
@@ -122,7 +141,12 @@ def _parser() -> ArgumentParser:
         action="store_true",
         help="divide the scores by the temperature at which the labels are most likely",
     )
-    add("--folds", type=int, metavar="N", help="train N models, each without the images that it judges")
+    add(
+        "--folds",
+        type=int,
+        metavar="N",
+        help="judge the training split, by N models that are trained without the images that they judge",
+    )
     add("--folds-dir", metavar="DIR", help="folder of these trainings (default: folds-N beside the checkpoint)")
     add("--no-duplicates", action="store_true", help="do not look for duplicate images, which reads every image")
     add("--csv", metavar="FILE", help="write the labels to look at, for timm train --exclude and --relabel")
