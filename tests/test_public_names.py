@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import os
 import pydoc
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import topk_export
 import topk_plugins
 import topk_registry
 
@@ -105,11 +107,18 @@ def test_functions_called_loss_take_logits_and_a_target_and_give_their_mean():
         assert parameters["reduction"].default == "mean"
 
 
-def test_another_name_is_an_attribute_error_that_lists_them():
-    with pytest.raises(AttributeError, match=r"no attribute 'creat_loss'; it has .*create_loss"):
-        topk_registry.creat_loss  # noqa: B018
-    with pytest.raises(AttributeError, match=r"no attribute 'TopKSvm'; it has .*TopKSVM"):
-        topk_plugins.TopKSvm  # noqa: B018
+@pytest.mark.parametrize(
+    ("module", "wrong", "right"),
+    [
+        (topk_registry, "creat_loss", "create_loss"),
+        (topk_plugins, "TopKSvm", "TopKSVM"),
+        (topk_export, "export_onx", "export_onnx"),
+        (topk_registry.train, "TrainConfg", "TrainConfig"),
+    ],
+)
+def test_another_name_is_an_attribute_error_that_says_what_was_meant(module, wrong, right):
+    with pytest.raises(AttributeError, match=rf"no attribute '{wrong}'; did you mean '{right}'\?.* it has .*{right}"):
+        getattr(module, wrong)
 
 
 @pytest.mark.parametrize("old", sorted(RENAMED))
@@ -162,13 +171,27 @@ def test_every_loss_of_ours_is_a_class_of_topk_plugins():
 
 
 PROGRAM = """
+import torch
 import topk_plugins
 import topk_registry as tr
-tr.create_loss, tr.functional.topk_marginals, tr.rows.softmax_rows, tr.__version__, topk_plugins.TopKSVM
+tr.functional.topk_marginals, tr.rows.softmax_rows, tr.__version__, topk_plugins.TopKSVM
+x, y = torch.randn(2, 3), torch.tensor([0, 1])
+loss = tr.create_loss("topk_svm", k=2)
+loss(x, y).backward()
+loss.set_epoch(3)
+criterion: torch.nn.Module = loss.to("cpu")
+tr.TopKHead.of_loss(loss)(x).marginals.sum()
+tr.TopKClassifier(criterion, 2)(x).indices.tolist()
+topk_plugins.TopKSVM(k=2)(x, y).item()
 tr.creat_loss
 tr.functional.topk_marginal
 topk_plugins.TopKSvm
+loss(x, y).backwards()
+tr.TopKHead(2)(x).marginal
+tr.TopKClassifier(criterion, 2)(x).index_of
+topk_plugins.TopKSVM(k=2)(x, y).items()
 """
+WRONG = ("creat_loss", "topk_marginal", "TopKSvm", "backwards", "marginal", "index_of", "items")
 
 
 @pytest.mark.slow
@@ -177,10 +200,23 @@ def test_a_type_checker_flags_a_name_that_does_not_exist(tmp_path):
     settings = tmp_path / "pyrightconfig.json"
     settings.write_text(f'{{"extraPaths": ["{ROOT.as_posix()}", "{(ROOT / "plugins").as_posix()}"]}}')
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "-p", str(settings)]
-    printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300).stdout
-    errors = [line for line in printed.splitlines() if " error: " in line]
-    flagged = [name for line in errors for name in ("creat_loss", "topk_marginal", "TopKSvm") if f'"{name}"' in line]
-    assert (len(errors), flagged) == (3, ["creat_loss", "topk_marginal", "TopKSvm"]), printed
+    flagged(command, tmp_path)
+
+
+@pytest.mark.slow
+def test_mypy_flags_the_same(tmp_path, monkeypatch):
+    pytest.importorskip("mypy")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    monkeypatch.setenv("MYPYPATH", os.pathsep.join(map(str, (ROOT, ROOT / "plugins", ROOT / "export"))))
+    silent = ["--follow-imports=silent", "--cache-dir", str(tmp_path / "cache"), "--config-file="]
+    flagged([sys.executable, "-m", "mypy", *silent, "program.py"], tmp_path)
+
+
+def flagged(command, folder):
+    printed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600).stdout
+    errors = [line for line in printed.splitlines() if " error: " in line and "program.py" in line]
+    found = [name for name, line in zip(WRONG, errors, strict=False) if f'"{name}"' in line]
+    assert (len(errors), found) == (len(WRONG), list(WRONG)), printed
 
 
 def test_help_fits_on_a_few_screens():

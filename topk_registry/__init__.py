@@ -171,10 +171,17 @@ else:
             return _renamed(name)
         if name == "__version__":
             return _version()
-        raise AttributeError(f"module 'topk_registry' has no attribute {name!r}; it has {', '.join(__dir__())}")
+        raise AttributeError(
+            f"module 'topk_registry' has no attribute {name!r}{_hint(name)}; it has {', '.join(__dir__())}"
+        )
 
     def __dir__() -> list[str]:
         return sorted((*_HOMES, *_NAMESPACES, "__version__"))
+
+    def _hint(name: str) -> str:
+        from topk_registry.registry.source import closest
+
+        return closest(name, __dir__())
 
     def _renamed(old: str) -> object:
         new, home, name = _RENAMED[old], *_RENAMED[old].rpartition(".")[::2]

@@ -4,6 +4,7 @@
 use, so that a machine which only predicts installs only what predicting takes.
 """
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,9 @@ if not TYPE_CHECKING:  # which would take any name for one that exists
     def __getattr__(name: str) -> object:
         if name in _HOMES:
             return getattr(import_module(f"topk_export.{_HOMES[name]}"), name)
-        raise AttributeError(f"module 'topk_export' has no attribute {name!r}; it has {', '.join(__all__)}")
+        close = get_close_matches(name, __all__, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise AttributeError(f"module 'topk_export' has no attribute {name!r}; {hint}it has {', '.join(__all__)}")
 
     def __dir__() -> list[str]:
         return __all__

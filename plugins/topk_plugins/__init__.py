@@ -5,6 +5,7 @@
 Each class is imported on first use.
 """
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -88,7 +89,9 @@ if not TYPE_CHECKING:  # which would take any name for one that exists
     def __getattr__(name: str) -> object:
         if name in _HOMES:
             return getattr(import_module(f"topk_plugins.{_HOMES[name]}"), name)
-        raise AttributeError(f"module 'topk_plugins' has no attribute {name!r}; it has {', '.join(__all__)}")
+        close = get_close_matches(name, __all__, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise AttributeError(f"module 'topk_plugins' has no attribute {name!r}; {hint}it has {', '.join(__all__)}")
 
     def __dir__() -> list[str]:
         return __all__

@@ -127,7 +127,8 @@ def test_help_and_version_and_wrong_commands(capsys, monkeypatch):
     assert out.startswith("usage: timm COMMAND")
     assert all(name in out for name in CORE)
     assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("topk-registry ")
+    versions = [f"{name} {environment.installed_version(name)}" for name in ("topk-registry", "timm")]
+    assert capsys.readouterr().out == ", ".join(versions) + "\n"
     assert cli.main(["loses"]) == 2
     assert "no command is called 'loses'; the closest are losses" in capsys.readouterr().err
 

@@ -30,7 +30,7 @@ def _main(argv: list[str] | None) -> int:
         print(_help(), flush=True)
         return 0
     if name in ("-V", "--version"):
-        print(f"{DISTRIBUTION} {installed_version(DISTRIBUTION) or '(not installed)'}")
+        print(", ".join(f"{name} {installed_version(name) or '(not installed)'}" for name in (DISTRIBUTION, "timm")))
         return 0
     try:
         command = commands.builder(name)
@@ -58,7 +58,7 @@ def _fail(error: PluginError, status: int) -> int:
 def _help() -> str:
     return (
         f"usage: {_program()} COMMAND ...\n\nTop-k losses by name for timm and torchvision.\n\n{summaries()}\n\n"
-        f"{_program()} COMMAND --help explains one; --version prints the version"
+        f"{_program()} COMMAND --help explains one; --version prints the versions"
     )
 
 

@@ -15,7 +15,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -137,6 +137,10 @@ class ClassificationLoss(Adjustable):
         elif logits.ndim != 2 and logits.ndim > 0:
             return self._at_places(logits, target)
         return self._rows(logits, target)
+
+    if TYPE_CHECKING:  # torch declares that a call gives anything
+
+        def __call__(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor: ...
 
     def _say_untold(self, logits: Tensor) -> None:
         """Warn once where a loss with a schedule trains and has not been told the epoch."""

@@ -6,7 +6,7 @@ auxiliary head on the way.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +77,10 @@ class CosineClassifier(nn.Module):
             x = x.movedim(1, -1)
         cosine = F.linear(_unit(x), _unit(self.weight))
         return (self.scale * cosine).movedim(-1, 1) if self.channels_first else self.scale * cosine
+
+    if TYPE_CHECKING:  # torch declares that a call gives anything
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         learned = isinstance(self.scale, nn.Parameter)

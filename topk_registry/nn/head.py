@@ -1,7 +1,7 @@
 """The prediction head: exact probabilities of being in the top-k set, as a module and around any classifier."""
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +81,10 @@ class TopKHead(nn.Module):
         # ranked by logits: marginals have the same order, but saturate at 1 and would tie there
         return TopKOutput(logits, marginals, logits.topk(self.k).indices)
 
+    if TYPE_CHECKING:  # torch declares that a call gives anything
+
+        def __call__(self, logits: Tensor) -> TopKOutput: ...
+
     def extra_repr(self) -> str:
         return f"k={self.k}, temperature={self.temperature:g}"
 
@@ -122,6 +126,10 @@ class TopKClassifier(nn.Module):
         logits = _main_output(self.model(images.flatten(0, 1))).unflatten(0, images.shape[:2])  # [B, crops, n]
         marginals = self.head(logits).marginals.mean(1)
         return TopKOutput(logits.mean(1), marginals, marginals.topk(self.head.k).indices)
+
+    if TYPE_CHECKING:  # torch declares that a call gives anything
+
+        def __call__(self, images: Tensor) -> TopKOutput: ...
 
 
 def _marginals(logits: Tensor, k: int, temperature: float) -> Tensor:

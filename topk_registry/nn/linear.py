@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -248,6 +248,10 @@ class LinearSmoothTopK(KeepsNumbers):
             averaged=self.averaged,
             sample=self.sample if self.training else None,
         )
+
+    if TYPE_CHECKING:  # torch declares that a call gives anything
+
+        def __call__(self, features: Tensor, target: Tensor | LabelMixture) -> Tensor: ...
 
     def topk(self, features: Tensor, *, temperature: float | None = None) -> TopClasses:
         """Return ``indices``, ``logits`` and ``marginals`` of the k best classes, best first, each [B, k].

@@ -1,5 +1,7 @@
 """The perturbed k-th largest entry as a module, for use inside networks."""
 
+from typing import TYPE_CHECKING
+
 from torch import Generator, Tensor, nn
 
 from topk_registry.ops.perturbed.api import check_options, perturbed_topk
@@ -45,6 +47,12 @@ class PerturbedTopK(nn.Module):
             noise=noise,
             impl=self.impl,
         )
+
+    if TYPE_CHECKING:  # torch declares that a call gives anything
+
+        def __call__(
+            self, scores: Tensor, *, generator: Generator | None = None, noise: Tensor | None = None
+        ) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return f"k={self.k}, epsilon={self.epsilon:g}, num_samples={self.num_samples}"

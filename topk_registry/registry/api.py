@@ -15,11 +15,24 @@ timm's own names stay timm's.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from topk_registry.registry import timm_losses
 from topk_registry.registry.errors import BrokenPluginError
 from topk_registry.registry.registry import B, Builder, LossInfo, Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from topk_registry.ops.targets.label_mixture import LabelMixture
+
+    class Loss(nn.Module):
+        """What editors know of a created loss; a factory that returns a plain function keeps the first line alone."""
+
+        def __call__(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor: ...
+
+        def __getattr__(self, name: str) -> Any: ...  # its options and methods are its own
+
 
 losses: Registry = Registry("topk_registry.losses", "loss", reserved=timm_losses.reserved())
 datasets: Registry = Registry("topk_registry.datasets", "dataset")
@@ -60,7 +73,7 @@ def get_loss_builder(name: str) -> Builder:
     return losses.builder(name)
 
 
-def create_loss(name: str, **options: Any) -> Any:
+def create_loss(name: str, **options: Any) -> "Loss":
     """Build the loss of this name with these options: a callable ``(logits, target) -> Tensor``.
 
     Args:
@@ -73,14 +86,14 @@ def create_loss(name: str, **options: Any) -> Any:
     return build_loss(name, get_loss_builder(name), **options)
 
 
-def build_loss(name: str, factory: Builder, /, **options: Any) -> Any:
+def build_loss(name: str, factory: Builder, /, **options: Any) -> "Loss":
     """Build a loss with the factory that :func:`get_loss_builder` returned for its name."""
     loss = losses.build(name, factory, options)
     if not callable(loss):
         raise BrokenPluginError(
             f"{losses.describe(name)} built {loss!r}, which is no callable (logits, target) -> Tensor"
         )
-    return loss
+    return loss  # pyright: ignore[reportReturnType]  # a plain function has the call, if not the rest
 
 
 def register_loss(name: str, override: bool = False) -> Callable[[B], B]:

@@ -12,6 +12,8 @@ runs timm's and torchvision's own training scripts with a registered loss. ``val
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from topk_registry.registry.source import closest
+
 if TYPE_CHECKING:
     from topk_registry.train.config.config import TrainConfig
     from topk_registry.train.engine.run import Hooks, Run
@@ -52,5 +54,6 @@ if not TYPE_CHECKING:  # which would take any name for one that exists
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            hint = closest(name, __all__)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}; it has {', '.join(__all__)}")
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -127,6 +127,10 @@ class SphericalLinear(nn.Module):
             return losses.to(features.dtype)
         total = losses.sum()
         return (total if self.reduction == "sum" else total / share.sum()).to(features.dtype)
+
+    if TYPE_CHECKING:  # torch declares that a call gives anything
+
+        def __call__(self, features: Tensor, target: Target) -> Tensor: ...
 
     @torch.no_grad()
     def step(
