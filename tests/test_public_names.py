@@ -38,8 +38,10 @@ BEFORE = """
 """  # names of version 0.1
 NAMESPACES = {
     "analysis": """
-        Comparison DuplicateGroup LabelIssues class_thresholds compare comparison_page confident_joint duplicate_groups
-        holm label_issues label_log_likelihoods mcnemar picture_hash top_classes topk_credits
+        Comparison DuplicateGroup LabelIssues Report brier_score calibration_error class_thresholds compare
+        comparison_page confident_joint confused_pairs duplicate_groups holm label_issues label_log_likelihoods
+        look_alikes mcnemar picture_hash reliability report report_page risk_coverage smooth_calibration_error
+        top_classes topk_credits
     """,
     "conformal": """
         ExchangeabilityTest PredictionSets RULES SCORES Score SetCounts Thresholds average_size binomial_interval

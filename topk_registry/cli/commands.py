@@ -23,6 +23,7 @@ CORE = {
     "validate": "topk_registry.train.validate:main",
     "labels": "topk_registry.evaluation.labels:main",
     "compare": "topk_registry.evaluation.compare:main",
+    "report": "topk_registry.evaluation.report:main",
     "torchvision-train": "topk_registry.train.scripts.torchvision:main",
     "losses": "topk_registry.cli.losses:main",
     "datasets": "topk_registry.cli.losses:datasets",

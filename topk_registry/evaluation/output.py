@@ -60,4 +60,5 @@ def finite(value: Any) -> Any:
 
 
 def _is_number(text: str) -> bool:
-    return text.lstrip("+-").replace(".", "", 1).replace("e-", "", 1).isdigit() or text in ("-", "nan")
+    digits = text.removesuffix(" %").lstrip("+-").replace(".", "", 1).replace("e-", "", 1)
+    return digits.isdigit() or text in ("-", "nan")
