@@ -24,7 +24,7 @@ class DuplicateGroup:
     Args:
         members: their numbers, rising.
         exact: whether all have the same pixels.
-        labels_differ: whether they have two labels or more, so that one at least is wrong.
+        labels_differ: whether they have two labels or more.
     """
 
     members: tuple[int, ...]
