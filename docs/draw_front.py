@@ -16,8 +16,8 @@ INK, FIRST, SECOND = "#7d8590", "#2f81f7", "#e5732a"
 PANEL = (350, 170)  # width and height of a panel's plot
 SCORES = [3.2, 2.9, 2.7, 2.2, 1.0, 0.6, 0.2, -0.5, -1.0, -1.5]  # four classes compete for three places
 K = 3
-TAU = 0.1  # as in the page's own examples
-LABEL = (-4.0, 10.0)  # scores of the label in the right panel
+TAUS = {1.0: "", 0.1: "6 4"}  # the default, which the page's examples have, and a smaller one; with their dashes
+LABEL = (-4.0, 16.0)  # scores of the label in the right panel
 OTHERS = torch.tensor([7, 6.5, 6, 5.5, 0, -0.4, -0.8, -1.2, -1.6, -2], dtype=torch.float64)
 
 
@@ -66,23 +66,25 @@ def losses() -> Iterable[str]:
     score = torch.linspace(*LABEL, 121, dtype=torch.float64).requires_grad_()
     rows = torch.cat((score[:, None], OTHERS.expand(len(score), -1)), 1)
     target = torch.zeros(len(rows), dtype=torch.int64)
-    hinge = tr.create_loss("smooth_topk_svm", k=5, tau=TAU, reduction="none")(rows, target)
     entropy = F.cross_entropy(rows, target, reduction="none")
+    hinges = {tau: tr.create_loss("smooth_topk_svm", k=5, tau=tau, reduction="none")(rows, target) for tau in TAUS}
 
     def place(at: float, value: float) -> tuple[float, float]:
         return (at - LABEL[0]) / (LABEL[1] - LABEL[0]) * PANEL[0], PANEL[1] - value * (PANEL[1] - 30)
 
-    yield text(0, -30, "How hard a label pulls, four classes in front", size=15)
-    yield text(0, -11, f"smooth_topk_svm, k = 5, tau = {TAU:g}", colour=FIRST)
+    yield text(0, -30, "How hard a label pulls, k = 5, four in front", size=15)
+    yield text(0, -11, "smooth_topk_svm: tau = 1, dashed 0.1", colour=FIRST, size=12)
     yield text(PANEL[0], -11, "cross-entropy", colour=SECOND, anchor="end")
     for rival in OTHERS.tolist():
         x = place(rival, 0)[0]
         yield line([(x, PANEL[1] - 6), (x, PANEL[1] + 6)], INK, 1)
     yield text(place(OTHERS[0].item(), 0)[0] + 6, PANEL[1] - 8, "the four", size=12)
     yield line([(0, PANEL[1]), (PANEL[0], PANEL[1])], INK, 1)
-    for values, colour in ((entropy, SECOND), (hinge, FIRST)):
-        yield line([place(*pair) for pair in zip(score.tolist(), pull(values, score), strict=True)], colour)
-    for tick in range(-4, 11, 2):
+    drawn = [(entropy, SECOND, ""), *((hinges[tau], FIRST, dash) for tau, dash in TAUS.items())]
+    for values, colour, dash in drawn:
+        points = [place(*pair) for pair in zip(score.tolist(), pull(values, score), strict=True)]
+        yield line(points, colour, dash=dash)
+    for tick in range(-4, 17, 4):
         yield text(place(tick, 0)[0], PANEL[1] + 20, str(tick), anchor="middle", size=12)
     yield text(PANEL[0] / 2, PANEL[1] + 38, "score of the label", anchor="middle")
 

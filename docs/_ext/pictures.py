@@ -132,6 +132,6 @@ def draw(folder: Path) -> None:
         figure = make()
         figure.savefig(folder / f"{make.__name__}.svg", transparent=True, metadata={"Date": None})
         plt.close(figure)
-    for page, studies in RESULTS.items():
-        figure = claims.picture(claims.differences(studies))
+    for page in quotes.PAGES:
+        figure = claims.picture(claims.differences(RESULTS[page]))
         figure.savefig(folder / f"claims_{page}.svg", transparent=True, metadata={"Date": None})

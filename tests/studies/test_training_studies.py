@@ -318,6 +318,8 @@ def test_the_study_of_tau_compares_each_value_on_two_networks_and_every_level_of
         notes = study.report(records).notes
         assert len(notes) == 6
         assert [bool(note.paper) for note in notes] == [True, False, False] * 2
+    published = study.configurations(Options(budget="paper"), [])
+    assert {c["flags"].get("loss_opt", {}).get("tau") for c in published} == {None, 0.1, 0.3, 1.0}
     named = study.configurations(Options(flags={"model": "resnet18", "dataset": "topk/hierarchy"}), [])
     assert all("model_kwargs" not in configuration["flags"] for configuration in named)
 

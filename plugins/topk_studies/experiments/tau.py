@@ -5,7 +5,7 @@ from typing import Any
 
 from topk_studies.baselines.paper import TEMPERATURE, less
 from topk_studies.engine.experiment import TunedStudy
-from topk_studies.engine.settings import Trial, base_flags
+from topk_studies.engine.settings import Trial, base_flags, trials
 from topk_studies.engine.statistics import Claim, paired
 from topk_studies.engine.study import Options, Table
 from topk_studies.engine.tuning import Choice, groups, label_noise_of
@@ -14,11 +14,11 @@ from topk_studies.report import display
 
 BASELINE, SMOOTH = "ce", "smooth_topk_svm"
 VALUES = (0.1, 0.3, 1.0)
-LEVELS = {"small": (0.0, 0.4, 0.8), "standard": (0.0, 0.4, 0.8), "paper": (0.0, 0.4, 0.8)}
+LEVELS = (0.0, 0.4, 0.8)
 RATES = {"topk_mlp": (5e-4, 1e-3, 2e-3)}
-FEW = (1e-3, 2e-3)  # of longer runs
+FEW = (1e-3, 2e-3)  # of networks whose runs take longer
 DEEP = {"topk_convnet": 2, "topk_mlp": 4}  # twice the convolutions, and twice the hidden layers
-PAPERS = VALUES[-1]  # the paper's on CIFAR-100, which the others are compared with
+ON_CIFAR = VALUES[-1]  # the paper's on CIFAR-100, which the others are compared with
 
 
 class Tau(TunedStudy):
@@ -37,15 +37,17 @@ class Tau(TunedStudy):
         kinds: list[dict[str, Any]] = [{}]
         if options.budget != "paper" and "model" not in options.flags:
             kinds.append({"model_kwargs": {**base["model_kwargs"], "depth": DEEP[base["model"]]}})
-        return [{"label_noise": level, **kind} for level in LEVELS[options.budget] for kind in kinds]
+        return [{"label_noise": level, **kind} for level in LEVELS for kind in kinds]
 
     def contestants(self, options: Options) -> list[tuple[str, Mapping[str, Any]]]:
         losses = options.losses or self.LOSSES
         return [(BASELINE, {}), *((loss, {"tau": tau}) for loss in losses for tau in VALUES)]
 
     def trials(self, options: Options, loss: str) -> Sequence[Trial] | None:
-        if options.budget == "paper":
-            return None
+        if options.budget == "paper":  # the published settings but for tau, which is what is compared
+            return [
+                {flag: value for flag, value in each.items() if flag != "loss_opt"} for each in trials(options, loss)
+            ]
         return [{"lr": rate} for rate in RATES.get(base_flags(options)["model"], FEW)]
 
     def key(self, choice: Choice) -> str:
@@ -56,7 +58,7 @@ class Tau(TunedStudy):
 
     def tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
         grids = [self.grid_table("Accuracy by tau", found, metric) for metric in self.METRICS]
-        papers = f"tau = {PAPERS:g}"
+        papers = f"tau = {ON_CIFAR:g}"
         against = display.differences_table(found, self.KEY, self.key, self.METRICS, baseline=papers, name=self.name)
         return (*grids, against, *self.tuning_tables(found))
 

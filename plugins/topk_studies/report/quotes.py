@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+TRIALS = "tau_trials"  # of a study whose runs on images are not done: what tuning chose, on one seed
 PAGES = {"features": "on feature vectors", "images": "on images"}
 BLOCK = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- /measured -->)", re.DOTALL)
 BY_TAU = re.compile(r"(?<=<!-- tau -->\n).*?(?=<!-- /tau -->)", re.DOTALL)
@@ -108,8 +109,8 @@ FURTHER = {  # quoted in sentences, and no part of the table
 
 
 def read(folder: Path) -> Results:
-    """The results of every page, as the repository keeps them."""
-    return {page: json.loads((folder / f"{page}.json").read_text(encoding="utf-8")) for page in PAGES}
+    """The results of every page, as the repository keeps them, and the trials of tau on images."""
+    return {page: json.loads((folder / f"{page}.json").read_text(encoding="utf-8")) for page in (*PAGES, TRIALS)}
 
 
 def cell(row: Row, studies: Sequence[Mapping[str, Any]]) -> str:
@@ -131,8 +132,8 @@ def table(results: Results) -> str:
 
 
 def by_tau(results: Results) -> str:
-    """The accuracies of the study of tau: top-5 with its interval, and top-1 in brackets."""
-    found = {page: study["tables"] for page, studies in results.items() for study in studies if study["study"] == "tau"}
+    """The accuracies of the study of tau: top-5 with its interval, and top-1 in brackets; then trials of one seed."""
+    found = {page: study["tables"] for page in PAGES for study in results[page] if study["study"] == "tau"}
     names = list(dict.fromkeys(name for tables in found.values() for name in tables[0]["columns"][1:]))
     head = ["data", "network, label noise", *("cross-entropy" if name == "ce" else name for name in names)]
     lines = [head, ["---"] * len(head)]
@@ -143,6 +144,12 @@ def by_tau(results: Results) -> str:
             )
             cells = (_accuracy(fives.get(name), ones.get(name)) for name in names)
             lines.append([PAGES[page].removeprefix("on "), rows[0][0], *cells])
+    for study in results.get(TRIALS, ()):
+        (table,) = study["tables"]
+        tried = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+        for row in dict.fromkeys(each["network, noise"] for each in tried):
+            best = {each["loss"]: f"{each['best top-5']:.1f}" for each in tried if each["network, noise"] == row}
+            lines.append(["images, trials", row, *(best.get(name, "-") for name in names)])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
