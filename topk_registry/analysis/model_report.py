@@ -169,7 +169,7 @@ def report(
         >>> labels = rng.integers(0, 10, 400)
         >>> found = report(3 * np.eye(10)[labels] + rng.normal(size=(400, 10)), labels, k=(1, 3))
         >>> sorted(found.summary)[:3]
-        ['brier', 'calibration_error', 'log_likelihood']
+        ['area_under_risk', 'brier', 'calibration_error']
     """
     scores, given = check_scores(logits, labels)
     count, n = scores.shape

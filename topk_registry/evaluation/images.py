@@ -16,7 +16,7 @@ from topk_registry.data.labels import class_names_of, is_indexed, kept_labels_of
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import DataError
 from topk_registry.train.setup.datasets import Data, check_data_arguments, name_of
-from topk_registry.train.setup.unreadable import WatchedImages
+from topk_registry.train.setup.pictures import path_of, picture_of
 from topk_registry.train.validate import align_data, open_evaluation
 
 # the settings that say which images an evaluation reads, and under which labels
@@ -94,23 +94,11 @@ class Images:
 
     def path(self, index: int) -> str:
         """The file of an image, or its number where it has none."""
-        dataset, index = self._innermost(index)
-        filename = getattr(dataset, "filename", None)
-        return str(filename(index)) if callable(filename) else f"sample {index}"
+        return path_of(self.dataset, index)
 
     def picture(self, index: int) -> Image.Image | None:
         """An image as it is stored; None where the data set gives none, or cannot pick or read it."""
-        if not self.indexed:
-            return None
-        inner, place = self._innermost(index)
-        if isinstance(inner, WatchedImages):
-            return inner.picture(place)
-        transform, self.dataset.transform = getattr(self.dataset, "transform", None), None
-        try:
-            image = self.dataset[index][0]
-        finally:
-            self.dataset.transform = transform
-        return image if isinstance(image, Image.Image) else None
+        return picture_of(self.dataset, index)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -129,13 +117,6 @@ class Images:
     def _named_settings(self) -> dict[str, Any]:
         # a folder is told by what is in it, wherever it lies
         return {name: value for name, value in self.settings.items() if name not in ("data_dir", "strict_data")}
-
-    def _innermost(self, index: int) -> tuple[Any, int]:
-        """The data set below wrappers such as a ``Selection``, and the image's number in it."""
-        dataset = self.dataset
-        while hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
-            dataset, index = dataset.dataset, int(dataset.indices[index])
-        return dataset, index
 
 
 def _add_content(digest: Any, dataset: Any) -> None:

@@ -34,6 +34,8 @@ def main(argv: Sequence[str]) -> int:
 
     try:
         several = targets(args)
+        if args.report and (several or args.real_labels):
+            raise TrainError("--report is of one model on the labels of its data: name one, without --real-labels")
         results = validate_all(args, several) if several else retrying(args) if args.retry else validate(args)
     except TrainError as error:
         print(f"timm validate: {error}", file=sys.stderr)
@@ -202,6 +204,9 @@ def validate(args: Namespace) -> dict[str, Any]:
         observers.append(measures.LabelCheck(ready.names))
     evaluator = ready.evaluator(args)
     evaluator.observers = observers
+    kept: list[tuple[Any, Any]] = []
+    if args.report:
+        evaluator.keep = lambda scores, labels: kept.append((scores.cpu(), labels.cpu()))
     try:
         metrics = evaluator(optimised(ready.model, args, ready.compute), ready.criterion)
     finally:
@@ -209,6 +214,8 @@ def validate(args: Namespace) -> dict[str, Any]:
     assert metrics is not None
     for observer in observers:
         metrics |= observer.results()
+    if args.report:
+        _write_report(args, ready, kept)
     unreadable = report_unreadable(data.validation, "evaluation")
     if unreadable:
         print(f"timm validate: {unreadable}", file=sys.stderr)
@@ -223,6 +230,24 @@ def validate(args: Namespace) -> dict[str, Any]:
         "crop_pct": data_config["crop_pct"],
         "interpolation": data_config["interpolation"],
     }
+
+
+def _write_report(args: Namespace, ready: Prepared, kept: Sequence[tuple[Any, Any]]) -> None:
+    import torch
+
+    from topk_registry.analysis import report, report_page
+    from topk_registry.pages import thumbnail, write_page
+    from topk_registry.train.setup.pictures import path_of, picture_of
+
+    def show(index: int) -> str:
+        picture = picture_of(images, index)
+        return "" if picture is None else thumbnail(picture)
+
+    images, (scores, labels) = ready.data.validation, (torch.cat(parts) for parts in zip(*kept, strict=True))
+    name = args.checkpoint or ready.config.model
+    found = report(scores.float(), labels, name=name, class_names=ready.names, k=args.topk)
+    write_page(Path(args.report), report_page(found, show, lambda index: path_of(images, index)))
+    print(f"timm validate: wrote {args.report}", file=sys.stderr)
 
 
 def config_of(args: Namespace) -> TrainConfig:

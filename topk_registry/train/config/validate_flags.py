@@ -102,6 +102,7 @@ def create_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, metavar="S", help="random seed")
     add("--results-file", default="", metavar="FILE", help="also write the metrics here")
     add("--results-format", default="csv", choices=("csv", "json"), help="form of --results-file (default: csv)")
+    add("--report", default="", metavar="FILE", help="also write a page: classes, confusions, reliability")
     add("--log-freq", type=int, default=10, metavar="N", help="batches between lines of progress (default: 10)")
     add("--num-gpu", type=int, default=1, metavar="N", help="GPUs to spread a batch over (default: 1)")
     add("--test-pool", action="store_true", default=False, help="pool over larger images than the model's own")
