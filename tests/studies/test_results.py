@@ -11,6 +11,7 @@ import pytest
 from topk_registry import get_loss_builder
 from topk_studies.engine.catalogue import OWN, PAPERS, load_study
 from topk_studies.engine.experiment import TrainingStudy
+from topk_studies.engine.settings import TRIALS
 from topk_studies.engine.statistics import LOOKS
 from topk_studies.report import claims as pictured
 from topk_studies.report import quotes
@@ -130,6 +131,8 @@ CHOOSE, README = RESULTS.parent / "guide" / "choose.md", RESULTS.parents[1] / "R
 def test_the_front_page_quotes_the_results(tmp_path):
     text = README.read_text()
     assert len(quotes.QUOTE.findall(text)) >= 2
+    tuned = sorted({trial["loss_opt"]["tau"] for trial in TRIALS["smooth_topk_svm"]})
+    assert f"at tau {' or '.join(f'{tau:g}' for tau in tuned)} as tuning chose" in text
     # a number of ours has a sign, and comes from the results alone
     assert not re.findall(r"[+-]\d+\.\d| ± ", quotes.QUOTE.sub("", text))
     pages = [tmp_path / "README.md", tmp_path / "choose.md"]
