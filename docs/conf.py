@@ -20,6 +20,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx-mathjax-offline",
     "generated_pages",
+    "colab",
 ]
 exclude_patterns = ["_build", "_ext", "_templates", "results/studies", ".jupyter_cache", "jupyter_execute"]
 html_theme = "furo"

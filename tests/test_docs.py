@@ -1,6 +1,7 @@
 """The pages for whoever carries on: their paths exist, the picture is current, workflows need no secret."""
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -166,3 +167,48 @@ def test_ci_runs_the_script_of_the_repository():
     commands = [step.get("run") for job in jobs.values() for step in job["steps"]]
     assert ".ci/run" in commands
     assert 'python -m pytest -n 2 -m "not slow"' in commands
+
+
+@pytest.mark.parametrize("workflow", [*WORKFLOWS, ROOT / "plugins/template/.github/workflows/ci.yaml"], ids=label)
+def test_actions_are_pinned_to_commits(workflow):
+    """But for the one whose commit could not be looked up, which says so."""
+    lines = workflow.read_text().splitlines()
+    used = [(before, line) for before, line in zip(["", *lines], lines, strict=False) if "uses: " in line]
+    assert used
+    for before, line in used:
+        pinned = re.search(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+(\.\d+)+$", line)
+        assert pinned or ("gh-action-pypi-publish" in line and "# not pinned" in before), line
+    commits = re.findall(r"uses: ([\w./-]+)@([0-9a-f]{40})", "\n".join(lines))
+    assert len({name for name, _ in commits}) == len(set(commits)), "one commit an action"
+
+
+def test_the_recipe_for_conda_asks_for_what_the_package_does():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    recipe = yaml.safe_load((ROOT / "conda/recipe.yaml").read_text())
+    assert recipe["context"]["version"] == project["version"]
+    run = {re.sub(r"\s+", "", line).replace("pytorch>", "torch>") for line in recipe["requirements"]["run"]}
+    assert {line for line in run if not line.startswith("python>")} == set(project["dependencies"])
+    points = dict(line.split(" = ") for line in recipe["build"]["python"]["entry_points"])
+    assert points == project["scripts"]
+
+
+def test_tutorials_open_in_colab(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs/_ext"))
+    colab = importlib.import_module("colab")
+    for page in sorted((ROOT / "docs/tutorials").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        cells = json.loads(colab.notebook(text))["cells"]
+        assert [cell["source"] for cell in cells if "%pip install" in cell["source"]] == [colab.INSTALL]
+        assert sum(cell["cell_type"] == "code" for cell in cells) == text.count("```{code-cell}") + 1
+        assert colab.notebook(text) == colab.notebook(text)
+    monkeypatch.setenv("GITHUB_REPOSITORY", "somebody/topk_registry")
+    monkeypatch.setenv("GITHUB_REF_TYPE", "branch")
+    source = ["---\na: b\n---\n\n# Title\n\nText\n"]
+    colab.add_link(None, "guide/start", source)
+    assert "colab" not in source[0]
+    colab.add_link(None, "tutorials/first_steps", source)
+    place = "https://colab.research.google.com/github/somebody/topk_registry/blob/gh-pages/latest"
+    assert source[0] == f"---\na: b\n---\n\n# Title\n\n[Open in Colab]({place}/tutorials/first_steps.ipynb)\n\nText\n"
+    monkeypatch.delenv("GITHUB_REPOSITORY")
+    colab.add_link(None, "tutorials/first_steps", unchanged := ["# Title\n"])
+    assert unchanged == ["# Title\n"]
