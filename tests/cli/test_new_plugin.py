@@ -47,7 +47,7 @@ def test_every_extension_point_has_an_example():
 
     points = tomllib.loads((TEMPLATE / "pyproject.toml").read_text())["project"]["entry-points"]
     groups = [value.group for value in vars(registry).values() if isinstance(value, registry.Registry)]
-    assert {*points, "topk_registry.model_files"} == {*groups, commands.group}  # that one's form may still change
+    assert {*points, "topk_registry.model_files"} == {*groups, commands.group}  # that one is no beginner's
     for values in points.values():
         for value in values.values():
             module, _, attr = value.partition(":")

@@ -48,5 +48,5 @@ def test_a_best_class_that_is_enough_stands_alone():
 
 
 def test_a_score_that_learns_from_labels_has_nothing_to_learn_from():
-    with pytest.raises(TrainError, match="prior must be positive"):
+    with pytest.raises(TrainError, match="score pas learns its options from labels"):
         SetEvaluation("pas", 0.1, {}, seed=0)
