@@ -77,16 +77,12 @@ def untraced_no_more() -> None:
 
 def compile_kernels(dtype: torch.dtype) -> None:
     """Compile what runs on scores of one precision. In one process, the functions that kernels share compile once."""
-    from topk_registry.ops.ksubset.numba import backend, chunks
-    from topk_registry.ops.perturbed.numba import backend as perturbed
-    from topk_registry.ops.rows.numba import driver
+    from topk_registry.ops.cpu.functions import ENTRIES
 
-    bodies = [backend._label_margins, backend._margins_backward, backend._expected_hinges, backend._margins]
-    bodies += [chunks._summarise, chunks._gradient, driver.bodies, perturbed._body]
-    for path in sorted(OPERATORS.glob("*/numba/kernel.py")):
-        bodies.append(import_module(f"topk_registry.ops.{path.parts[-3]}.numba.kernel").row_kernel)
-    for body in bodies:
-        body(dtype)
-    if dtype == torch.float32:
-        for half in (torch.float16, torch.bfloat16):
-            driver.bodies(half)
+    for path in sorted(OPERATORS.glob("*/numba/*.py")):
+        import_module(f"topk_registry.ops.{path.parts[-3]}.numba.{path.stem}")
+    half = (torch.float16, torch.bfloat16) if dtype == torch.float32 else ()
+    for entry in ENTRIES:
+        for one in (dtype, *half):
+            if one in entry.dtypes:
+                entry(one)

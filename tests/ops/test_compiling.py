@@ -15,7 +15,9 @@ import torch
 
 numba = pytest.importorskip("numba")
 
-from topk_registry.ops.cpu import compiling, openmp  # noqa: E402
+from topk_registry.ops.cpu import compiling, threads  # noqa: E402
+from topk_registry.ops.cpu.functions import BODY  # noqa: E402
+from topk_registry.ops.cpu.jobs import pointer  # noqa: E402
 
 AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 NO_PLACE = "every process compiles its own.* set NUMBA_CACHE_DIR"
@@ -102,16 +104,18 @@ PROGRAM = """
 import sys
 import numba, numpy as np, torch
 from topk_registry.ops import backend
-from topk_registry.ops.cpu import compiling, openmp
+from topk_registry.ops.cpu import compiling, threads
+from topk_registry.ops.cpu.functions import BODY
+from topk_registry.ops.cpu.jobs import pointer
 
 compiling._notice.left = float(sys.argv[1])
 def double(job):
     _, address = numba.carray(job, 2, np.int64)
-    numba.carray(openmp.pointer(address), 1, np.int64)[0] *= 2
+    numba.carray(pointer(address), 1, np.int64)[0] *= 2
 
 number = torch.tensor([21])
-body = backend.alone(lambda: openmp.compiled(double))
-openmp.run(body, number, threads=1)
+body = backend.alone(lambda: compiling.kernel(BODY.signature, double, "double").ctypes)
+threads.run(body, number, threads=1)
 assert number.item() == 42
 print(compiling.folder(), compiling.problem())
 """
@@ -147,16 +151,16 @@ def adding(step):
 
     def body(job):
         _, address = numba.carray(job, 2, np.int64)
-        numba.carray(openmp.pointer(address), 1, np.int64)[0] += step  # pyright: ignore[reportCallIssue]
+        numba.carray(pointer(address), 1, np.int64)[0] += step  # pyright: ignore[reportCallIssue]
 
     return body
 
 
 def compiled(step):
     """The kernel, tried; and whether it was loaded."""
-    found = compiling.kernel(openmp.SIGNATURE, adding(step))
+    found = compiling.kernel(BODY.signature, adding(step), f"adding {step}")
     number = torch.tensor([1])
-    openmp.run(found.ctypes, number, threads=1)
+    threads.run(found.ctypes, number, threads=1)
     assert number.item() == 1 + step
     return found.cache_hits == 1
 

@@ -7,27 +7,28 @@ import torch
 numba = pytest.importorskip("numba")
 caching = pytest.importorskip("numba.core.caching")
 
-from topk_registry.ops.cpu import openmp as team  # noqa: E402
+from topk_registry.ops.cpu import compiling, threads  # noqa: E402
+from topk_registry.ops.cpu.functions import BODY  # noqa: E402
+from topk_registry.ops.cpu.jobs import pointer, spans  # noqa: E402
 
 
 def counting():
     """A body that adds 1 to each number of an array."""
 
-    @team.compiled
     def body(job):
         _, count, address = numba.carray(job, 3, np.int64)
-        numbers = numba.carray(team.pointer(address), count, np.int64)
-        for start, stop in team.spans(job, 3, count):
+        numbers = numba.carray(pointer(address), count, np.int64)
+        for start, stop in spans(job, 3, count):
             for i in range(start, stop):
                 numbers[i] += 1
 
-    return body
+    return compiling.kernel(BODY.signature, body, "counting").ctypes
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_each_row_is_taken_once(threads):
+@pytest.mark.parametrize("team", [1, 2])
+def test_each_row_is_taken_once(team):
     numbers = torch.zeros(100, dtype=torch.int64)
-    team.run(counting(), len(numbers), numbers, threads=threads)
+    threads.run(counting(), len(numbers), numbers, threads=team)
     assert (numbers == 1).all()
 
 
@@ -38,5 +39,5 @@ def test_without_a_place_to_keep_it_a_body_is_compiled_all_the_same(monkeypatch,
     with pytest.warns(UserWarning, match="every process compiles its own.* set NUMBA_CACHE_DIR"):
         body = counting()
     numbers = torch.zeros(10, dtype=torch.int64)
-    team.run(body, len(numbers), numbers, threads=1)
+    threads.run(body, len(numbers), numbers, threads=1)
     assert (numbers == 1).all()

@@ -32,6 +32,7 @@ CORE = {
     "check-dataset": "topk_registry.cli.check_dataset:main",
     "new-plugin": "topk_registry.cli.new_plugin:main",
     "doctor": "topk_registry.cli.doctor:main",
+    "kernels": "topk_registry.cli.kernels:main",
 }
 
 

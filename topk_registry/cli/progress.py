@@ -11,9 +11,13 @@ class Progress:
 
     def __call__(self, step: str) -> None:
         """Show that a step begins."""
-        self.done += 1
-        if self.stream.isatty():
-            print(f"\r\x1b[K[{self.done}/{self.total}] {step} ...", end="", file=self.stream, flush=True)
+        self.at(self.done + 1, step)
+
+    def at(self, done: int, step: str) -> None:
+        """Show a number of steps and a word for them."""
+        if self.stream.isatty() and (done != self.done or not done):
+            print(f"\r\x1b[K[{done}/{self.total}] {step} ...", end="", file=self.stream, flush=True)
+        self.done = done
 
     def clear(self) -> None:
         """Take the line away."""

@@ -42,6 +42,7 @@ class Backend(Generic[Kernels]):
     takes_half: bool = False  # accepts float16 and bfloat16 scores; others are given single precision
     takes_strides: bool = False  # reads rows where they lie; others are given contiguous ones
     checks_labels: bool = False  # gives NaN for a label out of range; else labels are checked before the call
+    is_prebuilt: Callable[[], bool] = lambda: False  # whether its kernels are compiled already, without the package
 
     def kernels(self) -> Kernels:
         """Import the kernels. Raises where that fails."""
@@ -106,17 +107,22 @@ def _problem(one: Backend[Any], device: torch.device, trial: Callable[[], bool])
         return ""
     if device.type == "cuda" and (old := too_old(device)):
         return old
-    if find_spec(one.package) is None:
+    if not one.is_prebuilt() and find_spec(one.package) is None:
         return f"{one.package} is not installed (pip install {one.package})"
+    named = "the library of kernels is installed" if one.is_prebuilt() else f"{one.package} is installed"
     try:
         alone(one.kernels)
+    except NotCompiledError:
+        raise
     except Exception as error:
-        return f"{one.package} is installed but cannot be used ({error!r})"
+        return f"{named} but cannot be used ({error!r})"
     try:
         wrong = "" if alone(trial) else "their results are wrong"
+    except NotCompiledError:
+        raise
     except Exception as error:
         wrong = repr(error)
-    return f"{one.package} is installed but its kernels cannot be used here ({wrong})" if wrong else ""
+    return f"{named} but its kernels cannot be used here ({wrong})" if wrong else ""
 
 
 def alone(function: Callable[[], Any]) -> Any:
@@ -198,6 +204,29 @@ def too_old(device: torch.device) -> str:
     wanted = ".".join(map(str, OLDEST_GPU))
     missing = f"the GPU kernels need compute capability {wanted}, {device} has {found[0]}.{found[1]}"
     return "" if found >= OLDEST_GPU else missing
+
+
+class NotCompiledError(RuntimeError):
+    """A kernel would have to be compiled, within :func:`without_compiling`."""
+
+
+_forbidden: list[None] = []  # one for each block that forbids it; of all threads, as trials run in threads
+
+
+@contextmanager
+def without_compiling() -> Iterator[None]:
+    """Raise :class:`NotCompiledError` in a ``with`` block where a kernel for the CPU would have to be compiled."""
+    _forbidden.append(None)
+    try:
+        yield
+    finally:
+        _forbidden.pop()
+
+
+def check_compiling() -> None:
+    """Raise :class:`NotCompiledError` where compiling is forbidden."""
+    if _forbidden:
+        raise NotCompiledError("a kernel is not compiled yet, and compiling is forbidden here")
 
 
 def forget() -> None:

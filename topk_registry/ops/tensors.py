@@ -2,7 +2,7 @@
 
 Kernels read and write memory by its address. That is right only for a tensor that is plain memory of its device, in the
 layout the kernel expects. :func:`route` decides which tensors may reach a kernel, :func:`operand` brings an argument
-into the layout, and :func:`address` and :func:`launch` are the only places that let go of an address.
+into the layout, and :func:`address`, :func:`own_address` and :func:`launch` alone let go of an address.
 """
 
 from contextlib import nullcontext
@@ -85,6 +85,11 @@ def address(t: Tensor) -> int:
     _check_contiguous(t)
     if not t.is_cpu:
         raise TypeError(f"a kernel on the CPU was given a tensor on {t.device}")
+    return t.data_ptr()
+
+
+def own_address(t: Tensor) -> int:
+    """The address of numbers that the caller has allocated itself, in one piece on the CPU; nothing is checked."""
     return t.data_ptr()
 
 

@@ -21,7 +21,7 @@ def row_of(kind: str, n: int, k: int, tier: int, side: float) -> np.ndarray:
         "two values": np.where(np.arange(n) % 3 == 0, 1.0, -1.0),
         "one leader": np.where(np.arange(n) == n // 2, 1.0, 1e-3 * generator.standard_normal(n)),
     }[kind]
-    p, limits, _ = narrow.expansion(n - 1, 1, k, 4)
+    p, limits, _ = narrow.expand(n - 1, 1, k, 4)
     low, high = 0.0, 50.0
     for _ in range(60):
         scale = (low + high) / 2
@@ -40,7 +40,7 @@ def terms_of(s: np.ndarray, k: int) -> int:
     """How many terms beyond the first the kernel takes."""
     x, terms = np.append(s, np.full(-len(s) % 64, -np.inf, np.float32)), np.empty((2, narrow.MOST + 1))
     x[0] = -np.inf
-    numbers = narrow.expansion(len(s) - 1, 1, k, 4)
+    numbers = narrow.expand(len(s) - 1, 1, k, 4)
     return narrow.centred(x, len(s) - 1, 1.0, numbers, np.empty_like(x), terms[0], terms[1])[0]
 
 
@@ -96,7 +96,7 @@ def test_distributions(kind, n, k, tier, side):
 def test_terms_are_coefficients_of_products():
     """[X^x] (X - 1)^m (q + p X)^(N - m) by multiplying out."""
     n, k = 31, 8
-    p, _, terms = narrow.expansion(n, 1, k, 8)
+    p, _, terms = narrow.expand(n, 1, k, 8)
     for row, (N, x) in zip(terms, ((n, k - 1), (n, k), (n - 1, k - 2), (n - 1, k - 1)), strict=True):
         of_equal = np.polynomial.Polynomial([1 - p, p])
         for m in range(narrow.MOST + 1):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.ops.ksubset.scores import KINDS, scores
-from topk_registry.ops.cpu import masks, select
-from topk_registry.ops.cpu import openmp as team
+from topk_registry.ops.cpu import library, masks, select
+from topk_registry.ops.cpu import threads as team
 from topk_registry.ops.ksubset.numba import backend as cpu
 from topk_registry.ops.ksubset.torch import all_classes as composite
 
@@ -220,12 +220,12 @@ def test_an_empty_batch():
     assert gradient.shape == cpu.margins(s, 2, 1.0).shape == cpu.margins_backward(s, s, 2, 1.0).shape == (0, 9)
 
 
-@pytest.mark.parametrize("changed", ["cpu/openmp.py", "ksubset/numba/rows.py", "cpu/functions.py"])
+@pytest.mark.parametrize("changed", ["cpu/jobs.py", "ksubset/numba/rows.py", "cpu/functions.py"])
 def test_compiled_code_is_of_this_source(monkeypatch, changed):
     """Numba's cache looks at the file of a kernel only, not at those of the functions it calls."""
-    before, read = team.edition(), Path.read_bytes
-    other = Path(team.__file__).parents[1] / changed
+    before, read = library.edition(), Path.read_bytes
+    other = Path(library.__file__).parents[1] / changed
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: read(path) + b"# new" * (path == other))
-    team.edition.cache_clear()
-    assert team.edition() != before
-    team.edition.cache_clear()
+    library.edition.cache_clear()
+    assert library.edition() != before
+    library.edition.cache_clear()

@@ -31,15 +31,21 @@ from numba.core.ccallback import CFunc
 from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
+from topk_registry.ops.backend import check_compiling
+from topk_registry.ops.cpu.library import OPERATORS, edition
+
 PATIENCE = 2.0  # seconds of compilation without a word
-OPERATORS = Path(__file__).parents[1]
 
 
-def kernel(signature: object, function: Callable, **options: object) -> CFunc:
-    """Compile a function to a C function of this signature, or load it; it is never freed."""
+def kernel(signature: object, function: Callable, name: str, **options: object) -> CFunc:
+    """Compile a function to a C function of this signature, or load it; it is never freed.
+
+    ``name`` and the sources of all kernels are what it is known by where it is kept. What the function holds in its
+    closure must follow from them.
+    """
     args, result = normalize_signature(signature)
     found = _Kernel(function, (args, result), locals={}, options=options)
-    found.enable_caching()
+    found.enable_caching(name)
     found.compile()
     _alive.append(found)
     return found
@@ -134,6 +140,14 @@ class _Cache(FunctionCache):
 
     _impl_class = _Marked
 
+    def __init__(self, function: Callable, name: str) -> None:
+        self.name = name
+        super().__init__(function)
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        """numba sees neither that other files have changed, nor into compiled functions that a closure holds."""
+        return sig, codegen.magic_tuple(), self.name, edition()
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The kernel, or None where there is none or its file is damaged."""
         target_context.refresh()
@@ -174,27 +188,28 @@ class _ReadCache(_Cache):
 class _Kernel(CFunc):
     """numba's C function with the cache of this file."""
 
-    def enable_caching(self) -> None:
+    def enable_caching(self, name: str = "") -> None:
         """Choose a folder to write to, and another to read where the first choice cannot be written."""
         try:
-            self._cache: Any = _Cache(self._pyfunc)
+            self._cache: Any = _Cache(self._pyfunc, name)
         except RuntimeError as error:
             if "cannot cache" not in str(error):
                 raise
             self._cache = NullCache()
-        self._cache = _Pair(self._cache, _elsewhere(self._pyfunc, self._cache.cache_path))
+        self._cache = _Pair(self._cache, _elsewhere(self._pyfunc, name, self._cache.cache_path))
 
     def _compile_uncached(self) -> Any:
+        check_compiling()
         with _notice.over(self._cache.place):
             return super()._compile_uncached()
 
 
-def _elsewhere(function: Callable, written: str | None) -> _ReadCache | None:
+def _elsewhere(function: Callable, name: str, written: str | None) -> _ReadCache | None:
     """The folder to read beside the one that is written, where there is another."""
     if config.CACHE_LOCATOR_CLASSES:  # who says where all caches are, means it
         return None
     try:
-        found = _ReadCache(function)
+        found = _ReadCache(function, name)
     except OSError:  # no source file, as in an archive
         return None
     return None if found.cache_path == written else found

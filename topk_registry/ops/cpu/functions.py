@@ -8,16 +8,19 @@ functions here in their place, which turn into vector instructions.
 
 import math
 from collections.abc import Callable
+from functools import cache
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
 from topk_registry.ops.cpu.blocks import total
 from topk_registry.ops.cpu.compiling import kernel
+from topk_registry.ops.cpu.entries import symbol
 from topk_registry.ops.cpu.numbers import (
     compiled,
     exp32,
@@ -34,7 +37,7 @@ from topk_registry.ops.cpu.numbers import (
 
 BLOCK = 512  # numbers that are added up in their own precision; sums of blocks are added in double precision
 
-_TYPES = {"int64": types.int64, "double": types.float64, "pointer": types.voidptr}
+_TYPES = {"int64": types.int64, "double": types.float64, "pointer": types.voidptr, "void": types.void}
 # a call inside a loop keeps it from becoming vector instructions, and LLVM inlines small functions only
 _INLINE = {"error_model": "numpy", "fastmath": {"contract"}, "forceinline": True}
 _OPTIONS = {"jit_options": _INLINE}
@@ -48,7 +51,7 @@ class CFunction(NamedTuple):
 
 
 def function_type(result: str, *arguments: str) -> CFunction:
-    """The type of a C function of these arguments; addresses are passed as integers, see :func:`openmp.pointer`."""
+    """The type of a C function of these arguments; addresses are passed as integers, see ``pointer`` in jobs.py."""
     found = tuple(_TYPES[name] for name in arguments)
     passed = tuple(types.int64 if name == "pointer" else _TYPES[name] for name in arguments)
 
@@ -72,13 +75,74 @@ def function_type(result: str, *arguments: str) -> CFunction:
     return CFunction(_TYPES[result](*found), call)
 
 
-def c_function(kind: CFunction, function: Callable, *, sums: bool = False) -> int:
-    """The address of ``function`` compiled as a C function of this type; it is kept on disk, and never freed.
+class Precision(NamedTuple):
+    """What an entry is compiled for."""
 
-    With ``sums`` a loop that adds up may do so in any order; without it such a loop has no vector instructions.
+    stored: type  # of the scores in memory; np.uint16 for both kinds of half precision
+    real: type  # of the numbers that it computes with
+    half: bool
+    brain: bool  # bfloat16
+
+
+PRECISIONS = {
+    torch.float64: Precision(np.float64, np.float64, False, False),
+    torch.float32: Precision(np.float32, np.float32, False, False),
+    torch.float16: Precision(np.uint16, np.float32, True, False),
+    torch.bfloat16: Precision(np.uint16, np.float32, True, True),
+}
+BODY = function_type("void", "pointer")  # body(job)
+
+
+class Entry:
+    """A function that makes a C function for one precision: ``make(precision) -> function``.
+
+    Calling it with a dtype gives the address; it is compiled once, kept on disk, and never freed.
+
+    Args:
+        make: returns the function to compile.
+        kind: the type of the C function.
+        dtypes: the precisions that it is made for.
+        sums: whether a loop that adds up may do so in any order; else such a loop has no vector instructions.
+        name: its symbol; "" for the one of its place.
     """
-    options = {"error_model": "numpy", "fastmath": {"contract", "reassoc"} if sums else {"contract"}}
-    return int(kernel(kind.signature, function, **options).address)  # pyright: ignore[reportArgumentType]
+
+    def __init__(
+        self,
+        make: Callable[[Precision], Callable],
+        kind: CFunction,
+        dtypes: tuple[torch.dtype, ...],
+        sums: bool = False,
+        name: str = "",
+    ) -> None:
+        self.make, self.kind, self.dtypes, self.name = make, kind, dtypes, name
+        self.options = {"error_model": "numpy", "fastmath": {"contract", "reassoc"} if sums else {"contract"}}
+        self.address = cache(self._address)
+
+    def __call__(self, dtype: torch.dtype) -> int:
+        """The address of the C function for a precision."""
+        return self.address(dtype)
+
+    def symbol(self, dtype: torch.dtype) -> str:
+        """Its name in a library."""
+        module = self.make.__module__.removeprefix("topk_registry.ops.")
+        return self.name or symbol(f"{module}:{self.make.__qualname__}", dtype)
+
+    def _address(self, dtype: torch.dtype) -> int:
+        found = kernel(self.kind.signature, self.make(PRECISIONS[dtype]), self.symbol(dtype), **self.options)
+        return int(found.address)  # pyright: ignore[reportArgumentType]
+
+
+ENTRIES: list[Entry] = []  # those of the modules that are imported
+
+
+def entry(kind: CFunction = BODY, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)) -> Callable:
+    """Decorate ``make(precision) -> function`` as an :class:`Entry`."""
+
+    def mark(make: Callable[[Precision], Callable]) -> Entry:
+        ENTRIES.append(Entry(make, kind, dtypes))
+        return ENTRIES[-1]
+
+    return mark
 
 
 def number_of(bits) -> Any:

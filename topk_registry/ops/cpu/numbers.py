@@ -185,3 +185,22 @@ def log64(x):
     for j in (19, 17, 15, 13, 11, 9, 7, 5, 3):
         series = series * y + 2 / j
     return e * LN2_HIGH + (e * LN2_LOW + (z * y * series + 2.0 * z))
+
+
+@compiled
+def copy(source, out):
+    """Copy the numbers of an array to one of its length.
+
+    An assignment of arrays would bring numba's broadcasting, whose errors need Python.
+    """
+    for i in range(len(out)):
+        out[i] = source[i]
+
+
+@compiled
+def largest_integer(x):
+    """The largest of integers, at least 0."""
+    found = 0
+    for i in range(len(x)):
+        found = max(found, x[i])
+    return found

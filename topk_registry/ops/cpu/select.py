@@ -3,7 +3,7 @@
 import numpy as np
 
 from topk_registry.ops.cpu.masks import places_above
-from topk_registry.ops.cpu.numbers import compiled, number_at, place_of
+from topk_registry.ops.cpu.numbers import compiled, copy, number_at, place_of
 
 HALVINGS = 20  # leave about 1 in 500 of a number, with 2^31 numbers between the lowest and the highest score
 LAST = np.iinfo(np.int64).max
@@ -124,7 +124,7 @@ def _lower_bound(row, maxima, folded, T):
     while few // 2 >= 2 * (T + 1):
         few //= 2
     folded = folded[:few]
-    folded[:] = maxima[:few]
+    copy(maxima, folded)
     for start in range(few, lines, few):
         for j in range(few):
             folded[j] = max(folded[j], maxima[start + j])
@@ -135,7 +135,7 @@ def _lower_bound(row, maxima, folded, T):
 def maxima_of_lines(row, maxima):
     """The largest of every len(maxima)-th score, from each of the first on; a row is at least as long."""
     n, lines = len(row), len(maxima)
-    maxima[:] = row[:lines]
+    copy(row, maxima)
     for start in range(lines, n - lines + 1, lines):
         stripe = row[start : start + lines]
         for j in range(lines):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from topk_registry.ops.backend import Backend, Operator, trial_in
+from topk_registry.ops.cpu.library import is_prebuilt
 from topk_registry.ops.hinge import Hinge
 
 
@@ -38,6 +39,7 @@ OPERATOR: Operator[Kernels] = Operator(
             lambda device, k, double: device.type == "cpu" and k <= 256,  # tables of k^2 numbers leave the cache beyond
             "the CPU and k or n - k up to 256",
             checks_labels=True,
+            is_prebuilt=is_prebuilt,
         ),
         "triton": Backend(
             "triton",

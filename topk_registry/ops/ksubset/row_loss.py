@@ -2,7 +2,6 @@
 
 from functools import lru_cache, partial
 from math import isfinite
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,14 +10,13 @@ from topk_registry.ops.hinge import Hinge, soft_hinge
 from topk_registry.ops.ksubset.api import smooth_topk_hinge
 from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.ksubset.margins import topk_margins
+from topk_registry.ops.ksubset.numba.backend import hinge_losses
 from topk_registry.ops.ksubset.request import SINGLE, SINGLE_TEMPERATURE, check_finite, output_dtype, prepare
 from topk_registry.ops.ksubset.torch.expected import expected_hinges
 from topk_registry.ops.rows.api import Own, RowLoss, on_cpu
 from topk_registry.ops.targets.checks import check_range, check_target
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Masses, Options, Reduction
-
-PLANS = 8  # shapes of logits that a loss remembers: those of batches, and of the last of an epoch
 
 
 def smooth_topk_loss(k: int, *, tau: float = 1.0, alpha: float | Tensor = 1.0) -> RowLoss:
@@ -68,7 +66,6 @@ class HingeKernel:
 
     def __init__(self, k: int, tau: float) -> None:
         self.k, self.tau = k, tau
-        self._plans: dict[tuple[object, ...], Any] = {}
 
     def run(self, own: Own, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
         """The losses or their sum or mean, and the gradient in a precision that holds it; ``own`` is alpha."""
@@ -76,34 +73,21 @@ class HingeKernel:
         assert alpha is not None
         if scores.dtype == torch.float16:  # its gradient is in single precision anyway
             scores = scores.float()
-        if (plan := self._plan(scores)) is None:
+        if _is_double(self.k, self.tau, scores):  # there the passes over the scores are most of the time
             return self._by_operations(alpha, options, scores)
         target, weight, smoothing, ignore_index, reduction = options
         gaps = on_cpu(alpha, torch.float64)
+        assert gaps is not None
         if smoothing and isinstance(target, Tensor) and target.is_floating_point():
             target, smoothing = target.to(torch.float32) * (1 - smoothing) + smoothing / scores.shape[1], 0.0
         copied = scores is not given
-        value, gradient, wrong = plan.run(scores, gaps, target, weight, smoothing, ignore_index, reduction, copied)
+        mixed = gaps, target, weight, smoothing, ignore_index, reduction
+        value, gradient, wrong = hinge_losses(scores, self.k, self.tau, *mixed, in_place=copied)
         if wrong:
             if isinstance(target, LabelMixture) or not target.is_floating_point():
                 check_range(target, scores.shape[1], ignore_index)
             check_finite(given, self.k)
         return value, gradient
-
-    def _plan(self, scores: Tensor) -> Any:
-        """How numba computes the loss of scores like these in one call, or None where it does not: in double precision
-        the passes over the scores are most of the time."""
-        key = scores.shape, scores.stride(), scores.dtype
-        if key in self._plans:
-            return self._plans[key]
-        plan = None
-        if not _is_double(self.k, self.tau, scores):
-            from topk_registry.ops.ksubset.numba.losses import Plan
-
-            plan = Plan(scores, self.k, self.tau)
-        if len(self._plans) < PLANS:
-            self._plans[key] = plan
-        return plan
 
     def _by_operations(self, alpha: Tensor, options: Options, scores: Tensor) -> tuple[Tensor, Tensor]:
         target, weight, smoothing, ignore_index, reduction = options

@@ -2,8 +2,6 @@
 
 from functools import lru_cache, partial
 
-import torch
-
 from topk_registry.ops.lapsum.definition import lapsum
 from topk_registry.ops.rows.api import RowKernel, RowLoss
 
@@ -20,7 +18,4 @@ def lapsum_loss(k: float, *, tau: float = 1.0) -> RowLoss:
 
 @lru_cache(maxsize=64)
 def _kernel(k: float, tau: float) -> RowKernel:
-    def given(dtype: torch.dtype):
-        return [k, tau], []
-
-    return RowKernel("topk_registry.ops.lapsum.numba.kernel", given)
+    return RowKernel("lapsum.numba.kernel:row", (k, tau))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.backend import Backend, Operator, trial_in
+from topk_registry.ops.cpu.library import is_prebuilt
 
 EPSILONS = 1e-30, 1e30  # in single precision these can be divided by
 GPU_LARGEST_N = 16384  # scores that fit into one program's registers beside their noise
@@ -42,6 +43,7 @@ OPERATOR: Operator[Kernels] = Operator(
             "numba",
             lambda device: device.type == "cpu",
             "scores on the CPU",
+            is_prebuilt=is_prebuilt,
         ),
         "triton": Backend(
             "triton",

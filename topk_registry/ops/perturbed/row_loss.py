@@ -8,6 +8,7 @@ from torch import Tensor
 from topk_registry.ops.distributed import by_shards, generator_of_shard, is_distributed
 from topk_registry.ops.perturbed.api import SEEDS, check_options, perturbed_topk
 from topk_registry.ops.perturbed.backends import EPSILONS
+from topk_registry.ops.perturbed.numba.table import table
 from topk_registry.ops.rows.api import RowKernel, RowLoss, on_cpu
 from topk_registry.ops.targets.table import of_table, wide
 
@@ -73,15 +74,11 @@ def definition(
 
 @lru_cache(maxsize=64)
 def _kernel(k: int, epsilon: float, num_samples: int, alpha: float | None, scale: float) -> "DrawingKernel":
-    def given(dtype: torch.dtype):
-        return [k, num_samples, epsilon, alpha or 0.0, scale], ()
-
     def tensors(dtype: torch.dtype, own: Tensor | None):
-        from topk_registry.ops.perturbed.numba.noise import table  # numba is optional
-
         return on_cpu(own, dtype), table()
 
-    return DrawingKernel("topk_registry.ops.perturbed.numba.row", given, tensors)
+    numbers = k, num_samples, epsilon, alpha or 0.0, scale
+    return DrawingKernel("perturbed.numba.row:row", numbers, tensors=tensors)
 
 
 class DrawingKernel(RowKernel):

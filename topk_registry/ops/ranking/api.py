@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from functools import lru_cache, partial
 
-import torch
-
 from topk_registry.ops.ranking.definition import Ranking, ranked
 from topk_registry.ops.rows.api import RowKernel, RowLoss
 
@@ -41,8 +39,5 @@ def ranking_loss(
 
 @lru_cache(maxsize=64)
 def _kernel(ranking: Ranking) -> RowKernel:
-    def given(dtype: torch.dtype):
-        numbers = COMPILED[ranking.relaxation], ranking.candidates or 0, ranking.k, ranking.tau
-        return [*numbers, len(ranking.weights), *ranking.weights], []
-
-    return RowKernel("topk_registry.ops.ranking.numba.kernel", given)
+    numbers = COMPILED[ranking.relaxation], ranking.candidates or 0, ranking.k, ranking.tau
+    return RowKernel("ranking.numba.kernel:row", (*numbers, len(ranking.weights), *ranking.weights))

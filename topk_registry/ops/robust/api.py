@@ -2,8 +2,6 @@
 
 from functools import lru_cache, partial
 
-import torch
-
 from topk_registry.ops.robust.definition import aldr
 from topk_registry.ops.rows.api import RowKernel, RowLoss
 
@@ -30,7 +28,4 @@ def aldr_loss(*, temperature: float = 1.0, alpha: float = 2.0, gap: float = 1.0)
 
 @lru_cache(maxsize=64)
 def _kernel(temperature: float, alpha: float, gap: float) -> RowKernel:
-    def given(dtype: torch.dtype):
-        return [temperature, alpha, gap], []
-
-    return RowKernel("topk_registry.ops.robust.numba.kernel", given)
+    return RowKernel("robust.numba.kernel:row", (temperature, alpha, gap))

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from topk_registry.ops.backend import load
+from topk_registry.ops.cpu.entries import address
 from topk_registry.ops.rows.autograd import Reduced
 from topk_registry.ops.rows.backends import OPERATOR
 from topk_registry.ops.targets.checks import check_logits, check_range, check_target
@@ -43,27 +43,29 @@ class RowKernel:
     """A compiled kernel for one row, with its numbers and the compiled functions that it calls.
 
     Args:
-        module: where ``row_kernel(dtype)`` gives its address.
-        given: for the precision that it computes in, its numbers, and the addresses of functions, 0 for none.
+        place: of its entry, see :mod:`topk_registry.ops.cpu.entries`.
+        numbers: its own numbers.
+        functions: for the precision that it computes in, the addresses of functions, 0 for none.
         tensors: for that precision and the loss's own tensors, those that the kernel reads, contiguous on the CPU.
     """
 
     def __init__(
         self,
-        module: str,
-        given: Callable[[torch.dtype], tuple[Sequence[float], Sequence[int]]],
+        place: str,
+        numbers: Sequence[float],
+        functions: Callable[[torch.dtype], Sequence[int]] | None = None,
         tensors: Callable[..., Sequence[Tensor | None]] | None = None,
     ) -> None:
-        self.module, self.given, self.tensors = module, given, tensors
-        self._prepared: dict[torch.dtype, tuple[int, Tensor, Sequence[int]]] = {}
+        self.place, self.functions, self.tensors = place, functions, tensors
+        self.numbers = torch.tensor(numbers, dtype=torch.float64)
+        self._prepared: dict[torch.dtype, tuple[int, Sequence[int]]] = {}
 
-    def prepared(self, dtype: torch.dtype) -> tuple[int, Tensor, Sequence[int]]:
-        """The kernel's address, its numbers, and the addresses of its functions."""
+    def prepared(self, dtype: torch.dtype) -> tuple[int, Sequence[int]]:
+        """The kernel's address, and those of its functions."""
         found = self._prepared.get(dtype)
         if found is None:
-            numbers, functions = self.given(dtype)
-            kernel = load(self.module).row_kernel(dtype)
-            found = self._prepared[dtype] = kernel, torch.tensor(numbers, dtype=torch.float64), functions
+            functions = () if self.functions is None else self.functions(dtype)
+            found = self._prepared[dtype] = address(self.place, dtype), functions
         return found
 
     def of_call(self, numbers: Tensor) -> Tensor:
@@ -75,8 +77,8 @@ class RowKernel:
         target, weight, smoothing, ignore_index, reduction = options
         real = torch.float64 if scores.dtype == torch.float64 else torch.float32
         scores = (scores if scores.stride(1) == 1 else scores.contiguous()).detach().resolve_neg()
-        kernel, numbers, functions = self.prepared(real)
-        numbers = self.of_call(numbers)
+        kernel, functions = self.prepared(real)
+        numbers = self.of_call(self.numbers)
         operands = functions if self.tensors is None else (*functions, *self.tensors(real, *own))
         if isinstance(target, LabelMixture):
             target = target.in_memory()
@@ -135,7 +137,7 @@ class RowLoss:
     """
 
     definition: Callable[[Tensor, Tensor | None], Tensor]
-    kernel: Callable[[], Kernel] | None = None
+    kernel: Callable[[], Kernel | None] | None = None
     on_gpu: Callable[[], Kernel | None] | None = None
     own: Own = ()
     piecewise_linear: bool = False

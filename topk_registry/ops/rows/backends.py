@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from topk_registry.ops.backend import Backend, Operator, trial_in
+from topk_registry.ops.cpu.library import is_prebuilt
 
 
 @dataclass(frozen=True)
@@ -12,7 +13,7 @@ class Kernels:
     """The functions of a backend."""
 
     run: Callable[..., tuple[Any, ...]]
-    """See :func:`topk_registry.ops.rows.numba.driver.run` and :func:`topk_registry.ops.rows.triton.driver.run`."""
+    """See :func:`topk_registry.ops.rows.numba.backend.run` and :func:`topk_registry.ops.rows.triton.driver.run`."""
 
 
 # a request says whether a GPU is to compute in double precision
@@ -21,10 +22,11 @@ OPERATOR: Operator[Kernels] = Operator(
     {
         "numba": Backend(
             "numba",
-            "topk_registry.ops.rows.numba.driver",
+            "topk_registry.ops.rows.numba.backend",
             "numba",
             lambda device, wide: device.type == "cpu",
             "scores on the CPU",
+            is_prebuilt=is_prebuilt,
         ),
         "triton": Backend(
             "triton",

@@ -1,13 +1,21 @@
 """A curve: how the loss of a label depends on its probability, with the slope."""
 
-from collections.abc import Callable
+import inspect
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from topk_registry.ops.backend import load
+from topk_registry.ops.cpu.library import library
 from topk_registry.ops.targets.table import of_table
 
 NO_PARAMETERS = (0.0,) * 7  # whether there is a number for each class, and six numbers
@@ -74,7 +82,78 @@ def on_gpu(key: tuple) -> tuple[Any, dict[str, float], dict[str, Any]] | None:
     return found, numbers, {"OTHERS": others, "EACH": each}
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiled form of a curve depends on.
+
+    Args:
+        curve: see :attr:`Curve.compiled`.
+        others: see :class:`Curve`.
+        softmax: whether its probabilities are those of softmax; else they are given.
+        dtype: the precision.
+    """
+
+    curve: Callable[..., tuple[float, ...]]
+    others: bool
+    softmax: bool
+    dtype: torch.dtype
+
+    @property
+    def symbol(self) -> str:
+        """Its name in a library: that of the curve, and a number that changes with the file that it is written in."""
+        kind = f"{'softmax' if self.softmax else 'curve'}{'_others' if self.others else ''}"
+        name = f"{self.curve.__module__}_{self.curve.__qualname__}".replace("<", "").replace(">", "")
+        return f"{kind}_{name}_{_fingerprint(self.curve):08x}_{self.dtype}".replace("torch.", "").replace(".", "_")
+
+
+_addresses: dict[Compiled, int] = {}
+_collected: list[list[Compiled]] = []
+
+
 def address(key: tuple, dtype: torch.dtype, *, softmax: bool = False) -> int:
-    """The address of the compiled curve for one precision: of given probabilities, or of those of softmax."""
-    curve, _, _, others, _ = key
-    return load("topk_registry.ops.rows.numba.curves").address_of(curve, others, softmax, dtype)
+    """The address of the compiled curve for one precision: of given probabilities, or of those of softmax.
+
+    Raises:
+        ImportError: no library has it, and numba is not installed.
+    """
+    one = Compiled(key[0], key[3], softmax, dtype)
+    if _collected:
+        _collected[-1].append(one)
+        return 0
+    if (found := _addresses.get(one)) is None:
+        found = library().get(one.symbol)
+        found = load("topk_registry.ops.rows.numba.curves").address_of(one) if found is None else found
+        _addresses[one] = found
+    return found
+
+
+@cache
+def is_compilable(key: tuple, *, softmax: bool = False) -> bool:
+    """Whether the compiled form of a curve can be had: from the library of kernels, or by numba. Warns where not."""
+    if _collected or find_spec("numba") is not None:
+        return True
+    if library().get(Compiled(key[0], key[3], softmax, torch.float32).symbol) is not None:
+        return True
+    name = f"{key[0].__module__}.{key[0].__qualname__}"
+    warnings.warn(f"{name} is compiled by numba, which is not installed: torch operations serve", stacklevel=2)
+    return False
+
+
+@contextmanager
+def collecting() -> Iterator[list[Compiled]]:
+    """Collect the curves that are asked for in a ``with`` block; none is compiled, and their addresses are 0."""
+    _collected.append([])
+    try:
+        yield _collected[-1]
+    finally:
+        _collected.pop()
+
+
+def _fingerprint(curve: Callable) -> int:
+    """A number that changes with the file of a function, which may use numbers and functions that stand there."""
+    try:
+        file = inspect.getsourcefile(curve)
+        source = Path(file).read_bytes() if file else b""
+    except (OSError, TypeError):  # written in a notebook, or at a prompt
+        source = inspect.getsource(curve).encode()
+    return zlib.crc32(source)

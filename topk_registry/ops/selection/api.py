@@ -10,7 +10,6 @@ from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss, on_cpu
 from topk_registry.ops.rows.constants import fixed_number
 from topk_registry.ops.selection.definition import hinge
 
-MODULE = "topk_registry.ops.selection.numba.kernel"
 AGAINST = {"rival": 0, "rank": 1, "mean": 2}
 LARGEST_K_ON_GPU = 64  # its kernel takes a pass for each; beyond, the selection of torch is better
 
@@ -41,13 +40,10 @@ def topk_hinge_loss(k: int, *, against: str = "rival", alpha: float | Tensor = 1
 
 @lru_cache(maxsize=64)
 def _kernel(kind: int, k: int, alpha: float | None, factor: float) -> RowKernel:
-    def given(dtype: torch.dtype):
-        return [kind, k, alpha or 0.0, factor], ()
-
     def tensors(dtype: torch.dtype, own: Tensor | None):
         return (on_cpu(own, dtype),)
 
-    return RowKernel(MODULE, given, tensors)
+    return RowKernel("selection.numba.kernel:row", (kind, k, alpha or 0.0, factor), tensors=tensors)
 
 
 @lru_cache(maxsize=64)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from topk_registry.ops.backend import load
 from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss, on_cpu
-from topk_registry.ops.rows.curve import Curve, address, losses_of, on_gpu, parameters
+from topk_registry.ops.rows.curve import Curve, address, is_compilable, losses_of, on_gpu, parameters
 from topk_registry.ops.targets.table import wide
 
 
@@ -32,14 +32,19 @@ def definition(curve: Curve, scores: Tensor, target: Tensor | None) -> Tensor:
 
 
 @lru_cache(maxsize=128)
-def _kernel(key: tuple) -> RowKernel:
-    def given(dtype: torch.dtype):
-        return [key[4], *parameters(key)], [address(key, dtype)]
+def _kernel(key: tuple) -> RowKernel | None:
+    if not is_compilable(key):
+        return None
 
     def tensors(dtype: torch.dtype, own: Tensor | None):
         return (on_cpu(own, dtype),)
 
-    return RowKernel("topk_registry.ops.sigmoid.numba.kernel", given, tensors)
+    return RowKernel("sigmoid.numba.kernel:row", (key[4], *parameters(key)), partial(curves, key), tensors)
+
+
+def curves(key: tuple, dtype: torch.dtype) -> tuple[int, ...]:
+    """The functions that the kernel calls."""
+    return (address(key, dtype),)
 
 
 @lru_cache(maxsize=128)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from topk_registry.ops.backend import load
 from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss, on_cpu
-from topk_registry.ops.rows.curve import NO_PARAMETERS, Curve, address, losses_of, on_gpu, parameters
+from topk_registry.ops.rows.curve import NO_PARAMETERS, Curve, address, is_compilable, losses_of, on_gpu, parameters
 from topk_registry.ops.softmax.definition import label_log_probabilities, log_probabilities
 from topk_registry.ops.targets.table import of_table, wide
 
@@ -50,16 +50,21 @@ def definition(
 
 
 @lru_cache(maxsize=128)
-def _kernel(key: tuple | None, scale: float) -> RowKernel:
-    def given(dtype: torch.dtype):
-        if key is None:
-            return [scale, 0.0, *NO_PARAMETERS], [0, 0]
-        return [scale, key[3], *parameters(key)], [address(key, dtype, softmax=True), address(key, torch.float64)]
+def _kernel(key: tuple | None, scale: float) -> RowKernel | None:
+    if key is not None and not is_compilable(key, softmax=True):
+        return None
+
+    numbers = (scale, 0.0, *NO_PARAMETERS) if key is None else (scale, key[3], *parameters(key))
 
     def tensors(dtype: torch.dtype, own: Tensor | None, shift: Tensor | None):
         return on_cpu(own, dtype), on_cpu(own, torch.float64), on_cpu(shift, dtype)
 
-    return RowKernel("topk_registry.ops.softmax.numba.kernel", given, tensors)
+    return RowKernel("softmax.numba.kernel:row", numbers, partial(curves, key), tensors)
+
+
+def curves(key: tuple | None, dtype: torch.dtype) -> tuple[int, ...]:
+    """The functions that the kernel calls, 0 for none."""
+    return (0, 0) if key is None else (address(key, dtype, softmax=True), address(key, torch.float64))
 
 
 @lru_cache(maxsize=128)

@@ -2,8 +2,6 @@
 
 from functools import lru_cache, partial
 
-import torch
-
 from topk_registry.ops.rows.api import RowKernel, RowLoss
 from topk_registry.ops.sparse.definition import sparse_topk
 
@@ -21,7 +19,4 @@ def sparse_topk_loss(k: int, *, tau: float = 1.0) -> RowLoss:
 
 @lru_cache(maxsize=64)
 def _kernel(k: int, tau: float) -> RowKernel:
-    def given(dtype: torch.dtype):
-        return [k, tau], []
-
-    return RowKernel("topk_registry.ops.sparse.numba.kernel", given)
+    return RowKernel("sparse.numba.kernel:row", (k, tau))

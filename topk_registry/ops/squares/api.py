@@ -30,7 +30,7 @@ def quadratic_bound_loss() -> RowLoss:
 
 @lru_cache(maxsize=32)
 def _kernel(bound: float, shift: float, epsilon: float) -> RowKernel:
-    return RowKernel("topk_registry.ops.squares.numba.kernel", lambda dtype: ([bound, shift, epsilon], ()))
+    return RowKernel("squares.numba.kernel:row", (bound, shift, epsilon))
 
 
 @lru_cache(maxsize=32)

@@ -20,7 +20,7 @@ from topk_registry.train.config.metric_names import metric_sizes, parse_metric
 from topk_registry.train.engine.evaluate import Crops, Evaluator, temperature_of
 from topk_registry.train.engine.run import Hooks, Run
 from topk_registry.train.engine.spread_classes import ClassParallelTask, SpreadEvaluator, scaler_of
-from topk_registry.train.engine.state import RegistryTask
+from topk_registry.train.engine.state import RegistryTask, all_ranks
 from topk_registry.train.errors import TrainError
 from topk_registry.train.report.console import Report
 from topk_registry.train.report.loggers import check_loggers
@@ -34,14 +34,30 @@ from topk_registry.train.setup.models import build_model, channels_of, place_mod
 from topk_registry.train.setup.optimization import create_optimizer, create_schedule, settle_rate
 from topk_registry.train.setup.parts import Parts
 from topk_registry.train.setup.preflight import check
+from topk_registry.train.setup.rehearsal import Rehearsal
 
 SHOTS = ("many", "medium", "few")
 
 
-def build(given: TrainConfig, parts: Parts, hooks: Hooks, *, quiet: bool = False, began: float | None = None) -> Run:
+COLD = (
+    "compiled kernels are not there yet: the loss runs in torch operations, which takes it longer; "
+    "`topk-registry doctor --warm` compiles them, once"
+)
+
+
+def build(
+    given: TrainConfig,
+    parts: Parts,
+    hooks: Hooks,
+    *,
+    quiet: bool = False,
+    began: float | None = None,
+    compiles: bool = True,
+) -> Run:
     """Build the run; its folder is opened later, and not in a dry run.
 
-    ``began`` is the reading of ``time.perf_counter`` that the run's time counts from; by default now.
+    ``began`` is the reading of ``time.perf_counter`` that the run's time counts from; by default now. ``compiles`` says
+    whether it may wait for kernels to be compiled.
 
     Raises:
         TrainError: it cannot work.
@@ -49,7 +65,7 @@ def build(given: TrainConfig, parts: Parts, hooks: Hooks, *, quiet: bool = False
     began = time.perf_counter() if began is None else began
     loss = LossSpec.resolve(given.loss, given.loss_opt)
     check_loggers(given)
-    rehearsal, notes = check(given, loss, parts)
+    rehearsal, notes = check(given, loss, parts, compiles=compiles)
     compute = Compute.set_up(given)
     if given.class_parallel:
         utils.random_seed(given.seed)  # every process makes the same classifier, and keeps a part
@@ -65,6 +81,8 @@ def build(given: TrainConfig, parts: Parts, hooks: Hooks, *, quiet: bool = False
     _fit_classes(data, config.num_classes or 0)
     _check_metric(config.eval_metric, data.counts)
     rehearsal = rehearsal.settled(Context.of(config, config.num_classes or 0, data.counts))
+    backend = _backend(rehearsal, compute)
+    notes = [*notes, COLD] if backend == "torch" else notes
     criterion, mixtures = rehearsal.criterion, rehearsal.takes_mixtures(linear=config.class_parallel)
     loader = _train_loader(config, parts, data, data_config, compute, mixtures)
     model = place_model(config, model, compute)
@@ -76,6 +94,7 @@ def build(given: TrainConfig, parts: Parts, hooks: Hooks, *, quiet: bool = False
         compute = replace(compute, scaler=scaler_of(compute, task))
     else:
         task = RegistryTask(model, criterion, **about)
+    task.backend = backend
     config = settle_rate(config, parts, compute.world_size)
     optimizer = parts.optimizer or create_optimizer(config, model, criterion)
     evaluator = _evaluator(config, parts, data, data_config, criterion, compute)
@@ -106,6 +125,12 @@ def build(given: TrainConfig, parts: Parts, hooks: Hooks, *, quiet: bool = False
         hooks=hooks,
         notes=notes,
     )
+
+
+def _backend(rehearsal: Rehearsal, compute: Compute) -> str:
+    """The backend of the run's operators: "torch" where a process would have to compile kernels for the CPU."""
+    here = "auto" if compute.device.type == "cuda" else rehearsal.backend
+    return "torch" if "torch" in all_ranks(here) else "auto"
 
 
 def classes_of(config: TrainConfig, data: Data) -> int | None:

@@ -45,6 +45,7 @@ class RegistryTask(ClassificationTask):
         self.loss = loss
         self.weighs_rows = weighs_rows(criterion)
         self.run_state = {}
+        self.backend = "auto"  # of the operators; a run that goes on keeps it, or its numbers would round differently
         self.loaded_state: dict[str, Any] | None = None
 
     def weight_of(self, target: Target) -> Tensor | None:
@@ -84,9 +85,10 @@ def same_loss(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def snapshot(task: RegistryTask, progress: Progress, scheduler: Any) -> None:
     """Put the run's state into the task; every process must call it."""
-    random, sums, samples = zip(*_all_ranks((random_state(), progress.loss_sum, progress.samples)), strict=True)
+    random, sums, samples = zip(*all_ranks((random_state(), progress.loss_sum, progress.samples)), strict=True)
     task.run_state = {
         "loss": task.loss,
+        "backend": task.backend,
         "progress": asdict(progress) | {"loss_sum": sum(sums), "samples": sum(samples)},
         "scheduler": _counts(scheduler),
         "random": list(random),
@@ -121,6 +123,7 @@ def restore(
     own = sums[rank] if len(sums) == world else (saved.loss_sum / world, saved.samples / world)
     saved.loss_sum, saved.samples = own
     progress.__dict__.update(vars(saved))
+    task.backend = state.get("backend", "auto")
     _set_counts(scheduler, state["scheduler"])
     if len(state["random"]) == world:  # else each process begins a stream of its own
         set_random_state(state["random"][rank])
@@ -144,10 +147,10 @@ def restore_buffers(task: RegistryTask, *, rank: int, world: int) -> None:
 def _differing_buffers(task: RegistryTask) -> list[dict[str, Tensor]]:
     """For each process its buffers that are not those of the first, such as statistics of its own batches."""
     own = {name: value.detach().cpu() for name, value in _buffers(task).items()}
-    digests = _all_ranks({name: _digest(value) for name, value in own.items()})
+    digests = all_ranks({name: _digest(value) for name, value in own.items()})
     if all(each == digests[0] for each in digests):
         return [{} for _ in digests]
-    return _all_ranks({name: value for name, value in own.items() if _digest(value) != digests[0][name]})
+    return all_ranks({name: value for name, value in own.items() if _digest(value) != digests[0][name]})
 
 
 def _buffers(task: RegistryTask) -> dict[str, Tensor]:
@@ -258,7 +261,8 @@ def _set_counts(scheduler: Any, counts: dict[str, Any]) -> None:
         vars(inner).update({name: counts[name] for name in PLATEAU})
 
 
-def _all_ranks(value: Any) -> list[Any]:
+def all_ranks(value: Any) -> list[Any]:
+    """The value of each process, in the order of their ranks."""
     if not (dist.is_available() and dist.is_initialized()):
         return [value]
     gathered: list[Any] = [None] * dist.get_world_size()

@@ -10,6 +10,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from topk_registry.ops.backend import preferred, use_backend
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.begin import begin
@@ -53,6 +54,7 @@ class Trainer:
         optimizer: your own, over the parameters of ``model``.
         on_step, on_epoch, on_evaluate: see :class:`Hooks`.
         quiet: print nothing and draw no curves.
+        compiles: whether the run may wait for kernels to be compiled; else torch operations serve where they are not there.
 
     Example:
         >>> from topk_registry.train import Trainer, TrainConfig
@@ -69,6 +71,7 @@ class Trainer:
         eval_loader: Iterable[Any] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         quiet: bool = False,
+        compiles: bool = True,
         **hooks: Any,
     ) -> None:
         self.config = config if config is not None else TrainConfig()
@@ -79,7 +82,7 @@ class Trainer:
         if eval_loader is not None and train_loader is None:
             raise TrainError("an eval_loader needs a train_loader")
         self.parts = Parts(model, train_loader, eval_loader, optimizer)
-        self.hooks, self.quiet = Hooks(**hooks), quiet
+        self.hooks, self.quiet, self.compiles = Hooks(**hooks), quiet, compiles
         self._run: Run | None = None
         self._began = False
         self._clock: float | None = None  # time.perf_counter() when the command began; None: when the run is built
@@ -92,7 +95,9 @@ class Trainer:
             TrainError: the configuration cannot work.
         """
         if self._run is None:
-            self._run = build(self.config, self.parts, self.hooks, quiet=self.quiet, began=self._clock)
+            self._run = build(
+                self.config, self.parts, self.hooks, quiet=self.quiet, began=self._clock, compiles=self.compiles
+            )
             say_plan(self._run)
         return self._run
 
@@ -116,7 +121,7 @@ class Trainer:
         """
         run = self.start()
         try:
-            with StopRequest() as stop, run.loggers:
+            with StopRequest() as stop, run.loggers, use_backend(run.task.backend):
                 run_epochs(run, stop)
         finally:
             end_workers(run.loader.loader)
@@ -132,7 +137,7 @@ class Trainer:
         tell_epoch(run.task.criterion, 0)
         images, target = next(iter(run.loader.pass_of(0)))
         run.model.train()
-        with run.compute.autocast():
+        with run.compute.autocast(), use_backend(run.task.backend):
             result = run.task(images.to(run.compute.device, run.compute.dtype), target.to(run.compute.device))
         result["loss"].backward()
         if isinstance(target, LabelMixture):
@@ -148,7 +153,7 @@ def train(config: TrainConfig, *, began: float | None = None) -> int:
 
     ``began`` is the reading of ``time.perf_counter`` when the command was given.
     """
-    trainer = Trainer(config)
+    trainer = Trainer(config, compiles=preferred() != "auto")  # who chose a backend gets it
     trainer._clock = began
     try:
         return _train(trainer)

@@ -22,8 +22,11 @@ from topk_registry.train.setup.rehearsal import Rehearsal
 LIKELY_CLASSES = 1000
 
 
-def check(config: TrainConfig, loss: LossSpec, parts: Parts) -> tuple[Rehearsal, list[str]]:
-    """Refuse a run that cannot work; return the rehearsed loss, and sentences for the plan of the run."""
+def check(config: TrainConfig, loss: LossSpec, parts: Parts, *, compiles: bool = True) -> tuple[Rehearsal, list[str]]:
+    """Refuse a run that cannot work; return the rehearsed loss, and sentences for the plan of the run.
+
+    ``compiles`` says whether kernels may be compiled for it.
+    """
     if parts.train_loader is None:
         check_training_data(config)
     if parts.model is None:
@@ -33,7 +36,7 @@ def check(config: TrainConfig, loss: LossSpec, parts: Parts) -> tuple[Rehearsal,
     if config.class_parallel:
         class_rows.check(config, parts)
     loss.check_smoothing(config.smoothing)
-    rehearsal = Rehearsal(loss, Context.of(config, n), splits=config.aug_splits, seed=config.seed)
+    rehearsal = Rehearsal(loss, Context.of(config, n), splits=config.aug_splits, seed=config.seed, compiles=compiles)
     if config.class_parallel:
         class_rows.check_loss(rehearsal)
     epochs = config.epochs + config.cooldown_epochs + (config.warmup_epochs if config.warmup_prefix else 0)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from topk_registry.losses.base import ClassificationLoss
-from topk_registry.ops.backend import use_backend
+from topk_registry.ops.backend import NotCompiledError, use_backend, without_compiling
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.registry.options import defaults
 from topk_registry.train.errors import TrainError
@@ -29,17 +30,33 @@ class Rehearsal:
         splits: augmentation splits of a batch.
         seed: of the run.
         criterion: the loss, where it is built already.
+        compiles: whether kernels may be compiled for it. Else torch operations serve where one is not there, and
+            ``backend`` says so.
 
     Raises:
         TrainError: the loss fails, or returns anything but one finite number with a gradient.
     """
 
     def __init__(
-        self, spec: LossSpec, context: Context, *, splits: int = 0, seed: int = 0, criterion: nn.Module | None = None
+        self,
+        spec: LossSpec,
+        context: Context,
+        *,
+        splits: int = 0,
+        seed: int = 0,
+        criterion: nn.Module | None = None,
+        compiles: bool = True,
     ) -> None:
         self.spec, self.context, self.splits, self.seed = spec, _with_counts(spec, context), splits, seed
         self.criterion = self._built(spec) if criterion is None else criterion
-        self._rehearse()
+        self.compiles, self.backend = compiles, "auto"
+        try:
+            with nullcontext() if compiles else without_compiling():
+                self._rehearse()
+        except NotCompiledError:
+            self.backend = "torch"
+            with use_backend("torch"):
+                self._rehearse()
 
     def settled(self, context: Context) -> "Rehearsal":
         """Return a rehearsal with the facts that are known by now: this one where they change nothing.
@@ -51,7 +68,8 @@ class Rehearsal:
         if same and context.num_classes == self.context.num_classes:
             return self
         criterion = self.criterion if same else None
-        return Rehearsal(self.spec, context, splits=self.splits, seed=self.seed, criterion=criterion)
+        given = {"splits": self.splits, "seed": self.seed, "compiles": self.compiles}
+        return Rehearsal(self.spec, context, criterion=criterion, **given)
 
     def trial(self) -> Any:
         """Return a copy of the loss as it was built, in epoch 0 where it has a schedule."""
@@ -83,7 +101,7 @@ class Rehearsal:
         label = torch.arange(2) % n
         target = LabelMixture.mixed(label, label.flip(0), 0.5, 0.1)
         try:  # a third party's loss may have a forward of its own that does not know them
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]), use_backend("torch"):  # whose first call compiles nothing
                 x = torch.randn(2, 1 if linear else n, requires_grad=True)
                 check_value(loss.of_linear(x, torch.randn(n, 1), None, target) if linear else loss(x, target))
         except Exception:
@@ -121,6 +139,8 @@ class Rehearsal:
                 value = criterion(logits, target)
                 check_value(value)
                 value.backward()
+            except NotCompiledError:
+                raise
             except Exception as error:
                 raise TrainError(f"{self.spec} does not train on {kind}: {error}") from error
         if logits.grad is None or not bool(torch.isfinite(logits.grad).all()):

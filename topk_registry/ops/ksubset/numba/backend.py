@@ -1,25 +1,21 @@
 """The k-subset operator on the CPU, compiled by numba: fewer passes over the scores than torch operations make.
 
-Rows are shared out among threads; nothing in a row depends on another, nor on who works on it.
+Rows are shared out among threads; nothing in a row depends on another, nor on who works on it. The compiled bodies are
+in entries.py; nothing here needs numba.
 """
-# pyright: reportCallIssue=false, reportArgumentType=false
-# numba's intrinsics are called without their first parameter
 
 from functools import lru_cache
 
-import numpy as np
 import torch
-from numba import carray
 from torch import Tensor
 
-from topk_registry.ops.cpu import openmp as team
-from topk_registry.ops.cpu.numbers import compiled
+from topk_registry.ops.cpu import threads as team
+from topk_registry.ops.cpu.entries import body
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset.backends import Kernels
-from topk_registry.ops.ksubset.numba import expected
-from topk_registry.ops.ksubset.numba import kernels as compiled_kernels
+from topk_registry.ops.rows.numba.backend import launch
 from topk_registry.ops.targets.label_mixture import LabelMixture
-from topk_registry.ops.tensors import operand
+from topk_registry.ops.tensors import laid_out, operand
 
 ALONE = 1 << 14  # steps to a thread at least: about 20 microseconds of work
 WIDTH = 16  # rows that a thread takes at a time, at most, for their polynomials to fill vectors
@@ -31,7 +27,7 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
     s, label = operand(s, s.shape, s.dtype, s.device), operand(label, s.shape[:1], torch.int64, s.device)
     margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
     no_hinge = (None, None, None)
-    share(_label_margins(s.dtype), s, k, theta, label, margin, gradient, *no_hinge, numbers=(0, 0.0, 0.0, 0.0))
+    share("label_margins", s, k, theta, label, margin, gradient, *no_hinge, numbers=(0, 0.0, 0.0, 0.0))
     return margin, gradient
 
 
@@ -47,7 +43,7 @@ def label_hinges(
     margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
     value, slope = s.new_empty(s.shape[0]), s.new_empty(s.shape[0])
     numbers = (alpha.numel(), hinge.scale, hinge.tau, factor)
-    share(_label_margins(s.dtype), s, k, theta, label, margin, gradient, alpha, value, slope, numbers=numbers)
+    share("label_margins", s, k, theta, label, margin, gradient, alpha, value, slope, numbers=numbers)
     return margin, gradient, value, slope
 
 
@@ -75,7 +71,7 @@ def expected_hinges(
     few = -1 if labels is None else labels.shape[1]
     sizes = few, uniform is not None, 0 if weight is None else n, alpha.numel()
     tensors = q, labels, shares, uniform, weight, alpha, gain, value, gradient
-    share(_expected_hinges(real), s, k, theta, *tensors, numbers=(hinge.scale, hinge.tau, factor, *sizes))
+    share("hinges_of_targets", s, k, theta, *tensors, numbers=(hinge.scale, hinge.tau, factor, *sizes))
     return value, gradient
 
 
@@ -83,7 +79,7 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
     """The margins theta l of every class: [B, n] -> [B, n]."""
     s = operand(s, s.shape, s.dtype, s.device)
     out = torch.empty_like(s)
-    share(_margins(s.dtype), s, k, theta, out)
+    share("margins", s, k, theta, out)
     return out
 
 
@@ -91,137 +87,72 @@ def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     """The vector-Jacobian product of :func:`margins`: cotangents g [B, n], scores [B, n] -> [B, n]."""
     s, g = operand(s, s.shape, s.dtype, s.device), operand(g, s.shape, s.dtype, s.device)
     out = torch.empty_like(s)
-    share(_margins_backward(s.dtype), s, k, theta, g, out)
+    share("margins_backward", s, k, theta, g, out)
     return out
 
 
-def share(
-    body: team.Body, s: Tensor, k: int, theta: float, *tensors: Tensor | None, numbers: tuple[float, ...] = ()
-) -> None:
-    """Let threads run ``body`` on the rows of s, with the addresses of ``tensors`` (0 for None) and ``numbers``."""
+def share(name: str, s: Tensor, k: int, theta: float, *tensors: Tensor | None, numbers: tuple[float, ...] = ()) -> None:
+    """Let threads run an entry on the rows of s, with the addresses of ``tensors`` (0 for None) and ``numbers``."""
     B, n = s.shape
-    threads, step = threads_and_step(steps_of(B, n, k), B, n, k)
-    team.run(body, B, n, k, step, float(theta), s, *tensors, *map(float, numbers), threads=threads)
+    threads, step = threads_and_step(B, n, k)
+    one = body(f"ksubset.numba.entries:{name}", s.dtype)
+    team.run(one, B, n, k, step, float(theta), s, *tensors, *map(float, numbers), threads=threads)
 
 
-def steps_of(B: int, n: int, k: int) -> int:
-    """The work on B rows: over the scores, and what a row costs besides, as measured."""
-    return B * (n + 500 + 2 * (2 * k + 3) ** 2)
-
-
-def threads_and_step(steps: int, B: int, n: int, k: int) -> tuple[int, int]:
+def threads_and_step(B: int, n: int, k: int) -> tuple[int, int]:
     """Return the number of threads that share the rows, and the number of rows that one takes at a time."""
+    polynomials = (2 * k + 3) ** 2
+    steps = B * (n + 500 + 2 * polynomials)  # the work: over the scores, and what a row costs besides, as measured
     threads = max(1, min(torch.get_num_threads(), B, steps // ALONE))
-    return threads, max(1, min(WIDTH, GROUP // n, GROUP // (2 * k + 3) ** 2, -(-B // threads)))
+    return threads, max(1, min(WIDTH, GROUP // n, GROUP // polynomials, -(-B // threads)))
 
 
-@compiled
-def operands(job, tensors):
-    """Read a job of :func:`share`: the sizes, and the addresses of the tensors."""
-    _, B, n, k, step = carray(job, 5, np.int64)
-    return B, n, k, step, carray(job, 6, np.float64)[5], carray(job, 6 + tensors, np.int64)[6:]
+def hinge_losses(
+    scores: Tensor,
+    k: int,
+    tau: float,
+    alpha: Tensor,
+    target: Tensor | LabelMixture,
+    weight: Tensor | None,
+    smoothing: float,
+    ignore_index: int,
+    reduction: int,
+    in_place: bool = False,
+) -> tuple[Tensor, Tensor, int]:
+    """The smooth top-k SVM in one call: the losses or their sum or mean, the gradient, and a status, see job.py.
+
+    Args:
+        scores: logits [B, n] in single precision or bfloat16. All is computed in single.
+        alpha: required gaps, one or [n], contiguous float64.
+        target: int64 labels [B], a distribution [B, n], or a mixture of labels without a smoothing of its own.
+        weight: a factor a class [n].
+        reduction: a :class:`topk_registry.ops.targets.masses.Reduction`.
+        in_place: whether the gradient may take the place of the scores.
+    """
+    B, n = scores.shape
+    as_it_is = scores.stride(1) == 1 and scores.stride(0) >= n
+    scores = (scores if as_it_is else scores.contiguous()).resolve_neg()
+    if isinstance(target, LabelMixture):
+        target, name = target.in_memory(), "losses_of_targets"
+    else:
+        dense = target.is_floating_point()
+        target = laid_out(target, torch.float32 if dense else torch.int64)
+        name = "losses_of_targets" if dense or smoothing else "losses_of_labels"
+    weight = None if weight is None else laid_out(weight, torch.float64)
+    # a row is copied before its gradient is written
+    gradient = scores if in_place else torch.empty((B, n), dtype=scores.dtype)
+    rows, options = body(f"ksubset.numba.entries:{name}", scores.dtype), (smoothing, ignore_index, reduction)
+    given = scores, gradient, target, weight, *options, _numbers(k, tau), (alpha, alpha.numel())
+    value, status = launch(rows, 0, *given, *threads_and_step(B, n, k))
+    return value, gradient, status
 
 
-@compiled
-def array(address, shape, real):
-    return carray(team.pointer(address), shape, real)
-
-
-@lru_cache(maxsize=2)
-def _label_margins(dtype: torch.dtype) -> team.Body:
-    real, edition = real_of(dtype), team.edition()
-
-    @team.compiled
-    def body(job):
-        assert edition  # part of the cache's key: numba does not see that other files have changed
-        B, n, k, step, theta, address = operands(job, 7)
-        classes, scale, tau, factor = carray(job, 17, np.float64)[13:]
-        s, gradient = array(address[0], (B, n), real), array(address[3], (B, n), real)
-        label, margin = array(address[1], B, np.int64), array(address[2], B, np.float64)
-        gaps = array(address[4], np.int64(classes), real)
-        value, slope = array(address[5], B, real), array(address[6], B, real)
-        # double precision, as in losses.py: of one kind of arguments the same functions compile once
-        alpha, cost = np.empty(len(gaps)), np.empty(step if len(gaps) else 0)
-        for c in range(len(gaps)):
-            alpha[c] = gaps[c]
-        memory, factors = compiled_kernels.label_memory(step, n, k, real), np.full(step if factor != 0 else 0, factor)
-        for i, j in team.spans(job, step, B):
-            compiled_kernels.label_rows(
-                s[i:j], False, label[i:j], k, theta, margin[i:j], gradient[i:j],
-                alpha, scale, tau, factors, cost, slope[i:j], memory,
-            )  # fmt: skip
-            for r in range(j - i if len(gaps) else 0):
-                value[i + r] = cost[r]
-
-    return body
-
-
-@lru_cache(maxsize=2)
-def _expected_hinges(dtype: torch.dtype) -> team.Body:
-    real, edition = real_of(dtype), team.edition()
-
-    @team.compiled
-    def body(job):
-        assert edition  # as above
-        B, n, k, step, theta, address = operands(job, 10)
-        numbers = carray(job, 23, np.float64)[16:]
-        scale, tau, factor = numbers[0], numbers[1], numbers[2]
-        m, even, weights, classes = (
-            np.int64(numbers[3]),
-            np.int64(numbers[4]),
-            np.int64(numbers[5]),
-            np.int64(numbers[6]),
-        )
-        s, gradient = array(address[0], (B, n), real), array(address[9], (B, n), real)
-        q = array(address[1], (B if m < 0 else 0, n), real)
-        labels, shares = array(address[2], (B, max(m, 0)), np.int64), array(address[3], (B, max(m, 0)), real)
-        uniform, weight = array(address[4], B * even, real), array(address[5], weights, real)
-        alpha, gain = array(address[6], classes, real), array(address[7], classes, real)
-        value = array(address[8], B, real)
-        memory = expected.hinge_memory(step, n, k, real, alpha, gain)
-        for i, j in team.spans(job, step, B):
-            expected.hinge_rows(
-                s[i:j], False, q[i:j], labels[i:j], shares[i:j], uniform[i:j], weight, alpha,
-                factor, k, theta, scale, tau, value[i:j], gradient[i:j], memory,
-            )  # fmt: skip
-
-    return body
-
-
-@lru_cache(maxsize=2)
-def _margins(dtype: torch.dtype) -> team.Body:
-    real, edition = real_of(dtype), team.edition()
-
-    @team.compiled
-    def body(job):
-        assert edition  # as above
-        B, n, k, step, theta, address = operands(job, 2)
-        s, out = array(address[0], (B, n), real), array(address[1], (B, n), real)
-        memory = compiled_kernels.both_memory(step, n, k, s.dtype)
-        for i, j in team.spans(job, step, B):
-            compiled_kernels.margin_rows(s[i:j], k, theta, out[i:j], memory)
-
-    return body
-
-
-@lru_cache(maxsize=2)
-def _margins_backward(dtype: torch.dtype) -> team.Body:
-    real, edition = real_of(dtype), team.edition()
-
-    @team.compiled
-    def body(job):
-        assert edition  # as above
-        B, n, k, step, theta, address = operands(job, 3)
-        s, g, out = array(address[0], (B, n), real), array(address[1], (B, n), real), array(address[2], (B, n), real)
-        memory = compiled_kernels.both_memory(step, n, k, s.dtype)
-        for i, j in team.spans(job, step, B):
-            compiled_kernels.margin_rows_backward(g[i:j], s[i:j], k, theta, out[i:j], memory)
-
-    return body
-
-
-def real_of(dtype: torch.dtype) -> type:
-    return np.float64 if dtype == torch.float64 else np.float32
+@lru_cache(maxsize=64)
+def _numbers(k: int, tau: float) -> Tensor:
+    """k, temperature, scale and tau of the hinge, as entries.py reads them."""
+    # below this the loss no longer depends on tau, but its reciprocal would overflow
+    tau = max(tau, 4 * torch.finfo(torch.float32).tiny)
+    return torch.tensor([k, k * tau, 1 / k, tau], dtype=torch.float64)
 
 
 kernels = Kernels(label_margins, label_hinges, margins, margins_backward, expected_hinges)

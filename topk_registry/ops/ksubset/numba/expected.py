@@ -2,6 +2,7 @@
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import math
+from collections import namedtuple
 
 import numpy as np
 
@@ -13,6 +14,11 @@ from topk_registry.ops.ksubset.numba.hinges import hinge, tail_hinges
 FEW = 8  # classes with mass: up to this many are visited one by one
 
 
+# Memory for hinges: that for all classes; masses, scores x, the direct gradient of each row, cotangents of the
+# coefficients; gaps and gains of the classes, or PIECE equal ones; and the expansion of narrow rows with its terms.
+HingeMemory = namedtuple("HingeMemory", "both mass x direct g_c alphas gains expansion terms")
+
+
 @compiled
 def hinge_memory(width, n, k, dtype, alpha, gain):
     """Memory for :func:`hinge_rows` to work on up to ``width`` rows at a time, gaps and gains included."""
@@ -21,9 +27,11 @@ def hinge_memory(width, n, k, dtype, alpha, gain):
     alphas, gains = np.zeros(length, dtype), np.ones(length, dtype)
     for i in range(n if len(alpha) > 1 else len(alphas)):
         alphas[i], gains[i] = alpha[i if len(alpha) > 1 else 0], gain[i if len(alpha) > 1 else 0]
-    numbers = np.zeros(m, dtype), np.empty(m, dtype), np.empty((width, m), dtype), np.empty(k + 1)
-    expansion, terms = narrow.expansion(n, 0, k, numbers[0].itemsize), np.zeros((10, narrow.MOST + 1))
-    return kernels.both_memory(width, n, k, dtype), numbers, alphas, gains, expansion, terms
+    mass = np.zeros(m, dtype)
+    return HingeMemory(
+        kernels.both_memory(width, n, k, dtype), mass, np.empty(m, dtype), np.empty((width, m), dtype), np.empty(k + 1),
+        alphas, gains, narrow.expand(n, 0, k, mass.itemsize), np.zeros((10, narrow.MOST + 1)),
+    )  # fmt: skip
 
 
 @compiled
@@ -33,7 +41,7 @@ def hinge_rows(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, t
     The target is q [B, n], or labels and shares [B, m] with uniform [B] or [0]; the other is empty. weight is [n] or
     [0], alpha is [n] or [1].
     """
-    r, B, none = 0, len(s), memory[4][1][0] == 0
+    r, B, none = 0, len(s), not narrow.is_tried(memory.expansion)
     while r < B:
         stop = B if none else r  # rows between narrow ones are taken together
         while stop < B and not narrow_hinge_row(
@@ -55,10 +63,9 @@ def narrow_hinge_row(
     s, brain, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory
 ):  # fmt: skip
     """One row of :func:`hinge_rows`, all else as there; False, and nothing written, where the row is not narrow."""
-    n, real, expansion, terms = len(out), memory[1][0].dtype.type, memory[4], borrowed(memory[5])
-    _, odds, pieces, _ = memory[0][1]
-    mass, x, direct, _ = memory[1]
-    mass, x, d, g, pieces = borrowed(mass), borrowed(x), borrowed(odds)[0], borrowed(direct)[0], borrowed(pieces)
+    n, real, expansion, terms = len(out), memory.mass.dtype.type, memory.expansion, borrowed(memory.terms)
+    mass, x, d = borrowed(memory.mass), borrowed(memory.x), borrowed(memory.both.odds)[0]
+    g, pieces = borrowed(memory.direct)[0], borrowed(memory.both.pieces)
     blocks.load(s[:n], brain, x)
     size, a, u = narrow.centred(x, n, theta, expansion, d, terms[0], terms[1])
     if size == 0:
@@ -72,8 +79,8 @@ def narrow_hinge_row(
     count = masses(0, q, labels, shares, uniform, weight, factor, mass[:n], few, few_mass)
     if count < 0:
         total = narrow.hinges(
-            x, d, mass, memory[2], memory[3], a, size, expansion, of_equal, shift, scale, tau, ratio, of_ratio, g,
-            pieces,
+            x, d, mass, memory.alphas, memory.gains, a, size, expansion, of_equal, shift, scale, tau, ratio, of_ratio,
+            g, pieces,
         )  # fmt: skip
     else:
         kernels.fill(g, real(0))
@@ -88,9 +95,9 @@ def narrow_hinge_row(
                     ratio[: size + 1], of_ratio,
                 )  # fmt: skip
                 total += cost
-                g[i] += real(own + (expansion[0] + v) * (1 - expansion[0] - v) * through)
+                g[i] += real(own + (expansion.p + v) * (1 - expansion.p - v) * through)
     narrow.ratio_slopes(a_m, expansion, inverse, ratio, of_ratio, terms[6:9], terms[9])
-    narrow.add_slopes(d, expansion[0], terms[9], g)
+    narrow.add_slopes(d, expansion.p, terms[9], g)
     blocks.store(g, brain, out)
     value[0] = total
     return True
@@ -101,18 +108,13 @@ def any_hinge_rows(
     s, brain, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory
 ):  # fmt: skip
     """:func:`hinge_rows` of any rows."""
-    (B, n), real = out.shape, memory[1][0].dtype.type
-    size, where, kth, a, u, gap, most, P, p, q_top, before, after = kernels.both_tilts(s, brain, n, k, theta, memory[0])
-    _, odds, pieces, c = memory[0][1]
-    odds, pieces, c, alphas, gains = (
-        borrowed(odds),
-        borrowed(pieces),
-        borrowed(c),
-        borrowed(memory[2]),
-        borrowed(memory[3]),
+    (B, n), real = out.shape, memory.mass.dtype.type
+    size, where, kth, a, u, gap, most, P, p, q_top, before, after = kernels.both_tilts(
+        s, brain, n, k, theta, memory.both
     )
-    mass, x, direct, g_c = memory[1]
-    mass, x, direct, g_c = borrowed(mass), borrowed(x), borrowed(direct), borrowed(g_c)
+    odds, pieces, c = borrowed(memory.both.odds), borrowed(memory.both.pieces), borrowed(memory.both.c)
+    alphas, gains, mass = borrowed(memory.alphas), borrowed(memory.gains), borrowed(memory.mass)
+    x, direct, g_c = borrowed(memory.x), borrowed(memory.direct), borrowed(memory.g_c)
     T = len(before) - 1
     g_below, g_product = np.zeros((T, 2 * B)), np.zeros((k + 1, 2 * B))
     below, last = kernels.leave_one_out(before, after)

@@ -2,30 +2,34 @@
 all of them at once (polynomial.py), then the last passes. A row that holds a NaN or too few scores gives NaN."""
 
 import math
+from collections import namedtuple
 
 import numpy as np
 
 from topk_registry.ops.cpu import blocks
-from topk_registry.ops.cpu.numbers import borrowed, compiled
+from topk_registry.ops.cpu.numbers import borrowed, compiled, largest_integer
 from topk_registry.ops.ksubset.numba import groups, narrow, polynomial, rows
 from topk_registry.ops.ksubset.numba.hinges import hinge
+
+# Memory for labels' margins: scratch of the search for the top group; a row's scores x, the odds of each row, a piece
+# of a row, coefficients; for each row the size of its top group, tilt, largest odds, origin and the label's score;
+# classes and odds of the top groups; power sums; and the expansion of narrow rows with its terms.
+LabelMemory = namedtuple("LabelMemory", "space x odds piece c size u most a of_label where E power expansion terms")
+# The same for all classes, of both tilts.
+BothMemory = namedtuple("BothMemory", "space x odds pieces c where E power")
 
 
 @compiled
 def label_memory(width, n, k, dtype):
     """Memory for :func:`label_rows` to work on up to ``width`` rows at a time."""
-    m = blocks.padded(n)
-    numbers = (
-        np.empty(m, dtype),
-        np.empty((width, m), dtype),
-        np.empty(blocks.PIECE, dtype),
-        rows.coefficients(k, dtype),
-    )
-    tilts, scores = (np.empty(width), np.empty(width)), (np.empty(width, dtype), np.empty(width, dtype))
-    group = np.empty((width, min(3 * k, m)), np.int64), np.empty((width, min(3 * k, m)))
-    of_rows = np.empty(width, np.int64), tilts, scores
-    expansion, terms = narrow.expansion(n - 1, 1, k, numbers[0].itemsize), np.empty((3, narrow.MOST + 1))
-    return groups.space(m, k, dtype), numbers, of_rows, group, np.empty(k), expansion, terms
+    m, x = blocks.padded(n), np.empty(blocks.padded(n), dtype)
+    return LabelMemory(
+        groups.space(m, k, dtype), x, np.empty((width, m), dtype), np.empty(blocks.PIECE, dtype),
+        rows.coefficients(k, dtype), np.empty(width, np.int64), np.empty(width), np.empty(width),
+        np.empty(width, dtype), np.empty(width, dtype), np.empty((width, min(3 * k, m)), np.int64),
+        np.empty((width, min(3 * k, m))), np.empty(k), narrow.expand(n - 1, 1, k, x.itemsize),
+        np.empty((3, narrow.MOST + 1)),
+    )  # fmt: skip
 
 
 @compiled
@@ -36,7 +40,7 @@ def label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, f
     those of the hinge times the row's factor. Scores may be in half precision, see :func:`blocks.load`; a row of s may
     be longer than n, the length of a gradient's.
     """
-    r, B, none = 0, len(s), memory[5][1][0] == 0
+    r, B, none = 0, len(s), not narrow.is_tried(memory.expansion)
     while r < B:
         stop = B if none else r  # rows between narrow ones are taken together
         while stop < B and not narrow_label_row(
@@ -58,7 +62,7 @@ def narrow_label_row(
 ):  # fmt: skip
     """One row of :func:`label_rows`, all else as there; False, and nothing written, where the row is not narrow."""
     n = len(gradient)
-    x, odds, expansion, terms = borrowed(memory[1][0]), borrowed(memory[1][1]), memory[5], borrowed(memory[6])
+    x, odds, expansion, terms = borrowed(memory.x), borrowed(memory.odds), memory.expansion, borrowed(memory.terms)
     y = label[0]
     if not 0 <= y < n:
         return False
@@ -71,7 +75,7 @@ def narrow_label_row(
     ratio = narrow.label_polynomial(a_m[: count + 1], n - 1, k, expansion, h)
     margin[0] = np.float64(of_label) - np.float64(a) + theta * math.log(u * ratio)
     of_margin = hinge_of(margin, label, alpha, scale, tau, factor, value, slope)
-    narrow.label_gradient(w, expansion[0], h, count, of_margin)
+    narrow.label_gradient(w, expansion.p, h, count, of_margin)
     w[y] = of_margin
     blocks.store(w, brain, gradient)
     return True
@@ -92,14 +96,12 @@ def hinge_of(margin, label, alpha, scale, tau, factor, value, slope):
 @compiled
 def any_label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factors, value, slope, memory):
     """:func:`label_rows` of any rows."""
-    (B, n), real = gradient.shape, memory[1][0].dtype.type
-    space, numbers, of_rows, group, power, _, _ = memory
-    space, power = groups.borrowed_space(space), borrowed(power)
-    x, odds, piece, c = borrowed(numbers[0]), borrowed(numbers[1]), borrowed(numbers[2]), borrowed(numbers[3])
-    sizes, tilts, scores = of_rows
-    size, u, most = borrowed(sizes)[:B], borrowed(tilts[0])[:B], borrowed(tilts[1])
-    a, of_label = borrowed(scores[0]), borrowed(scores[1])
-    where, E, P, powers = borrowed(group[0]), borrowed(group[1]), np.zeros((k, B)), 0
+    (B, n), real = gradient.shape, memory.x.dtype.type
+    space, power = groups.borrowed_space(memory.space), borrowed(memory.power)
+    x, odds, piece, c = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.piece), borrowed(memory.c)
+    size, u, most = borrowed(memory.size)[:B], borrowed(memory.u)[:B], borrowed(memory.most)
+    a, of_label = borrowed(memory.a), borrowed(memory.of_label)
+    where, E, P, powers = borrowed(memory.where), borrowed(memory.E), np.zeros((k, B)), 0
     for r in range(B):
         y, size[r], u[r] = label[r], -1, 1.0
         if 0 <= y < n:
@@ -114,7 +116,7 @@ def any_label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, ta
                 P[j, r] = power[j]
             powers = max(powers, count)
 
-    T = max(0, size.max())
+    T = largest_integer(size)
     p, _, before, after = polynomial.top_group(E, size, u, P, powers, T)
     in_top = np.empty((T, B))
     polynomial.label_gradient(p, before, after, in_top)
@@ -162,7 +164,7 @@ def margin_rows(s, k, theta, out, memory):
     """The margins of every class. Lanes from B on hold the second tilt, with k + 1 for k: for the k largest classes."""
     B, real = len(s), s.dtype.type
     size, where, kth, a, u, gap, most, _, _, _, before, after = both_tilts(s, False, s.shape[1], k, theta, memory)
-    odds, pieces, c = borrowed(memory[1][1]), borrowed(memory[1][2]), borrowed(memory[1][3])
+    odds, pieces, c = borrowed(memory.odds), borrowed(memory.pieces), borrowed(memory.c)
     T = len(before) - 1
     below, last = leave_one_out(before, after)
     for r in range(B):
@@ -185,7 +187,7 @@ def margin_rows_backward(cotangent, s, k, theta, out, memory):
     """The vector-Jacobian product of ``margin_rows``."""
     (B, n), real = s.shape, s.dtype.type
     size, where, _, _, u, gap, most, P, p, q, before, after = both_tilts(s, False, n, k, theta, memory)
-    odds, pieces, c = borrowed(memory[1][1]), borrowed(memory[1][2]), borrowed(memory[1][3])
+    odds, pieces, c = borrowed(memory.odds), borrowed(memory.pieces), borrowed(memory.c)
     T = len(before) - 1
     g_below, g_product, g_c = np.zeros((T, 2 * B)), np.zeros((k + 1, 2 * B)), np.empty(k + 1)
     for r in range(B):
@@ -281,10 +283,11 @@ def add_slopes(r, size, where, w, most, P, g_top, out, piece):
 def both_memory(width, n, k, dtype):
     """Memory for :func:`both_tilts` of up to ``width`` rows, and for what comes after it."""
     m = blocks.padded(n)
-    pieces, c = np.empty(4 * blocks.PIECE, dtype), rows.coefficients(k, dtype)
-    numbers = np.empty(m, dtype), np.empty((width, m), dtype), pieces, c
-    group = np.empty((width, min(5 * k + 5, m)), np.int64), np.empty((2 * width, min(5 * k + 5, m)))
-    return groups.space(m, k + 1, dtype), numbers, group, np.empty(k)
+    return BothMemory(
+        groups.space(m, k + 1, dtype), np.empty(m, dtype), np.empty((width, m), dtype),
+        np.empty(4 * blocks.PIECE, dtype), rows.coefficients(k, dtype),
+        np.empty((width, min(5 * k + 5, m)), np.int64), np.empty((2 * width, min(5 * k + 5, m))), np.empty(k),
+    )  # fmt: skip
 
 
 @compiled
@@ -292,10 +295,9 @@ def both_tilts(s, brain, n, k, theta, memory):
     """First part of margins and their gradient: the tail's odds relative to the class after the k-th, in ``memory``,
     and the polynomials at both tilts. ``most``: the largest of the tail's odds, tilted."""
     B = len(s)
-    space, numbers, group, power = memory
-    space, power = groups.borrowed_space(space), borrowed(power)
-    x, odds, piece = borrowed(numbers[0]), borrowed(numbers[1]), borrowed(numbers[2])
-    where, E = borrowed(group[0]), borrowed(group[1])
+    space, power = groups.borrowed_space(memory.space), borrowed(memory.power)
+    x, odds, piece = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.pieces)
+    where, E = borrowed(memory.where), borrowed(memory.E)
     size, kth, a, most = np.empty(2 * B, np.int64), np.empty(B, x.dtype), np.empty(B, x.dtype), np.zeros(B)
     gap, u, P, powers = np.ones(B), np.ones(2 * B), np.zeros((k, 2 * B)), 0
     for r in range(B):
@@ -320,5 +322,5 @@ def both_tilts(s, brain, n, k, theta, memory):
         for j in range(count):
             factor *= gap[r]
             P[j, r], P[j, B + r] = power[j] * factor, power[j]
-    p, q, before, after = polynomial.top_group(E, size, u, P, powers, max(0, size.max()))
+    p, q, before, after = polynomial.top_group(E, size, u, P, powers, largest_integer(size))
     return size, where, kth, a, u, gap, most, P, p, q, before, after

@@ -6,6 +6,7 @@ odds, or of products of all classes.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import math
+from collections import namedtuple
 
 import numpy as np
 
@@ -17,10 +18,11 @@ from topk_registry.ops.ksubset.numba.hinges import hinge
 LEAST_K = 6  # up to 5, the power sums of flat rows are as few
 FEW, MOST = 6, 12  # terms beyond the first
 LARGEST = 4.0  # odds beyond which a row is not tried
+Expansion = namedtuple("Expansion", "p limits kappa")  # see :func:`expand`
 
 
 @compiled
-def expansion(N, left_out, k, itemsize):
+def expand(N, left_out, k, itemsize):
     """Return p_0, the largest ratios r for FEW and for MOST terms, and kappa [4, .].
 
     The rows of kappa are of coefficients k - 1 and k of N factors, and of the same less ``left_out`` of N - 1 factors.
@@ -35,7 +37,13 @@ def expansion(N, left_out, k, itemsize):
         for j in range(2):
             krawtchouk(N, p, k - 1 + j, terms[j])
             krawtchouk(N - 1, p, k - 1 + j - left_out, terms[2 + j])
-    return p, limits, terms
+    return Expansion(p, limits, terms)
+
+
+@compiled
+def is_tried(expansion):
+    """Whether a row may be narrow."""
+    return expansion.limits[0] != 0
 
 
 @compiled
@@ -56,17 +64,17 @@ def krawtchouk(N, p, x, out):
 
 
 @compiled
-def centred(x, N, theta, numbers, w, power, a_m):
+def centred(x, N, theta, expansion, w, power, a_m):
     """Return (terms, a, u): the number of terms beyond the first that the row x needs, 0 where it is not narrow, the
     reference a of its odds, and the factor u that tilts them.
 
     w <- p - p_0 of each class and 0 where the score is -inf, for which there must be N others. ``power`` <- the sums of
     their powers, a_m <- the coefficients of (17).
     """
-    p, limits, _ = numbers
+    p, limits = expansion.p, expansion.limits
     a = blocks.maximum(x)
     power[:] = 0
-    if limits[0] == 0 or not np.isfinite(a):
+    if not is_tried(expansion) or not np.isfinite(a):
         return 0, a, 1.0
     inverse, floor = rows.limits(w, theta)
     mass, real = rows.odds(x, a, inverse, floor, w), x.dtype.type
@@ -153,9 +161,9 @@ def dot(a_m, terms, j):
 
 
 @compiled
-def label_polynomial(a_m, N, k, numbers, h):
+def label_polynomial(a_m, N, k, expansion, h):
     """Return c_{k-1} / c_k; the gradient of its logarithm to x_i is p_i sum_l h_l (p_i - p_0)^l."""
-    p, _, terms = numbers
+    p, terms = expansion.p, expansion.kappa
     below, last = dot(a_m, terms, 0), dot(a_m, terms, 1)
     of_below, of_last = (k - 1) / (N * p * below), k / (N * p * last)
     sign = 1.0
@@ -192,12 +200,12 @@ def label_gradient(d, p, h, terms, slope):
 
 
 @compiled
-def ratio_polynomial(a_m, N, k, numbers, below, inverse, ratio):
+def ratio_polynomial(a_m, N, k, expansion, below, inverse, ratio):
     """Return e_{k-1} / e_k where one of N equal factors is left out.
 
     ``ratio`` <- the series phi of (19), ``below`` <- its denominator's, and ``inverse`` <- that of 1 / denominator.
     """
-    p, _, terms = numbers
+    p, terms = expansion.p, expansion.kappa
     sign = 1.0
     for power in range(len(a_m)):
         of_below = of_last = 0.0
@@ -217,9 +225,9 @@ def ratio_polynomial(a_m, N, k, numbers, below, inverse, ratio):
 
 
 @compiled
-def ratio_slopes(a_m, numbers, inverse, ratio, g, scratch, slopes):
+def ratio_slopes(a_m, expansion, inverse, ratio, g, scratch, slopes):
     """From cotangents g of ``ratio`` to those of the sums of powers: ``slopes``[j] <- what d_i^j has in that of d_i."""
-    _, _, terms = numbers
+    terms = expansion.kappa
     of_below, of_last, of_a = scratch[0], scratch[1], scratch[2]
     for m in range(len(a_m)):
         last = 0.0
@@ -266,13 +274,13 @@ def hinge_of_class(x, a, d, mass, alpha, shift, theta, scale, tau, ratio, g):
 
 
 @compiled
-def hinges(x, d, mass, alpha, gain, a, terms, numbers, odds, shift, scale, tau, ratio, g, out, pieces):
+def hinges(x, d, mass, alpha, gain, a, terms, expansion, odds, shift, scale, tau, ratio, g, out, pieces):
     """Return the sum of the hinges of all classes, weighted by ``mass``: equation 19, with gain = exp(-alpha / tau).
 
     out <- its direct gradient, g <- its cotangents of ``ratio``, both in units of theta.
     ``alpha`` and ``gain`` hold one number a class, or PIECE equal ones.
     """
-    n, real, value, p = len(d), x.dtype.type, 0.0, numbers[0]
+    n, real, value, p = len(d), x.dtype.type, 0.0, expansion.p
     per_class = len(alpha) > blocks.PIECE or len(alpha) == n
     g[:] = 0
     for start in range(0, n, blocks.PIECE):

@@ -4,7 +4,7 @@ instructions. All in double precision; the tilt t is handled as u = exp(-t)."""
 import numpy as np
 
 from topk_registry.ops.cpu import blocks
-from topk_registry.ops.cpu.numbers import compiled, exp64
+from topk_registry.ops.cpu.numbers import compiled, copy, exp64
 
 
 @compiled
@@ -121,14 +121,16 @@ def cotangents(q, p, before, after, g_below, g_last, g_product, g_x):
         _add_correlation(before[j], g_below[j], g_last[j], passed)
         g_after, passed = passed, g_after
     g_before = g_after
-    g_before[: k + 1] = g_product
+    for j in range(k + 1):
+        copy(g_product[j], g_before[j])
     for j in range(T - 1, -1, -1):
         _through_factor(before[j], g_before, q[j], p[j], g_q[j], g_p[j], passed)
         _add_correlation(after[j + 1], g_below[j], g_last[j], passed)
         g_before, passed = passed, g_before
         for i in range(lanes):
             g_x[j, i] = p[j, i] * q[j, i] * (g_p[j, i] - g_q[j, i])
-    g_product[:] = g_before[: k + 1]
+    for j in range(k + 1):
+        copy(g_before[j], g_product[j])
 
 
 @compiled

@@ -4,33 +4,22 @@ of the 2k largest scores and two passes more."""
 # numba's intrinsics are called without their first parameter
 
 import math
-from functools import lru_cache
 
 import numpy as np
-import torch
-from numba import carray
 
-from topk_registry.ops.cpu import openmp, select
-from topk_registry.ops.cpu.functions import BLOCK, c_function
+from topk_registry.ops.cpu import select
+from topk_registry.ops.cpu.functions import BLOCK
 from topk_registry.ops.cpu.numbers import compiled, summing
 from topk_registry.ops.cpu.vectors import exponentials, largest_of, nothing, scale_by, total_of
-from topk_registry.ops.rows.numba.driver import ROW
+from topk_registry.ops.rows.numba.row import row_kernel
 
 K, TAU = range(2)  # the kernel's numbers
 LOG_2 = math.log(2)
 
 
-@lru_cache
-def row_kernel(dtype: torch.dtype) -> int:
-    """The address of the row kernel that computes in this precision."""
-    edition, real = openmp.edition(), np.float64 if dtype == torch.float64 else np.float32
-
-    def body(n, s, m, y, mass, b, numbers, operands, room, g):
-        assert edition  # part of the cache's key: numba does not see that other files have changed
-        s, m, g, number = carray(s, n, real), carray(m, n, real), carray(g, n, real), carray(numbers, 2, np.float64)
-        return loss(s, m, y, mass, number[K], number[TAU], g)
-
-    return c_function(ROW, body)
+@row_kernel(numbers=2)
+def row(s, m, y, mass, b, number, at, room, g):
+    return loss(s, m, y, mass, number[K], number[TAU], g)
 
 
 @compiled

@@ -5,24 +5,41 @@
 import numpy as np
 from numba import carray
 
-from topk_registry.ops.cpu import openmp as team
+from topk_registry.ops.cpu.functions import entry
+from topk_registry.ops.cpu.jobs import array, spans
 from topk_registry.ops.cpu.masks import lowest_bit, number_of_bits, reaching, within
 from topk_registry.ops.cpu.numbers import compiled, inlined
 from topk_registry.ops.perturbed.numba import height as heights
 from topk_registry.ops.perturbed.numba.height import FLOOR, HOPELESS, find_height, in_reach, limits, tails
 from topk_registry.ops.perturbed.numba.noise import AT_ONCE, FIRST_BYTES, GROUP, normals_of, philox_of
+from topk_registry.ops.perturbed.numba.table import SHAPE
 
 FEW = 32  # candidates that are ranked without a branch
 LISTED = 4  # candidates among 64 classes that are listed without a branch: most have none or one
 
 
+@entry()
+def draws_of_rows(precision):
+    """The mean k-th largest of each row, and which class it was at each draw, see backend.py."""
+    real = precision.real
+
+    def body(job):
+        _, B, n, k, draws, step, _ = carray(job, 7, np.int64)
+        epsilon, address = carray(job, 8, np.float64)[7], carray(job, 12, np.int64)[8:]
+        s, table = array(address[0], (B, n), real), array(address[1], SHAPE, np.float64)
+        value, index = array(address[2], B, real), array(address[3], (B, draws), np.int64)
+        key, space, guess = carray(job, 14, np.uint32)[12:], room(n, k, draws), 0.0
+        for start, stop in spans(job, step, B):
+            for r in range(start, stop):
+                value[r], guess = of_row(s[r], r, k, epsilon, key, table, index[r], guess, space)
+
+    return body
+
+
 @compiled
-def rows(job, step, s, k, epsilon, key, table, value, index):
-    """value [B] and index [B, draws] of the scores s [B, n], of the rows that this thread takes."""
-    space, guess = room(s.shape[1], k, index.shape[1]), 0.0
-    for start, stop in team.spans(job, step, len(s)):
-        for r in range(start, stop):
-            value[r], guess = of_row(s[r], r, k, epsilon, key, table, index[r], guess, space)
+def _count_up(places):
+    for i in range(len(places)):
+        places[i] = i
 
 
 @compiled
@@ -56,18 +73,18 @@ def of_row(row, r, k, epsilon, key, table, index, guess, space):
     draws, n, real = len(index), len(row), row.dtype.type
     blocks, size, listed, lines = _sizes(n, k, draws)
     at = space.ctypes.data  # arrays that numba counts references of cost as much as their contents
-    packed, at = carray(team.pointer(at), 16 * blocks, row.dtype), at + 128 * blocks
-    maxima, at = carray(team.pointer(at), lines, row.dtype), at + 8 * lines
-    few, at = carray(team.pointer(at), FEW, np.float64), at + 8 * FEW
-    z, at = carray(team.pointer(at), listed, np.float64), at + 8 * listed
-    slot, at = carray(team.pointer(at), listed, np.uint64), at + 8 * listed
-    place, at = carray(team.pointer(at), listed, np.int64), at + 8 * listed
-    calls, at = carray(team.pointer(at), size, np.int64), at + 8 * size
-    active, at = carray(team.pointer(at), blocks, np.int64), at + 8 * blocks
-    bits, at = carray(team.pointer(at), 16 * blocks, np.int32), at + 64 * blocks
-    words, at = carray(team.pointer(at), 4 * max(size, GROUP) + 16, np.uint32), at + 4 * (4 * max(size, GROUP) + 16)
-    limit, at = carray(team.pointer(at), 16 * blocks + 64, np.uint8), at + 16 * blocks + 64
-    first = carray(team.pointer(at), listed, np.uint8)
+    packed, at = array(at, 16 * blocks, row.dtype), at + 128 * blocks
+    maxima, at = array(at, lines, row.dtype), at + 8 * lines
+    few, at = array(at, FEW, np.float64), at + 8 * FEW
+    z, at = array(at, listed, np.float64), at + 8 * listed
+    slot, at = array(at, listed, np.uint64), at + 8 * listed
+    place, at = array(at, listed, np.int64), at + 8 * listed
+    calls, at = array(at, size, np.int64), at + 8 * size
+    active, at = array(at, blocks, np.int64), at + 8 * blocks
+    bits, at = array(at, 16 * blocks, np.int32), at + 64 * blocks
+    words, at = array(at, 4 * max(size, GROUP) + 16, np.uint32), at + 4 * (4 * max(size, GROUP) + 16)
+    limit, at = array(at, 16 * blocks + 64, np.uint8), at + 16 * blocks + 64
+    first = array(at, listed, np.uint8)
 
     scores, held, floor, near, height = row, 0, -np.inf, 0.0, 0.0
     if guess != guess:
@@ -85,7 +102,7 @@ def of_row(row, r, k, epsilon, key, table, index, guess, space):
         if broken:
             index[:] = 0
             return np.nan, 0.0
-        active[:] = np.arange(blocks)
+        _count_up(active)
         guess = np.nan if lowest <= HOPELESS and lines > 0 else height
     elif guess == guess:
         guess = height
@@ -116,7 +133,7 @@ def of_row(row, r, k, epsilon, key, table, index, guess, space):
         lower *= 2
         if height < floor:
             scores, held, floor = row, blocks, -np.inf
-            active[:] = np.arange(blocks)
+            _count_up(active)
         tails(scores, real(height), real(1 / epsilon), bits)
         _limits(scores, height, bits, held, limit)
     return total / draws, guess

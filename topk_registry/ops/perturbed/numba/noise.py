@@ -2,13 +2,10 @@
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
-from functools import lru_cache
-
 import numpy as np
-import torch
-from torch import Tensor
 
 from topk_registry.ops.cpu.numbers import bits_64, compiled, inlined, number_64
+from topk_registry.ops.perturbed.numba.table import DEGREE, STEPS
 
 GROUP = 512  # calls of the generator at a time
 AT_ONCE = 16  # calls in one loop
@@ -19,7 +16,6 @@ MULTIPLY_0, MULTIPLY_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 WEYL_0, WEYL_1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
 HALF = np.uint64(32)
 
-STEPS, DEGREE = 8, 5  # pieces of Q^-1 an octave, and the degree of their polynomials: right to 1e-9
 MANTISSA = np.int64((1 << 52) // STEPS - 1)
 LARGEST = np.int64((1 << 63) - 1)
 
@@ -45,16 +41,6 @@ def philox_of(calls, row, use, key, words):
         words[4 * i + 1] = w1
         words[4 * i + 2] = w2
         words[4 * i + 3] = w3
-
-
-@lru_cache(maxsize=1)
-def table() -> Tensor:
-    """Q^-1(2^-64 m) for m from 1/2 to 2^63, as polynomials in t: m = 2^(e-1) (1 + (step + t) / STEPS)."""
-    nodes = (1 - np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))) / 2
-    octave, step = np.divmod(np.arange(64 * STEPS + 1), STEPS)
-    u = (1 + (step[:, None] + nodes) / STEPS) * 2.0 ** (octave[:, None] - 65)
-    z = -torch.special.ndtri(torch.from_numpy(u))
-    return torch.linalg.solve(torch.from_numpy(np.vander(nodes)), z.T).T.contiguous()
 
 
 @compiled

@@ -4,17 +4,15 @@ masses one pass over all others."""
 # numba's intrinsics are called without their first parameter
 
 import math
-from functools import lru_cache
 
 import numpy as np
-import torch
-from numba import carray
 
-from topk_registry.ops.cpu import openmp, select
-from topk_registry.ops.cpu.functions import BLOCK, c_function, exp, log
+from topk_registry.ops.cpu import select
+from topk_registry.ops.cpu.functions import BLOCK, exp, log
+from topk_registry.ops.cpu.jobs import array
 from topk_registry.ops.cpu.numbers import compiled, summing
 from topk_registry.ops.cpu.vectors import nothing, scale_by, total_of
-from topk_registry.ops.rows.numba.driver import ROW
+from topk_registry.ops.rows.numba.row import row_kernel
 
 KIND, CANDIDATES, K, TAU, COUNT, WEIGHTS = range(6)  # the kernel's numbers; weights are the last
 NEURALSORT = 0
@@ -23,30 +21,18 @@ FAR = 1e30  # below the candidates: a class that is ruled out, with its cost sti
 LEAST = 1e-280  # chances below are compared by their logarithms
 
 
-@lru_cache
-def row_kernel(dtype: torch.dtype) -> int:
-    """The address of the row kernel that computes in this precision."""
-    edition, real = openmp.edition(), np.float64 if dtype == torch.float64 else np.float32
-
-    def body(n, s, m, y, mass, b, numbers, operands, room, g):
-        assert edition  # part of the cache's key: numba does not see that other files have changed
-        s, m, g, number = (
-            carray(s, n, real),
-            carray(m, n, real),
-            carray(g, n, real),
-            carray(numbers, WEIGHTS, np.float64),
-        )
-        weights = carray(numbers, WEIGHTS + np.int64(number[COUNT]), np.float64)[WEIGHTS:]
-        kind, candidates, k = np.int64(number[KIND]), min(np.int64(number[CANDIDATES]), n), np.int64(number[K])
-        g[:] = 0
-        total = total_of(s)
-        if total != total or total == np.inf:
-            return nothing(g)
-        if y >= 0:
-            return at_label(s, y, mass, kind, candidates, k, number[TAU], weights, g)
-        return at_masses(s, m, kind, candidates, k, number[TAU], weights, g)
-
-    return c_function(ROW, body)
+@row_kernel(numbers=WEIGHTS)
+def row(s, m, y, mass, b, number, at, room, g):
+    count = np.int64(number[COUNT])
+    weights = array(number.ctypes.data, WEIGHTS + count, np.float64)[WEIGHTS:]
+    kind, candidates, k = np.int64(number[KIND]), min(np.int64(number[CANDIDATES]), len(s)), np.int64(number[K])
+    g[:] = 0
+    total = total_of(s)
+    if total != total or total == np.inf:
+        return nothing(g)
+    if y >= 0:
+        return at_label(s, y, mass, kind, candidates, k, number[TAU], weights, g)
+    return at_masses(s, m, kind, candidates, k, number[TAU], weights, g)
 
 
 @compiled

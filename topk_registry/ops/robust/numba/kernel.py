@@ -3,38 +3,25 @@
 # numba's intrinsics are called without their first parameter
 
 import math
-from functools import lru_cache
 
 import numpy as np
-import torch
-from numba import carray
 
-from topk_registry.ops.cpu import openmp
-from topk_registry.ops.cpu.functions import BLOCK, c_function, power_of_2
-from topk_registry.ops.cpu.numbers import LOG2E, compiled, summing
+from topk_registry.ops.cpu.functions import BLOCK, power_of_2
+from topk_registry.ops.cpu.numbers import LOG2E, compiled, copy, summing
 from topk_registry.ops.cpu.vectors import largest_of, nothing, total_of
 from topk_registry.ops.robust.definition import ROUNDING
-from topk_registry.ops.rows.numba.driver import ROOMS, ROW
+from topk_registry.ops.rows.numba.row import row_kernel
 
 TEMPERATURE, ALPHA, GAP = range(3)  # the kernel's numbers
 PAD = 64  # rows are padded to a multiple of this
 TRIALS = 40  # an end to the search for the temperature
 
 
-@lru_cache
-def row_kernel(dtype: torch.dtype) -> int:
-    """The address of the row kernel that computes in this precision."""
-    edition, real = openmp.edition(), np.float64 if dtype == torch.float64 else np.float32
-
-    def body(n, s, m, y, mass, b, numbers, operands, room, g):
-        assert edition  # part of the cache's key: numba does not see that other files have changed
-        s, m, g, room = carray(s, n, real), carray(m, n, real), carray(g, n, real), carray(room, ROOMS * n, real)
-        number = carray(numbers, 3, np.float64)
-        if y >= 0:
-            return at_label(s, y, mass, number[TEMPERATURE], number[ALPHA], number[GAP], g, room)
-        return at_masses(s, m, mass, number[TEMPERATURE], number[ALPHA], number[GAP], g, room)
-
-    return c_function(ROW, body)
+@row_kernel(numbers=3)
+def row(s, m, y, mass, b, number, at, room, g):
+    if y >= 0:
+        return at_label(s, y, mass, number[TEMPERATURE], number[ALPHA], number[GAP], g, room)
+    return at_masses(s, m, mass, number[TEMPERATURE], number[ALPHA], number[GAP], g, room)
 
 
 @compiled
@@ -51,7 +38,7 @@ def at_label(s, y, mass, temperature, alpha, gap, g, room):
     """The label's term is taken by itself, in double precision."""
     n, real, own, total = len(s), s.dtype.type, np.float64(s[y]) - gap, total_of(s)
     x, e = padded(n, room)
-    x[:n] = s
+    copy(s, x[:n])
     x[n:], x[y] = -np.inf, -np.inf
     a = max(largest_of(x), real(own))
     if not abs(a) < np.inf or total != total:

@@ -2,19 +2,13 @@
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
-import inspect
-import zlib
 from collections.abc import Callable
-from functools import lru_cache
-from types import FunctionType
-from typing import Any
 
 import numpy as np
-import torch
 from numba import carray
 
-from topk_registry.ops.cpu import openmp
-from topk_registry.ops.cpu.functions import c_function, function_type, log_not_of, vectorised
+from topk_registry.ops.cpu.functions import Entry, function_type, log_not_of, vectorised
+from topk_registry.ops.rows.curve import Compiled
 
 # double curve(count, log p, log(1 - p), p, 1 - p, m, M, first, numbers, own, slope): of ``count`` classes from the
 # class ``first`` on, of masses m in a row of mass M, the sum of m on + (M - m) off, and their slopes in log-odds.
@@ -40,18 +34,25 @@ SHARE, FACTOR, MOST, LOG_Z, SKIPPED = range(5)
 NUMBERS = 6  # that a curve has at most
 
 
-@lru_cache
-def address_of(curve: Callable, others: bool, softmax: bool, dtype: torch.dtype) -> int:
-    """The address of a curve compiled for one precision, see :class:`topk_registry.ops.rows.curve.Curve`."""
-    source = f"{inspect.getsource(curve)}{openmp.edition()}"
-    edition, real = zlib.crc32(source.encode()), np.float64 if dtype == torch.float64 else np.float32
-    make, kind = (_softmax_body, SOFTMAX) if softmax else (_body, CURVE)
-    return c_function(kind, make(vectorised(curve, real), others, real, edition), sums=True)
+def address_of(one: Compiled) -> int:
+    """The address of a curve compiled here."""
+    return of_curve(one)(one.dtype)
 
 
-def _body(curve: Callable, others: bool, real: type, edition: int) -> Callable:
+def of_curve(one: Compiled) -> Entry:
+    """The entry of a curve for its one precision; its name is the curve's symbol."""
+    make = _softmax_body if one.softmax else _body
+    return Entry(
+        lambda precision: make(vectorised(one.curve, precision.real), one.others, precision.real),
+        SOFTMAX if one.softmax else CURVE,
+        (one.dtype,),
+        sums=True,
+        name=one.symbol,
+    )
+
+
+def _body(curve: Callable, others: bool, real: type) -> Callable:
     def body(count, log_p, log_not, p, not_p, m, mass, first, numbers, own, slope):
-        assert edition  # part of the cache's key
         log_p, log_not = carray(log_p, count, real), carray(log_not, count, real)
         p, not_p, m = carray(p, count, real), carray(not_p, count, real), carray(m, count, real)
         number, slope = carray(numbers, NUMBERS + 1, np.float64), carray(slope, count, real)
@@ -62,22 +63,21 @@ def _body(curve: Callable, others: bool, real: type, edition: int) -> Callable:
         for i in range(count):
             z = own[i] if each else zero
             if others:
-                on, up, off, down = scalar(log_p[i], log_not[i], p[i], not_p[i], z, x)
+                on, up, off, down = curve(log_p[i], log_not[i], p[i], not_p[i], z, x)
                 rest = whole - m[i]
                 total += (m[i] * on if m[i] != zero else zero) + rest * off
                 slope[i] = m[i] * up + rest * down
             else:
-                on, up = scalar(log_p[i], log_not[i], p[i], not_p[i], z, x)
+                on, up = curve(log_p[i], log_not[i], p[i], not_p[i], z, x)
                 total += m[i] * on if m[i] != zero else zero  # 0 times inf: a class of no mass costs nothing
                 slope[i] = m[i] * up if m[i] != zero else zero
         return total
 
-    return _with_curve(body, curve)
+    return body
 
 
-def _softmax_body(curve: Callable, others: bool, real: type, edition: int) -> Callable:
+def _softmax_body(curve: Callable, others: bool, real: type) -> Callable:
     def softmax(count, s, e, m, mass, first, numbers, own, sizes, slope, sums):
-        assert edition  # as above
         s, e, m = carray(s, count, real), carray(e, count, real), carray(m, count, real)
         number, slope = carray(numbers, NUMBERS + 1, np.float64), carray(slope, count, real)
         size, sums = carray(sizes, SKIPPED + 1, np.float64), carray(sums, 2, np.float64)
@@ -92,12 +92,12 @@ def _softmax_body(curve: Callable, others: bool, real: type, edition: int) -> Ca
             not_p = one - p
             log_p, log_not = (s[i] - most) * factor - log_z, log_not_of(p)
             if others:
-                on, up, off, down = scalar(log_p, log_not, p, not_p, z, x)
+                on, up, off, down = curve(log_p, log_not, p, not_p, z, x)
                 rest = whole - m[i]
                 value = (m[i] * on if m[i] != zero else zero) + rest * off
                 h = m[i] * up + rest * down
             else:
-                on, up = scalar(log_p, log_not, p, not_p, z, x)
+                on, up = curve(log_p, log_not, p, not_p, z, x)
                 value = m[i] * on if m[i] != zero else zero
                 h = m[i] * up if m[i] != zero else zero
             h = h / not_p if i != skipped else zero
@@ -108,13 +108,4 @@ def _softmax_body(curve: Callable, others: bool, real: type, edition: int) -> Ca
         sums[1] += slopes
         return 0.0
 
-    return _with_curve(softmax, curve)
-
-
-def _with_curve(body: Any, curve: Callable) -> Callable:
-    # a global name of the body: in its closure, the compiled curve would change the cache's key in every process
-    return FunctionType(body.__code__, {**globals(), "scalar": curve}, body.__name__, None, body.__closure__)
-
-
-def scalar(*_) -> Any:
-    """The place of a curve in the body."""
+    return softmax

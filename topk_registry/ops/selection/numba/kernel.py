@@ -2,41 +2,29 @@
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
-from functools import lru_cache
-
 import numpy as np
-import torch
-from numba import carray
 
-from topk_registry.ops.cpu import openmp, select
-from topk_registry.ops.cpu.functions import c_function, compiled
+from topk_registry.ops.cpu import select
+from topk_registry.ops.cpu.functions import compiled
+from topk_registry.ops.cpu.jobs import array
 from topk_registry.ops.cpu.vectors import nothing, total_of
-from topk_registry.ops.rows.numba.driver import ROW
 from topk_registry.ops.rows.numba.hinges import hinge, hinges
+from topk_registry.ops.rows.numba.row import row_kernel
 
 KIND, K, ALPHA, FACTOR = range(4)  # the kernel's numbers
 RIVAL, RANK, CONVEX = range(3)  # what the label's score is held against
 OWN = 0  # the kernel's tensor
 
 
-@lru_cache
-def row_kernel(dtype: torch.dtype) -> int:
-    """The address of the row kernel that computes in this precision."""
-    edition, real = openmp.edition(), np.float64 if dtype == torch.float64 else np.float32
-
-    def body(n, s, m, y, mass, b, numbers, operands, room, g):
-        assert edition  # part of the cache's key: numba does not see that other files have changed
-        s, m, g, number = carray(s, n, real), carray(m, n, real), carray(g, n, real), carray(numbers, 4, np.float64)
-        at, kind, k = carray(operands, 1, np.int64), np.int64(number[KIND]), np.int64(number[K])
-        own = carray(openmp.pointer(at[OWN]), n if at[OWN] != 0 else 0, real)
-        alpha, factor = number[ALPHA], number[FACTOR]
-        if total_of(s) * 0 != 0 and has_nan(s):
-            return nothing(g)
-        if y >= 0:
-            return at_label(s, y, mass, kind, k, own, alpha, factor, g)
-        return at_masses(s, m, kind, k, own, alpha, factor, g)
-
-    return c_function(ROW, body)
+@row_kernel(numbers=4, operands=1)
+def row(s, m, y, mass, b, number, at, room, g):
+    kind, k, alpha, factor = np.int64(number[KIND]), np.int64(number[K]), number[ALPHA], number[FACTOR]
+    own = array(at[OWN], len(s) if at[OWN] != 0 else 0, s.dtype)
+    if total_of(s) * 0 != 0 and has_nan(s):
+        return nothing(g)
+    if y >= 0:
+        return at_label(s, y, mass, kind, k, own, alpha, factor, g)
+    return at_masses(s, m, kind, k, own, alpha, factor, g)
 
 
 @compiled

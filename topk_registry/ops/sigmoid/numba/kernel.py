@@ -2,38 +2,21 @@
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
-from functools import lru_cache
-
-import numpy as np
-import torch
-from numba import carray
-
-from topk_registry.ops.cpu import openmp
-from topk_registry.ops.cpu.functions import BLOCK, c_function, compiled, exp, log1p
+from topk_registry.ops.cpu.functions import BLOCK, compiled, exp, log1p
 from topk_registry.ops.rows.numba.curves import NUMBERS, call_curve
-from topk_registry.ops.rows.numba.driver import ROOMS, ROW
+from topk_registry.ops.rows.numba.row import row_kernel
 
 LOGARITHMS, PARAMETERS = range(2)  # the kernel's numbers; the curve's follow
 CURVE_AT, OWN = range(2)  # addresses
 
 
-@lru_cache
-def row_kernel(dtype: torch.dtype) -> int:
-    """The address of the row kernel that computes in this precision."""
-    edition, real = openmp.edition(), np.float64 if dtype == torch.float64 else np.float32
-
-    def body(n, s, m, y, mass, b, numbers, operands, room, g):
-        assert edition  # part of the cache's key: numba does not see that other files have changed
-        s, m, g, room = carray(s, n, real), carray(m, n, real), carray(g, n, real), carray(room, ROOMS * n, real)
-        number = carray(numbers, PARAMETERS + NUMBERS + 1, np.float64)
-        at = carray(operands, 2, np.int64)
-        if y >= 0:
-            m[:] = 0
-            m[y] = mass
-        parameters = number[PARAMETERS:].ctypes.data
-        return rows(s, m, mass, at[CURVE_AT], number[LOGARITHMS] != 0, parameters, at[OWN], g, room)
-
-    return c_function(ROW, body)
+@row_kernel(numbers=PARAMETERS + NUMBERS + 1, operands=2)
+def row(s, m, y, mass, b, number, at, room, g):
+    if y >= 0:
+        m[:] = 0
+        m[y] = mass
+    parameters = number[PARAMETERS:].ctypes.data
+    return rows(s, m, mass, at[CURVE_AT], number[LOGARITHMS] != 0, parameters, at[OWN], g, room)
 
 
 @compiled

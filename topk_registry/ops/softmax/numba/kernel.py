@@ -2,14 +2,10 @@
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
-from functools import lru_cache
-
 import numpy as np
-import torch
-from numba import carray
 
-from topk_registry.ops.cpu import openmp
-from topk_registry.ops.cpu.functions import BLOCK, c_function, compiled, log
+from topk_registry.ops.cpu.functions import BLOCK, compiled, log
+from topk_registry.ops.cpu.jobs import array
 from topk_registry.ops.cpu.numbers import summing
 from topk_registry.ops.cpu.vectors import (
     exponentials,
@@ -20,36 +16,26 @@ from topk_registry.ops.cpu.vectors import (
     total_of,
 )
 from topk_registry.ops.rows.numba.curves import FACTOR, LOG_Z, MOST, NUMBERS, SHARE, SKIPPED, call_curve, call_softmax
-from topk_registry.ops.rows.numba.driver import ROOMS, ROW
+from topk_registry.ops.rows.numba.row import ROOMS, row_kernel
 
 SCALE, OTHERS, PARAMETERS = range(3)  # the kernel's numbers; the curve's follow
 CURVE_AT, CURVE_64, OWN, OWN_64, SHIFT = range(5)  # addresses, in the precision of the kernel and in double
 
 
-@lru_cache
-def row_kernel(dtype: torch.dtype) -> int:
-    """The address of the row kernel that computes in this precision."""
-    edition, real = openmp.edition(), np.float64 if dtype == torch.float64 else np.float32
-
-    def body(n, s, m, y, mass, b, numbers, operands, room, g):
-        assert edition  # part of the cache's key: numba does not see that other files have changed
-        s, m, g, room = carray(s, n, real), carray(m, n, real), carray(g, n, real), carray(room, ROOMS * n, real)
-        number, at = carray(numbers, PARAMETERS + NUMBERS + 1, np.float64), carray(operands, 5, np.int64)
-        scale, parameters = real(number[SCALE]), number[PARAMETERS:].ctypes.data
-        if at[SHIFT] != 0:
-            s = shifted(s, carray(openmp.pointer(at[SHIFT]), n, real), room[(ROOMS - 1) * n :])
-        if y >= 0:
-            if number[OTHERS] == 0:
-                return at_label(s, y, mass, scale, at[CURVE_64], parameters, at[OWN_64], g)
-            m[:] = 0
-            m[y] = mass
-        if at[CURVE_AT] == 0:
-            return cross_entropy(s, m, mass, scale, g)
-        return at_masses(
-            s, m, mass, scale, (at[CURVE_AT], at[CURVE_64]), parameters, (at[OWN], at[OWN_64]), g, room[:n]
-        )
-
-    return c_function(ROW, body)
+@row_kernel(numbers=PARAMETERS + NUMBERS + 1, operands=5)
+def row(s, m, y, mass, b, number, at, room, g):
+    n, scale, parameters = len(s), s.dtype.type(number[SCALE]), number[PARAMETERS:].ctypes.data
+    if at[SHIFT] != 0:
+        s = shifted(s, array(at[SHIFT], n, s.dtype), room[(ROOMS - 1) * n : ROOMS * n])
+    if y >= 0:
+        if number[OTHERS] == 0:
+            return at_label(s, y, mass, scale, at[CURVE_64], parameters, at[OWN_64], g)
+        m[:] = 0
+        m[y] = mass
+    if at[CURVE_AT] == 0:
+        return cross_entropy(s, m, mass, scale, g)
+    curves, owns = (at[CURVE_AT], at[CURVE_64]), (at[OWN], at[OWN_64])
+    return at_masses(s, m, mass, scale, curves, parameters, owns, g, room[:n])
 
 
 @compiled

@@ -3,37 +3,26 @@ be in a mask, and a pass for loss and gradient."""
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
-from functools import lru_cache
-
 import numpy as np
-import torch
-from numba import carray
 
-from topk_registry.ops.cpu import openmp, select
-from topk_registry.ops.cpu.functions import BLOCK, c_function
+from topk_registry.ops.cpu import select
+from topk_registry.ops.cpu.functions import BLOCK
+from topk_registry.ops.cpu.jobs import array
 from topk_registry.ops.cpu.masks import places_above
-from topk_registry.ops.cpu.numbers import borrowed, compiled, inlined, summing
+from topk_registry.ops.cpu.numbers import borrowed, compiled, copy, inlined, summing
 from topk_registry.ops.cpu.vectors import largest_of, nothing, total_of
-from topk_registry.ops.rows.numba.driver import ROW
+from topk_registry.ops.rows.numba.row import row_kernel
 
 K, TAU = range(2)  # the kernel's numbers
 LINES = 64  # at least so many lines, the maximum of each of which bounds the k-th largest score
 TRIALS = 100  # an end to the search for a threshold, which halves its interval where all else fails
 
 
-@lru_cache
-def row_kernel(dtype: torch.dtype) -> int:
-    """The address of the row kernel that computes in this precision."""
-    edition, real = openmp.edition(), np.float64 if dtype == torch.float64 else np.float32
-
-    def body(n, s, m, y, mass, b, numbers, operands, room, g):
-        assert edition  # part of the cache's key: numba does not see that other files have changed
-        s, m, g, number = carray(s, n, real), carray(m, n, real), carray(g, n, real), carray(numbers, 2, np.float64)
-        wide, places = carray(room, 3 * n, np.float64), carray(room, 3 * n, np.int64)
-        space = wide[:n], places[n : 2 * n], places[2 * n :]
-        return loss(s, m, y, mass, np.int64(number[K]), number[TAU], g, space)
-
-    return c_function(ROW, body)
+@row_kernel(numbers=2)
+def row(s, m, y, mass, b, number, at, room, g):
+    n, space = len(s), room.ctypes.data
+    wide, places = array(space, n, np.float64), array(space, 3 * n, np.int64)
+    return loss(s, m, y, mass, np.int64(number[K]), number[TAU], g, (wide, places[n : 2 * n], places[2 * n :]))
 
 
 @compiled
@@ -77,7 +66,7 @@ def lower_bound(s, k, space):
     if lines > n:
         return lowest(s)
     maxima = space[:lines]
-    maxima[:] = s[:lines]
+    copy(s, maxima)
     for start in range(lines, n, lines):
         part = s[start : start + lines]
         for j in range(len(part)):

@@ -3,34 +3,22 @@
 # numba's intrinsics are called without their first parameter
 
 import math
-from functools import lru_cache
 
 import numpy as np
-import torch
-from numba import carray
 
-from topk_registry.ops.cpu import openmp
-from topk_registry.ops.cpu.functions import BLOCK, c_function, log, total_of
+from topk_registry.ops.cpu.functions import BLOCK, log, total_of
 from topk_registry.ops.cpu.numbers import compiled, summing
-from topk_registry.ops.rows.numba.driver import ROW
+from topk_registry.ops.rows.numba.row import row_kernel
 
 BOUND, SHIFT, EPSILON = range(3)  # the kernel's numbers
 XI_MIN, NEWTON_STEPS = 1e-4, 6
 
 
-@lru_cache
-def row_kernel(dtype: torch.dtype) -> int:
-    """The address of the row kernel that computes in this precision."""
-    edition, real = openmp.edition(), np.float64 if dtype == torch.float64 else np.float32
-
-    def body(n, s, m, y, mass, b, numbers, operands, room, g):
-        assert edition  # part of the cache's key: numba does not see that other files have changed
-        s, m, g, number = carray(s, n, real), carray(m, n, real), carray(g, n, real), carray(numbers, 3, np.float64)
-        if number[BOUND] != 0:
-            return bound(s, m, y, mass, g)
-        return log_likelihood(s, m, y, mass, real(number[SHIFT]), number[EPSILON], g)
-
-    return c_function(ROW, body)
+@row_kernel(numbers=3)
+def row(s, m, y, mass, b, number, at, room, g):
+    if number[BOUND] != 0:
+        return bound(s, m, y, mass, g)
+    return log_likelihood(s, m, y, mass, s.dtype.type(number[SHIFT]), number[EPSILON], g)
 
 
 @compiled

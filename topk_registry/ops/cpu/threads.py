@@ -1,38 +1,28 @@
-"""Share rows among threads: kernels compiled by numba run on the OpenMP threads that torch itself uses.
+"""Run compiled bodies on the threads that torch itself uses.
 
 After each operation torch's threads spin for a few milliseconds and wait for the next one. Threads of our own would
 share their cores with them. On torch's own threads work starts within microseconds. Where torch is built without
 OpenMP, a pool of threads does the work.
 
-A kernel is a C function ``body(job)``. All threads run the same body with the same job. They take rows from it, a few
-at a time, by :func:`spans` until none are left. The result of a row must not depend on the thread that takes it.
+A body is a C function ``body(job)``. All threads run the same body with the same job, and take rows from it, see
+:mod:`topk_registry.ops.cpu.jobs`. Nothing here needs numba: bodies may come from a library.
 """
 
 import ctypes
 import os
 import struct
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
 import torch
-from numba import njit, types
-from numba.extending import intrinsic
 from torch import Tensor
 
-from topk_registry.ops.cpu.compiling import kernel
 from topk_registry.ops.tensors import address
 
 Body = Callable[[ctypes.Array], None]
 C_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-SIGNATURE = types.void(types.voidptr)
-
-
-def compiled(function: Callable) -> Body:
-    """Compile a body for :func:`run`."""
-    return kernel(SIGNATURE, function).ctypes
 
 
 def run(body: Body, *values: Tensor | float | None, threads: int) -> None:
@@ -47,7 +37,7 @@ def job_of(*values: Tensor | float | None) -> ctypes.Array:
     """
     fields = "".join("d" if isinstance(value, float) else "q" for value in values)
     numbers = (0 if v is None else address(v) if isinstance(v, Tensor) else v for v in values)
-    return ctypes.create_string_buffer(_layout(fields).pack(0, *numbers))
+    return ctypes.create_string_buffer(layout(fields).pack(0, *numbers))
 
 
 def start(body: Body, job: ctypes.Array, threads: int) -> None:
@@ -65,47 +55,9 @@ def start(body: Body, job: ctypes.Array, threads: int) -> None:
 
 
 @lru_cache
-def _layout(fields: str) -> struct.Struct:
+def layout(fields: str) -> struct.Struct:
+    """The memory of a job: a counter, then integers ("q") and floats ("d")."""
     return struct.Struct(f"=q{fields}")
-
-
-@intrinsic
-def take(typing_context, job, count):
-    """Take the next ``count`` rows of a job and return the first. Beyond the last row nothing is left to do."""
-
-    def codegen(context, builder, signature, arguments):
-        job, count = arguments
-        counter = builder.bitcast(job, count.type.as_pointer())
-        return builder.atomic_rmw("add", counter, count, "monotonic")
-
-    return types.int64(types.voidptr, types.int64), codegen
-
-
-@njit
-def spans(job, step, count):
-    """Yield (start, stop) of the rows that this thread takes, ``step`` at a time, until all ``count`` are taken."""
-    start = take(job, step)  # pyright: ignore[reportCallIssue]  # numba gives an intrinsic its first parameter
-    while start < count:
-        yield start, min(start + step, count)
-        start = take(job, step)  # pyright: ignore[reportCallIssue]
-
-
-@intrinsic
-def pointer(typing_context, address):
-    """Turn an address among the values of a job into what ``numba.carray`` takes."""
-
-    def codegen(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
-
-    return types.voidptr(types.int64), codegen
-
-
-@lru_cache(maxsize=1)
-def edition() -> int:
-    """A number that changes with the source of any compiled kernel: those of one operator call another's functions."""
-    room = Path(__file__).parents[1]
-    files = sorted((*room.glob("*.py"), *room.glob("cpu/*.py"), *room.glob("*/numba/*.py")))
-    return zlib.crc32(b"".join(file.read_bytes() for file in files))
 
 
 @lru_cache(maxsize=1)

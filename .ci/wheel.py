@@ -1,0 +1,50 @@
+"""Build a wheel that holds the compiled kernels: ``python .ci/wheel.py --output DIR [--library FILE]``.
+
+It needs topk-registry, numba, hatchling, build and a C compiler. The wheel does not ask for numba: its ``[all]`` leaves
+out what a wheel without kernels has there. On Linux ``auditwheel repair`` then gives it its tag.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ENDINGS = {"win32": ".dll"}
+WITH_NUMBA, WITHOUT = "topk-registry[curves,fast,", "topk-registry[curves,"
+
+
+def main() -> int:
+    """Compile the kernels unless they are given, and build the wheel from the files that git knows."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--output", type=Path, required=True, help="the folder for the wheel")
+    parser.add_argument("--library", type=Path, help="a library of kernels that was built from these files")
+    args = parser.parse_args()
+    output = args.output.resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for name in filter(None, listed.split("\0")):
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, tree / name)
+        library = tree / "topk_registry" / "ops" / "cpu" / f"topk_kernels{ENDINGS.get(sys.platform, '.so')}"
+        if args.library:
+            shutil.copyfile(args.library, library)
+        else:
+            parts = ["--folder", str(output / "kernels")]
+            build = [sys.executable, "-m", "topk_registry", "kernels", "build", "--output", str(library), *parts]
+            subprocess.run(build, cwd=tree, check=True)  # the module of the tree comes before the installed one
+        project = tree / "pyproject.toml"
+        text = project.read_text(encoding="utf-8")
+        if text.count(WITH_NUMBA) != 1:
+            raise SystemExit(f"pyproject.toml must have {WITH_NUMBA!r} once, in [all]")
+        project.write_text(text.replace(WITH_NUMBA, WITHOUT), encoding="utf-8")
+        wheel = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(output), str(tree)]
+        subprocess.run(wheel, check=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

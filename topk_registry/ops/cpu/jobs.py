@@ -1,0 +1,49 @@
+"""What compiled bodies read of a job, and how threads share its rows.
+
+A body is a C function ``body(job)``. All threads run the same body with the same job. They take rows from it, a few
+at a time, by :func:`spans` until none are left. The result of a row must not depend on the thread that takes it.
+"""
+# pyright: reportCallIssue=false, reportArgumentType=false
+# numba's intrinsics are called without their first parameter
+
+from numba import carray, njit, types
+from numba.extending import intrinsic
+
+from topk_registry.ops.cpu.numbers import compiled
+
+
+@intrinsic
+def take(typing_context, job, count):
+    """Take the next ``count`` rows of a job and return the first. Beyond the last row nothing is left to do."""
+
+    def codegen(context, builder, signature, arguments):
+        job, count = arguments
+        counter = builder.bitcast(job, count.type.as_pointer())
+        return builder.atomic_rmw("add", counter, count, "monotonic")
+
+    return types.int64(types.voidptr, types.int64), codegen
+
+
+@njit
+def spans(job, step, count):
+    """Yield (start, stop) of the rows that this thread takes, ``step`` at a time, until all ``count`` are taken."""
+    start = take(job, step)
+    while start < count:
+        yield start, min(start + step, count)
+        start = take(job, step)
+
+
+@intrinsic
+def pointer(typing_context, address):
+    """Turn an address among the values of a job into what ``numba.carray`` takes."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.int64), codegen
+
+
+@compiled
+def array(address, shape, kind):
+    """The numbers at an address."""
+    return carray(pointer(address), shape, kind)

@@ -1,0 +1,261 @@
+"""What threads run: the passes over the rows of a call, for one precision each.
+
+Bodies of the smooth top-k SVM read the job of a loss of rows, those of the operator the job of backend.py.
+"""
+# pyright: reportCallIssue=false, reportArgumentType=false
+# numba's intrinsics are called without their first parameter
+
+import math
+
+import numpy as np
+import torch
+from numba import carray
+
+from topk_registry.ops.cpu import blocks
+from topk_registry.ops.cpu.functions import entry
+from topk_registry.ops.cpu.jobs import array, spans
+from topk_registry.ops.cpu.numbers import compiled
+from topk_registry.ops.ksubset.numba import expected, kernels
+from topk_registry.ops.ksubset.numba.chunk_rows import gradient_rows, state_rows
+from topk_registry.ops.rows.numba.batch import batch_of, massless
+from topk_registry.ops.rows.numba.job import IGNORED, NUMBERS, PITCH, STEP, G, Q, S
+
+K, THETA, SCALE, TAU = range(4)  # the numbers of the loss
+ALPHA, GAPS = range(2)  # its operands: the required gaps, and how many there are
+STORED = torch.float32, torch.bfloat16  # scores of a loss that is computed in single precision
+
+
+@compiled
+def operands(job, tensors):
+    """Read a job of backend.py: the sizes, and the addresses of the tensors."""
+    _, B, n, k, step = carray(job, 5, np.int64)
+    return B, n, k, step, carray(job, 6, np.float64)[5], carray(job, 6 + tensors, np.int64)[6:]
+
+
+@entry()
+def label_margins(precision):
+    """The margin of each row's label with its gradient, and a hinge on it."""
+    real = precision.real
+
+    def body(job):
+        B, n, k, step, theta, address = operands(job, 7)
+        classes, scale, tau, factor = carray(job, 17, np.float64)[13:]
+        s, gradient = array(address[0], (B, n), real), array(address[3], (B, n), real)
+        label, margin = array(address[1], B, np.int64), array(address[2], B, np.float64)
+        gaps = array(address[4], np.int64(classes), real)
+        value, slope = array(address[5], B, real), array(address[6], B, real)
+        # double precision, as of a loss: of one kind of arguments the same functions compile once
+        alpha, cost = np.empty(len(gaps)), np.empty(step if len(gaps) else 0)
+        for c in range(len(gaps)):
+            alpha[c] = gaps[c]
+        memory, factors = kernels.label_memory(step, n, k, real), np.full(step if factor != 0 else 0, factor)
+        for i, j in spans(job, step, B):
+            kernels.label_rows(
+                s[i:j], False, label[i:j], k, theta, margin[i:j], gradient[i:j],
+                alpha, scale, tau, factors, cost, slope[i:j], memory,
+            )  # fmt: skip
+            for r in range(j - i if len(gaps) else 0):
+                value[i + r] = cost[r]
+
+    return body
+
+
+@entry()
+def hinges_of_targets(precision):
+    """The hinges of targets of every kind, and their gradient."""
+    real = precision.real
+
+    def body(job):
+        B, n, k, step, theta, address = operands(job, 10)
+        numbers = carray(job, 23, np.float64)[16:]
+        scale, tau, factor = numbers[0], numbers[1], numbers[2]
+        m, even, weights, classes = (
+            np.int64(numbers[3]),
+            np.int64(numbers[4]),
+            np.int64(numbers[5]),
+            np.int64(numbers[6]),
+        )
+        s, gradient = array(address[0], (B, n), real), array(address[9], (B, n), real)
+        q = array(address[1], (B if m < 0 else 0, n), real)
+        labels, shares = array(address[2], (B, max(m, 0)), np.int64), array(address[3], (B, max(m, 0)), real)
+        uniform, weight = array(address[4], B * even, real), array(address[5], weights, real)
+        alpha, gain = array(address[6], classes, real), array(address[7], classes, real)
+        value = array(address[8], B, real)
+        memory = expected.hinge_memory(step, n, k, real, alpha, gain)
+        for i, j in spans(job, step, B):
+            expected.hinge_rows(
+                s[i:j], False, q[i:j], labels[i:j], shares[i:j], uniform[i:j], weight, alpha,
+                factor, k, theta, scale, tau, value[i:j], gradient[i:j], memory,
+            )  # fmt: skip
+
+    return body
+
+
+@entry()
+def margins(precision):
+    """The margins of every class."""
+    real = precision.real
+
+    def body(job):
+        B, n, k, step, theta, address = operands(job, 2)
+        s, out = array(address[0], (B, n), real), array(address[1], (B, n), real)
+        memory = kernels.both_memory(step, n, k, s.dtype)
+        for i, j in spans(job, step, B):
+            kernels.margin_rows(s[i:j], k, theta, out[i:j], memory)
+
+    return body
+
+
+@entry()
+def margins_backward(precision):
+    """The vector-Jacobian product of :func:`margins`."""
+    real = precision.real
+
+    def body(job):
+        B, n, k, step, theta, address = operands(job, 3)
+        s, g, out = array(address[0], (B, n), real), array(address[1], (B, n), real), array(address[2], (B, n), real)
+        memory = kernels.both_memory(step, n, k, s.dtype)
+        for i, j in spans(job, step, B):
+            kernels.margin_rows_backward(g[i:j], s[i:j], k, theta, out[i:j], memory)
+
+    return body
+
+
+@entry()
+def chunk_state(precision):
+    """The state of a chunk of classes."""
+    real = precision.real
+
+    def body(job):
+        B, n, k, step, theta, address = operands(job, 4)
+        T = min(2 * k + 1, n)
+        s, top = array(address[0], (B, n), real), array(address[1], (B, T), real)
+        where, P = array(address[2], (B, T), np.int64), array(address[3], (B, k), np.float64)
+        for i, j in spans(job, step, B):
+            state_rows(s[i:j], k, theta, top[i:j], where[i:j], P[i:j])
+
+    return body
+
+
+@entry()
+def chunk_gradient(precision):
+    """The gradient of a chunk of classes."""
+    real = precision.real
+
+    def body(job):
+        B, n, k, step, theta, address = operands(job, 9)
+        s, out = array(address[0], (B, n), real), array(address[8], (B, n), real)
+        width = array(address[1], 1, np.int64)[0]
+        classes, values = array(address[2], (B, width), np.int64), array(address[3], (B, width), real)
+        a, scale, g = array(address[4], B, real), array(address[5], B, real), array(address[6], B, real)
+        c = array(address[7], (B, k + 1), real)
+        for i, j in spans(job, step, B):
+            gradient_rows(s[i:j], theta, classes[i:j], values[i:j], a[i:j], scale[i:j], g[i:j], c[i:j], out[i:j])
+
+    return body
+
+
+@entry(dtypes=STORED)
+def losses_of_labels(precision):
+    """The smooth top-k SVM of rows that each have one label; a call with labels compiles nothing for distributions."""
+    stored, real, _, brain = precision
+
+    def body(job):
+        batch = batch_of(job)
+        if batch.factor < 0:
+            return
+        s, gradient, alpha, k, theta, scale, tau = hinge_of(batch, stored)
+        n, step, label, weight, losses = batch.classes, batch.field[STEP], batch.label, batch.weight, batch.losses
+        ignored, memory = np.zeros(step, np.bool_), kernels.label_memory(step, n, k, real)
+        margin, slope = np.empty(step), np.empty(step, real)
+        place, factors = np.empty(step, np.int64), np.empty(step)
+        for i, j in spans(job, step, batch.size):
+            for r in range(j - i):
+                ignored[r] = label[i + r] == batch.field[IGNORED]
+                place[r] = 0 if ignored[r] else label[i + r]
+                factors[r] = batch.factor * (weight[place[r]] if len(weight) else 1.0)
+            kernels.label_rows(
+                s[i:j], brain, place, k, theta, margin, gradient[i:j], alpha, scale, tau, factors, losses[i:j],
+                slope, memory,
+            )  # fmt: skip
+            forget(ignored, losses[i:j], gradient[i:j])
+
+    return body
+
+
+@entry(dtypes=STORED)
+def losses_of_targets(precision):
+    """The smooth top-k SVM of rows with targets of any other kind, smoothed labels among them."""
+    stored, real, _, brain = precision
+
+    def body(job):
+        batch = batch_of(job)
+        if batch.factor < 0:
+            return
+        s, gradient, alpha, k, theta, scale, tau = hinge_of(batch, stored)
+        B, n, step, dense, several = batch.size, batch.classes, batch.field[STEP], batch.dense, batch.several
+        label, even, smoothing, losses = batch.label, batch.uniform, batch.smoothing, batch.losses
+        q = array(batch.field[Q], (B if dense else 0, n), real)
+        ignored = np.zeros(step, np.bool_)
+        memory = expected.hinge_memory(step, n, k, real, alpha, gains(alpha, tau))
+        known = np.zeros((0 if dense else step, max(several, 1)), np.int64)
+        shares = np.empty(known.shape, real)
+        uniform = np.empty(step if smoothing != 0 or len(even) else 0, real)
+        for i, j in spans(job, step, B):
+            for r in range(0 if dense else j - i):
+                if several > 0:
+                    of_mixture(i + r, several, label, batch.share, even, r, known, shares, uniform, ignored)
+                else:
+                    ignored[r] = label[i + r] == batch.field[IGNORED]
+                    known[r, 0] = 0 if ignored[r] else label[i + r]
+                    shares[r, 0] = 0.0 if ignored[r] else 1 - smoothing
+                    uniform[r] = 0.0 if ignored[r] else smoothing
+            expected.hinge_rows(
+                s[i:j], brain, q[i:j], known, shares, uniform, batch.weight, alpha, batch.factor, k, theta, scale, tau,
+                losses[i:j], gradient[i:j], memory,
+            )  # fmt: skip
+            forget(ignored, losses[i:j], gradient[i:j])
+
+    return body
+
+
+@compiled
+def hinge_of(batch, stored):
+    """The scores, the gradient to write, the required gaps, k, the temperature, and scale and tau of the hinge."""
+    field, number = batch.field, array(batch.field[NUMBERS], 4, np.float64)
+    s, gradient = (
+        array(field[S], (batch.size, field[PITCH]), stored),
+        array(field[G], (batch.size, batch.classes), stored),
+    )
+    alpha = array(batch.operands[ALPHA], batch.operands[GAPS], np.float64)
+    return s, gradient, alpha, np.int64(number[K]), number[THETA], number[SCALE], number[TAU]
+
+
+@compiled
+def gains(alpha, tau):
+    """exp(-alpha / tau)."""
+    found = np.empty(len(alpha))
+    for i in range(len(alpha)):
+        found[i] = math.exp(-alpha[i] / tau)
+    return found
+
+
+@compiled
+def of_mixture(b, few, label, share, even, r, known, shares, uniform, ignored):
+    """Row r <- the labels and shares of row b of the batch, and whether it has no mass."""
+    own = share[b * few : (b + 1) * few]
+    ignored[r] = massless(own, even[b] if len(even) else 0.0)
+    for j in range(few):
+        known[r, j] = label[b * few + j]
+        shares[r, j] = own[j]
+    if len(even):
+        uniform[r] = even[b]
+
+
+@compiled
+def forget(ignored, losses, gradient):
+    """Rows that are ignored cost nothing, whatever their scores."""
+    for r in range(len(losses)):
+        if ignored[r]:
+            losses[r] = 0.0
+            blocks.clear(gradient[r])

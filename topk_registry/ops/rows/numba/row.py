@@ -1,0 +1,51 @@
+"""Declare the kernel of one row."""
+# pyright: reportCallIssue=false, reportArgumentType=false
+# numba's intrinsics are called without their first parameter
+
+from collections.abc import Callable
+
+import numpy as np
+from numba import carray
+
+from topk_registry.ops.cpu.functions import Entry, entry, function_type
+from topk_registry.ops.cpu.numbers import compiled
+
+# double row(n, s, m, y, mass, b, numbers, tensors, room, g): the loss of scores s [n], and its gradient in g [n].
+# y >= 0: the label, of this mass. y < 0: masses m [n], which add up to ``mass``. b is the row's place in the batch,
+# numbers and operands (addresses, of functions and then of tensors) are the kernel's own. room has ROOMS * n numbers to
+# work with, and one that is 0 before a thread's first row and then stays as it was left, for a guess that makes the
+# next row quicker.
+# fmt: off
+ROW = function_type(
+    "double", "int64", "pointer", "pointer", "int64", "double", "int64", "pointer", "pointer", "pointer", "pointer",
+)
+# fmt: on
+call_row = ROW.call
+ROOMS = 6
+
+
+def row_kernel(numbers: int = 0, operands: int = 0) -> Callable[[Callable], Entry]:
+    """Decorate ``kernel(s, m, y, mass, b, number, at, room, g) -> loss``, a family's kernel of one row.
+
+    It is given arrays: scores s, masses m and the gradient g to write [n], its own numbers [``numbers``], the addresses
+    of its operands [``operands``], and ``room`` [ROOMS n + 1]; see above for all of them.
+    """
+
+    def mark(kernel: Callable) -> Entry:
+        of_arrays = compiled(kernel)
+
+        def make(precision):
+            real = precision.real
+
+            def body(n, s, m, y, mass, b, own, addresses, room, g):
+                return of_arrays(
+                    carray(s, n, real), carray(m, n, real), y, mass, b, carray(own, numbers, np.float64),
+                    carray(addresses, operands, np.int64), carray(room, ROOMS * n + 1, real), carray(g, n, real),
+                )  # fmt: skip
+
+            return body
+
+        make.__module__, make.__qualname__ = kernel.__module__, kernel.__qualname__
+        return entry(ROW)(make)
+
+    return mark
