@@ -19,7 +19,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
-def forgotten():
+def forgotten(without_library):
     backend.forget()
     yield
     backend.forget()

@@ -152,7 +152,7 @@ def test_elementary_functions_of_a_curve_become_vector_instructions():
     from topk_registry.ops.cpu.functions import vectorised
     from topk_registry.ops.rows.numba import curves
 
-    body = curves._softmax_body(vectorised(_of_every_function, np.float32), False, np.float32, 1)
+    body = curves._softmax_body(vectorised(_of_every_function, np.float32), False, np.float32)
     signature: Any = curves.SOFTMAX.signature
     compiled = cfunc(signature, error_model="numpy", fastmath={"contract", "reassoc"})(body)
     code = compiled.inspect_llvm()

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.losses.options import Adjustable
+from topk_registry.ops.constant import constant_result
 from topk_registry.ops.rows.api import RowLoss, readable, reduced
 from topk_registry.ops.targets.checks import check_logits, check_target, checked_weight
 from topk_registry.ops.targets.hidden import is_hidden
@@ -239,7 +240,7 @@ class ClassificationLoss(Adjustable):
         return f"reduction={self.reduction!r}, label_smoothing={self.label_smoothing:g}"
 
 
-@torch.compiler.assume_constant_result  # some versions cannot trace is_autocast_available
+@constant_result  # some versions cannot trace is_autocast_available
 def _has_autocast(kind: str) -> bool:
     """Whether devices of this kind know autocast; meta tensors do not."""
     return torch.amp.is_autocast_available(kind)

@@ -42,7 +42,10 @@ class Backend(Generic[Kernels]):
     takes_half: bool = False  # accepts float16 and bfloat16 scores; others are given single precision
     takes_strides: bool = False  # reads rows where they lie; others are given contiguous ones
     checks_labels: bool = False  # gives NaN for a label out of range; else labels are checked before the call
-    is_prebuilt: Callable[[], bool] = lambda: False  # whether its kernels are compiled already, without the package
+    is_prebuilt: Callable[[], bool] = lambda: False  # whether a library has its kernels, without the package
+    reject: Callable[[str], None] = lambda why: (
+        None
+    )  # told why the library's kernels are wrong; the package serves then
 
     def kernels(self) -> Kernels:
         """Import the kernels. Raises where that fails."""
@@ -109,20 +112,29 @@ def _problem(one: Backend[Any], device: torch.device, trial: Callable[[], bool])
         return old
     if not one.is_prebuilt() and find_spec(one.package) is None:
         return f"{one.package} is not installed (pip install {one.package})"
-    named = "the library of kernels is installed" if one.is_prebuilt() else f"{one.package} is installed"
+    found = _tried(one, trial)
+    if found and one.is_prebuilt():
+        warnings.warn(f"the library of kernels is installed but {found}: numba serves", stacklevel=2)
+        one.reject(found)
+        return _problem(one, device, trial)
+    return found and f"{one.package} is installed but {found}"
+
+
+def _tried(one: Backend[Any], trial: Callable[[], bool]) -> str:
+    """Why kernels that are installed cannot be used, "" if they can."""
     try:
         alone(one.kernels)
     except NotCompiledError:
         raise
     except Exception as error:
-        return f"{named} but cannot be used ({error!r})"
+        return f"cannot be used ({error!r})"
     try:
         wrong = "" if alone(trial) else "their results are wrong"
     except NotCompiledError:
         raise
     except Exception as error:
         wrong = repr(error)
-    return f"{named} but its kernels cannot be used here ({wrong})" if wrong else ""
+    return f"its kernels cannot be used here ({wrong})" if wrong else ""
 
 
 def alone(function: Callable[[], Any]) -> Any:

@@ -89,7 +89,7 @@ def address(t: Tensor) -> int:
 
 
 def own_address(t: Tensor) -> int:
-    """The address of numbers that the caller has allocated itself, in one piece on the CPU; nothing is checked."""
+    """The address of numbers that the caller has allocated or laid out itself, in one piece on the CPU: no checks."""
     return t.data_ptr()
 
 

@@ -15,7 +15,7 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 @pytest.fixture
-def forgotten():
+def forgotten(without_library):
     backend.forget()
     yield
     backend.forget()

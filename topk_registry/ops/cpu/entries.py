@@ -5,6 +5,7 @@ curve. It is compiled once for each precision. Its place is ``"module:name"``, a
 and a function there that is decorated with :func:`topk_registry.ops.cpu.functions.entry`.
 """
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -13,24 +14,38 @@ from topk_registry.ops.backend import load
 from topk_registry.ops.cpu.library import library
 from topk_registry.ops.cpu.threads import C_BODY, Body
 
+_addresses: dict[str, int] = {}
 
-@cache
+
+def found(name: str, compiled: Callable[[], int]) -> int:
+    """Return the address of the entry with this symbol: from the library, else ``compiled()``; it is asked for once."""
+    if (known := _addresses.get(name)) is None:
+        known = library().get(name)
+        known = _addresses[name] = compiled() if known is None else known
+    return known
+
+
 def address(place: str, dtype: torch.dtype) -> int:
     """Return the address of an entry for one precision.
 
     Raises:
         ImportError: no library has it, and numba is not installed.
     """
-    if (found := library().get(symbol(place, dtype))) is not None:
-        return found
     module, name = place.split(":")
-    return getattr(load(f"topk_registry.ops.{module}"), name)(dtype)
+    return found(symbol(place, dtype), lambda: getattr(load(f"topk_registry.ops.{module}"), name)(dtype))
 
 
 @cache
 def body(place: str, dtype: torch.dtype) -> Body:
     """Return an entry that threads run, see :mod:`topk_registry.ops.cpu.threads`."""
     return C_BODY(address(place, dtype))
+
+
+def reject(why: str) -> None:
+    """Use the library no more: its kernels are wrong on this machine."""
+    library().reject(why)
+    _addresses.clear()
+    body.cache_clear()
 
 
 def symbol(place: str, dtype: torch.dtype) -> str:

@@ -17,6 +17,14 @@ NAME = "topk_kernels"
 ENDING = {"nt": ".dll"}.get(os.name, ".so")
 
 
+# Python around kernels, which may change without them
+NOT_COMPILED = (
+    *(f"cpu/{name}.py" for name in ("compiling", "entries", "library", "threads")),
+    *(f"{operator}/numba/backend.py" for operator in ("ksubset", "perturbed", "rows")),
+    "ksubset/numba/chunks.py",
+)
+
+
 class Library:
     """Addresses of entries by their symbols.
 
@@ -29,6 +37,10 @@ class Library:
     def __init__(self, path: Path | None = None, why: str = "", level: str = "") -> None:
         self.path, self.why, self.level = path, why, level
         self._code = None if path is None or why else ctypes.CDLL(str(path))
+
+    def reject(self, why: str) -> None:
+        """Have no entries from now on."""
+        self.why, self._code = why, None
 
     def get(self, symbol: str) -> int | None:
         """The address of an entry, None where the library does not have it."""
@@ -85,5 +97,10 @@ def opened(path: Path) -> Library:
 @lru_cache(maxsize=1)
 def edition() -> int:
     """A number that changes with the source of any compiled kernel: those of one operator call another's functions."""
-    files = sorted(file for where in ("cpu/*.py", "*/numba/*.py", "*/definition.py") for file in OPERATORS.glob(where))
-    return zlib.crc32(b"".join(file.read_bytes() for file in files))
+    return zlib.crc32(b"".join(file.read_bytes() for file in sources()))
+
+
+def sources() -> list[Path]:
+    """The files that compiled kernels depend on."""
+    files = {file for where in ("cpu/*.py", "*/numba/*.py", "*/definition.py") for file in OPERATORS.glob(where)}
+    return sorted(files - {OPERATORS / name for name in NOT_COMPILED})

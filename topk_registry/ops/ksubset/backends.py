@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from topk_registry.ops.backend import Backend, Operator, trial_in
+from topk_registry.ops.cpu.entries import reject
 from topk_registry.ops.cpu.library import is_prebuilt
 from topk_registry.ops.hinge import Hinge
 
@@ -40,6 +41,7 @@ OPERATOR: Operator[Kernels] = Operator(
             "the CPU and k or n - k up to 256",
             checks_labels=True,
             is_prebuilt=is_prebuilt,
+            reject=reject,
         ),
         "triton": Backend(
             "triton",

@@ -11,6 +11,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+from topk_registry.ops import constant
 from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.rows.constants import fixed_number
 from topk_registry.ops.tensors import check_dense
@@ -51,8 +52,6 @@ def fixed(k: int) -> int:
 def choose(impl: str, device: torch.device, k: int, double: bool) -> str:
     if not torch.compiler.is_compiling():
         return OPERATOR.choose(impl, device, k, double)
-    from topk_registry.ops import constant  # it brings in the compiler
-
     return constant.choose(OPERATOR.name, impl, device, k, double)
 
 

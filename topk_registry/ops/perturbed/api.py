@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Generator, Tensor
 
+from topk_registry.ops import constant
 from topk_registry.ops.backend import check_name
 from topk_registry.ops.distributed import by_shards, generator_of_shard, is_distributed
 from topk_registry.ops.perturbed import custom_ops
@@ -105,8 +106,6 @@ def _mean_kth(
 def _choose(impl: str, device: torch.device) -> str:
     if not torch.compiler.is_compiling():
         return OPERATOR.choose(impl, device)
-    from topk_registry.ops import constant  # it imports the compiler
-
     return constant.choose(OPERATOR.name, impl, device)
 
 

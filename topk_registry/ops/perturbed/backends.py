@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.backend import Backend, Operator, trial_in
+from topk_registry.ops.cpu.entries import reject
 from topk_registry.ops.cpu.library import is_prebuilt
 
 EPSILONS = 1e-30, 1e30  # in single precision these can be divided by
@@ -44,6 +45,7 @@ OPERATOR: Operator[Kernels] = Operator(
             lambda device: device.type == "cpu",
             "scores on the CPU",
             is_prebuilt=is_prebuilt,
+            reject=reject,
         ),
         "triton": Backend(
             "triton",

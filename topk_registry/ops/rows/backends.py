@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from topk_registry.ops.backend import Backend, Operator, trial_in
+from topk_registry.ops.cpu.entries import reject
 from topk_registry.ops.cpu.library import is_prebuilt
 
 
@@ -27,6 +28,7 @@ OPERATOR: Operator[Kernels] = Operator(
             lambda device, wide: device.type == "cpu",
             "scores on the CPU",
             is_prebuilt=is_prebuilt,
+            reject=reject,
         ),
         "triton": Backend(
             "triton",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.backend import load
+from topk_registry.ops.cpu.entries import found
 from topk_registry.ops.cpu.library import library
 from topk_registry.ops.targets.table import of_table
 
@@ -106,7 +107,6 @@ class Compiled:
         return f"{kind}_{name}_{_fingerprint(self.curve):08x}_{self.dtype}".replace("torch.", "").replace(".", "_")
 
 
-_addresses: dict[Compiled, int] = {}
 _collected: list[list[Compiled]] = []
 
 
@@ -120,11 +120,7 @@ def address(key: tuple, dtype: torch.dtype, *, softmax: bool = False) -> int:
     if _collected:
         _collected[-1].append(one)
         return 0
-    if (found := _addresses.get(one)) is None:
-        found = library().get(one.symbol)
-        found = load("topk_registry.ops.rows.numba.curves").address_of(one) if found is None else found
-        _addresses[one] = found
-    return found
+    return found(one.symbol, lambda: load("topk_registry.ops.rows.numba.curves").address_of(one))
 
 
 @cache

@@ -18,6 +18,7 @@ from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.tensors import laid_out, operand
 
 ALONE = 1 << 14  # steps to a thread at least: about 20 microseconds of work
+OF_LABELS, OF_TARGETS = "ksubset.numba.entries:losses_of_labels", "ksubset.numba.entries:losses_of_targets"
 WIDTH = 16  # rows that a thread takes at a time, at most, for their polynomials to fill vectors
 GROUP = 1 << 16  # scores that a thread takes at a time, about: they and the polynomials are to stay in its cache
 
@@ -133,15 +134,15 @@ def hinge_losses(
     as_it_is = scores.stride(1) == 1 and scores.stride(0) >= n
     scores = (scores if as_it_is else scores.contiguous()).resolve_neg()
     if isinstance(target, LabelMixture):
-        target, name = target.in_memory(), "losses_of_targets"
+        target, name = target.in_memory(), OF_TARGETS
     else:
         dense = target.is_floating_point()
         target = laid_out(target, torch.float32 if dense else torch.int64)
-        name = "losses_of_targets" if dense or smoothing else "losses_of_labels"
+        name = OF_TARGETS if dense or smoothing else OF_LABELS
     weight = None if weight is None else laid_out(weight, torch.float64)
     # a row is copied before its gradient is written
     gradient = scores if in_place else torch.empty((B, n), dtype=scores.dtype)
-    rows, options = body(f"ksubset.numba.entries:{name}", scores.dtype), (smoothing, ignore_index, reduction)
+    rows, options = body(name, scores.dtype), (smoothing, ignore_index, reduction)
     given = scores, gradient, target, weight, *options, _numbers(k, tau), (alpha, alpha.numel())
     value, status = launch(rows, 0, *given, *threads_and_step(B, n, k))
     return value, gradient, status

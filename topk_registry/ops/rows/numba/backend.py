@@ -22,6 +22,7 @@ from topk_registry.ops.tensors import address, own_address
 ALONE = 1 << 13  # scores to a thread at least: about 10 microseconds of work
 SPAN = 1 << 14  # scores that a thread takes at a time, about
 NUMBER = Struct("=q")
+ROWS, TOTAL = "rows.numba.batch:rows", "rows.numba.batch:total"  # entries
 
 
 def run(
@@ -56,7 +57,7 @@ def run(
     team = max(1, min(torch.get_num_threads(), B, B * n // ALONE))
     step = max(1, min(SPAN // n, -(-B // (4 * team))))
     options = smoothing, ignore_index, reduction
-    rows = entries.body("rows.numba.batch:rows", stored)
+    rows = entries.body(ROWS, stored)
     value, status = launch(rows, kernel, s, gradient, target, weight, *options, numbers, operands, team, step)
     return value, gradient, status != LABEL_OUT_OF_RANGE
 
@@ -78,17 +79,18 @@ def launch(
 ) -> tuple[Tensor, int]:
     """Let ``team`` threads run a body, ``step`` rows at a time; return the loss and a status, see job.py.
 
-    The arguments are those of :func:`run`. ``gradient`` is contiguous memory that is written; it may be that of s.
+    The arguments are those of :func:`run`; s is plain memory on the CPU, as ``readable`` says, and all others are laid
+    out for kernels. ``gradient`` is contiguous memory that is written; it may be that of s.
     """
     (B, n), real = s.shape, torch.float64 if s.dtype == torch.float64 else torch.float32
     label = q = shares = uniform = several = 0
     if isinstance(target, LabelMixture):
-        label, shares, several = address(target.labels), address(target.shares), target.shares.shape[1]
-        uniform = 0 if target.uniform is None else address(target.uniform)
+        label, shares, several = own_address(target.labels), own_address(target.shares), target.shares.shape[1]
+        uniform = 0 if target.uniform is None else own_address(target.uniform)
     elif target.dtype == torch.int64:
-        label = address(target)
+        label = own_address(target)
     else:
-        q = address(target)
+        q = own_address(target)
     value = torch.empty((B,) if reduction == NONE else (), dtype=real)
     first = s if B == 0 or s.is_contiguous() else s[0]  # its address is that of the first row
     written = 0 if gradient is None else own_address(gradient)
@@ -97,15 +99,15 @@ def launch(
     LAYOUT.pack_into(
         job, 0,
         0, B, n, s.stride(0), step, kernel, address(first), written, own_address(value),
-        label, q, shares, uniform, several, 0 if weight is None else address(weight), own_address(numbers),
+        label, q, shares, uniform, several, 0 if weight is None else own_address(weight), own_address(numbers),
         ignore_index, reduction, 0, len(operands), smoothing,
     )
     # fmt: on
     for i, one in enumerate(operands):
         if one is not None:
-            NUMBER.pack_into(job, 8 * (FIELDS + i), one if isinstance(one, int) else address(one))
+            NUMBER.pack_into(job, 8 * (FIELDS + i), one if isinstance(one, int) else own_address(one))
     threads.start(rows, job, team)
-    entries.body("rows.numba.batch:total", real)(job)
+    entries.body(TOTAL, real)(job)
     return value, NUMBER.unpack_from(job, 8 * STATUS)[0]
 
 
