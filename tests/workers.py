@@ -1,25 +1,24 @@
 """What the workers of ``pytest -n`` share: processors, fixtures of a file, compiled kernels; and seeds."""
 
 import multiprocessing
+import os
 import random
-import sys
+import shutil
+import time
 from collections import Counter
-from importlib import import_module
+from collections.abc import Iterable
 from importlib.util import find_spec
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests import WORKERS
-
-MANY = 1000  # tests, of which some need every kernel
 LOADED = ["torch", "topk_registry.nn.linear"]
 if torch.distributed.is_available():
     LOADED += ["torch.distributed.tensor", "torch.distributed.checkpoint"]
-OPERATORS = Path(__file__).parents[1] / "topk_registry" / "ops"
 
 
 def processes() -> BaseContext:
@@ -55,34 +54,36 @@ class Plugin:
             slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
             items.sort(key=lambda item: -slow[item.path])
 
-    def pytest_collection_finish(self, session):
-        """Compile the kernels of one precision in each worker of a long run, or each of them compiles all."""
-        workerinput = getattr(session.config, "workerinput", None)
-        if workerinput is None or len(session.items) < MANY or find_spec("numba") is None:
+    def pytest_configure(self, config):
+        """Compile the kernels of all tests before the workers of a long run start, or each of them compiles its own.
+
+        They become a library, as in a wheel, which pytest's cache folder keeps: tests that are about numba's
+        compiler ask for the fixture ``without_library``.
+        """
+        long = config.args_source is not pytest.Config.ArgsSource.ARGS
+        if hasattr(config, "workerinput") or not long or not getattr(config.option, "numprocesses", None):
             return
-        precisions = (torch.float32, torch.float64)[int(workerinput["workerid"].removeprefix("gw")) :: WORKERS]
-        tracer = sys.gettrace()
-        sys.settrace(None)  # coverage's slows the compiler by a third, and the compiler runs no file that is counted
-        try:
-            for dtype in precisions:
-                compile_kernels(dtype)
-        finally:
-            sys.settrace(tracer)
-            untraced_no_more()
+        if "TOPK_REGISTRY_KERNELS" not in os.environ and find_spec("numba") is not None and shutil.which("cc"):
+            os.environ["TOPK_REGISTRY_KERNELS"] = str(built_library(Path(config.cache.mkdir("kernels"))))
 
 
-def untraced_no_more() -> None:
-    """A call at which coverage's tracer takes up its count of calls."""
+def built_library(folder: Path, curves: Iterable[Any] | None = None) -> Path:
+    """A library of all kernels for this processor in a folder; built where it is not there."""
+    from topk_registry.cli.kernels import curves as curves_of_losses
+    from topk_registry.ops.cpu.library import opened
+    from topk_registry.ops.rows.building import X86, build, levels_here
 
+    level = levels_here()[-1]
+    if level in X86 and torch.backends.cpu.get_cpu_capability() == "AVX512":
+        level = X86[0]
+    path, said = folder / f"{level}.so", [0.0]
+    if path.is_file() and not opened(path).why:
+        return path
 
-def compile_kernels(dtype: torch.dtype) -> None:
-    """Compile what runs on scores of one precision. In one process, the functions that kernels share compile once."""
-    from topk_registry.ops.cpu.functions import ENTRIES
+    def say(done: int, count: int) -> None:
+        if time.monotonic() - said[0] > 20 or done == count:
+            print(f"compiling kernels for the tests: {done} of {count}", flush=True)
+            said[0] = time.monotonic()
 
-    for path in sorted(OPERATORS.glob("*/numba/*.py")):
-        import_module(f"topk_registry.ops.{path.parts[-3]}.numba.{path.stem}")
-    half = (torch.float16, torch.bfloat16) if dtype == torch.float32 else ()
-    for entry in ENTRIES:
-        for one in (dtype, *half):
-            if one in entry.dtypes:
-                entry(one)
+    wanted = sorted(set(curves_of_losses() if curves is None else curves), key=lambda one: one.symbol)
+    return build(path, wanted, (level,), folder=folder / "parts", say=say)

@@ -1,8 +1,8 @@
 """Build a library of compiled kernels, see library.py: numba's code for each level of the processor, and a shim in C.
 
 Each level is compiled in processes of its own, ``python -m topk_registry.ops.rows.building LEVEL DTYPE FOLDER``, with
-the curves as JSON on their standard input: numba decides on the processor when it is imported. A kernel calls nothing
-but the C library: what would raise an exception of Python ends the process with a message.
+the curves and symbols as JSON on their standard input: numba decides on the processor when it is imported. A kernel
+calls nothing but the C library: what would raise an exception of Python ends the process with a message.
 """
 # pyright: reportAttributeAccessIssue=false
 
@@ -55,7 +55,13 @@ def levels_here() -> tuple[str, ...]:
 
 
 def build(
-    path: Path, curves: Sequence[Compiled], levels: Sequence[str] = (), *, folder: Path, say: Say = lambda *_: None
+    path: Path,
+    curves: Sequence[Compiled],
+    levels: Sequence[str] = (),
+    *,
+    folder: Path,
+    only: Sequence[str] = (),
+    say: Say = lambda *_: None,
 ) -> Path:
     """Build a library of all entries and of these curves.
 
@@ -64,6 +70,7 @@ def build(
         curves: those of the losses that it is to serve.
         levels: of the processor, the best first; none for all levels of processors like this one.
         folder: keeps the compiled entries, so that a build that was interrupted goes on from there.
+        only: the symbols of the entries to build; none for all.
         say: is told how many entries are compiled, of how many.
 
     Returns:
@@ -73,8 +80,10 @@ def build(
     folder = folder / f"{edition():08x}"
     folder.mkdir(parents=True, exist_ok=True)
     jobs = [(level, dtype) for level in levels for dtype in (torch.float64, torch.float32)]
-    wanted = [_object(folder, level, entry.symbol(one)) for level, dtype in jobs for entry, one in _all(curves, dtype)]
-    given, running, failed = json.dumps([_spec(one) for one in curves]), {}, []
+    wanted = [
+        _object(folder, level, entry.symbol(one)) for level, dtype in jobs for entry, one in _all(curves, dtype, only)
+    ]
+    given, running, failed = json.dumps({"curves": [_spec(one) for one in curves], "only": list(only)}), {}, []
     try:
         while jobs or running:
             while jobs and len(running) < (os.cpu_count() or 1):
@@ -97,7 +106,9 @@ def build(
         if foreign := sorted(_undefined(linked) - OF_C):
             raise BuildError(f"the library would need {', '.join(foreign)}, which the C library does not have")
         path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(linked, path)
+        ready = path.with_name(f"{path.name}.{os.getpid()}")
+        shutil.copyfile(linked, ready)
+        ready.replace(path)  # a process may have loaded the one before
     finally:
         linked.unlink(missing_ok=True)
     return path
@@ -155,10 +166,11 @@ def _undefined(path: Path) -> set[str]:
 
 def main(level: str, dtype: str, folder: str) -> None:
     """Compile the entries of one precision for the processor that the environment names, to one object file each."""
-    curves = [_of_spec(*one) for one in json.load(sys.stdin)]
+    given = json.load(sys.stdin)
+    curves = [_of_spec(*one) for one in given["curves"]]
     target = binding.Target.from_default_triple()
     machine = target.create_target_machine(cpu=level, features="", opt=OPTIMISED, reloc="pic", codemodel="default")
-    for entry, one in _all(curves, getattr(torch, dtype)):
+    for entry, one in _all(curves, getattr(torch, dtype), given["only"]):
         path, name = _object(Path(folder), level, entry.symbol(one)), exported(level, entry.symbol(one))
         if path.exists():
             continue
@@ -175,13 +187,15 @@ def main(level: str, dtype: str, folder: str) -> None:
         unfinished.replace(path)
 
 
-def _all(curves: Iterable[Compiled], dtype: torch.dtype) -> Iterator[tuple[Entry, torch.dtype]]:
+def _all(curves: Iterable[Compiled], dtype: torch.dtype, only: Sequence[str]) -> Iterator[tuple[Entry, torch.dtype]]:
     """Every entry that computes in this precision, in an order that does not change."""
     for file in sorted(OPERATORS.glob("*/numba/*.py")):
         import_module(f"topk_registry.ops.{file.parts[-3]}.numba.{file.stem}")
     of_curve, real = import_module("topk_registry.ops.rows.numba.curves").of_curve, PRECISIONS[dtype].real
     for entry in (*ENTRIES, *(of_curve(one) for one in curves)):
-        yield from ((entry, one) for one in entry.dtypes if PRECISIONS[one].real is real)
+        for one in entry.dtypes:
+            if PRECISIONS[one].real is real and (not only or entry.symbol(one) in only):
+                yield entry, one
 
 
 def _module(entry: Entry, dtype: torch.dtype, name: str) -> Any:

@@ -54,7 +54,7 @@ class Trainer:
         optimizer: your own, over the parameters of ``model``.
         on_step, on_epoch, on_evaluate: see :class:`Hooks`.
         quiet: print nothing and draw no curves.
-        compiles: whether the run may wait for kernels to be compiled; else torch operations serve where one is not there.
+        compiles: whether the run may wait for kernels to be compiled; else torch operations serve where one is missing.
 
     Example:
         >>> from topk_registry.train import Trainer, TrainConfig
