@@ -4,24 +4,24 @@ import inspect
 import os
 import subprocess
 import sys
+import venv
 from importlib import import_module
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import torch
 
 import topk_plugins
 from tests.conftest import forget_kernels
+from tests.installing import OFFLINE, PIP, ROOT, run
 from topk_registry import create_loss
 from topk_registry.cli.kernels import curves
 from topk_registry.cli.main import main
 from topk_registry.ops.backend import NotCompiledError, use_backend, without_compiling
 from topk_registry.ops.cpu import entries, library
-from topk_registry.ops.rows import building, curve
+from topk_registry.ops.rows import curve
 from topk_registry.ops.softmax.api import softmax_loss
-
-ROOT = Path(__file__).parents[1]
-numba = pytest.importorskip("numba")
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +96,7 @@ def test_a_library_that_is_not_there_is_an_error(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.usefixtures("without_library")
 def test_where_compiling_is_forbidden_a_missing_kernel_is_told_of(monkeypatch, tmp_path):
+    numba = pytest.importorskip("numba")
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     with without_compiling(), pytest.raises(NotCompiledError):
         entries.address("squares.numba.kernel:row", torch.float32)
@@ -121,6 +122,8 @@ FEW = ("squares_kernel_row_float32", "rows_batch_rows_float32", "rows_batch_tota
 
 @pytest.mark.slow
 def test_a_library_is_built_goes_on_where_it_stopped_and_is_the_same_bytes(tmp_path):
+    building = pytest.importorskip("topk_registry.ops.rows.building", exc_type=ImportError)
+
     def built(name, parts):
         path = building.build(tmp_path / name, [], building.levels_here()[-1:], folder=tmp_path / parts, only=FEW)
         return path.read_bytes()
@@ -151,14 +154,12 @@ def test_a_library_is_built_goes_on_where_it_stopped_and_is_the_same_bytes(tmp_p
     assert float(found[0][0]) == pytest.approx(float(found[1][0]), rel=1e-5)
 
 
-@pytest.mark.skipif("TOPK_REGISTRY_KERNELS" not in os.environ, reason="needs a library of all kernels")
-def test_no_kernel_is_missing(monkeypatch):
+@pytest.mark.skipif(bool(library.library().why), reason="there is no library of all kernels")
+def test_no_kernel_is_missing():
     """Every loss runs, at every kind of target and in both precisions, where nothing can be compiled."""
     from topk_registry import registry
     from topk_registry.testing.subject import Subject, value_and_gradient
 
-    forget_kernels()
-    assert library.library().why == ""
     names = [info.name for info in registry.losses.infos() if info.distribution == "topk-registry"]
     assert len(names) > 20
     with without_compiling():
@@ -170,8 +171,9 @@ def test_no_kernel_is_missing(monkeypatch):
                     value_and_gradient(loss, subject.logits(dtype=dtype), target)
 
 
-def test_a_run_without_kernels_keeps_to_torch_operations(tmp_path, capsys):
+def test_a_run_without_kernels_keeps_to_torch_operations(tmp_path):
     """The state of the run says so, and a resumed one goes on with them."""
+    pytest.importorskip("numba")
     environment = {
         **os.environ, "TOPK_REGISTRY_KERNELS": "compile", "NUMBA_CACHE_DIR": str(tmp_path / "kernels"),
         "OMP_NUM_THREADS": "1",
@@ -196,3 +198,40 @@ def test_use_backend_is_of_the_library_too():
     with use_backend("torch"):
         wanted = loss(x, torch.arange(4))
     torch.testing.assert_close(loss(x, torch.arange(4)), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="links of folders")
+def test_a_wheel_with_kernels_needs_no_numba(tmp_path):
+    """It is installed where there is none, and the losses' tests pass against it."""
+    if not library.library().path:
+        pytest.skip("there is no library of all kernels")
+    build = [sys.executable, ROOT / ".ci/wheel.py", "--output", tmp_path, "--library", library.library().path]
+    done = subprocess.run(build, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert "-any" not in wheel.name
+    assert wheel.stat().st_size < 8e6
+    metadata = next(name for name in ZipFile(wheel).namelist() if name.endswith("METADATA"))
+    required = [
+        line for line in ZipFile(wheel).read(metadata).decode().splitlines() if line.startswith("Requires-Dist")
+    ]
+    assert [line for line in required if "numba" in line] == ["Requires-Dist: numba>=0.61; extra == 'fast'"]
+
+    packages, environment = tmp_path / "packages", tmp_path / "environment"
+    packages.mkdir()
+    for folder in (Path(one) for one in sys.path if Path(one).name in ("site-packages", "dist-packages")):
+        for one in folder.iterdir():
+            hidden = one.name.startswith(("numba", "llvmlite", "topk", "_editable", "__editable"))
+            if not hidden and one.suffix != ".pth" and not (packages / one.name).exists():
+                (packages / one.name).symlink_to(one)
+    venv.create(environment, with_pip=False)
+    (site,) = environment.glob("**/site-packages")
+    (site / "borrowed.pth").write_text(f"{packages}\n")
+    python = environment / "bin" / "python"
+    run(*PIP, "--python", python, "install", *OFFLINE, wheel)
+    given = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", library.VARIABLE)}
+    tried = subprocess.run(
+        [sys.executable, ROOT / ".ci/try_wheel.py", python], env=given, capture_output=True, text=True, timeout=500
+    )
+    assert tried.returncode == 0, tried.stdout + tried.stderr

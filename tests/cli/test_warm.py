@@ -1,12 +1,14 @@
 """``topk-registry doctor --warm``: kernels compiled beforehand."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from topk_registry.cli import main as cli
 from topk_registry.cli import warm as command
 from topk_registry.ops import backend
+from topk_registry.ops.cpu import library
 
 pytest.importorskip("numba")
 
@@ -17,6 +19,16 @@ def untried(monkeypatch):
     monkeypatch.setattr(backend, "report", list)
 
 
+def test_where_a_library_has_the_kernels_it_is_named(capsys, untried, monkeypatch):
+    found = library.Library()
+    found.path = Path("/kernels.so")
+    monkeypatch.setattr(library, "library", lambda: found)
+    assert command.warm([]) == 0
+    assert "0 calls in" in (said := capsys.readouterr().out)
+    assert said.rstrip().endswith("are kept in /kernels.so")
+
+
+@pytest.mark.usefixtures("without_library")
 def test_a_loss_is_warmed_and_the_folder_is_named(capsys, untried):
     assert command.warm(["focal"]) == 0
     said = capsys.readouterr().out

@@ -25,7 +25,9 @@ def main(argv: Sequence[str]) -> int:
         "With build, compile the kernels of every loss of topk-registry into a library that needs neither numba nor "
         "Python. It takes some minutes, and a C compiler.",
     )
-    parser.add_argument("action", nargs="?", choices=["show", "build"], default="show", help="default: show")
+    parser.add_argument(
+        "action", nargs="?", choices=["show", "build"], default="show", help="show (the default) or build"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="with build: the library to write")
     parser.add_argument(
         "--levels", metavar="LEVEL,...", help="with build: levels of the processor, the best first, such as x86-64-v4"

@@ -83,7 +83,8 @@ def _unusable() -> list[str]:
 
 
 def _where() -> str:
-    folder = _compiling("folder")
+    library = import_module("topk_registry.ops.cpu.library").library()
+    folder = _compiling("folder") if library.why else library.path
     return f" in {folder}" if folder else ""
 
 
