@@ -94,6 +94,20 @@ def test_a_library_that_is_not_there_is_an_error(monkeypatch, tmp_path, capsys):
         library.library()
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["build"], "build needs --output FILE"),
+        (["--levels", "generic"], "--output, --levels and --folder are options of build"),
+        (["make"], "invalid choice"),
+    ],
+)
+def test_a_wrong_command_line_is_told_of(given, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["kernels", *given])
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("without_library")
 def test_where_compiling_is_forbidden_a_missing_kernel_is_told_of(monkeypatch, tmp_path):
     numba = pytest.importorskip("numba")

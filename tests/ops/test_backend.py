@@ -192,3 +192,33 @@ def test_saved_programs_load_after_importing_the_operators(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout)
+
+
+def test_a_library_whose_kernels_are_wrong_gives_way_to_the_package():
+    rejected = []
+
+    def serves(device, *precision):
+        return True
+
+    fast = Backend(
+        "numba", "topk_registry.ops.ksubset.torch.backend", "numba", serves, "everything",
+        is_prebuilt=lambda: not rejected, reject=rejected.append,
+    )  # fmt: skip
+    slow = Backend("torch", "topk_registry.ops.ksubset.torch.backend", None, serves, "everything")
+    tried = Operator("tried", {"numba": fast, "torch": slow}, lambda *_: bool(rejected))
+    with pytest.warns(UserWarning, match="the library of kernels is installed but its kernels cannot be used here"):
+        assert tried.choose("auto", CPU) == "numba"
+    assert rejected == ["its kernels cannot be used here (their results are wrong)"]
+
+
+def test_a_kernel_that_must_not_be_compiled_is_no_problem_of_the_backend():
+    def trial(*_):
+        raise backend.NotCompiledError
+
+    tried, _ = operator(True)
+    tried = Operator("tried", tried.backends, trial)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(backend.NotCompiledError):
+            tried.choose("auto", CPU)
+    assert Operator("tried", tried.backends, lambda *_: True).choose("auto", CPU) == "numba"
