@@ -249,3 +249,12 @@ def test_a_wheel_with_kernels_needs_no_numba(tmp_path):
         [sys.executable, ROOT / ".ci/try_wheel.py", python], env=given, capture_output=True, text=True, timeout=500
     )
     assert tried.returncode == 0, tried.stdout + tried.stderr
+
+
+@pytest.mark.usefixtures("without_library")
+def test_a_library_that_was_asked_for_and_does_not_serve_is_told_of(monkeypatch, tmp_path):
+    (tmp_path / "other.so").write_bytes(b"no library")
+    monkeypatch.setenv(library.VARIABLE, str(tmp_path / "other.so"))
+    forget_kernels()
+    with pytest.warns(UserWarning, match=r"TOPK_REGISTRY_KERNELS: .*other\.so cannot be loaded"):
+        assert library.library().why

@@ -8,12 +8,13 @@ from tests import oracles
 from topk_registry.ops.ksubset import smooth_topk_hinge
 from topk_registry.ops.ksubset.numba import narrow
 
-SIZES = [(40, 6), (100, 50), (300, 20)]
+SIZES = [(90, 32), (100, 50), (300, 40)]
+SIZES_OF_TARGETS = [(40, 6), (100, 50), (300, 20)]
 KINDS = ("gaussian", "two values", "one leader")
 SIDES = [(0, 0.0), (0, 0.99), (0, 1.01), (1, 0.99), (1, 1.01)]  # which largest ratio, and how much of it
 
 
-def row_of(kind: str, n: int, k: int, tier: int, side: float) -> np.ndarray:
+def row_of(kind: str, n: int, k: int, tier: int, side: float, left_out: int = 1) -> np.ndarray:
     """Scores of n classes whose ratio of variances is so much of a limit in single precision, the first left out."""
     generator = np.random.default_rng(n + k)
     s = {
@@ -21,7 +22,7 @@ def row_of(kind: str, n: int, k: int, tier: int, side: float) -> np.ndarray:
         "two values": np.where(np.arange(n) % 3 == 0, 1.0, -1.0),
         "one leader": np.where(np.arange(n) == n // 2, 1.0, 1e-3 * generator.standard_normal(n)),
     }[kind]
-    p, limits, _ = narrow.expand(n - 1, 1, k, 4)
+    p, limits, _ = narrow.expand(n - 1, left_out, k, 4)
     low, high = 0.0, 50.0
     for _ in range(60):
         scale = (low + high) / 2
@@ -72,9 +73,9 @@ def targets(n: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("tier", "side"), SIDES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("n", "k"), SIZES)
+@pytest.mark.parametrize(("n", "k"), SIZES_OF_TARGETS)
 def test_distributions(kind, n, k, tier, side):
-    s, alpha = row_of(kind, n, k, tier, side), torch.linspace(0.5, 1.5, n, dtype=torch.float64)
+    s, alpha = row_of(kind, n, k, tier, side, left_out=0), torch.linspace(0.5, 1.5, n, dtype=torch.float64)
 
     def result(q, gap, dtype, impl):
         x = torch.tensor(s[None], dtype=dtype, requires_grad=True)
@@ -93,11 +94,19 @@ def test_distributions(kind, n, k, tier, side):
                 assert (found_gradient - gradient).abs().max() <= rounding
 
 
+def test_small_k_is_not_tried():
+    """There other rows are as quick, or quicker."""
+    tried = [(k, left_out) for k in (5, 6, 31, 32) for left_out in (0, 1)]
+    found = [narrow.is_tried(narrow.expand(300, left_out, k, 4)) for k, left_out in tried]
+    assert found == [k >= (narrow.LEAST_K_OF_LABEL if left_out else narrow.LEAST_K) for k, left_out in tried]
+
+
 def test_terms_are_coefficients_of_products():
     """[X^x] (X - 1)^m (q + p X)^(N - m) by multiplying out."""
-    n, k = 31, 8
-    p, _, terms = narrow.expand(n, 1, k, 8)
-    for row, (N, x) in zip(terms, ((n, k - 1), (n, k), (n - 1, k - 2), (n - 1, k - 1)), strict=True):
+    n, k, p = 31, 8, 7.5 / 31
+    for N, x in ((n, k - 1), (n, k), (n - 1, k - 2), (n - 1, k - 1)):
+        row = np.empty(narrow.MOST + 1)
+        narrow.krawtchouk(N, p, x, row)
         of_equal = np.polynomial.Polynomial([1 - p, p])
         for m in range(narrow.MOST + 1):
             product = np.polynomial.Polynomial([-1, 1]) ** m * of_equal ** (N - m)

@@ -7,6 +7,7 @@ nor Python. It may serve if it was made from the sources that are installed. The
 
 import ctypes
 import os
+import warnings
 import zlib
 from functools import lru_cache
 from pathlib import Path
@@ -15,8 +16,6 @@ VARIABLE = "TOPK_REGISTRY_KERNELS"
 OPERATORS = Path(__file__).parents[1]
 NAME = "topk_kernels"
 ENDING = {"nt": ".dll"}.get(os.name, ".so")
-
-
 # Python around kernels, which may change without them
 NOT_COMPILED = (
     *(f"cpu/{name}.py" for name in ("compiling", "entries", "library", "threads")),
@@ -69,7 +68,10 @@ def library() -> Library:
         if wanted:
             raise FileNotFoundError(f"{VARIABLE} must be 'compile' or the path of a library, got {wanted!r}")
         return Library(why="this installation has no library of kernels")
-    return opened(path)
+    found = opened(path)
+    if wanted and found.why:
+        warnings.warn(f"{VARIABLE}: {found.why}", stacklevel=2)
+    return found
 
 
 def is_prebuilt() -> bool:

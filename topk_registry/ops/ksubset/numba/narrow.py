@@ -15,7 +15,8 @@ from topk_registry.ops.cpu.numbers import compiled, inlined, log32, log64, summi
 from topk_registry.ops.ksubset.numba import rows
 from topk_registry.ops.ksubset.numba.hinges import hinge
 
-LEAST_K = 6  # up to 5, the power sums of flat rows are as few
+# below, rows are quicker as any others, see docs/speed.md: of targets on many classes, and of one label
+LEAST_K, LEAST_K_OF_LABEL = 6, 32
 FEW, MOST = 6, 12  # terms beyond the first
 LARGEST = 4.0  # odds beyond which a row is not tried
 Expansion = namedtuple("Expansion", "p limits kappa")  # see :func:`expand`
@@ -29,7 +30,7 @@ def expand(N, left_out, k, itemsize):
     The ratios are 0 where the expansion would be of no use.
     """
     terms, limits, p = np.zeros((4, MOST + 1)), np.zeros(2), 0.5
-    if k >= LEAST_K and N > 2 * MOST - 2:
+    if k >= (LEAST_K_OF_LABEL if left_out > 0 else LEAST_K) and N > 2 * MOST - 2:
         p = np.float64(np.float32((k - 0.5) / N))
         rounding = 2.0**-30 if itemsize == 4 else 2.0**-59
         for tier, count in enumerate((FEW, MOST)):
