@@ -48,9 +48,5 @@ def test_a_best_class_that_is_enough_stands_alone():
 
 
 def test_a_score_that_learns_from_labels_has_nothing_to_learn_from():
-<<<<<<< HEAD
     with pytest.raises(TrainError, match="score pas learns its options from labels"):
-=======
-    with pytest.raises(TrainError, match="learns its options from labels"):
->>>>>>> 4cf34b3 (A bench of first calls, a release with wheels for four platforms, and a wheel that is tried without numba)
         SetEvaluation("pas", 0.1, {}, seed=0)
