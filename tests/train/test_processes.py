@@ -35,6 +35,7 @@ COMPARED = {
     "weight": {},
     "two batches an update": {"grad_accum_steps": 2, "batch_size": 3, "clip_grad": 0.5},
     "drw": {"loss": "ldam", "loss_opt": {"drw_epoch": 1, "beta": 0.9}, "long_tail": "exp", "imbalance_factor": 10.0},
+    "weights by name": {"loss_opt": {}, "class_weight": "inv_freq", "long_tail": "exp", "imbalance_factor": 4.0},
     "spread classes": {
         "class_parallel": True, "loss": "smooth_topk_svm", "grad_accum_steps": 2, "batch_size": 3,
         "loss_opt": {"k": 2, "weight": torch.logspace(-1, 1, 12).tolist()},

@@ -35,8 +35,10 @@ def builder(name: str) -> Callable[..., Any]:
         create = getattr(import_module(module), attr)
     except (ImportError, AttributeError) as error:
         raise BrokenPluginError(f"loss {name!r} is timm's: {problem() or error}") from error
-    # timm refuses class counts for every loss but 'db': a value bound here is not filled in from a trainer's context
-    return partial(create, name) if name == "db" else partial(create, name, class_counts=None)
+    # timm refuses class counts for every loss but 'db', and class weights of single labels for every loss but 'bce': a
+    # value bound here is not filled in from a trainer's context
+    others = {"db": "class_counts", "bce": "class_weight"}
+    return partial(create, name, **{fact: None for loss, fact in others.items() if loss != name})
 
 
 def problem() -> str:

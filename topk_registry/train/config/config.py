@@ -8,6 +8,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from topk_registry.train.config import flags
 from topk_registry.train.config.timm_names import from_timm
+from topk_registry.train.config.weights import SETTINGS, idle_setting
 from topk_registry.train.errors import ConfigError
 
 # Defaults where no data is named: a job that a laptop finishes in a minute or two.
@@ -117,6 +118,9 @@ class TrainConfig(
             raise ConfigError(
                 f"--class-sample must be above 0 and at most 1, with --class-parallel, got {self.class_sample}"
             )
+        idle = idle_setting(self.class_weight, **{name: getattr(self, name) for name in SETTINGS})
+        if idle:
+            raise ConfigError(idle)
         if self.amp and self.model_dtype not in (None, "float32"):
             raise ConfigError(f"--amp needs a float32 model, got --model-dtype {self.model_dtype}")
 

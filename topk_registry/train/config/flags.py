@@ -42,6 +42,18 @@ class LossFlags:
 
     loss: str = flag("ce", "a registered loss (`timm losses` lists them) or one of timm's own", metavar="NAME")
     loss_opt: dict[str, Any] = flag({}, "options of the loss; a repeated flag adds to those before")
+    class_weight: str = flag(
+        "",
+        "weigh the classes in the loss: inv_freq or effective_num, from the training labels; or a file, or numbers "
+        "with commas between them",
+        metavar="HOW",
+        names=("--loss-class-weight",),
+    )
+    loss_weight_power: float = flag(1.0, "exponent of --class-weight inv_freq", metavar="POWER")
+    loss_weight_beta: float = flag(0.999, "beta of --class-weight effective_num", metavar="BETA")
+    loss_weight_max: float | None = flag(
+        None, "largest weight of --class-weight inv_freq or effective_num (default: no limit)", metavar="WEIGHT"
+    )
     normalize_classifier: float | None = flag(
         None,
         "replace the classifier by a cosine one with scores times SCALE, as LDAM and the imbalanced losses want",

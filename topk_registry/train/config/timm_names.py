@@ -31,7 +31,7 @@ ELSEWHERE: dict[str, Any] = {
 LEGACY = {"jsd_loss": "jsd", "bce_loss": "bce", "bce_sum": "bce", "bce_target_thresh": "bce", "bce_pos_weight": "bce"}
 
 # names in an args.yaml that are no settings
-NOT_SETTINGS = {"loss_record", "corrections", "config", "train_script"}
+NOT_SETTINGS = {"loss_record", "corrections", "class_weight_file", "config", "train_script"}
 
 
 def from_timm(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,6 +50,9 @@ def from_timm(settings: Mapping[str, Any]) -> dict[str, Any]:
     data = settings.pop("data", None)
     if data and not settings.get("data_dir"):
         settings["data_dir"] = data
+    weight = settings.pop("loss_class_weight", None)
+    if weight and not settings.get("class_weight"):
+        settings["class_weight"] = weight
     _name_loss(settings)
     return settings
 

@@ -23,7 +23,7 @@ from topk_registry.train.engine.state import LAST, Checkpoints, NumberedSaver, r
 from topk_registry.train.errors import TrainError
 from topk_registry.train.report.console import read_class_names
 from topk_registry.train.report.loggers import LoggedRun, Loggers
-from topk_registry.train.setup.datasets import correction_digests
+from topk_registry.train.setup.datasets import file_digests
 
 SETTLED = ("lr", "num_classes", "dist_bn")  # None in the flags, and a number in a checkpoint
 
@@ -83,8 +83,8 @@ def _open_loggers(run: Run, *, goes_on: bool) -> None:
 
 
 def _records(run: Run) -> dict[str, Any]:
-    """What a run writes beside its settings: where its loss came from, and which corrections it read."""
-    return {"loss_record": run.loss.record, **correction_digests(run.given)}
+    """What a run writes beside its settings: where its loss came from, and what it read from files."""
+    return {"loss_record": run.task.loss, **file_digests(run.given)}
 
 
 def _saver(run: Run) -> NumberedSaver:
@@ -173,16 +173,17 @@ def _notes(run: Run, saved: Any) -> list[str]:
     """Sentences on how this run differs from the one that wrote the checkpoint."""
     record, old = (run.task.loaded_state or {}).get("loss"), _settings_of(saved)
     notes = []
-    if record and not same_loss(record, run.loss.record):
-        names = [f"{each['name']!r} {each['options'] or ''}".rstrip() for each in (record, run.loss.record)]
-        notes.append(f"the checkpoint was trained with loss {names[0]}, not {names[1]}: the state of that loss is left")
+    if record and not same_loss(record, run.task.loss):
+        names = [f"{each['name']!r} {each['options'] or ''}".rstrip() for each in (record, run.task.loss)]
+        differ = f"loss {names[0]}, not {names[1]}" if names[0] != names[1] else "other class weights"
+        notes.append(f"the checkpoint was trained with {differ}: the state of that loss is left")
         if not _optimizer_fits(run, saved):
             notes.append("the optimizer begins anew: it has other parameters with this loss")
     if old.get("epochs", run.config.epochs) != run.config.epochs:
         epochs = f"planned for {old['epochs']} epochs before, now for {run.config.epochs}"
         notes.append(f"{epochs}: the schedule follows, and goes on at lr {run.lr:.3g}")
     notes += _batch_note(run, old)
-    given = run.given.to_dict() | correction_digests(run.given)
+    given = run.given.to_dict() | file_digests(run.given)
     settled = {name: value for name, value in given.items() if value is not None and name not in SETTLED}
     differ = differences({name: value for name, value in old.items() if name not in ("loss", "loss_opt")}, settled)
     return notes + ([f"other settings than the checkpoint's: {'; '.join(differ)}"] if differ else [])

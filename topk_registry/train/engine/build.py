@@ -26,6 +26,7 @@ from topk_registry.train.report.console import Report
 from topk_registry.train.report.loggers import check_loggers
 from topk_registry.train.report.progress import Progress
 from topk_registry.train.setup.class_rows import spread_classifier
+from topk_registry.train.setup.class_weights import ClassWeights, same_in_all, told
 from topk_registry.train.setup.compute import Compute
 from topk_registry.train.setup.datasets import Data, counts_of, name_of, open_data
 from topk_registry.train.setup.loaders import TrainLoader, create_eval_loader, create_train_loader
@@ -70,7 +71,9 @@ def build(
     if given.class_parallel:
         utils.random_seed(given.seed)  # every process makes the same classifier, and keeps a part
     config = given.replace(eval_metric=parse_metric(given.eval_metric))
-    data = _data(config, parts, needs_counts=loss.needs_class_counts)
+    asked = ClassWeights.of(config)
+    by_weight = asked.flag if asked is not None and asked.needs_counts else ""
+    data = _data(config, parts, counts_for=f"loss {config.loss!r}" if loss.needs_class_counts else by_weight)
     model = parts.model if parts.model is not None else build_model(config, classes_of(config, data))
     config = settle_classes(config, model, data)
     data_config = resolve_data_config(config.to_dict(), model=model, verbose=False)
@@ -80,7 +83,12 @@ def build(
             utils.random_seed(config.seed, compute.rank)
     _fit_classes(data, config.num_classes or 0)
     _check_metric(config.eval_metric, data.counts)
-    rehearsal = rehearsal.settled(Context.of(config, config.num_classes or 0, data.counts))
+    record, weights = loss.record, None
+    if asked is not None:
+        weights = same_in_all(asked.values(data.counts, config.num_classes or 0))
+        record["class_weight"] = list(weights)
+        notes = [*notes, told(weights, asked, data.class_names)]
+    rehearsal = rehearsal.settled(Context.of(config, config.num_classes or 0, data.counts, weights))
     backend = _backend(rehearsal, compute)
     notes = [*notes, COLD] if backend == "torch" else notes
     criterion, mixtures = rehearsal.criterion, rehearsal.takes_mixtures(linear=config.class_parallel)
@@ -88,7 +96,7 @@ def build(
     model = place_model(config, model, compute)
     if compute.distributed and config.sync_bn:
         config = config.replace(dist_bn="")
-    about: dict[str, Any] = {"loss": loss.record, "device": compute.device, "dtype": compute.dtype, "verbose": False}
+    about: dict[str, Any] = {"loss": record, "device": compute.device, "dtype": compute.dtype, "verbose": False}
     if config.class_parallel:
         task = ClassParallelTask(model, criterion, sample=config.class_sample, **about)
         compute = replace(compute, scaler=scaler_of(compute, task))
@@ -191,9 +199,10 @@ def distribute(run: Run) -> None:
         task.prepare_distributed(device_ids=ids, broadcast_buffers=not config.no_ddp_bb)
 
 
-def _data(config: TrainConfig, parts: Parts, *, needs_counts: bool) -> Data:
+def _data(config: TrainConfig, parts: Parts, *, counts_for: str) -> Data:
+    """The data of a run; ``counts_for`` names what needs the class counts, if anything does."""
     if parts.train_loader is None:
-        return open_data(config, channels=channels_of(config), needs_counts=needs_counts)
+        return open_data(config, channels=channels_of(config), needs_counts=bool(counts_for))
     sets = [getattr(loader, "dataset", loader) for loader in (parts.train_loader, parts.eval_loader)]
     data = Data(sets[0], sets[1], class_names=class_names_of(sets[0]))
     names = class_names_of(sets[1])
@@ -204,8 +213,8 @@ def _data(config: TrainConfig, parts: Parts, *, needs_counts: bool) -> Data:
         )
     labels = kept_labels_of(sets[0])
     data.counts = None if labels is None else counts_of(config, data, labels)
-    if needs_counts and data.counts is None:
-        raise TrainError(f"loss {config.loss!r} needs the class counts: the loader's data set must have `targets`")
+    if counts_for and data.counts is None:
+        raise TrainError(f"{counts_for} needs the class counts: the loader's data set must have `targets`")
     return data
 
 

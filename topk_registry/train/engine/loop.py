@@ -160,7 +160,7 @@ def _save_batch(run: Run, images: Tensor, target: Target, output: Tensor, value:
         "target": target.to("cpu")._asdict() if isinstance(target, LabelMixture) else target.cpu(),
         "output": output.detach().cpu(),
         "loss": value,
-        "loss_record": run.loss.record,
+        "loss_record": run.task.loss,
         "epoch": run.progress.epoch,
         "step": run.progress.step,
         "state_dict": utils.get_state_dict(run.model),

@@ -12,7 +12,7 @@ import yaml
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.state import LAST
 from topk_registry.train.errors import TrainError
-from topk_registry.train.setup.datasets import correction_digests
+from topk_registry.train.setup.datasets import file_digests
 
 RECOVERY = "recovery-*.pth.tar"
 OUTPUT = Path("output", "train")
@@ -42,7 +42,7 @@ def find_auto(config: TrainConfig) -> tuple[Path | None, str]:
     Raises:
         TrainError: ``--experiment`` names a run with other settings.
     """
-    root, now = Path(config.output or OUTPUT), config.to_dict() | correction_digests(config)
+    root, now = Path(config.output or OUTPUT), config.to_dict() | file_digests(config)
     folders = [root / config.experiment] if config.experiment else [path for path in root.glob("*") if path.is_dir()]
     found = [path for folder in folders if (path := newest(folder)) is not None]
     found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)

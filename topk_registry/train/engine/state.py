@@ -79,8 +79,9 @@ class RegistryTask(ClassificationTask):
 
 
 def same_loss(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two records are of the same loss with the same options."""
-    return (one["name"], one["options"]) == (other["name"], other["options"])
+    """Whether two records are of the same loss with the same options and class weights."""
+    first, second = ((each["name"], each["options"], each.get("class_weight")) for each in (one, other))
+    return first == second
 
 
 def snapshot(task: RegistryTask, progress: Progress, scheduler: Any) -> None:

@@ -21,6 +21,7 @@ from topk_registry.data.labels import class_counts, class_names_of, labels_of
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.losses.ranks import mean_over_ranks, number_of_ranks, weighs_rows
 from topk_registry.train.errors import TrainError
+from topk_registry.train.setup.class_weights import ClassWeights, same_in_all, told
 from topk_registry.train.setup.loss import Context, LossSpec, tell_epoch
 from topk_registry.train.setup.rehearsal import Rehearsal
 
@@ -56,10 +57,26 @@ class Seam:
 
     Args:
         name, options: the loss.
+        class_weight, loss_weight_power, loss_weight_beta, loss_weight_max: as the flags of ``timm train``.
+
+    Raises:
+        TrainError: the loss takes no class weights.
     """
 
-    def __init__(self, name: str, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        options: dict[str, Any],
+        class_weight: str = "",
+        loss_weight_power: float = 1.0,
+        loss_weight_beta: float = 0.999,
+        loss_weight_max: float | None = None,
+    ) -> None:
         self.spec = LossSpec.resolve(name, options)
+        self.spec.check_weights(class_weight)
+        settings = (loss_weight_power, loss_weight_beta, loss_weight_max)
+        self.weights = ClassWeights(class_weight, *settings) if class_weight else None
+        self.record = self.spec.record  # the class weights are added when the data has told its counts
         self.args = Namespace()
         self.num_classes: int | None = None  # as given: timm's script fills in its model's later
         self.train_data: Any = None
@@ -118,14 +135,26 @@ class Seam:
             raise TrainError(
                 f"the script's model predicts {n} classes, and its data has {known}: --num-classes {known}"
             )
-        counts = None
-        if self.spec.needs_class_counts:
+        counts, weights = None, self.weights
+        by_weight = weights is not None and weights.needs_counts
+        if self.spec.needs_class_counts or by_weight:
             if self.train_data is None:
-                raise TrainError(
-                    f"loss {self.spec.name!r} needs the class counts, and the script does not show its data"
-                )
+                what = weights.flag if weights and by_weight else f"loss {self.spec.name!r}"
+                raise TrainError(f"{what} needs the class counts, and the script does not show its data")
             counts = class_counts(labels_of(self.train_data), n)
-        return Context(n, 0.0 if soft else smoothing, soft, getattr(args, "epochs", 1), counts)
+        return Context(
+            n, 0.0 if soft else smoothing, soft, getattr(args, "epochs", 1), counts, self._class_weight(counts, n)
+        )
+
+    def _class_weight(self, counts: list[int] | None, n: int) -> tuple[float, ...] | None:
+        """The class weights, recorded and said."""
+        if self.weights is None:
+            return None
+        found = same_in_all(self.weights.values(counts, n))
+        self.record["class_weight"] = list(found)
+        if os.environ.get("RANK", "0") == "0":
+            print(told(found, self.weights, class_names_of(self.train_data)), file=sys.stderr)
+        return found
 
 
 def enter(module: Any, seam: Seam) -> None:

@@ -12,18 +12,25 @@ from typing import Any
 
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions
+from topk_registry.train.config.weights import SETTINGS, idle_setting
 from topk_registry.train.errors import TrainError
 
 ENVIRONMENT = "TIMM_TRAIN_SCRIPT"
 
 
 def split_arguments(argv: Sequence[str], *, prog: str, flag: str) -> tuple[argparse.Namespace, list[str]]:
-    """Split the arguments into ours (script, loss, loss_opt) and the script's own."""
+    """Split the arguments into ours (script, loss, loss_opt and, with a loss, class weights) and the script's own."""
     parser = ArgumentParser(prog=prog, add_help=False)
     parser.add_argument(flag, dest="script", default="", metavar="PATH")
     parser.add_argument("--loss", default="", metavar="NAME")
     parser.add_argument("--loss-opt", nargs="*", default={}, action=ParseOptions, metavar="K=V")
-    return parser.parse_known_args(argv)
+    ours, theirs = parser.parse_known_args(argv)
+    if ours.loss:  # else timm's script keeps its own flags of these names
+        parser.add_argument("--class-weight", "--loss-class-weight", default="", metavar="HOW")
+        for name, (default, _) in SETTINGS.items():
+            parser.add_argument("--" + name.replace("_", "-"), type=float, default=default)
+        ours, theirs = parser.parse_known_args(argv)
+    return ours, theirs
 
 
 def run_timm(path: str, argv: Sequence[str], ours: argparse.Namespace) -> int:
@@ -66,6 +73,11 @@ def _run(
         return 2
     if ours.loss:
         registry.get_loss_builder(ours.loss)  # an unknown name is an error before the script is loaded
+    weights = {name: getattr(ours, name) for name in ("class_weight", *SETTINGS) if ours.loss}
+    idle = idle_setting(**weights) if weights else ""
+    if idle:
+        print(idle, file=sys.stderr)
+        return 2
     try:
         with _as_main(path, argv) as module:
             # after the script, which may come with a timm of its own
@@ -74,12 +86,14 @@ def _run(
             if not ours.loss:  # nothing of ours to put in
                 go(module, lambda args: None)
                 return 0
-            seam = Seam(ours.loss, ours.loss_opt)
+            seam = Seam(ours.loss, ours.loss_opt, **weights)
             enter(module, seam)
 
             def prepare(args: Any) -> None:
                 seam.args, seam.num_classes = args, getattr(args, "num_classes", None)
-                args.loss_record = seam.spec.record  # into the script's args.yaml and checkpoints
+                args.loss_record = seam.record  # into the script's args.yaml and checkpoints
+                if ours.class_weight:
+                    vars(args).update(weights)
 
             with seam.tripwire():
                 go(module, prepare)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from topk_registry.train.scripts.run import run_torchvision, split_arguments
 
 PROGRAM = "topk-registry torchvision-train"
-USAGE = f"""usage: {PROGRAM} --script PATH [--loss NAME] [--loss-opt K=V ...] ...
+USAGE = f"""usage: {PROGRAM} --script PATH [--loss NAME] [--loss-opt K=V ...] [--class-weight HOW] ...
 
 Runs torchvision's references/classification/train.py (its folder as it is in a checkout), unmodified, with a registered
-loss in the place of its own; evaluation keeps cross-entropy. Every other argument is the script's."""
+loss in the place of its own; evaluation keeps cross-entropy. --class-weight weighs the classes, as in timm train, with
+--loss-weight-power, --loss-weight-beta and --loss-weight-max. Every other argument is the script's."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -107,11 +107,12 @@ def corrections_of(config: TrainConfig) -> dict[str, Corrections]:
         raise DataError(f"{error}") from error
 
 
-def correction_digests(config: TrainConfig) -> dict[str, Any]:
-    """What a run records of the content of its files of corrections; nothing where it has none."""
+def file_digests(config: TrainConfig) -> dict[str, Any]:
+    """What a run records of the content of its files of corrections and class weights; nothing where it has none."""
     files = {"exclude": config.exclude, "relabel": config.relabel}
     digests = {action: digest_of(file) for action, file in files.items() if file}
-    return {"corrections": digests} if digests else {}
+    weights = {"class_weight_file": digest_of(config.class_weight)} if os.path.isfile(config.class_weight) else {}
+    return ({"corrections": digests} if digests else {}) | weights
 
 
 def held_out_fraction(config: TrainConfig) -> float | None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from topk_registry import registry
@@ -13,6 +14,7 @@ from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import TrainError
 
 SMOOTHING = ("smoothing", "label_smoothing")  # options of losses that smooth labels
+WEIGHT = ("weight", "class_weight")  # options of losses that weigh classes
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,19 @@ class Context:
     soft_targets: bool
     total_epochs: int
     class_counts: Sequence[int] | None = None
+    class_weight: tuple[float, ...] | None = None
 
     @classmethod
-    def of(cls, config: TrainConfig, num_classes: int, class_counts: Sequence[int] | None = None) -> "Context":
+    def of(
+        cls,
+        config: TrainConfig,
+        num_classes: int,
+        class_counts: Sequence[int] | None = None,
+        class_weight: tuple[float, ...] | None = None,
+    ) -> "Context":
         soft = uses_soft_targets(config)
         # mixup's targets are smoothed already
-        return cls(num_classes, 0.0 if soft else config.smoothing, soft, config.epochs, class_counts)
+        return cls(num_classes, 0.0 if soft else config.smoothing, soft, config.epochs, class_counts, class_weight)
 
 
 def uses_soft_targets(config: TrainConfig) -> bool:
@@ -105,18 +114,45 @@ class LossSpec:
                 f"with {flag} {own} alone or {flag} 0 beside the option"
             )
 
+    def check_weights(self, given: str) -> None:
+        """Raise a TrainError where class weights are given and the loss takes none, or an option gives it its own."""
+        if not given:
+            return
+        own = next((name for name in WEIGHT if name in self.options), None)
+        if own is not None:
+            raise TrainError(
+                f"--class-weight {given} and --loss-opt {own}={self.options[own]} both say how classes are weighted: "
+                "leave one out"
+            )
+        if not self._weight:
+            raise TrainError(
+                f"loss {self.name!r} takes no class weights, so --class-weight {given} is refused: losses with an "
+                "option `weight` take them (--loss topk_nll --loss-opt k=1 is cross-entropy), and timm's bce"
+            )
+
+    @property
+    def _weight(self) -> str:
+        """The option by which the loss takes class weights; empty where it takes none."""
+        return next((name for name in WEIGHT if accepts(self.factory, name)), "")
+
     def facts(self, context: Context) -> dict[str, Any]:
         """The facts of the run that the loss names and its options leave open."""
         known = {key: value for key, value in vars(context).items() if value is not None}
+        weight = known.pop("class_weight", None)
         facts = accepted_context(self.factory, known)
         if accepts(self.factory, "label_smoothing") and not accepts(self.factory, "smoothing"):
             facts["label_smoothing"] = context.smoothing
+        if weight is not None and self._weight:
+            facts[self._weight] = weight
         return {name: value for name, value in facts.items() if name not in self.options}
 
     def build(self, context: Context) -> nn.Module:
         """Return the loss with its options and the facts that it names."""
+        facts = self.facts(context)
+        if context.class_weight is not None and self._weight in facts:
+            facts[self._weight] = torch.tensor(context.class_weight)
         try:
-            loss = registry.build_loss(self.name, self.factory, **self.facts(context), **self.options)
+            loss = registry.build_loss(self.name, self.factory, **facts, **self.options)
         except (TypeError, ValueError) as error:
             raise TrainError(f"{self}: {error}") from error
         return loss if isinstance(loss, nn.Module) else FunctionLoss(loss)

@@ -14,6 +14,7 @@ from topk_registry.train.setup import (
     convnet,  # noqa: F401  registers a built-in network
     mlp,  # noqa: F401  registers a built-in network
 )
+from topk_registry.train.setup.class_weights import ClassWeights
 from topk_registry.train.setup.datasets import PREFIX, check_training_data
 from topk_registry.train.setup.loss import Context, LossSpec, uses_soft_targets
 from topk_registry.train.setup.parts import Parts
@@ -36,7 +37,10 @@ def check(config: TrainConfig, loss: LossSpec, parts: Parts, *, compiles: bool =
     if config.class_parallel:
         class_rows.check(config, parts)
     loss.check_smoothing(config.smoothing)
-    rehearsal = Rehearsal(loss, Context.of(config, n), splits=config.aug_splits, seed=config.seed, compiles=compiles)
+    loss.check_weights(config.class_weight)
+    weights = ClassWeights.of(config)
+    context = Context.of(config, n, class_weight=weights and weights.example(n))
+    rehearsal = Rehearsal(loss, context, splits=config.aug_splits, seed=config.seed, compiles=compiles)
     if config.class_parallel:
         class_rows.check_loss(rehearsal)
     epochs = config.epochs + config.cooldown_epochs + (config.warmup_epochs if config.warmup_prefix else 0)

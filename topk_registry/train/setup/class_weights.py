@@ -1,0 +1,124 @@
+"""Class weights of the training loss: timm's methods on the counts of the training labels, or given numbers."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+import torch
+from timm.loss import resolve_class_weights
+from torch import distributed as dist
+
+from topk_registry.train.config.config import TrainConfig
+from topk_registry.train.config.weights import METHODS
+from topk_registry.train.errors import TrainError
+
+SHOWN = 60  # characters of a value in a message: a list may have thousands
+
+
+@dataclass(frozen=True)
+class ClassWeights:
+    """Class weights as they were asked for.
+
+    Args:
+        given: one of timm's methods, a file, or numbers with commas between them.
+        power: exponent of ``inv_freq``.
+        beta: of ``effective_num``.
+        max_weight: the largest weight of a method; None for no limit.
+    """
+
+    given: str
+    power: float = 1.0
+    beta: float = 0.999
+    max_weight: float | None = None
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> "ClassWeights | None":
+        """The class weights of a run, or None where it has none."""
+        if not config.class_weight:
+            return None
+        return cls(config.class_weight, config.loss_weight_power, config.loss_weight_beta, config.loss_weight_max)
+
+    @property
+    def flag(self) -> str:
+        """The flag as it was given; a long list is cut."""
+        return f"--class-weight {self.given if len(self.given) <= SHOWN else self.given[:SHOWN] + '...'}"
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether they are computed from class counts."""
+        return self.given in METHODS
+
+    def example(self, num_classes: int) -> tuple[float, ...]:
+        """Made-up weights, for a trial of the loss before the data is read.
+
+        Raises:
+            TrainError: what is given can be no weights, whatever the data.
+        """
+        self._values([1 + c % 3 for c in range(num_classes)])
+        return tuple(1.0 + c % 3 for c in range(num_classes))
+
+    def values(self, class_counts: Sequence[int] | None, num_classes: int) -> tuple[float, ...]:
+        """One weight a class.
+
+        Args:
+            class_counts: training samples of each class; None where they are not known.
+            num_classes: the number of classes that the model predicts.
+
+        Raises:
+            TrainError: counts are wanted and not known, or the number of weights is another.
+        """
+        if self.needs_counts and class_counts is None:
+            raise TrainError(
+                f"{self.flag} needs the class counts, which this data does not tell: give the weights "
+                "themselves, in a file or as numbers with commas between them"
+            )
+        found = self._values(class_counts or ())
+        if len(found) != num_classes:
+            raise TrainError(f"{self.flag}: expected {num_classes} weights, one for each class, got {len(found)}")
+        return found
+
+    def _values(self, class_counts: Sequence[int]) -> tuple[float, ...]:
+        try:
+            found = resolve_class_weights(
+                self.given,
+                class_stats=(torch.tensor(class_counts, dtype=torch.float64), sum(class_counts)),
+                power=self.power,
+                beta=self.beta,
+                max_weight=self.max_weight,
+            )
+        except (OSError, ValueError, TypeError) as error:
+            raise TrainError(f"{self.flag}: {self._reason(error)}") from error
+        return tuple(torch.as_tensor(found).reshape(-1).tolist())
+
+    def _reason(self, error: Exception) -> str:
+        """What is wrong; a word that is no method, no number and no file is told what there is."""
+        if isinstance(error, json.JSONDecodeError):
+            return f"the file is not JSON, as its name says: {error}"
+        if self.needs_counts or "could not convert" not in str(error):
+            return f"{error}"
+        if Path(self.given).is_file():
+            return f"the file must hold numbers alone, one for each class; {error}"
+        close = get_close_matches(self.given, METHODS, n=1, cutoff=0.5)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return f"expected {', '.join(METHODS)}, a file, or numbers with commas between them{hint}"
+
+
+def told(weights: Sequence[float], asked: ClassWeights, class_names: Sequence[str] | None = None) -> str:
+    """A sentence on class weights, for the plan of a run."""
+    names = class_names or []
+
+    def shown(c: int) -> str:
+        return f"{weights[c]:.4g} ({names[c] if c < len(names) else f'class {c}'})"
+
+    least, most = (pick(range(len(weights)), key=weights.__getitem__) for pick in (min, max))
+    return f"{asked.flag}: from {shown(least)} to {shown(most)}"
+
+
+def same_in_all(weights: tuple[float, ...]) -> tuple[float, ...]:
+    """The weights of the first process, which all processes train with."""
+    found = [weights]
+    if dist.is_available() and dist.is_initialized():
+        dist.broadcast_object_list(found, src=0)
+    return found[0]
