@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.bench import first_use
 from tests.bench.gate import is_green
 from topk_registry import registry
 
@@ -25,6 +26,8 @@ TABLE = re.compile(r"(?<=<!-- losses -->\n).*?(?=<!-- /losses -->)", re.DOTALL)
 COSTS = ROOT / "docs" / "results" / "losses.json"
 SPEED = re.compile(r"(?<=<!-- speed -->\n).*?(?=<!-- /speed -->)", re.DOTALL)
 SPEEDS = ROOT / "docs" / "results" / "ksubset.json"
+FIRST_USE = re.compile(r"(?<=<!-- first use -->\n).*?(?=<!-- /first use -->)", re.DOTALL)
+FIRST_CALLS = ROOT / "docs" / "results" / "first_use.json"
 GPU_SPEED = re.compile(r"(?<=<!-- gpu speed -->\n).*?(?=<!-- /gpu speed -->)", re.DOTALL)
 GPU_SPEEDS = ROOT / "docs" / "results" / "ksubset_gpu.json"
 FOUND = re.compile(r"(?<=<!-- found labels -->\n).*?(?=<!-- /found labels -->)", re.DOTALL)
@@ -170,6 +173,27 @@ def test_the_table_of_speeds_is_the_report_s():
     assert found[0] == speeds(), "run python tests/test_readme.py"
 
 
+def first_calls() -> str:
+    """The report of first calls as a table; nothing where there is no report."""
+    return first_use.table(json.loads(FIRST_CALLS.read_text())) if FIRST_CALLS.exists() else ""
+
+
+def test_the_table_of_first_calls_is_the_report_s():
+    found = FIRST_USE.search(SPEED_PAGE.read_text())
+    assert found
+    assert found[0] == first_calls(), "run python tests/test_readme.py"
+
+
+def test_first_calls_are_timed(tmp_path, capsys):
+    report = tmp_path / "report.json"
+    assert first_use.main(["--only", "focal", "--ways", "torch", "--repeat", "1", "--json", str(report)]) == 0
+    found = json.loads(report.read_text())["focal"]["torch"]
+    assert 0 < found["wall"] < 60
+    assert capsys.readouterr().out.endswith(
+        f"| loss | torch operations, s |\n| --- | --- |\n| `focal` | {found['wall']:.2f} |\n"
+    )
+
+
 def test_the_table_of_found_labels_is_the_report_s():
     found = FOUND.search(FOUND_PAGE.read_text())
     assert found
@@ -301,4 +325,5 @@ if __name__ == "__main__":
     LOSSES.write_text(TABLE.sub(lambda _: table(), LOSSES.read_text()))
     FOUND_PAGE.write_text(FOUND.sub(lambda _: found_labels(), FOUND_PAGE.read_text()))
     page = SPEED.sub(lambda _: speeds(), SPEED_PAGE.read_text())
+    page = FIRST_USE.sub(lambda _: first_calls(), page)
     SPEED_PAGE.write_text(GPU_SPEED.sub(lambda _: gpu_speeds(), page))

@@ -19,7 +19,12 @@ from topk_registry import registry
 from topk_registry.cli.commands import DISTRIBUTION
 
 REPORT = Path("docs/results/first_use.json")
-WAYS = ("library", "kept", "torch", "compiled")  # of kernels; "kept": numba has compiled them in another process
+WAYS = {  # where kernels come from, and what the table calls it
+    "library": "library",
+    "kept": "numba, kept",
+    "torch": "torch operations",
+    "compiled": "numba compiles",
+}
 PROGRAM = """
 import json, sys, time, torch
 name, rows, classes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -58,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for way in sorted(ways, key=lambda way: way != "compiled"):  # which leaves what "kept" finds
                 report[name][way] = first_call(name, way, Path(folder) / name, args.library, args.repeat)
             args.json.write_text(json.dumps(report, indent=1) + "\n")
-            print(row(name, report[name], ways), flush=True)
+            print(" ".join([name, *(f"{way} {report[name][way]['wall']:.2f} s" for way in ways)]), flush=True)
+    print(table(report), end="")
     return 0
 
 
@@ -77,9 +83,16 @@ def first_call(name: str, way: str, folder: Path, library: Path | None, repeat: 
     return min(found, key=lambda one: one["wall"])
 
 
-def row(name: str, found: dict[str, dict[str, float]], ways: Sequence[str]) -> str:
-    """A line of the table in docs/speed.md: seconds of the clock."""
-    return " | ".join([f"| `{name}`", *(f"{found[way]['wall']:.2f}" for way in ways)]) + " |"
+def table(report: dict[str, dict[str, dict[str, float]]]) -> str:
+    """The table in docs/speed.md: seconds of the clock, and of the processor where numba compiles."""
+    ways = [way for way in WAYS if any(way in found for found in report.values())]
+    header = ["loss", *(f"{WAYS[way]}, {'CPU ' if way == 'compiled' else ''}s" for way in ways)]
+    lines = [header, ["---"] * len(header)]
+    for name, found in report.items():
+        cells = [(found.get(way, {}).get("cpu" if way == "compiled" else "wall"), way) for way in ways]
+        shown = ["" if cell is None else f"{cell:.{1 if way == 'compiled' else 2}f}" for cell, way in cells]
+        lines.append([f"`{name}`", *shown])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 if __name__ == "__main__":

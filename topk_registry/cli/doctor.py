@@ -117,6 +117,10 @@ def _backends(report: Report) -> None:
     """Load and try the kernels of each operator, and tell which serve on each device, and why."""
     if "torch" not in sys.modules:
         return
+    library = import_module("topk_registry.ops.cpu.library").library()
+    report.facts["kernels for the CPU"] = (
+        f"compiled by numba: {library.why}" if library.why else f"{library.path}, for {library.level}"
+    )
     for record in import_module("topk_registry.ops.backend").report():
         report.facts[f"{record.operator} on {record.device}"] = f"{record.backend}: {record.why}"
 

@@ -43,7 +43,8 @@ class Backend(Generic[Kernels]):
     takes_strides: bool = False  # reads rows where they lie; others are given contiguous ones
     checks_labels: bool = False  # gives NaN for a label out of range; else labels are checked before the call
     is_prebuilt: Callable[[], bool] = lambda: False  # whether a library has its kernels, without the package
-    reject: Callable[[str], None] = print  # is told what is wrong with the kernels of the library
+    # is told what is wrong with the library's kernels
+    reject: Callable[[str], None] = lambda why: None
 
     def kernels(self) -> Kernels:
         """Import the kernels. Raises where that fails."""

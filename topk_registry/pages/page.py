@@ -14,7 +14,7 @@ h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .4rem; } h2 { font-size: 1
 p { margin: .4rem 0; } .quiet { color: var(--quiet); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; } svg { width: 100%; height: auto; }
+td { font-variant-numeric: tabular-nums; overflow-wrap: break-word; } svg { width: 100%; height: auto; }
 h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.5rem, 1fr)); gap: .75rem; }
 .gallery figure { margin: 0; } .gallery img { display: block; max-width: 100%; border-radius: 4px; }
