@@ -54,7 +54,7 @@ def reliability(probabilities: Any, events: Any, *, bins: int = BINS) -> Reliabi
 
 
 def calibration_error(probabilities: Any, events: Any, *, bins: int = BINS, equal_width: bool = False) -> float:
-    """Return the expected calibration error: the mean over images of a bin's |events - probabilities|.
+    """Return the expected calibration error: the mean over images of the gap of a bin.
 
     Args:
         probabilities, events: see :func:`reliability`.

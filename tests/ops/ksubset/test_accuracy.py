@@ -112,10 +112,14 @@ def test_gradient_for_a_distribution_over_labels(kind, n, k, impl):
             return m.grad.double(), x.grad.double()
 
         _, found = gradients(torch.float32, impl)
+        _, plain = gradients(torch.float32, "torch")
         cotangent, exact = gradients(torch.float64, "torch")
         # where the cotangents cancel (nearly flat rows), what is left is no better than their own rounding
         rounding = 8 * torch.finfo(torch.float32).eps * cotangent.abs().amax(-1, keepdim=True)
-        assert ((found - exact).abs() <= 2e-6 * exact.abs().amax(-1, keepdim=True) + rounding).all(), tau
+        # or four times what torch operations lose in single precision: vector instructions add up in another order
+        allowed = 2e-6 * exact.abs().amax(-1, keepdim=True) + rounding
+        allowed = allowed.maximum(4 * (plain - exact).abs().amax(-1, keepdim=True))
+        assert ((found - exact).abs() <= allowed).all(), tau
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from topk_registry.ops.perturbed import backends
 from topk_registry.ops.perturbed import custom_ops as library
 from topk_registry.ops.perturbed.definition import perturbed_topk_definition
 from topk_registry.ops.perturbed.numba import backend as cpu
+from topk_registry.ops.perturbed.numba import noise as numbers
 
 INF, NAN = float("inf"), float("nan")
 NORMAL_ERROR = 1e-9  # of the kernel's inverse of the normal distribution, see test_noise.py
@@ -83,7 +84,7 @@ def test_is_the_definition_on_its_noise(n, k, name, epsilon, dtype):
 
 @pytest.mark.parametrize(("rows", "n", "k", "draws"), [(3, 9000, 6, 2), (2, 17, 2, 700), (1, 20_000, 200, 3)])
 def test_is_the_definition_in_more_calls_than_a_group_has(rows, n, k, draws):
-    assert draws * n > 16 * cpu.noise.GROUP
+    assert draws * n > 16 * numbers.GROUP
     check(randn(rows, n, dtype=torch.float32), k, 1.0, draws)
 
 
@@ -263,7 +264,7 @@ def test_it_obeys_torch_s_contract_for_operators():
 
 
 @pytest.fixture
-def forgotten():
+def forgotten(without_library):
     backend.forget()
     yield
     backend.forget()

@@ -10,6 +10,7 @@ import torch
 from tests.ops.perturbed.noise import normals, philox, uniforms
 from topk_registry.ops.perturbed.numba import height as heights
 from topk_registry.ops.perturbed.numba import noise
+from topk_registry.ops.perturbed.numba.table import table
 
 # from tests/kat_vectors of Random123: counter, key, words after ten rounds
 KNOWN = [
@@ -52,7 +53,7 @@ def table_normals(u: np.ndarray) -> np.ndarray:
     first, z = (padded >> np.uint64(56)).astype(np.uint8), np.where(negative, ~padded, padded).astype(np.float64) + 0.5
     for start in range(0, len(z), noise.AT_ONCE):
         here = slice(start, start + noise.AT_ONCE)
-        noise.normal_of(first[here], noise.table().numpy(), z[here])
+        noise.normal_of(first[here], table().numpy(), z[here])
     return z[: len(u)]
 
 
