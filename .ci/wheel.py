@@ -16,6 +16,17 @@ ENDINGS = {"win32": ".dll"}
 WITH_NUMBA, WITHOUT = "topk-registry[curves,fast,", "topk-registry[curves,"
 
 
+def files() -> list[str]:
+    """The files that git knows; where there is no git, those of a plain copy that a wheel is made from."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode == 0:
+        return [name for name in listed.stdout.split("\0") if name]
+    folders = ("topk_registry", "plugins", "export", ".ci")
+    found = [file for folder in folders for file in (ROOT / folder).rglob("*") if "__pycache__" not in file.parts]
+    found = [file for file in found if file.is_file() and not file.name.startswith("topk_kernels")]
+    return [str(file.relative_to(ROOT)) for file in (*found, *(ROOT.glob("*.*")), ROOT / "LICENSE") if file.is_file()]
+
+
 def main() -> int:
     """Compile the kernels unless they are given, and build the wheel from the files that git knows."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -25,8 +36,7 @@ def main() -> int:
     output = args.output.resolve()
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for name in filter(None, listed.split("\0")):
+        for name in files():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, tree / name)
         library = tree / "topk_registry" / "ops" / "cpu" / f"topk_kernels{ENDINGS.get(sys.platform, '.so')}"

@@ -162,7 +162,7 @@ def test_a_new_plug_in_is_made_by_an_installed_wheel_and_works(wheel, tmp_path):
     doctor = json.loads(environment.run("topk-registry", "doctor", "--json", check=False, **plain).stdout)
     assert "1 scores and 1 columns of others" in doctor["facts"]["plug-ins"]
     assert not [line for line in doctor["problems"] if "brier" in line]
-    tests = [made / "tests", "-q", "-p", "no:cacheprovider", "-k", "not conformance"]
+    tests = [made / "tests/test_losses.py", "-q", "-p", "no:cacheprovider", "-k", "not conformance"]
     assert " passed" in environment.run("python", "-m", "pytest", *tests, **plain).stdout
 
 
