@@ -36,7 +36,7 @@ import topk_registry
 counts = {"class_counts": list(range(1, classes + 1))}
 try:
     loss = topk_registry.create_loss(name)
-except ValueError:
+except (TypeError, ValueError):
     loss = topk_registry.create_loss(name, **counts)
 if getattr(loss, "first_change", None) is not None:
     loss.set_epoch(0)
