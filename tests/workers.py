@@ -6,11 +6,9 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable
 from importlib.util import find_spec
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -67,9 +65,9 @@ class Plugin:
             os.environ["TOPK_REGISTRY_KERNELS"] = str(built_library(Path(config.cache.mkdir("kernels"))))
 
 
-def built_library(folder: Path, curves: Iterable[Any] | None = None) -> Path:
+def built_library(folder: Path) -> Path:
     """A library of all kernels for this processor in a folder; built where it is not there."""
-    from topk_registry.cli.kernels import curves as curves_of_losses
+    from topk_registry.cli.kernels import curves
     from topk_registry.ops.cpu.library import opened
     from topk_registry.ops.rows.building import X86, build, levels_here
 
@@ -85,5 +83,4 @@ def built_library(folder: Path, curves: Iterable[Any] | None = None) -> Path:
             print(f"compiling kernels for the tests: {done} of {count}", flush=True)
             said[0] = time.monotonic()
 
-    wanted = sorted(set(curves_of_losses() if curves is None else curves), key=lambda one: one.symbol)
-    return build(path, wanted, (level,), folder=folder / "parts", say=say)
+    return build(path, curves(), (level,), folder=folder / "parts", say=say)

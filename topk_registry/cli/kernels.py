@@ -76,7 +76,7 @@ def _build(path: Path, levels: tuple[str, ...], folder: Path) -> int:
         progress.at(done, "kernels")
 
     try:
-        building.build(path, sorted(set(curves()), key=lambda one: one.symbol), levels, folder=folder, say=say)
+        building.build(path, curves(), levels, folder=folder, say=say)
     except building.BuildError as error:
         print(f"topk-registry kernels build: {error}", file=sys.stderr)
         return 1

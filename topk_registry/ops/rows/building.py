@@ -56,7 +56,7 @@ def levels_here() -> tuple[str, ...]:
 
 def build(
     path: Path,
-    curves: Sequence[Compiled],
+    curves: Iterable[Compiled],
     levels: Sequence[str] = (),
     *,
     folder: Path,
@@ -67,7 +67,7 @@ def build(
 
     Args:
         path: the file to write.
-        curves: those of the losses that it is to serve.
+        curves: those of the losses that it is to serve, in any order.
         levels: of the processor, the best first; none for all levels of processors like this one.
         folder: keeps the compiled entries, so that a build that was interrupted goes on from there.
         only: the symbols of the entries to build; none for all.
@@ -76,7 +76,7 @@ def build(
     Returns:
         The path.
     """
-    levels = tuple(levels) or levels_here()
+    levels, curves = tuple(levels) or levels_here(), sorted(set(curves), key=lambda one: one.symbol)
     folder = folder / f"{edition():08x}"
     folder.mkdir(parents=True, exist_ok=True)
     jobs = [(level, dtype) for level in levels for dtype in (torch.float64, torch.float32)]
