@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topk_registry import ClassificationLoss, TopKLoss
+from topk_registry import ClassificationLoss, TopKLoss, create_loss
 
 B, N = 7, 5
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -298,3 +298,36 @@ def test_a_loss_that_was_told_the_epoch_or_has_no_schedule_says_nothing(kind):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         value_and_gradient(loss, *batch("index"))
+
+
+class Named(Tensor):
+    """A tensor with a name for its kind, which refuses to be mixed with other kinds, as fastai's do."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if not all(issubclass(cls, kind) for kind in types):
+            return NotImplemented
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class NamedImage(Named):
+    pass
+
+
+class NamedLabel(Named):
+    pass
+
+
+@pytest.mark.parametrize("name", ["smooth_topk_svm", "focal"])
+@pytest.mark.parametrize("kind", ["index", "dense"])
+def test_a_class_that_only_names_a_tensor_changes_nothing(name, kind):
+    logits, target = batch(kind)
+    loss = create_loss(name, **({"k": 2} if name == "smooth_topk_svm" else {}))
+    value, gradient = value_and_gradient(loss, logits, target)
+    leaf = logits.clone().as_subclass(NamedImage).requires_grad_()
+    with pytest.raises(TypeError):
+        F.cross_entropy(leaf, target.as_subclass(NamedLabel))
+    named = loss(leaf, target.as_subclass(NamedLabel))
+    named.backward()
+    assert torch.equal(named, value)
+    assert torch.equal(leaf.grad.as_subclass(Tensor), gradient)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import topk_registry as tr
 from tests.losses.fused import CASES, B, N, batch, build
-from topk_registry.ops.rows.api import readable
+from topk_registry.ops.tensors import readable
 
 SETTINGS = list(product(("none", "mean", "sum"), (0.0, 0.1), (False, True), ("index", "dense")))
 

@@ -20,9 +20,9 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture(autouse=True)
 def forgotten(without_library):
-    backend.forget()
+    backend.forget_choices()
     yield
-    backend.forget()
+    backend.forget_choices()
 
 
 def operator(outcome, package="numba"):
@@ -47,7 +47,7 @@ def test_a_trial_is_made_once_for_the_same_arguments():
     tried, calls = operator(True)
     assert {tried.choose("auto", CPU, double) for double in (False, True, False)} == {"numba"}
     assert calls == [(CPU, False), (CPU, True)]
-    backend.forget()
+    backend.forget_choices()
     tried.choose("auto", CPU, False)
     assert len(calls) == 3
 
@@ -76,7 +76,7 @@ def test_a_trial_knows_nothing_of_the_callers_modes():
     outcomes = []
 
     def choose():
-        backend.forget()
+        backend.forget_choices()
         outcomes.append(operator(real)[0].choose("auto", CPU))
 
     def loss(x):
@@ -165,7 +165,7 @@ def test_the_report_says_which_backend_serves_and_why(monkeypatch):
     monkeypatch.setenv("TOPK_REGISTRY_BACKEND", "triton")
     assert [r.why for r in report() if r.device == "cpu"] == ["numba is switched off"] * 3
     monkeypatch.setenv("TOPK_REGISTRY_BACKEND", "auto")
-    backend.forget()
+    backend.forget_choices()
     monkeypatch.setattr(backend, "find_spec", lambda name: None)
     with pytest.warns(UserWarning, match="numba is not installed"):
         assert {(r.backend, r.why) for r in report() if r.device == "cpu"} == {

@@ -30,9 +30,14 @@ compiles = pytest.mark.skipif(INTERPRETED, reason="the interpreter does not comp
 interprets = pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests of this module run as they are")
 
 
+KERNEL_MARKS = (pytest.mark.gpu, _somewhere)
+
+
 def runs_kernels(test: Any) -> Any:
     """Mark a test that starts kernels: one for a GPU, or for the interpreter."""
-    return pytest.mark.gpu(_somewhere(test))
+    for mark in KERNEL_MARKS:
+        test = mark(test)
+    return test
 
 
 def pass_under_the_interpreter(module: str) -> None:

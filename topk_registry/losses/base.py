@@ -22,12 +22,13 @@ from torch import Tensor
 
 from topk_registry.losses.options import Adjustable
 from topk_registry.ops.constant import constant_result
-from topk_registry.ops.rows.api import RowLoss, readable, reduced
+from topk_registry.ops.rows.api import RowLoss
 from topk_registry.ops.targets.checks import check_logits, check_target, checked_weight
 from topk_registry.ops.targets.hidden import is_hidden
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import REDUCTIONS, Masses, Reduction
 from topk_registry.ops.targets.table import expected
+from topk_registry.ops.tensors import PLAIN, readable
 
 __all__ = ["ClassificationLoss", "TopKLoss"]
 
@@ -129,6 +130,8 @@ class ClassificationLoss(Adjustable):
         return expected(q, self.per_class(logits))
 
     def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
+        logits = _unnamed(logits)
+        target = _unnamed(target) if isinstance(target, Tensor) else target
         # a compiled loss does not look: what it has been told would be a guard, and the next epoch another graph
         if self.first_change is not None and not torch.compiler.is_compiling() and not self._told:
             self._say_untold(logits)
@@ -171,33 +174,25 @@ class ClassificationLoss(Adjustable):
         return loss.reshape(places) if self.reduction == "none" else loss
 
     def _rows(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
-        check_logits(logits)
         weight = self.class_weight
+        if readable(logits, target, weight) and (loss := self._fused(logits, target, weight)) is not None:
+            return loss
+        check_logits(logits)
         if weight is not None and weight.numel() != logits.shape[1]:
             raise ValueError(f"weight has {weight.numel()} entries, logits have {logits.shape[1]} classes")
-        if (loss := self._fused(logits, target, weight)) is not None:
-            return loss
         seen = check_target(logits, target, ignore_index=self.ignore_index)
         kind = logits.device.type
-        if _has_autocast(kind) and torch.is_autocast_enabled(kind):
+        if has_autocast(kind) and torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
                 return self._definition(logits, target, seen)
         return self._definition(logits, target, seen)
 
     def _fused(self, logits: Tensor, target: Tensor | LabelMixture, weight: Tensor | None) -> Tensor | None:
         """Return the reduced loss of one fused kernel, or None if no kernel supports the call."""
-        if isinstance(target, Tensor):
-            dense = target.is_floating_point()
-            if target.dtype == torch.bool or target.shape != (logits.shape if dense else logits.shape[:1]):
-                return None
-        if not readable(logits, target, weight) or not self._suits_row_loss(target):
+        if not self._suits_row_loss(target) or (rows := self.row_loss(logits)) is None:
             return None
-        rows = self.row_loss(logits)
-        if rows is None or (kernel := rows.kernel_for(logits)) is None:
-            return None
-        return reduced(
-            kernel,
-            None if rows.piecewise_linear else lambda scores: self._definition(scores, target, None),
+        return rows.reduced(
+            lambda scores: self._definition(scores, target, None),
             logits,
             target,
             weight=weight,
@@ -240,8 +235,20 @@ class ClassificationLoss(Adjustable):
         return f"reduction={self.reduction!r}, label_smoothing={self.label_smoothing:g}"
 
 
+def _unnamed(t: Tensor) -> Tensor:
+    """Return a tensor without a class that only names it, as libraries name their images and labels.
+
+    Such classes may refuse to be mixed, and kernels read plain tensors alone. A class that computes in a way of its own
+    (``__torch_dispatch__``) is kept.
+    """
+    if type(t) in PLAIN or torch.compiler.is_compiling():
+        return t
+    own = [kind for kind in type(t).__mro__ if kind is not Tensor and "__torch_dispatch__" in vars(kind)]
+    return t if own else t.as_subclass(Tensor)
+
+
 @constant_result  # some versions cannot trace is_autocast_available
-def _has_autocast(kind: str) -> bool:
+def has_autocast(kind: str) -> bool:
     """Whether devices of this kind know autocast; meta tensors do not."""
     return torch.amp.is_autocast_available(kind)
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from topk_registry.ops.rows.constants import fixed_number
+from topk_registry.ops.constant import fixed_number
 from topk_registry.registry.ranges import Interval, Range, option_ranges
 
 
@@ -119,7 +119,8 @@ def _number(name: str) -> property:
     place = f"_{name}"
 
     def get(self: Adjustable) -> float:
-        return fixed_number(getattr(self, place))
+        number = getattr(self, place)
+        return fixed_number(number) if torch.compiler.is_compiling() else number
 
     def put(self: Adjustable, value: float) -> None:
         vars(self)[place] = value

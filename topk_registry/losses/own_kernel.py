@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topk_registry.ops.rows.api import Own
+from topk_registry.ops.rows.backends import Own
 from topk_registry.ops.targets.checks import check_range
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Masses, Options

@@ -122,13 +122,13 @@ def _problem(one: Backend[Any], device: torch.device, trial: Callable[[], bool])
 def _tried(one: Backend[Any], trial: Callable[[], bool]) -> str:
     """Why kernels that are installed cannot be used, "" if they can."""
     try:
-        alone(one.kernels)
+        in_clean_thread(one.kernels)
     except NotCompiledError:
         raise
     except Exception as error:
         return f"cannot be used ({error!r})"
     try:
-        wrong = "" if alone(trial) else "their results are wrong"
+        wrong = "" if in_clean_thread(trial) else "their results are wrong"
     except NotCompiledError:
         raise
     except Exception as error:
@@ -136,12 +136,13 @@ def _tried(one: Backend[Any], trial: Callable[[], bool]) -> str:
     return f"its kernels cannot be used here ({wrong})" if wrong else ""
 
 
-def alone(function: Callable[[], Any]) -> Any:
+def in_clean_thread(function: Callable[[], Any]) -> Any:
     """Call a function in a thread of its own, where fake tensors, transforms and autocast of the caller are off."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function).result()
 
 
+@cache
 def operator(name: str) -> Operator[Any]:
     """The operator in a folder, with its backends."""
     return import_module(f"topk_registry.ops.{name}.backends").OPERATOR
@@ -240,7 +241,7 @@ def check_compiling() -> None:
         raise NotCompiledError("a kernel is not compiled yet, and compiling is forbidden here")
 
 
-def forget() -> None:
+def forget_choices() -> None:
     """Look again at what is installed."""
     for remembered in (load, too_old):
         remembered.cache_clear()

@@ -9,7 +9,7 @@ import torch
 Function = TypeVar("Function", bound=type[torch.autograd.Function])
 
 
-def positional(function: Function) -> Function:
+def skip_signature_binding(function: Function) -> Function:
     """Decorate a Function whose ``apply`` is given all arguments of ``forward``, by position.
 
     At every call torch looks up forward's signature and binds the arguments to it, to fill in defaults. That takes as

@@ -1,7 +1,9 @@
-"""Results that a compiled graph keeps as constants."""
+"""Results and numbers that a compiled graph keeps as constants."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+import torch
 
 from topk_registry.ops.backend import operator
 
@@ -21,3 +23,17 @@ def constant_result(function: Function) -> Function:
 def choose(name: str, *request: Any) -> str:
     """Choose the backend of an operator once, while the graph is traced."""
     return operator(name).choose(*request)
+
+
+def fixed_number(number: float) -> float:
+    """A number, as a constant of the graph where one is compiled.
+
+    After a second value ``torch.compile`` makes a symbol of a float. It burns its value into the code wherever an
+    operator takes a plain number, but the caches of compiled code know the symbol alone: a third value would be given
+    the code of the second.
+    """
+    if not torch.compiler.is_compiling() or not isinstance(number, float):
+        return number
+    from torch.fx.experimental.symbolic_shapes import guard_scalar  # it brings in the compiler
+
+    return guard_scalar(number)  # pyright: ignore[reportReturnType]

@@ -5,6 +5,7 @@ layout the kernel expects. :func:`route` decides which tensors may reach a kerne
 into the layout, and :func:`address`, :func:`own_address` and :func:`launch` alone let go of an address.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from enum import Enum
 from typing import Any
@@ -15,6 +16,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedte
 from torch.autograd import forward_ad
 
 PLAIN = (Tensor, torch.nn.Parameter)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # of scores that kernels read
 
 
 class Route(Enum):
@@ -42,6 +44,27 @@ def route(*tensors: Tensor | None) -> Route:
         if not is_plain(t):
             found = Route.OPERATIONS
     return found
+
+
+def readable(scores: Tensor, target: Tensor | Sequence[Tensor | None], weight: Tensor | None = None) -> bool:
+    """Whether kernels of rows can read these: plain memory of one device, in shapes that belong together.
+
+    The target is class indices [B], masses [B, n] or the parts of a :class:`LabelMixture`, and gets no gradient. What
+    is not readable goes through torch operations, which check it and say what is wrong.
+    """
+    if scores.ndim != 2 or scores.shape[1] < 2 or scores.dtype not in DTYPES:
+        return False
+    parts, device = target, scores.device
+    if isinstance(target, Tensor):
+        if target.shape != (scores.shape if target.is_floating_point() else scores.shape[:1]):
+            return False
+        parts = (target,)
+    for part in parts:
+        if part is not None and (part.requires_grad or part.device != device or part.dtype == torch.bool):
+            return False
+    if weight is not None and (weight.device != device or len(weight) != scores.shape[1]):
+        return False
+    return route(scores, weight, *parts) is Route.KERNELS
 
 
 def is_plain(t: Tensor) -> bool:
@@ -88,9 +111,8 @@ def address(t: Tensor) -> int:
     return t.data_ptr()
 
 
-def own_address(t: Tensor) -> int:
-    """The address of numbers that the caller has allocated or laid out itself, in one piece on the CPU: no checks."""
-    return t.data_ptr()
+own_address = Tensor.data_ptr
+"""The address of numbers that the caller has allocated or laid out itself, in one piece on the CPU: no checks."""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:

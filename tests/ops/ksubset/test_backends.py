@@ -16,9 +16,9 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 @pytest.fixture
 def forgotten(without_library):
-    backend.forget()
+    backend.forget_choices()
     yield
-    backend.forget()
+    backend.forget_choices()
 
 
 def test_auto_takes_the_first_that_serves():
@@ -33,7 +33,7 @@ def test_on_gpus_that_are_not_too_old_auto_takes_the_kernels(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(backend, "_problem", lambda one, device, trial: backend.too_old(device))  # no trial without it
-    backend.forget()
+    backend.forget_choices()
     assert [OPERATOR.choose("auto", gpu, k, False) for k in (1, 64, 65)] == ["triton", "triton", "torch"]
     assert OPERATOR.choose("auto", gpu, 5, True) == "torch"
     with pytest.raises(
@@ -42,11 +42,11 @@ def test_on_gpus_that_are_not_too_old_auto_takes_the_kernels(monkeypatch):
         OPERATOR.choose("triton", CPU, 5, False)
 
     capability = (7, 5)
-    backend.forget()
+    backend.forget_choices()
     with pytest.warns(UserWarning, match="need compute capability 8.0, cuda has 7.5: the top-k losses are slower"):
         assert OPERATOR.choose("auto", gpu, 5, False) == "torch"
     assert OPERATOR.choose("auto", gpu, 5, False) == "torch"
-    backend.forget()
+    backend.forget_choices()
 
 
 @pytest.mark.parametrize("f", [topk_margins, lambda s, k, impl: topk_label_margins(s, torch.tensor([0]), k, impl=impl)])
@@ -83,7 +83,8 @@ def test_kernels_that_do_not_do_here_what_they_should_are_not_used(monkeypatch):
     wrong = replace(cpu.kernels, label_hinges=lambda s, *_: (s[:, 0], s, s[:, 0], s[:, 0]))
     monkeypatch.setattr(cpu, "kernels", wrong)
     with pytest.warns(UserWarning, match="numba is installed but its kernels cannot be used here.*results are wrong"):
-        assert OPERATOR.choose("auto", CPU, 5, False) == "torch"
+        assert OPERATOR.choose("auto", CPU, 5, True) == "torch"
+    backend.forget_choices()
     monkeypatch.setattr(cpu, "kernels", replace(wrong, label_hinges=fails))
     with pytest.warns(UserWarning, match="numba is installed but its kernels cannot be used here.*no compiler"):
         assert OPERATOR.choose("auto", CPU, 5, True) == "torch"

@@ -10,7 +10,7 @@ from tests.ops.triton_runs import DEVICE, Launches, compiles, interprets, pass_u
 from topk_registry import LabelMixture
 from topk_registry.functional import linear_smooth_topk
 from topk_registry.ops.ksubset import smooth_topk_hinge
-from topk_registry.ops.ksubset.chunked import custom_ops, shards, soft_targets
+from topk_registry.ops.ksubset.chunked import layer
 
 pytest.importorskip("triton")
 
@@ -26,8 +26,7 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.fixture
 def chunks_in_kernels(monkeypatch):
-    for room in (custom_ops, shards, soft_targets):
-        monkeypatch.setattr(room, "kernels", lambda like, k: chunks)
+    monkeypatch.setattr(layer, "module_of", lambda backend, k: chunks)
     monkeypatch.setattr(chunks, "TILE_OF_TARGETS", 16)
 
 

@@ -18,7 +18,7 @@ from tests.oracles import mp_smooth_svm
 from topk_registry.functional import topk_label_margins
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset import custom_ops, definition, request, smooth_topk_hinge
-from topk_registry.ops.ksubset.chunked import custom_ops as linear_ops
+from topk_registry.ops.ksubset.chunked import layer
 from topk_registry.ops.ksubset.chunked.api import linear_label_margins, linear_topk
 from topk_registry.ops.ksubset.torch import all_classes as composite
 from topk_registry.ops.ksubset.torch.backend import kernels as torch_kernels
@@ -210,7 +210,7 @@ def test_chunks_of_classes_are_the_row(n, k, theta, size, tile, monkeypatch):
 
 @runs_kernels
 def test_a_linear_classifier_in_chunks(monkeypatch):
-    monkeypatch.setattr(linear_ops, "kernels", lambda like, k: chunks)
+    monkeypatch.setattr(layer, "module_of", lambda backend, k: chunks)
     features, weight = randn(4, 5).requires_grad_(), randn(50, 5, seed=1).requires_grad_()
     label = torch.tensor([[0, 20, 49, 3]] * 2, device=DEVICE).T[:, 0]  # strided
     margin = linear_label_margins(features, weight, None, label, 3, temperature=0.6, chunk=20)

@@ -5,9 +5,12 @@ import pytest
 import torch
 
 from tests import oracles
+from tests.ops.compiled import for_python
 from topk_registry.ops.ksubset import smooth_topk_hinge
 from topk_registry.ops.ksubset.numba import narrow
 
+of_tests = narrow.centred, narrow.expand, narrow.is_tried, narrow.krawtchouk
+centred, expand, is_tried, krawtchouk = map(for_python, of_tests)
 SIZES = [(90, 32), (100, 50), (300, 40)]
 SIZES_OF_TARGETS = [(40, 6), (100, 50), (300, 20)]
 KINDS = ("gaussian", "two values", "one leader")
@@ -22,7 +25,7 @@ def row_of(kind: str, n: int, k: int, tier: int, side: float, left_out: int = 1)
         "two values": np.where(np.arange(n) % 3 == 0, 1.0, -1.0),
         "one leader": np.where(np.arange(n) == n // 2, 1.0, 1e-3 * generator.standard_normal(n)),
     }[kind]
-    p, limits, _ = narrow.expand(n - 1, left_out, k, 4)
+    p, limits, _ = expand(n - 1, left_out, k, 4)
     low, high = 0.0, 50.0
     for _ in range(60):
         scale = (low + high) / 2
@@ -41,8 +44,8 @@ def terms_of(s: np.ndarray, k: int) -> int:
     """How many terms beyond the first the kernel takes."""
     x, terms = np.append(s, np.full(-len(s) % 64, -np.inf, np.float32)), np.empty((2, narrow.MOST + 1))
     x[0] = -np.inf
-    numbers = narrow.expand(len(s) - 1, 1, k, 4)
-    return narrow.centred(x, len(s) - 1, 1.0, numbers, np.empty_like(x), terms[0], terms[1])[0]
+    numbers = expand(len(s) - 1, 1, k, 4)
+    return centred(x, len(s) - 1, 1.0, numbers, np.empty_like(x), terms[0], terms[1])[0]
 
 
 @pytest.mark.parametrize(("tier", "side"), SIDES)
@@ -97,7 +100,7 @@ def test_distributions(kind, n, k, tier, side):
 def test_small_k_is_not_tried():
     """There other rows are as quick, or quicker."""
     tried = [(k, left_out) for k in (5, 6, 31, 32) for left_out in (0, 1)]
-    found = [narrow.is_tried(narrow.expand(300, left_out, k, 4)) for k, left_out in tried]
+    found = [is_tried(expand(300, left_out, k, 4)) for k, left_out in tried]
     assert found == [k >= (narrow.LEAST_K_OF_LABEL if left_out else narrow.LEAST_K) for k, left_out in tried]
 
 
@@ -106,7 +109,7 @@ def test_terms_are_coefficients_of_products():
     n, k, p = 31, 8, 7.5 / 31
     for N, x in ((n, k - 1), (n, k), (n - 1, k - 2), (n - 1, k - 1)):
         row = np.empty(narrow.MOST + 1)
-        narrow.krawtchouk(N, p, x, row)
+        krawtchouk(N, p, x, row)
         of_equal = np.polynomial.Polynomial([1 - p, p])
         for m in range(narrow.MOST + 1):
             product = np.polynomial.Polynomial([-1, 1]) ** m * of_equal ** (N - m)

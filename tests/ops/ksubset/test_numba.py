@@ -62,7 +62,7 @@ def test_every_entry_is_written(monkeypatch):
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("openmp", [True, False])
 def test_neither_threads_nor_other_rows_change_a_bit(monkeypatch, openmp):
-    monkeypatch.setattr(cpu, "ALONE", 1)
+    monkeypatch.setattr(cpu, "LEAST_WORK", 1)
     if not openmp:
         monkeypatch.setattr(team, "_openmp", lambda: None)
     s, g = torch.randn(2, 300, 400, generator=torch.Generator().manual_seed(0))

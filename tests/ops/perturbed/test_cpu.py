@@ -265,9 +265,9 @@ def test_it_obeys_torch_s_contract_for_operators():
 
 @pytest.fixture
 def forgotten(without_library):
-    backend.forget()
+    backend.forget_choices()
     yield
-    backend.forget()
+    backend.forget_choices()
 
 
 @pytest.mark.usefixtures("forgotten")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.ops.compiled import for_python
 from tests.ops.perturbed.noise import normals, philox, uniforms
 from topk_registry.ops.perturbed.numba import height as heights
 from topk_registry.ops.perturbed.numba import noise
@@ -31,7 +32,7 @@ def test_known_answers_of_philox(counter, key, expected):
     place = (counter[1].astype(np.int64) << 32) | counter[0]
     row = (counter[3].astype(np.int64) >> 1 << 32) | counter[2]
     found = np.zeros(4 * 37, np.uint32)  # enough of them for vector instructions and a remainder
-    noise.philox_of(np.full(37, place), row, counter[3] & 1, key, found)
+    for_python(noise.philox_of)(np.full(37, place), row, counter[3] & 1, key, found)
     assert found.reshape(37, 4).tolist() == [expected.tolist()] * 37
 
 
@@ -53,17 +54,17 @@ def table_normals(u: np.ndarray) -> np.ndarray:
     first, z = (padded >> np.uint64(56)).astype(np.uint8), np.where(negative, ~padded, padded).astype(np.float64) + 0.5
     for start in range(0, len(z), noise.AT_ONCE):
         here = slice(start, start + noise.AT_ONCE)
-        noise.normal_of(first[here], table().numpy(), z[here])
+        for_python(noise.normal_of)(first[here], table().numpy(), z[here])
     return z[: len(u)]
 
 
 def test_the_bound_on_the_tail_is_one():
     x = np.concatenate([np.linspace(0, 9.6, 5000), np.logspace(-8, 0, 100)]).astype(np.float32)
-    bound = np.array([heights.tail_bits(v) for v in x], np.int32).view(np.float32).astype(np.float64)
+    bound = np.array([for_python(heights.tail_bits)(v) for v in x], np.int32).view(np.float32).astype(np.float64)
     tail = np.array([math.erfc(v / math.sqrt(2)) / 2 for v in x.astype(np.float64)])
     assert (float(heights.BYTES) / 256 * bound > tail).all()
     assert (bound[x < 3.3] < 1.11 * tail[x < 3.3]).all()  # what is too high costs time
-    assert heights.tail_bits(np.float32(np.inf)) < heights.HOPELESS
+    assert for_python(heights.tail_bits)(np.float32(np.inf)) < heights.HOPELESS
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -76,8 +77,8 @@ def test_a_class_of_too_high_a_byte_does_not_reach_the_height(shift, epsilon, dt
     for height in (
         (np.quantile(row, [0.1, 0.7, 0.99]) + epsilon * np.array([[-4.0], [0.1], [4.0]])).ravel().astype(dtype)
     ):
-        _, lowest, broken = heights.tails(row, height, dtype(1 / epsilon), bits)
-        heights.limits(bits, limit)
+        _, lowest, broken = for_python(heights.tails)(row, height, dtype(1 / epsilon), bits)
+        for_python(heights.limits)(bits, limit)
         assert not broken
         assert lowest == bits.min()
         # the largest normal of a byte is that of its least uniform
@@ -96,11 +97,11 @@ def test_classes_of_other_blocks_reach_no_height_near_the_bound(shift, dtype):
     """Whatever the noise is: an epsilon may be above, about and below the distance of two numbers."""
     n, k, least = 1037, 3, np.array([2.0**-65])
     row = (np.random.default_rng(0).standard_normal(n) + shift).astype(dtype)
-    maxima = np.zeros(heights.lines(n, k), dtype)
+    maxima = np.zeros(for_python(heights.lines)(n, k), dtype)
     few = 0
     for epsilon in (1e-30, 1e-12, 1e-5, 1e-4, 3e-4, 1e-3, 0.02):
         active, packed = np.zeros(-(-n // 16), np.int64), np.zeros(n + 16, dtype)
-        held, near = heights.in_reach(row, k, epsilon, maxima, active, packed)
+        held, near = for_python(heights.in_reach)(row, k, epsilon, maxima, active, packed)
         found = (16 * active[:held, None] + np.arange(16)).ravel()
         padded = np.concatenate([row, np.full(-n % 16, -np.inf, dtype)])
         assert packed[: 16 * held].tolist() == padded[found].tolist()

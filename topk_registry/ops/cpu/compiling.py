@@ -33,6 +33,7 @@ from numba.core.sigutils import normalize_signature
 
 from topk_registry.ops.backend import check_compiling
 from topk_registry.ops.cpu.library import OPERATORS, edition
+from topk_registry.ops.cpu.linking import linked
 
 PATIENCE = 2.0  # seconds of compilation without a word
 
@@ -200,8 +201,10 @@ class _Kernel(CFunc):
 
     def _compile_uncached(self) -> Any:
         check_compiling()
-        with _notice.over(self._cache.place):
-            return super()._compile_uncached()
+        with _notice.over(self._cache.place), linked():
+            found = super()._compile_uncached()
+            found.library.make_machine_code()
+        return found
 
 
 def _elsewhere(function: Callable, name: str, written: str | None) -> _ReadCache | None:

@@ -18,7 +18,7 @@ NAME = "topk_kernels"
 ENDING = {"nt": ".dll"}.get(os.name, ".so")
 # Python around kernels, which may change without them
 NOT_COMPILED = (
-    *(f"cpu/{name}.py" for name in ("compiling", "entries", "library", "threads")),
+    *(f"cpu/{name}.py" for name in ("compiling", "entries", "library", "linking", "threads")),
     *(f"{operator}/numba/backend.py" for operator in ("ksubset", "perturbed", "rows")),
     "ksubset/numba/chunks.py",
 )

@@ -12,9 +12,12 @@ from numpy.polynomial import Chebyshev, Polynomial
 
 # products may be fused with sums, and long sums be reordered; differences of scores never: they are exact
 compiled = njit(error_model="numpy", fastmath={"contract"})
+merged = njit(error_model="numpy", fastmath={"contract"}, inline="always")  # not compiled alone: into its caller
 summing = njit(error_model="numpy", fastmath={"contract", "reassoc"})
 inlined = njit(error_model="numpy", fastmath={"contract"}, forceinline=True)
 
+# numba compiles a function anew for an argument that is a literal, so numbers that vary start as this
+ZERO, NO_CLASS = np.int64(0), np.int64(-1)
 LOG2E = 1 / math.log(2)
 LN2_HIGH, LN2_LOW = 0.693359375, -2.1219444005469058277e-4  # log 2; nine bits: multiples of the first are exact
 INVERSE_FACTORIALS = tuple(1 / math.factorial(j) for j in range(14))

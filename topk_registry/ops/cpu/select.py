@@ -3,7 +3,7 @@
 import numpy as np
 
 from topk_registry.ops.cpu.masks import places_above
-from topk_registry.ops.cpu.numbers import compiled, copy, number_at, place_of
+from topk_registry.ops.cpu.numbers import ZERO, compiled, copy, number_at, place_of
 
 HALVINGS = 20  # leave about 1 in 500 of a number, with 2^31 numbers between the lowest and the highest score
 LAST = np.iinfo(np.int64).max
@@ -32,7 +32,7 @@ def largest(row, skip, top, where, space):
     a bound that T others reach, and for those that reach it.
     """
     maxima, found, scores = space
-    n, T, candidates = len(row), len(top), 0
+    n, T, candidates = len(row), len(top), ZERO
     least = _lower_bound(row, maxima, scores, T) if len(maxima) > 0 else top.dtype.type(-np.inf)
     if least > -np.inf:
         reached = places_above(row, _less_than(least, row), found)
@@ -86,11 +86,11 @@ def _sort_largest(scores, found, candidates, top, where):
     for j in range(T, candidates):
         if scores[j] > top[0]:
             top[0], where[0] = scores[j], found[j]
-            _sink(top, where, 0, T)
+            _sink(top, where, ZERO, T)
     for last in range(T - 1, 0, -1):
         top[0], top[last] = top[last], top[0]
         where[0], where[last] = where[last], where[0]
-        _sink(top, where, 0, last)
+        _sink(top, where, ZERO, last)
 
 
 @compiled

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from topk_registry.ops.constant import fixed_number
 from topk_registry.ops.distributed import class_dimension, is_distributed, whole
 from topk_registry.ops.ksubset import soft_targets
 from topk_registry.ops.ksubset.margins import at_labels
 from topk_registry.ops.ksubset.request import check, fixed, output_dtype
-from topk_registry.ops.rows.constants import fixed_number
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Reduction
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from topk_registry.ops.calls import positional
+from topk_registry.ops.calls import skip_signature_binding
 from topk_registry.ops.ksubset import fixed_graph
 from topk_registry.ops.tensors import Route, route
 
 
-@positional
+@skip_signature_binding
 class Margins(torch.autograd.Function):
     """The margins [B, n] of every class by ``forward(s, k, theta)``, their gradient by ``backward(g, s, k, theta)``:
     nothing but the scores is kept from one to the other."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops import constant
+from topk_registry.ops.constant import fixed_number
 from topk_registry.ops.ksubset.backends import OPERATOR
-from topk_registry.ops.rows.constants import fixed_number
 from topk_registry.ops.tensors import check_dense
 
 # coefficients span e^k and margins grow with the temperature: both can be more than single precision holds

@@ -10,12 +10,14 @@ from topk_registry.ops.hinge import Hinge, soft_hinge
 from topk_registry.ops.ksubset.api import smooth_topk_hinge
 from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.ksubset.margins import topk_margins
-from topk_registry.ops.ksubset.numba.backend import hinge_losses
+from topk_registry.ops.ksubset.numba.backend import threads_and_step
+from topk_registry.ops.ksubset.numba.narrow_from import LEAST_K, LEAST_K_OF_LABEL
 from topk_registry.ops.ksubset.request import SINGLE, SINGLE_TEMPERATURE, check_finite, output_dtype, prepare
 from topk_registry.ops.ksubset.torch.expected import expected_hinges
-from topk_registry.ops.rows.api import Own, RowLoss, on_cpu
-from topk_registry.ops.targets.checks import check_range, check_target
-from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.ops.rows.api import Kernel, RowLoss
+from topk_registry.ops.rows.backends import Own
+from topk_registry.ops.rows.numba.backend import BatchKernel
+from topk_registry.ops.targets.checks import check_target
 from topk_registry.ops.targets.masses import Masses, Options, Reduction
 
 
@@ -32,25 +34,39 @@ def smooth_topk_loss(k: int, *, tau: float = 1.0, alpha: float | Tensor = 1.0) -
         tensor([0.5000])
     """
     own = alpha if isinstance(alpha, Tensor) else torch.tensor(alpha, dtype=torch.float64)
-    kernel, backend = partial(_kernel, k, tau), partial(_backend, k, tau)
-    return RowLoss(partial(definition, k, tau, alpha), kernel, own=(own,), backend=backend)
+    return RowLoss(
+        partial(definition, k, tau, alpha),
+        partial(_kernel, k, tau),
+        own=(own,),
+        operator=OPERATOR.name,
+        request=(k,),
+        in_double=_in_double(k, tau),
+        least_classes=2 * k,
+    )
 
 
-def _backend(k: int, tau: float, scores: Tensor) -> str:
-    """The backend of the operator for these scores; torch where more than half of the classes are chosen."""
-    if 2 * k > scores.shape[1]:
-        return "torch"
-    return OPERATOR.choose("auto", scores.device, k, _is_double(k, tau, scores))
-
-
-def _is_double(k: int, tau: float, scores: Tensor) -> bool:
-    """Whether the margins of these scores are computed in double precision, see request.py."""
-    return scores.dtype == torch.float64 or k > SINGLE or k * tau > SINGLE_TEMPERATURE
+def _in_double(k: int, tau: float) -> bool:
+    """Whether margins are computed in double precision, whatever that of the scores, see request.py."""
+    return k > SINGLE or k * tau > SINGLE_TEMPERATURE
 
 
 @lru_cache(maxsize=64)
-def _kernel(k: int, tau: float) -> "HingeKernel":
-    return HingeKernel(k, tau)
+def _kernel(k: int, tau: float) -> Kernel:
+    """The kernel for the CPU; in double precision the passes over the scores are most of the time."""
+    by_operations = OperationsKernel(k, tau)
+    if _in_double(k, tau):
+        return by_operations
+    # below this the loss no longer depends on tau, but its reciprocal would overflow
+    least = 4 * torch.finfo(torch.float32).tiny
+    return BatchKernel(
+        f"ksubset.numba.entries:losses_of_labels{'_if_narrow' if k >= LEAST_K_OF_LABEL else ''}",
+        f"ksubset.numba.entries:losses_of_targets{'_if_narrow' if k >= LEAST_K else ''}",
+        (k, k * max(tau, least), 1 / k, max(tau, least)),
+        shares=partial(threads_and_step, k),
+        reads=(torch.float32, torch.bfloat16),  # of float16 scores the gradient is in single precision anyway
+        in_double=by_operations.run,
+        check=partial(check_finite, k=k),
+    )
 
 
 def definition(k: int, tau: float, alpha: float | Tensor, scores: Tensor, target: Tensor | None) -> Tensor:
@@ -61,35 +77,18 @@ def definition(k: int, tau: float, alpha: float | Tensor, scores: Tensor, target
     return soft_hinge((alpha.to(margins) if isinstance(alpha, Tensor) else alpha) - margins / k, tau)
 
 
-class HingeKernel:
-    """The kernels of the operator, called as :func:`topk_registry.ops.rows.api.reduced` calls one."""
+class OperationsKernel:
+    """The operator's own functions, called as a kernel, see :class:`topk_registry.ops.rows.api.Kernel`."""
 
     def __init__(self, k: int, tau: float) -> None:
         self.k, self.tau = k, tau
 
     def run(self, own: Own, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
         """The losses or their sum or mean, and the gradient in a precision that holds it; ``own`` is alpha."""
-        (alpha,), given = own, scores
+        (alpha,) = own
         assert alpha is not None
         if scores.dtype == torch.float16:  # its gradient is in single precision anyway
             scores = scores.float()
-        if _is_double(self.k, self.tau, scores):  # there the passes over the scores are most of the time
-            return self._by_operations(alpha, options, scores)
-        target, weight, smoothing, ignore_index, reduction = options
-        gaps = on_cpu(alpha, torch.float64)
-        assert gaps is not None
-        if smoothing and isinstance(target, Tensor) and target.is_floating_point():
-            target, smoothing = target.to(torch.float32) * (1 - smoothing) + smoothing / scores.shape[1], 0.0
-        copied = scores is not given
-        mixed = gaps, target, weight, smoothing, ignore_index, reduction
-        value, gradient, wrong = hinge_losses(scores, self.k, self.tau, *mixed, in_place=copied)
-        if wrong:
-            if isinstance(target, LabelMixture) or not target.is_floating_point():
-                check_range(target, scores.shape[1], ignore_index)
-            check_finite(given, self.k)
-        return value, gradient
-
-    def _by_operations(self, alpha: Tensor, options: Options, scores: Tensor) -> tuple[Tensor, Tensor]:
         target, weight, smoothing, ignore_index, reduction = options
         s, size, theta, sign, backend = prepare(scores, self.k, self.k * self.tau, "auto")
         assert sign > 0, "the complement has no kernel for hinges"

@@ -1,9 +1,10 @@
 """The loss over LapSum's soft top-k."""
 
-from functools import lru_cache, partial
+from functools import partial
 
 from topk_registry.ops.lapsum.definition import lapsum
-from topk_registry.ops.rows.api import RowKernel, RowLoss
+from topk_registry.ops.rows.api import RowLoss
+from topk_registry.ops.rows.numba.backend import row_kernel
 
 
 def lapsum_loss(k: float, *, tau: float = 1.0) -> RowLoss:
@@ -13,9 +14,6 @@ def lapsum_loss(k: float, *, tau: float = 1.0) -> RowLoss:
         k: how many classes are chosen, 0 < k < n; it may be any real number.
         tau: temperature, positive.
     """
-    return RowLoss(partial(lapsum, k, tau), partial(_kernel, float(k), float(tau)))
-
-
-@lru_cache(maxsize=64)
-def _kernel(k: float, tau: float) -> RowKernel:
-    return RowKernel("lapsum.numba.kernel:row", (k, tau))
+    return RowLoss(
+        partial(lapsum, k, tau), partial(row_kernel, "lapsum.numba.kernel:row", float(k), float(tau), of_label=True)
+    )

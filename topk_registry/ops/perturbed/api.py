@@ -11,12 +11,12 @@ from torch import Generator, Tensor
 
 from topk_registry.ops import constant
 from topk_registry.ops.backend import check_name
+from topk_registry.ops.constant import fixed_number
 from topk_registry.ops.distributed import by_shards, generator_of_shard, is_distributed
 from topk_registry.ops.perturbed import custom_ops
 from topk_registry.ops.perturbed.autograd import PerturbedKth
 from topk_registry.ops.perturbed.backends import OPERATOR, fits
-from topk_registry.ops.perturbed.torch import backend as torch_path
-from topk_registry.ops.rows.constants import fixed_number
+from topk_registry.ops.perturbed.torch import backend as operations
 from topk_registry.ops.tensors import Route, check_dense, route
 
 SEEDS = 2**63 - 1
@@ -94,8 +94,8 @@ def _mean_kth(
     if backend == "torch" or way is Route.OPERATIONS:
         options = {"k": k, "epsilon": epsilon, "num_samples": num_samples, "generator": generator, "noise": noise}
         if way is not Route.KERNELS:
-            return torch_path.differentiable_kth(rows, **options)
-        return PerturbedKth.apply(rows, partial(torch_path.perturbed_kth, **options))[0]
+            return operations.differentiable_kth(rows, **options)
+        return PerturbedKth.apply(rows, partial(operations.perturbed_kth, **options))[0]
     seed = torch.randint(SEEDS, (), generator=generator, device=rows.device)
     if way is Route.GRAPH:
         return custom_ops.perturbed_kth(rows, seed, k, epsilon, num_samples, backend)[0]

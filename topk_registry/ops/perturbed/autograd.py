@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topk_registry.ops.calls import positional
+from topk_registry.ops.calls import skip_signature_binding
 
 
-@positional
+@skip_signature_binding
 class PerturbedKth(torch.autograd.Function):
     """Scores [rows, n] -> mean k-th largest [rows] and the class it was in at each draw [rows, draws], by
     ``kernel(scores)``; the backward pass adds grad / draws at each draw's class."""

@@ -9,7 +9,8 @@ from topk_registry.ops.distributed import by_shards, generator_of_shard, is_dist
 from topk_registry.ops.perturbed.api import SEEDS, check_options, perturbed_topk
 from topk_registry.ops.perturbed.backends import EPSILONS
 from topk_registry.ops.perturbed.numba.table import table
-from topk_registry.ops.rows.api import RowKernel, RowLoss, on_cpu
+from topk_registry.ops.rows.api import RowLoss
+from topk_registry.ops.rows.numba.backend import RowKernel, on_cpu
 from topk_registry.ops.targets.table import of_table, wide
 
 
@@ -78,7 +79,7 @@ def _kernel(k: int, epsilon: float, num_samples: int, alpha: float | None, scale
         return on_cpu(own, dtype), table()
 
     numbers = k, num_samples, epsilon, alpha or 0.0, scale
-    return DrawingKernel("perturbed.numba.row:row", numbers, tensors=tensors)
+    return DrawingKernel("perturbed.numba.row:row", numbers, tensors=tensors, of_label=True)
 
 
 class DrawingKernel(RowKernel):

@@ -1,10 +1,11 @@
 """The likelihood of the label being among the first of a relaxed ranking."""
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 
 from topk_registry.ops.ranking.definition import Ranking, ranked
-from topk_registry.ops.rows.api import RowKernel, RowLoss
+from topk_registry.ops.rows.api import RowLoss
+from topk_registry.ops.rows.numba.backend import row_kernel
 
 COMPILED = {"neuralsort": 0, "softsort": 1}  # relaxations that the row kernel knows, by its numbers for them
 
@@ -33,11 +34,7 @@ def ranking_loss(
     """
     ranking = Ranking.of_sizes(sizes, shares, relaxation, tau, swap, candidates, softmax)
     # a relaxed sort of all scores is not quick in any language, and a network runs through many layers
-    compiled = relaxation in COMPILED and candidates is not None
-    return RowLoss(partial(ranked, ranking), partial(_kernel, ranking) if compiled else None)
-
-
-@lru_cache(maxsize=64)
-def _kernel(ranking: Ranking) -> RowKernel:
-    numbers = COMPILED[ranking.relaxation], ranking.candidates or 0, ranking.k, ranking.tau
-    return RowKernel("ranking.numba.kernel:row", (*numbers, len(ranking.weights), *ranking.weights))
+    if relaxation not in COMPILED or candidates is None:
+        return RowLoss(partial(ranked, ranking))
+    numbers = COMPILED[relaxation], candidates, ranking.k, ranking.tau, len(ranking.weights), *ranking.weights
+    return RowLoss(partial(ranked, ranking), partial(row_kernel, "ranking.numba.kernel:row", *numbers, of_label=True))

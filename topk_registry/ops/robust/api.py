@@ -1,9 +1,10 @@
 """The label-distributionally robust loss whose temperature adapts to each row."""
 
-from functools import lru_cache, partial
+from functools import partial
 
 from topk_registry.ops.robust.definition import aldr
-from topk_registry.ops.rows.api import RowKernel, RowLoss
+from topk_registry.ops.rows.api import RowLoss
+from topk_registry.ops.rows.numba.backend import row_kernel
 
 # beyond this temperature the kernel in single precision loses more than 1e-6 of a loss, as it subtracts log n from a
 # logarithm close to it; the definition, which does not, takes its place
@@ -23,9 +24,5 @@ def aldr_loss(*, temperature: float = 1.0, alpha: float = 2.0, gap: float = 1.0)
         gap: how far the label must be ahead, at least 0.
     """
     options = float(temperature), float(alpha), float(gap)
-    return RowLoss(partial(aldr, *options), None if temperature > WARMEST else partial(_kernel, *options))
-
-
-@lru_cache(maxsize=64)
-def _kernel(temperature: float, alpha: float, gap: float) -> RowKernel:
-    return RowKernel("robust.numba.kernel:row", (temperature, alpha, gap))
+    kernel = partial(row_kernel, "robust.numba.kernel:row", *options)
+    return RowLoss(partial(aldr, *options), None if temperature > WARMEST else kernel)

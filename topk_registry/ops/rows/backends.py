@@ -4,9 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from topk_registry.ops.backend import Backend, Operator, trial_in
 from topk_registry.ops.cpu.entries import reject
 from topk_registry.ops.cpu.library import is_prebuilt
+
+Own = tuple[Tensor | None, ...]  # the tensors of a loss, which its owner may move or change between two calls
 
 
 @dataclass(frozen=True)
@@ -14,10 +18,10 @@ class Kernels:
     """The functions of a backend."""
 
     run: Callable[..., tuple[Any, ...]]
-    """See :func:`topk_registry.ops.rows.numba.backend.run` and :func:`topk_registry.ops.rows.triton.driver.run`."""
+    """See :meth:`topk_registry.ops.rows.numba.backend.BatchKernel.run` and ``rows/triton/driver.py``."""
 
 
-# a request says whether a GPU is to compute in double precision
+# a request says whether all is computed in double precision
 OPERATOR: Operator[Kernels] = Operator(
     "rows",
     {
@@ -25,7 +29,7 @@ OPERATOR: Operator[Kernels] = Operator(
             "numba",
             "topk_registry.ops.rows.numba.backend",
             "numba",
-            lambda device, wide: device.type == "cpu",
+            lambda device, double: device.type == "cpu",
             "scores on the CPU",
             is_prebuilt=is_prebuilt,
             reject=reject,
@@ -34,12 +38,12 @@ OPERATOR: Operator[Kernels] = Operator(
             "triton",
             "topk_registry.ops.rows.triton.driver",
             "triton",
-            lambda device, wide: device.type == "cuda" and not wide,
+            lambda device, double: device.type == "cuda" and not double,
             "GPUs of compute capability 8.0 and up, half or single precision",
             takes_half=True,
             checks_labels=True,
         ),
-        "torch": Backend("torch", __name__, None, lambda device, wide: True, "everything"),
+        "torch": Backend("torch", __name__, None, lambda device, double: True, "everything"),
     },
     trial_in("topk_registry.ops.sigmoid.trial"),
     example=(False,),

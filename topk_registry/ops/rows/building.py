@@ -29,6 +29,7 @@ from numba.core.sigutils import normalize_signature
 
 from topk_registry.ops.cpu.functions import ENTRIES, PRECISIONS, Entry
 from topk_registry.ops.cpu.library import OPERATORS, VARIABLE, edition, exported
+from topk_registry.ops.cpu.linking import code_of
 from topk_registry.ops.rows.curve import Compiled
 
 X86 = "x86-64-v4", "x86-64-v3"  # the best first
@@ -202,9 +203,8 @@ def _module(entry: Entry, dtype: torch.dtype, name: str) -> Any:
     """The code of an entry, with a C function of this name that calls it."""
     arguments, result = normalize_signature(entry.kind.signature)
     compiled = CFunc(entry.make(PRECISIONS[dtype]), (arguments, result), locals={}, options=entry.options)
-    compiled.compile()
-    native = compiled._wrapper_name.removeprefix("cfunc.")
-    module = binding.parse_assembly(compiled.inspect_llvm())
+    code, native = code_of(compiled)
+    module = binding.parse_assembly(code)
     kinds = [C_TYPES[str(kind)] for kind in arguments]
     given = ", ".join(f"{kind} %a{i}" for i, kind in enumerate(kinds))
     returned = "double" if str(result) == "float64" else "void"

@@ -2,12 +2,11 @@
 
 from functools import lru_cache, partial
 
-import torch
 from torch import Tensor
 
-from topk_registry.ops.backend import load
-from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss, on_cpu
-from topk_registry.ops.rows.constants import fixed_number
+from topk_registry.ops.constant import fixed_number
+from topk_registry.ops.rows.api import Kernel, RowLoss, triton_kernel
+from topk_registry.ops.rows.numba.backend import row_kernel
 from topk_registry.ops.selection.definition import hinge
 
 AGAINST = {"rival": 0, "rank": 1, "mean": 2}
@@ -32,27 +31,18 @@ def topk_hinge_loss(k: int, *, against: str = "rival", alpha: float | Tensor = 1
     options = AGAINST[against], k, gap, float(factor)
     return RowLoss(
         partial(hinge, against, k, alpha if gap is None else gap, factor),
-        partial(_kernel, *options),
+        partial(row_kernel, "selection.numba.kernel:row", options[0], k, gap or 0.0, factor, of_label=True),
         partial(_on_gpu, *options),
         own=(own,),
     )
 
 
 @lru_cache(maxsize=64)
-def _kernel(kind: int, k: int, alpha: float | None, factor: float) -> RowKernel:
-    def tensors(dtype: torch.dtype, own: Tensor | None):
-        return (on_cpu(own, dtype),)
-
-    return RowKernel("selection.numba.kernel:row", (kind, k, alpha or 0.0, factor), tensors=tensors)
-
-
-@lru_cache(maxsize=64)
 def _on_gpu(kind: int, k: int, alpha: float | None, factor: float) -> Kernel | None:
     if k > LARGEST_K_ON_GPU:
         return None
-    rows = load("topk_registry.ops.selection.triton.rows")
-    return load("topk_registry.ops.rows.triton.driver").TritonRows(
-        rows.selection_rows,
+    return triton_kernel(
+        "selection.triton.rows:selection_rows",
         {"alpha": alpha or 0.0, "factor": factor},
         ("own_ptr",),
         {"KIND": kind, "k": k, "EACH": alpha is None},

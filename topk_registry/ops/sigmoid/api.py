@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topk_registry.ops.backend import load
-from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss, on_cpu
+from topk_registry.ops.rows.api import Kernel, RowLoss, triton_kernel
 from topk_registry.ops.rows.curve import Curve, address, is_compilable, losses_of, on_gpu, parameters
+from topk_registry.ops.rows.numba.backend import RowKernel
 from topk_registry.ops.targets.table import wide
 
 
@@ -36,10 +36,7 @@ def _kernel(key: tuple) -> RowKernel | None:
     if not is_compilable(key):
         return None
 
-    def tensors(dtype: torch.dtype, own: Tensor | None):
-        return (on_cpu(own, dtype),)
-
-    return RowKernel("sigmoid.numba.kernel:row", (key[4], *parameters(key)), partial(curves, key), tensors)
+    return RowKernel("sigmoid.numba.kernel:row", (key[4], *parameters(key)), partial(curves, key))
 
 
 def curves(key: tuple, dtype: torch.dtype) -> tuple[int, ...]:
@@ -49,9 +46,7 @@ def curves(key: tuple, dtype: torch.dtype) -> tuple[int, ...]:
 
 @lru_cache(maxsize=128)
 def _on_gpu(key: tuple) -> Kernel | None:
-    rows, found = load("topk_registry.ops.sigmoid.triton.rows"), on_gpu(key)
-    if found is None:
+    if (found := on_gpu(key)) is None:
         return None
     curve, numbers, choices = found
-    driver = load("topk_registry.ops.rows.triton.driver")
-    return driver.TritonRows(rows.sigmoid_rows, numbers, ("own_ptr",), {"CURVE": curve, **choices})
+    return triton_kernel("sigmoid.triton.rows:sigmoid_rows", numbers, ("own_ptr",), {"CURVE": curve, **choices})

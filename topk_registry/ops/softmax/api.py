@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topk_registry.ops.backend import load
-from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss, on_cpu
+from topk_registry.ops.rows.api import Kernel, RowLoss, triton_kernel
 from topk_registry.ops.rows.curve import NO_PARAMETERS, Curve, address, is_compilable, losses_of, on_gpu, parameters
+from topk_registry.ops.rows.numba.backend import RowKernel, on_cpu
 from topk_registry.ops.softmax.definition import label_log_probabilities, log_probabilities
 from topk_registry.ops.targets.table import of_table, wide
 
@@ -69,13 +69,12 @@ def curves(key: tuple | None, dtype: torch.dtype) -> tuple[int, ...]:
 
 @lru_cache(maxsize=128)
 def _on_gpu(key: tuple | None, scale: float, shifted: bool) -> Kernel | None:
-    rows = load("topk_registry.ops.softmax.triton.rows")
     found = (None, *_NO_CURVE) if key is None else on_gpu(key)
     if found is None:
         return None
     curve, numbers, choices = found
-    return load("topk_registry.ops.rows.triton.driver").TritonRows(
-        rows.softmax_rows,
+    return triton_kernel(
+        "softmax.triton.rows:softmax_rows",
         {"scale": scale, **numbers},
         ("own_ptr", "added_ptr"),
         {"CURVE": curve, "ADDED": shifted, **choices},

@@ -1,8 +1,9 @@
 """The loss over sparse top-k masks."""
 
-from functools import lru_cache, partial
+from functools import partial
 
-from topk_registry.ops.rows.api import RowKernel, RowLoss
+from topk_registry.ops.rows.api import RowLoss
+from topk_registry.ops.rows.numba.backend import row_kernel
 from topk_registry.ops.sparse.definition import sparse_topk
 
 
@@ -14,9 +15,6 @@ def sparse_topk_loss(k: int, *, tau: float = 1.0) -> RowLoss:
         k: size of the set that should hold the label, 1 <= k < n.
         tau: how strong the quadratic term is, positive.
     """
-    return RowLoss(partial(sparse_topk, k, tau), partial(_kernel, k, float(tau)))
-
-
-@lru_cache(maxsize=64)
-def _kernel(k: int, tau: float) -> RowKernel:
-    return RowKernel("sparse.numba.kernel:row", (k, tau))
+    return RowLoss(
+        partial(sparse_topk, k, tau), partial(row_kernel, "sparse.numba.kernel:row", k, float(tau), of_label=True)
+    )

@@ -3,8 +3,8 @@
 import math
 from functools import lru_cache, partial
 
-from topk_registry.ops.backend import load
-from topk_registry.ops.rows.api import Kernel, RowKernel, RowLoss
+from topk_registry.ops.rows.api import Kernel, RowLoss, triton_kernel
+from topk_registry.ops.rows.numba.backend import row_kernel
 from topk_registry.ops.squares import definition
 
 
@@ -18,24 +18,21 @@ def squares_loss(*, epsilon: float = 1.0, shift: float = 0.0) -> RowLoss:
     """
     loss = partial(definition.log_likelihood, float(epsilon), float(shift))
     numbers = 0.0, float(shift), float(epsilon)
-    return RowLoss(loss, partial(_kernel, *numbers), partial(_on_gpu, *numbers))
+    return RowLoss(loss, partial(row_kernel, "squares.numba.kernel:row", *numbers), partial(_on_gpu, *numbers))
 
 
 def quadratic_bound_loss() -> RowLoss:
     """Bouchard's upper bound on cross-entropy, quadratic in the scores and at its tightest, for
     :func:`topk_registry.rows.row_losses`."""
     numbers = 1.0, 0.0, 0.0
-    return RowLoss(definition.quadratic_bound, partial(_kernel, *numbers), partial(_on_gpu, *numbers))
-
-
-@lru_cache(maxsize=32)
-def _kernel(bound: float, shift: float, epsilon: float) -> RowKernel:
-    return RowKernel("squares.numba.kernel:row", (bound, shift, epsilon))
+    return RowLoss(
+        definition.quadratic_bound,
+        partial(row_kernel, "squares.numba.kernel:row", *numbers),
+        partial(_on_gpu, *numbers),
+    )
 
 
 @lru_cache(maxsize=32)
 def _on_gpu(bound: float, shift: float, epsilon: float) -> Kernel:
-    rows = load("topk_registry.ops.squares.triton.rows")
-    driver = load("topk_registry.ops.rows.triton.driver")
     numbers = {"added": shift, "root": math.sqrt(epsilon)}
-    return driver.TritonRows(rows.squares_rows, numbers, (), {"BOUND": bound != 0})
+    return triton_kernel("squares.triton.rows:squares_rows", numbers, (), {"BOUND": bound != 0})

@@ -26,13 +26,13 @@ class Reduction(IntEnum):
     @classmethod
     def of(cls, name: str) -> "Reduction":
         """The reduction of this name; raises where there is none."""
-        if (found := _BY_NAME.get(name)) is None:
+        if (found := BY_NAME.get(name)) is None:
             raise ValueError(f"reduction must be one of {', '.join(map(repr, REDUCTIONS))}, got {name!r}")
         return found
 
 
-_BY_NAME = {one.name.lower(): one for one in Reduction}
-REDUCTIONS = tuple(_BY_NAME)
+BY_NAME = {one.name.lower(): one for one in Reduction}
+REDUCTIONS = tuple(BY_NAME)
 
 
 class Options(NamedTuple):

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topk_registry.ops.ksubset.chunked import custom_ops as linear_ops
+from topk_registry.ops.constant import fixed_number
+from topk_registry.ops.ksubset.chunked.custom_ops import LinearLabelMargins
+from topk_registry.ops.ksubset.chunked.layer import as_rows, kernels, score_chunks
 from topk_registry.ops.ksubset.margins import topk_marginals
 from topk_registry.ops.ksubset.request import check, output_dtype
 from topk_registry.ops.ksubset.torch.state import State, merge, top_margins
-from topk_registry.ops.rows.constants import fixed_number
 from topk_registry.ops.targets.checks import check_device, check_range
 
 CPU_CHUNK = 1 << 20  # scores in a chunk: few enough to stay in the cache
@@ -59,9 +60,9 @@ def linear_label_margins(
     if looked_at:
         check_range(label, len(weight), name="label")
     options = int(k), float(fixed_number(temperature)), chunk_size(features, k, chunk), product_dtype(features)
-    margin, top, _, _ = linear_ops.LinearLabelMargins.apply(features, weight, bias, label, *options)
+    margin, top, _, _ = LinearLabelMargins.apply(features, weight, bias, label, *options)
     if looked_at and not isfinite(margin.detach().sum()):
-        _check_scores(top.detach(), k, linear_ops.as_rows(features, len(weight), k, temperature))
+        _check_scores(top.detach(), k, as_rows(features, len(weight), k, temperature))
     return margin
 
 
@@ -94,7 +95,7 @@ def linear_topk(
     like = logits_like(features, weight, bias)
     check(like, k, temperature)
     k, chunk, x = int(k), chunk_size(features, k, chunk), features.to(product_dtype(features))
-    like, _, theta, sign = linear_ops.as_rows(features, len(weight), k, temperature)
+    like, _, theta, sign = as_rows(features, len(weight), k, temperature)
     with torch.autocast(features.device.type, enabled=False):
         if sign < 0 or len(weight) <= max(chunk, 2 * k + 2):  # the top group would be all classes
             logits = F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
@@ -102,8 +103,8 @@ def linear_topk(
             top, indices = logits.topk(k)
             return TopClasses(indices, top, marginals.gather(1, indices))
         state: State | None = None
-        for first, _, _, s in linear_ops.score_chunks(x, weight, bias, chunk, like):
-            part = linear_ops.kernels(like, k + 1).summarise(s, k + 1, theta, first, out=s)
+        for first, _, _, s in score_chunks(x, weight, bias, chunk, like):
+            part = kernels(like, k + 1).summarise(s, k + 1, theta, first, out=s)
             state = part if state is None else merge(state, part, theta)
     assert state is not None
     marginals = torch.sigmoid(top_margins(state, theta) / theta).to(output_dtype(x))

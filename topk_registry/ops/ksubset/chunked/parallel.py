@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from topk_registry.ops.hinge import soft_hinge
-from topk_registry.ops.ksubset.chunked.shards import LabelMargins, Problem, chunks_of, exchange, own_state, problem
+from topk_registry.ops.ksubset.chunked.layer import Problem, chunks_of, own_state, problem
+from topk_registry.ops.ksubset.chunked.shards import LabelMargins, exchange
 from topk_registry.ops.ksubset.chunked.soft_targets import Costs, ExpectedHinge
 from topk_registry.ops.ksubset.margins import topk_marginals
 from topk_registry.ops.ksubset.request import check, output_dtype

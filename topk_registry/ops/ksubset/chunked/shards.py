@@ -7,62 +7,18 @@ the rows alone, not with the ranks too. A rank finds its own classes among the t
 a rank's scores needs nothing more from the others.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from topk_registry.ops.ksubset.chunked.custom_ops import Gradients, as_rows, kernels, label_state, score_chunks
+from topk_registry.ops.ksubset.chunked.layer import Gradients, Problem, chunks_of, kernels, label_state
 from topk_registry.ops.ksubset.torch.rows import top_group_size
 from topk_registry.ops.ksubset.torch.state import State, finish, merge_all
-from topk_registry.ops.process_group import Group, all_gather, all_to_all
+from topk_registry.ops.process_group import all_gather, all_to_all
 
 BY_ROWS = 3  # ranks, from which on sharing the rows sends fewer bytes than gathering the states of all
-
-
-class Problem(NamedTuple):
-    """Options of the operator and layout of the classes, known to all ranks."""
-
-    group: Group | None  # None where one process has all classes
-    n: int  # classes of all ranks
-    k: int  # with 2k <= n, as in backends
-    theta: float
-    sign: int  # of the scores
-    like: Tensor  # [0, n] of the dtype to work in
-    chunk: int
-    dtype: torch.dtype  # of products of matrices
-
-
-def problem(
-    like: Tensor, n: int, k: int, temperature: float, group: Group | None, chunk: int, dtype: torch.dtype
-) -> Problem:
-    like, inner_k, theta, sign = as_rows(like, n, k, temperature)
-    return Problem(group, n, inner_k, theta, sign, like, chunk, dtype)
-
-
-def chunks_of(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, p: Problem
-) -> Iterator[tuple[int, Any, Tensor, Tensor]]:
-    """The chunks of ``score_chunks`` of a layer, or where there is no weight of scores x [B, m], which are copied."""
-    if weight is not None:
-        yield from score_chunks(x.to(p.dtype), weight, bias, p.chunk, p.like, p.sign)
-    elif x.shape[1]:
-        flat = p.like.new_empty(x.numel() + 1)
-        s = flat[:-1].view(x.shape).copy_(x)
-        yield 0, None, flat, s.neg_() if p.sign < 0 else s
-
-
-def own_state(x: Tensor, weight: Tensor | None, bias: Tensor | None, k: int, p: Problem) -> State | None:
-    """The state of the classes of this rank, for a top group of k; None where it has none."""
-    states = [
-        kernels(p.like, k).summarise(s, k, p.theta, first, out=s)
-        for first, _, _, s in chunks_of(x, weight, bias, p)
-    ]  # fmt: skip
-    return merge_all(states, p.theta) if states else None
 
 
 def exchange(
@@ -138,22 +94,55 @@ def _parts(rows: Tensor, like: list[Tensor]) -> list[Tensor]:
     return [part.view(one.dtype) for part, one in zip(copies, like, strict=True)]
 
 
-class LabelMargins(torch.autograd.Function):
-    """The margins [B] of labels, from features and this rank's rows of a layer, or from this rank's scores [B, m].
+def label_margins(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, label: Tensor, p: Problem
+) -> tuple[Tensor, State]:
+    """The margins [B] of labels, and the merged state of all classes but the label.
 
-    ``label`` [B] counts from the rank's first class; one that lies on another rank is negative. The second output is
-    the merged top group.
+    From features and this rank's rows of a layer, or from this rank's scores [B, m] where there is no weight. ``label``
+    [B] counts from the rank's first class; one that lies on another rank is negative.
     """
+    with torch.autocast(x.device.type, enabled=False):
+        state, score = label_state(chunks_of(x, weight, bias, p), label, p.k, p.theta, p.like)
+    if p.group is not None:
+        score = torch.where(label >= 0, score, -torch.inf)
+    state, score = exchange(state, score, p.k, p, len(x))
+    f = finish(state, p.theta)
+    return p.sign * (score.double() - f.a.double() + f.shift), state
+
+
+def label_gradients(
+    g: Tensor,
+    state: State,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    label: Tensor,
+    p: Problem,
+    wanted: list[bool],
+) -> list[Tensor | None]:
+    """The gradients of :func:`label_margins` to x, weight and bias, None where none is wanted."""
+    f, g, found = finish(state, p.theta), g.to(p.like), None
+    if weight is not None:
+        found = Gradients(x, weight, bias, p.like, wanted)
+    with torch.autocast(x.device.type, enabled=False):
+        for first, W, flat, s in chunks_of(x, weight, bias, p):
+            # the margin of -s is minus that of s: its gradient to the scores is the same
+            ds = kernels(p.like, p.k).gradient(s, label, f, p.theta, g, first, flat)
+            if found is None:
+                return [ds.to(x.dtype), None, None]
+            found.add(first, ds.to(p.dtype), x.to(p.dtype), W)
+    return found.all() if found else [torch.zeros_like(x), None, None]
+
+
+class LabelMargins(torch.autograd.Function):
+    """:func:`label_margins`, on any ranks; the second output is the merged top group."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, label: Tensor, p: Problem):
-        with torch.autocast(x.device.type, enabled=False):
-            state, score = label_state(chunks_of(x, weight, bias, p), label, p.k, p.theta, p.like)
-        score = torch.where(label >= 0, score, -torch.inf)
-        state, score = exchange(state, score, p.k, p, len(x))
-        f, ctx.problem = finish(state, p.theta), p
+        margin, state = label_margins(x, weight, bias, label, p)
+        ctx.problem = p
         ctx.save_for_backward(*state, x, weight, bias, label)
-        margin = p.sign * (score.double() - f.a.double() + f.shift)
         ctx.mark_non_differentiable(state.top)
         return margin, state.top
 
@@ -161,17 +150,8 @@ class LabelMargins(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, g: Tensor, _):
         top, classes, P, x, weight, bias, label = ctx.saved_tensors
-        p, wanted = ctx.problem, list(ctx.needs_input_grad[:3])
+        wanted = list(ctx.needs_input_grad[:3])
         if not any(wanted):
             return (None,) * 5
-        f, g, found = finish(State(top, classes, P), p.theta), g.to(p.like), None
-        if weight is not None:
-            found = Gradients(x, weight, bias, p.like, wanted)
-        with torch.autocast(x.device.type, enabled=False):
-            for first, W, flat, s in chunks_of(x, weight, bias, p):
-                # the margin of -s is minus that of s: its gradient to the scores is the same
-                ds = kernels(p.like, p.k).gradient(s, label, f, p.theta, g, first, flat)
-                if found is None:
-                    return ds.to(x.dtype), None, None, None, None
-                found.add(first, ds.to(p.dtype), x.to(p.dtype), W)
-        return *(found.all() if found else (torch.zeros_like(x), None, None)), None, None
+        state = State(top, classes, P)
+        return *label_gradients(g, state, x, weight, bias, label, ctx.problem, wanted), None, None

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from topk_registry.ops.hinge import soft_hinge
-from topk_registry.ops.ksubset.chunked.custom_ops import Gradients, kernels
-from topk_registry.ops.ksubset.chunked.shards import Problem, chunks_of, exchange, own_state
+from topk_registry.ops.ksubset.chunked.layer import Gradients, Problem, chunks_of, kernels, own_state
+from topk_registry.ops.ksubset.chunked.shards import exchange
 from topk_registry.ops.ksubset.torch.all_classes import Common, LeaveTailOut, PowerSums, TailOdds, ToScores, common
 from topk_registry.ops.ksubset.torch.state import put
 from topk_registry.ops.process_group import all_reduce

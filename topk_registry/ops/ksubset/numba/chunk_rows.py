@@ -3,7 +3,7 @@
 import numpy as np
 
 from topk_registry.ops.cpu import blocks, select
-from topk_registry.ops.cpu.numbers import compiled, copy
+from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, copy
 from topk_registry.ops.ksubset.numba import rows
 
 
@@ -13,7 +13,7 @@ def state_rows(s, k, theta, top, where, P):
     inverse, floor = rows.limits(s, theta)
     room, piece, w = select.room(n, T, s.dtype), np.empty(blocks.PIECE, s.dtype), np.empty(n, s.dtype)
     for r in range(B):
-        if not select.largest(s[r], -1, top[r], where[r], room):  # too many are NaN
+        if not select.largest(s[r], NO_CLASS, top[r], where[r], room):  # too many are NaN
             top[r], where[r], P[r] = np.nan, 0, np.nan
             continue
         a = real(np.finfo(s.dtype).min)  # as torch/rows.py

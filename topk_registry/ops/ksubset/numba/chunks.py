@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from topk_registry.ops.ksubset.numba.backend import share
-from topk_registry.ops.ksubset.torch import state as streaming
+from topk_registry.ops.ksubset.numba.backend import run_on_rows
+from topk_registry.ops.ksubset.torch import state
 from topk_registry.ops.ksubset.torch.rows import Coefficients, State
 
 
@@ -19,11 +19,11 @@ def summarise(s: Tensor, k: int, theta: float, first_class: int = 0, out: Tensor
     B, n = s.shape
     top = s.new_empty(B, min(2 * k + 1, n))
     classes, P = torch.empty_like(top, dtype=torch.int64), torch.empty(B, k, dtype=torch.float64)
-    share("chunk_state", s, k, theta, top, classes, P)
+    run_on_rows("chunk_state", s, k, theta, top, classes, P)
     return State(top, classes.add_(first_class), P.T)
 
 
-extend = partial(streaming.extend, summarise=summarise)
+extend = partial(state.extend, summarise=summarise)
 
 
 def gradient(
@@ -37,5 +37,5 @@ def gradient(
     classes = torch.cat((f.classes, label[:, None]), 1) - first_class
     values = torch.cat((f.in_top, torch.ones_like(f.a[:, None])), 1).mul_(g[:, None])
     width, a, c = torch.tensor([classes.shape[1]]), f.a.contiguous(), f.c.T.contiguous()
-    share("chunk_gradient", s, len(f.c) - 1, theta, width, classes, values, a, f.scale, g.contiguous(), c, out)
+    run_on_rows("chunk_gradient", s, len(f.c) - 1, theta, width, classes, values, a, f.scale, g.contiguous(), c, out)
     return out

@@ -48,9 +48,9 @@ def label_margins(precision):
         alpha, cost = np.empty(len(gaps)), np.empty(step if len(gaps) else 0)
         for c in range(len(gaps)):
             alpha[c] = gaps[c]
-        memory, factors = kernels.label_memory(step, n, k, real), np.full(step if factor != 0 else 0, factor)
+        memory, factors = kernels.narrow_memory(step, n, k, real), np.full(step if factor != 0 else 0, factor)
         for i, j in spans(job, step, B):
-            kernels.label_rows(
+            kernels.narrow_label_rows(
                 s[i:j], False, label[i:j], k, theta, margin[i:j], gradient[i:j],
                 alpha, scale, tau, factors, cost, slope[i:j], memory,
             )  # fmt: skip
@@ -81,9 +81,9 @@ def hinges_of_targets(precision):
         uniform, weight = array(address[4], B * even, real), array(address[5], weights, real)
         alpha, gain = array(address[6], classes, real), array(address[7], classes, real)
         value = array(address[8], B, real)
-        memory = expected.hinge_memory(step, n, k, real, alpha, gain)
+        memory = expected.narrow_memory(step, n, k, real, alpha, gain)
         for i, j in spans(job, step, B):
-            expected.hinge_rows(
+            expected.narrow_hinge_rows(
                 s[i:j], False, q[i:j], labels[i:j], shares[i:j], uniform[i:j], weight, alpha,
                 factor, k, theta, scale, tau, value[i:j], gradient[i:j], memory,
             )  # fmt: skip
@@ -158,6 +158,16 @@ def chunk_gradient(precision):
 @entry(dtypes=STORED)
 def losses_of_labels(precision):
     """The smooth top-k SVM of rows that each have one label; a call with labels compiles nothing for distributions."""
+    return _losses_of_labels(precision, kernels.label_memory, kernels.label_rows)
+
+
+@entry(dtypes=STORED)
+def losses_of_labels_if_narrow(precision):
+    """:func:`losses_of_labels` where k is large enough for narrow rows."""
+    return _losses_of_labels(precision, kernels.narrow_memory, kernels.narrow_label_rows)
+
+
+def _losses_of_labels(precision, memory_of, label_rows):
     stored, real, _, brain = precision
 
     def body(job):
@@ -166,7 +176,7 @@ def losses_of_labels(precision):
             return
         s, gradient, alpha, k, theta, scale, tau = hinge_of(batch, stored)
         n, step, label, weight, losses = batch.classes, batch.field[STEP], batch.label, batch.weight, batch.losses
-        ignored, memory = np.zeros(step, np.bool_), kernels.label_memory(step, n, k, real)
+        ignored, memory = np.zeros(step, np.bool_), memory_of(step, n, k, real)
         margin, slope = np.empty(step), np.empty(step, real)
         place, factors = np.empty(step, np.int64), np.empty(step)
         for i, j in spans(job, step, batch.size):
@@ -174,7 +184,7 @@ def losses_of_labels(precision):
                 ignored[r] = label[i + r] == batch.field[IGNORED]
                 place[r] = 0 if ignored[r] else label[i + r]
                 factors[r] = batch.factor * (weight[place[r]] if len(weight) else 1.0)
-            kernels.label_rows(
+            label_rows(
                 s[i:j], brain, place, k, theta, margin, gradient[i:j], alpha, scale, tau, factors, losses[i:j],
                 slope, memory,
             )  # fmt: skip
@@ -186,6 +196,16 @@ def losses_of_labels(precision):
 @entry(dtypes=STORED)
 def losses_of_targets(precision):
     """The smooth top-k SVM of rows with targets of any other kind, smoothed labels among them."""
+    return _losses_of_targets(precision, expected.hinge_memory, expected.hinge_rows)
+
+
+@entry(dtypes=STORED)
+def losses_of_targets_if_narrow(precision):
+    """:func:`losses_of_targets` where k is large enough for narrow rows."""
+    return _losses_of_targets(precision, expected.narrow_memory, expected.narrow_hinge_rows)
+
+
+def _losses_of_targets(precision, memory_of, hinge_rows):
     stored, real, _, brain = precision
 
     def body(job):
@@ -197,7 +217,7 @@ def losses_of_targets(precision):
         label, even, smoothing, losses = batch.label, batch.uniform, batch.smoothing, batch.losses
         q = array(batch.field[Q], (B if dense else 0, n), real)
         ignored = np.zeros(step, np.bool_)
-        memory = expected.hinge_memory(step, n, k, real, alpha, gains(alpha, tau))
+        memory = memory_of(step, n, k, real, alpha, gains(alpha, tau))
         known = np.zeros((0 if dense else step, max(several, 1)), np.int64)
         shares = np.empty(known.shape, real)
         uniform = np.empty(step if smoothing != 0 or len(even) else 0, real)
@@ -210,7 +230,7 @@ def losses_of_targets(precision):
                     known[r, 0] = 0 if ignored[r] else label[i + r]
                     shares[r, 0] = 0.0 if ignored[r] else 1 - smoothing
                     uniform[r] = 0.0 if ignored[r] else smoothing
-            expected.hinge_rows(
+            hinge_rows(
                 s[i:j], brain, q[i:j], known, shares, uniform, batch.weight, alpha, batch.factor, k, theta, scale, tau,
                 losses[i:j], gradient[i:j], memory,
             )  # fmt: skip

@@ -15,8 +15,8 @@ FEW = 8  # classes with mass: up to this many are visited one by one
 
 
 # Memory for hinges: that for all classes; masses, scores x, the direct gradient of each row, cotangents of the
-# coefficients; gaps and gains of the classes, or PIECE equal ones; and the expansion of narrow rows with its terms.
-HingeMemory = namedtuple("HingeMemory", "both mass x direct g_c alphas gains expansion terms")
+# coefficients; and gaps and gains of the classes, or PIECE equal ones.
+HingeMemory = namedtuple("HingeMemory", "both mass x direct g_c alphas gains")
 
 
 @compiled
@@ -27,20 +27,24 @@ def hinge_memory(width, n, k, dtype, alpha, gain):
     alphas, gains = np.zeros(length, dtype), np.ones(length, dtype)
     for i in range(n if len(alpha) > 1 else len(alphas)):
         alphas[i], gains[i] = alpha[i if len(alpha) > 1 else 0], gain[i if len(alpha) > 1 else 0]
-    mass = np.zeros(m, dtype)
     return HingeMemory(
-        kernels.both_memory(width, n, k, dtype), mass, np.empty(m, dtype), np.empty((width, m), dtype), np.empty(k + 1),
-        alphas, gains, narrow.expand(n, 0, k, mass.itemsize), np.zeros((10, narrow.MOST + 1)),
+        kernels.both_memory(width, n, k, dtype), np.zeros(m, dtype), np.empty(m, dtype), np.empty((width, m), dtype),
+        np.empty(k + 1), alphas, gains,
     )  # fmt: skip
 
 
 @compiled
-def hinge_rows(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory):
-    """value <- factor sum_c q_c w_c L_c, out <- its gradient; see :mod:`topk_registry.ops.ksubset.soft_targets`.
+def narrow_memory(width, n, k, dtype, alpha, gain):
+    """Memory for :func:`narrow_hinge_rows` to work on up to ``width`` rows at a time."""
+    others = hinge_memory(width, n, k, dtype, alpha, gain)
+    return narrow.Memory(others, narrow.expand(n, 0, k, others.x.itemsize), np.zeros((10, narrow.MOST + 1)))
 
-    The target is q [B, n], or labels and shares [B, m] with uniform [B] or [0]; the other is empty. weight is [n] or
-    [0], alpha is [n] or [1].
-    """
+
+@compiled
+def narrow_hinge_rows(
+    s, brain, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory
+):  # fmt: skip
+    """:func:`hinge_rows`, where some rows may be narrow."""
     r, B, none = 0, len(s), not narrow.is_tried(memory.expansion)
     while r < B:
         stop = B if none else r  # rows between narrow ones are taken together
@@ -51,9 +55,9 @@ def hinge_rows(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, t
         ):  # fmt: skip
             stop += 1
         if stop > r:
-            any_hinge_rows(
+            hinge_rows(
                 s[r:stop], brain, q[r:stop], labels[r:stop], shares[r:stop], uniform[r:stop], weight, alpha, factor,
-                k, theta, scale, tau, value[r:stop], out[r:stop], memory,
+                k, theta, scale, tau, value[r:stop], out[r:stop], memory.of_others,
             )  # fmt: skip
         r = stop + 1
 
@@ -63,9 +67,9 @@ def narrow_hinge_row(
     s, brain, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory
 ):  # fmt: skip
     """One row of :func:`hinge_rows`, all else as there; False, and nothing written, where the row is not narrow."""
-    n, real, expansion, terms = len(out), memory.mass.dtype.type, memory.expansion, borrowed(memory.terms)
-    mass, x, d = borrowed(memory.mass), borrowed(memory.x), borrowed(memory.both.odds)[0]
-    g, pieces = borrowed(memory.direct)[0], borrowed(memory.both.pieces)
+    others, expansion, terms = memory.of_others, memory.expansion, borrowed(memory.terms)
+    n, real, mass, x = len(out), others.mass.dtype.type, borrowed(others.mass), borrowed(others.x)
+    d, g, pieces = borrowed(others.both.odds)[0], borrowed(others.direct)[0], borrowed(others.both.pieces)
     blocks.load(s[:n], brain, x)
     size, a, u = narrow.centred(x, n, theta, expansion, d, terms[0], terms[1])
     if size == 0:
@@ -79,7 +83,7 @@ def narrow_hinge_row(
     count = masses(0, q, labels, shares, uniform, weight, factor, mass[:n], few, few_mass)
     if count < 0:
         total = narrow.hinges(
-            x, d, mass, memory.alphas, memory.gains, a, size, expansion, of_equal, shift, scale, tau, ratio, of_ratio,
+            x, d, mass, others.alphas, others.gains, a, size, expansion, of_equal, shift, scale, tau, ratio, of_ratio,
             g, pieces,
         )  # fmt: skip
     else:
@@ -104,10 +108,12 @@ def narrow_hinge_row(
 
 
 @compiled
-def any_hinge_rows(
-    s, brain, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory
-):  # fmt: skip
-    """:func:`hinge_rows` of any rows."""
+def hinge_rows(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory):
+    """value <- factor sum_c q_c w_c L_c, out <- its gradient; see :mod:`topk_registry.ops.ksubset.soft_targets`.
+
+    The target is q [B, n], or labels and shares [B, m] with uniform [B] or [0]; the other is empty. weight is [n] or
+    [0], alpha is [n] or [1].
+    """
     (B, n), real = out.shape, memory.mass.dtype.type
     size, where, kth, a, u, gap, most, P, p, q_top, before, after = kernels.both_tilts(
         s, brain, n, k, theta, memory.both

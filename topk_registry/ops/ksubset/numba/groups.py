@@ -10,7 +10,7 @@ import numpy as np
 
 from topk_registry.ops.cpu import blocks, select
 from topk_registry.ops.cpu.masks import places_above
-from topk_registry.ops.cpu.numbers import borrowed, compiled
+from topk_registry.ops.cpu.numbers import NO_CLASS, borrowed, compiled
 from topk_registry.ops.ksubset.numba import rows
 
 LARGEST = 600.0  # of (s - a) / theta: odds and sums of them stay finite, and so much above makes no difference
@@ -38,7 +38,7 @@ def split(row, k, depth, limit, theta, space, w, E, where):
             return -1, a, 1.0, 0.0
         if limit * mass >= k:
             return 0, a, k / mass, k / mass
-    if not select.largest(row, -1, top, places, room) or not np.isfinite(top[depth - 1]):
+    if not select.largest(row, NO_CLASS, top, places, room) or not np.isfinite(top[depth - 1]):
         return -1, a, 1.0, 0.0
     a = top[depth - 1]
     mass = rows.odds(row, a, inverse, floor, w)

@@ -7,14 +7,14 @@ from collections import namedtuple
 import numpy as np
 
 from topk_registry.ops.cpu import blocks
-from topk_registry.ops.cpu.numbers import borrowed, compiled, largest_integer
+from topk_registry.ops.cpu.numbers import ZERO, borrowed, compiled, largest_integer
 from topk_registry.ops.ksubset.numba import groups, narrow, polynomial, rows
 from topk_registry.ops.ksubset.numba.hinges import hinge
 
 # Memory for labels' margins: scratch of the search for the top group; a row's scores x, the odds of each row, a piece
 # of a row, coefficients; for each row the size of its top group, tilt, largest odds, origin and the label's score;
-# classes and odds of the top groups; power sums; and the expansion of narrow rows with its terms.
-LabelMemory = namedtuple("LabelMemory", "space x odds piece c size u most a of_label where E power expansion terms")
+# classes and odds of the top groups; and power sums.
+LabelMemory = namedtuple("LabelMemory", "space x odds piece c size u most a of_label where E power")
 # The same for all classes, of both tilts.
 BothMemory = namedtuple("BothMemory", "space x odds pieces c where E power")
 
@@ -27,19 +27,20 @@ def label_memory(width, n, k, dtype):
         groups.space(m, k, dtype), x, np.empty((width, m), dtype), np.empty(blocks.PIECE, dtype),
         rows.coefficients(k, dtype), np.empty(width, np.int64), np.empty(width), np.empty(width),
         np.empty(width, dtype), np.empty(width, dtype), np.empty((width, min(3 * k, m)), np.int64),
-        np.empty((width, min(3 * k, m))), np.empty(k), narrow.expand(n - 1, 1, k, x.itemsize),
-        np.empty((3, narrow.MOST + 1)),
+        np.empty((width, min(3 * k, m))), np.empty(k),
     )  # fmt: skip
 
 
 @compiled
-def label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factors, value, slope, memory):
-    """The margin of each row's label, and its gradient to the scores. The label's factor is left out from the start.
+def narrow_memory(width, n, k, dtype):
+    """Memory for :func:`narrow_label_rows` to work on up to ``width`` rows at a time."""
+    others = label_memory(width, n, k, dtype)
+    return narrow.Memory(others, narrow.expand(n - 1, 1, k, others.x.itemsize), np.empty((3, narrow.MOST + 1)))
 
-    With alpha [1] or [n], also a hinge on the margin and its slope; with factors [B], the value and the gradient are
-    those of the hinge times the row's factor. Scores may be in half precision, see :func:`blocks.load`; a row of s may
-    be longer than n, the length of a gradient's.
-    """
+
+@compiled
+def narrow_label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factors, value, slope, memory):
+    """:func:`label_rows`, where some rows may be narrow."""
     r, B, none = 0, len(s), not narrow.is_tried(memory.expansion)
     while r < B:
         stop = B if none else r  # rows between narrow ones are taken together
@@ -49,9 +50,9 @@ def label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, f
         ):  # fmt: skip
             stop += 1
         if stop > r:
-            any_label_rows(
+            label_rows(
                 s[r:stop], brain, label[r:stop], k, theta, margin[r:stop], gradient[r:stop], alpha, scale, tau,
-                factors[r:stop], value[r:stop], slope[r:stop], memory,
+                factors[r:stop], value[r:stop], slope[r:stop], memory.of_others,
             )  # fmt: skip
         r = stop + 1
 
@@ -61,8 +62,8 @@ def narrow_label_row(
     s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factor, value, slope, memory
 ):  # fmt: skip
     """One row of :func:`label_rows`, all else as there; False, and nothing written, where the row is not narrow."""
-    n = len(gradient)
-    x, odds, expansion, terms = borrowed(memory.x), borrowed(memory.odds), memory.expansion, borrowed(memory.terms)
+    n, expansion, terms = len(gradient), memory.expansion, borrowed(memory.terms)
+    x, odds = borrowed(memory.of_others.x), borrowed(memory.of_others.odds)
     y = label[0]
     if not 0 <= y < n:
         return False
@@ -94,14 +95,19 @@ def hinge_of(margin, label, alpha, scale, tau, factor, value, slope):
 
 
 @compiled
-def any_label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factors, value, slope, memory):
-    """:func:`label_rows` of any rows."""
+def label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factors, value, slope, memory):
+    """The margin of each row's label, and its gradient to the scores. The label's factor is left out from the start.
+
+    With alpha [1] or [n], also a hinge on the margin and its slope; with factors [B], the value and the gradient are
+    those of the hinge times the row's factor. Scores may be in half precision, see :func:`blocks.load`; a row of s may
+    be longer than n, the length of a gradient's.
+    """
     (B, n), real = gradient.shape, memory.x.dtype.type
     space, power = groups.borrowed_space(memory.space), borrowed(memory.power)
     x, odds, piece, c = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.piece), borrowed(memory.c)
     size, u, most = borrowed(memory.size)[:B], borrowed(memory.u)[:B], borrowed(memory.most)
     a, of_label = borrowed(memory.a), borrowed(memory.of_label)
-    where, E, P, powers = borrowed(memory.where), borrowed(memory.E), np.zeros((k, B)), 0
+    where, E, P, powers = borrowed(memory.where), borrowed(memory.E), np.zeros((k, B)), ZERO
     for r in range(B):
         y, size[r], u[r] = label[r], -1, 1.0
         if 0 <= y < n:
@@ -299,7 +305,7 @@ def both_tilts(s, brain, n, k, theta, memory):
     x, odds, piece = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.pieces)
     where, E = borrowed(memory.where), borrowed(memory.E)
     size, kth, a, most = np.empty(2 * B, np.int64), np.empty(B, x.dtype), np.empty(B, x.dtype), np.zeros(B)
-    gap, u, P, powers = np.ones(B), np.ones(2 * B), np.zeros((k, 2 * B)), 0
+    gap, u, P, powers = np.ones(B), np.ones(2 * B), np.zeros((k, 2 * B)), ZERO
     for r in range(B):
         blocks.load(s[r, :n], brain, x)
         size[r], a[r], u[B + r], most[r] = groups.split(

@@ -14,12 +14,13 @@ from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.numbers import compiled, inlined, log32, log64, summing
 from topk_registry.ops.ksubset.numba import rows
 from topk_registry.ops.ksubset.numba.hinges import hinge
+from topk_registry.ops.ksubset.numba.narrow_from import LEAST_K, LEAST_K_OF_LABEL
 
-# below, rows are quicker as any others, see docs/speed.md: of targets on many classes, and of one label
-LEAST_K, LEAST_K_OF_LABEL = 6, 32
 FEW, MOST = 6, 12  # terms beyond the first
 LARGEST = 4.0  # odds beyond which a row is not tried
 Expansion = namedtuple("Expansion", "p limits kappa")  # see :func:`expand`
+# The memory of rows that are not narrow, the expansion and room for its terms.
+Memory = namedtuple("Memory", "of_others expansion terms")
 
 
 @compiled

@@ -92,7 +92,9 @@ def power_sums(w, P, piece):
         if k <= 5:
             P[0] += total(base)
             if k > 1:
-                _add_powers(P, 1, _up_to_fifth(base, w.dtype.type(2.0**-24 if w.itemsize == 4 else 2.0**-200)))
+                _add_powers(
+                    P, np.int64(1), _up_to_fifth(base, w.dtype.type(2.0**-24 if w.itemsize == 4 else 2.0**-200))
+                )
             continue
         P[0] += _sum_and_copy(base, v)
         for j in range(1, k, 4):

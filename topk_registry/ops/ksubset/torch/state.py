@@ -1,7 +1,7 @@
 """The operator over classes that come in chunks, or lie on several machines.
 
-Each chunk is summarised by itself (torch_path.summarise), states are merged in any order, and what is made of the whole
-(torch_path.finish) gives the margins and, chunk by chunk again, the gradient:
+Each chunk is summarised by itself (summarise in rows.py), states are merged in any order, and what is made of the whole
+(finish there) gives the margins and, chunk by chunk again, the gradient:
 
     state = merge(summarise(s[:, :m], k, theta), summarise(s[:, m:], k, theta, first_class=m), theta)
 

@@ -75,7 +75,7 @@ class OfTargets:
         costs: alpha, the weight of each class, tau and k, see :mod:`topk_registry.ops.ksubset.chunked.soft_targets`.
         top, classes: the top group's scores and classes [B, T].
         f: the margins of the top group, and what all margins of the tail share.
-        p: the problem, see :mod:`topk_registry.ops.ksubset.chunked.shards`.
+        p: the problem, see :mod:`topk_registry.ops.ksubset.chunked.layer`.
     """
 
     def __init__(self, target: Tensor | LabelMixture, costs: Any, f: Any, top: Tensor, classes: Tensor, p: Any) -> None:

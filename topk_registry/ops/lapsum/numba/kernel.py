@@ -9,9 +9,9 @@ import numpy as np
 
 from topk_registry.ops.cpu import select
 from topk_registry.ops.cpu.functions import BLOCK
-from topk_registry.ops.cpu.numbers import compiled, summing
+from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, summing
 from topk_registry.ops.cpu.vectors import exponentials, largest_of, nothing, scale_by, total_of
-from topk_registry.ops.rows.numba.row import row_kernel
+from topk_registry.ops.rows.numba.row import of_label, row_kernel
 
 K, TAU = range(2)  # the kernel's numbers
 LOG_2 = math.log(2)
@@ -20,6 +20,9 @@ LOG_2 = math.log(2)
 @row_kernel(numbers=2)
 def row(s, m, y, mass, b, number, at, room, g):
     return loss(s, m, y, mass, number[K], number[TAU], g)
+
+
+row_of_label = of_label(row)
 
 
 @compiled
@@ -37,7 +40,7 @@ def loss(s, m, y, mass, k, tau, g):
         return nothing(g)
     b = math.log(total / (2 * k))  # of scores relative to a, where b is above all
     if b >= 0:
-        if y >= 0:
+        if m is None or y >= 0:
             scale_by(g, real(mass * scale / total))
             g[y] = -mass * scale * (others / total)
             return mass * (LOG_2 + b - (np.float64(s[y]) - np.float64(a)) * scale)
@@ -45,7 +48,7 @@ def loss(s, m, y, mass, k, tau, g):
         return value + mass * (LOG_2 + b)
     T = min(len(s), math.ceil(2 * k))
     top, where = np.empty(T, s.dtype), np.zeros(T, np.int64)
-    if not select.largest(s, -1, top, where, select.room(len(s), T, s.dtype)):
+    if not select.largest(s, NO_CLASS, top, where, select.room(len(s), T, s.dtype)):
         return nothing(g)
     while T > 0 and top[T - 1] == -np.inf:
         T -= 1
@@ -63,7 +66,7 @@ def loss(s, m, y, mass, k, tau, g):
     for j in range(T):
         x[j] -= b
         d[j] = math.exp(nearest - abs(x[j]))
-    if y >= 0:
+    if m is None or y >= 0:
         u = (np.float64(s[y]) - np.float64(a)) * scale - b
         return at_label(u, y, where[:T], d, tail * shrink, shrink, mass, scale, g)
     return at_masses(m, s, a, x, b, where[:T], d, tail * shrink, shrink, scale, g)

@@ -9,8 +9,8 @@ from topk_registry.ops.perturbed.backends import Kernels
 from topk_registry.ops.perturbed.numba.table import table
 from topk_registry.ops.tensors import operand
 
-ALONE = 1 << 15  # scores, counted in every draw, to a thread at least: about 20 microseconds of work
-STEP = 1 << 14  # scores that a thread takes at a time, at most
+LEAST_WORK = 1 << 15  # scores, counted in every draw, to a thread at least: about 20 microseconds of work
+SCORES_AT_ONCE = 1 << 14  # scores that a thread takes at a time, at most
 
 
 def perturbed_kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) -> tuple[Tensor, Tensor]:
@@ -24,8 +24,8 @@ def perturbed_kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samp
         return -value, index
     s = operand(scores, scores.shape, scores.dtype, scores.device)
     value, index = s.new_empty(B), s.new_empty(B, num_samples, dtype=torch.int64)
-    threads = max(1, min(torch.get_num_threads(), B, B * n * num_samples // ALONE))
-    step = max(1, min(STEP // n, -(-B // threads)))
+    threads = max(1, min(torch.get_num_threads(), B, B * n * num_samples // LEAST_WORK))
+    step = max(1, min(SCORES_AT_ONCE // n, -(-B // threads)))
     sizes = B, n, k, num_samples, step, int(seed)
     body = entries.body("perturbed.numba.kth:draws_of_rows", s.dtype)
     run(body, *sizes, float(epsilon), s, table(), value, index, threads=threads)

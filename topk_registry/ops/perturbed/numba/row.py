@@ -9,7 +9,7 @@ from topk_registry.ops.cpu.vectors import nothing
 from topk_registry.ops.perturbed.numba import kth
 from topk_registry.ops.perturbed.numba.table import SHAPE
 from topk_registry.ops.rows.numba.hinges import hinge, hinges
-from topk_registry.ops.rows.numba.row import ROOMS, row_kernel
+from topk_registry.ops.rows.numba.row import ROOMS, of_label, row_kernel
 
 K, DRAWS, EPSILON, ALPHA, SCALE, SEED = range(6)  # the kernel's numbers; the seed is an integer in the place of one
 OWN, TABLE = range(2)  # the kernel's tensors
@@ -35,7 +35,7 @@ def row(s, m, y, mass, b, number, at, room, g):
     room[ROOMS * n] = guess
     if threshold != threshold:
         return nothing(g)
-    if y >= 0:
+    if m is None or y >= 0:
         g[:] = 0
         value, slope = hinge(s, y, mass, threshold, own, alpha, 1.0, scale, g)
     else:
@@ -44,3 +44,6 @@ def row(s, m, y, mass, b, number, at, room, g):
     for i in index:
         g[i] += share
     return value
+
+
+row_of_label = of_label(row)

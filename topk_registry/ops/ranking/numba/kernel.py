@@ -10,9 +10,9 @@ import numpy as np
 from topk_registry.ops.cpu import select
 from topk_registry.ops.cpu.functions import BLOCK, exp, log
 from topk_registry.ops.cpu.jobs import array
-from topk_registry.ops.cpu.numbers import compiled, summing
+from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, summing
 from topk_registry.ops.cpu.vectors import nothing, scale_by, total_of
-from topk_registry.ops.rows.numba.row import row_kernel
+from topk_registry.ops.rows.numba.row import of_label, row_kernel
 
 KIND, CANDIDATES, K, TAU, COUNT, WEIGHTS = range(6)  # the kernel's numbers; weights are the last
 NEURALSORT = 0
@@ -30,9 +30,12 @@ def row(s, m, y, mass, b, number, at, room, g):
     total = total_of(s)
     if total != total or total == np.inf:
         return nothing(g)
-    if y >= 0:
+    if m is None or y >= 0:
         return at_label(s, y, mass, kind, candidates, k, number[TAU], weights, g)
     return at_masses(s, m, kind, candidates, k, number[TAU], weights, g)
+
+
+row_of_label = of_label(row)
 
 
 @compiled
@@ -165,7 +168,7 @@ def pull(cotangents, kind, tau, slopes):
 def at_masses(s, m, kind, candidates, k, tau, weights, g):
     """As :func:`at_label`, of every class: the highest ones share their ranks, all others the log sums of their rivals,
     by equations 4 and 5."""
-    top, where, size = highest(s, -1, candidates)
+    top, where, size = highest(s, NO_CLASS, candidates)
     if size <= k:
         return nothing(g)
     x, slopes = np.empty(size), np.zeros(size)

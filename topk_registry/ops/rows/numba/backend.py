@@ -6,109 +6,201 @@ so that results repeat bit for bit. Nothing here needs numba: bodies and kernels
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from struct import Struct
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from topk_registry.ops.cpu import entries, threads
-from topk_registry.ops.rows.backends import Kernels
+from topk_registry.ops.rows.backends import Kernels, Own
 from topk_registry.ops.rows.numba.job import FIELDS, LABEL_OUT_OF_RANGE, LAYOUT, NONE, STATUS
+from topk_registry.ops.targets.checks import check_range
 from topk_registry.ops.targets.label_mixture import LabelMixture
-from topk_registry.ops.tensors import address, own_address
+from topk_registry.ops.targets.masses import Options
+from topk_registry.ops.tensors import DTYPES, laid_out, own_address
 
-ALONE = 1 << 13  # scores to a thread at least: about 10 microseconds of work
-SPAN = 1 << 14  # scores that a thread takes at a time, about
+LEAST_SCORES = 1 << 13  # scores to a thread at least: about 10 microseconds of work
+SCORES_AT_ONCE = 1 << 14  # scores that a thread takes at a time, about
 NUMBER = Struct("=q")
-ROWS, TOTAL = "rows.numba.batch:rows", "rows.numba.batch:total"  # entries
+# entries
+ROWS, ROWS_OF_LABELS, TOTAL = (f"rows.numba.batch:{name}" for name in ("rows", "rows_of_labels", "total"))
 
 
-def run(
-    kernel: int,
-    s: Tensor,
-    target: Tensor | LabelMixture,
-    weight: Tensor | None,
-    smoothing: float,
-    ignore_index: int,
-    reduction: int,
-    numbers: Tensor,
-    operands: Sequence[int | Tensor | None],
-    want_gradient: bool,
-) -> tuple[Tensor, Tensor | None, bool]:
-    """The loss, its gradient, and whether all labels are in range.
+class Compiled(NamedTuple):
+    """What is compiled of a kernel, for scores of one precision and one kind of targets."""
+
+    body: threads.Body  # the pass over the rows
+    kernel: int  # the address of the kernel of one row, 0 where the body needs none
+    functions: Sequence[int]  # the addresses of functions that the kernel calls, 0 for none
+
+
+class BatchKernel:
+    """A loss of rows by compiled bodies of its own, see :class:`topk_registry.ops.rows.api.Kernel`.
 
     Args:
-        kernel: the address of a row kernel for the precision of s.
-        s: scores [B, n], each row contiguous, in any precision; half precision is computed with in single.
-        target: int64 labels [B], masses [B, n] in the precision computed with, or a mixture of labels, whose shares
-            are float64; contiguous.
-        weight: a factor a class [n], float64; contiguous.
-        numbers: the kernel's own numbers, float64.
-        operands: addresses of functions that the kernel calls, then its own tensors, contiguous; None for one that it
-            does not read.
-
-    The gradient of float16 scores is in float32: the factor that keeps it in range has yet to come.
+        of_labels: the place of the body for rows that each have one label, see :mod:`topk_registry.ops.cpu.entries`.
+        of_targets: that of the body for all other targets. It spreads the smoothing of labels, and is given
+            distributions that are smoothed already.
+        numbers: its own numbers.
+        shares: ``(rows, classes, threads) -> (threads, step)``: how many threads share the rows, and how many rows one
+            takes at a time.
+        reads: the precisions of scores that the bodies read; scores in another one are converted to single.
+        in_double: computes scores in double precision, where the bodies do not; called as :meth:`run`.
+        check: raises where scores [B, n] are not what the loss needs; called after a loss that is not finite.
     """
-    (B, n), stored = s.shape, s.dtype
-    kept = torch.float32 if stored == torch.float16 else stored
-    gradient = torch.empty((B, n), dtype=kept) if want_gradient else None
-    team = max(1, min(torch.get_num_threads(), B, B * n // ALONE))
-    step = max(1, min(SPAN // n, -(-B // (4 * team))))
-    options = smoothing, ignore_index, reduction
-    rows = entries.body(ROWS, stored)
-    value, status = launch(rows, kernel, s, gradient, target, weight, *options, numbers, operands, team, step)
-    return value, gradient, status != LABEL_OUT_OF_RANGE
+
+    smooths: ClassVar[bool] = False  # whether the body for other targets smooths distributions
+
+    def __init__(
+        self,
+        of_labels: str,
+        of_targets: str,
+        numbers: Sequence[float],
+        *,
+        shares: Callable[[int, int, int], tuple[int, int]],
+        reads: Sequence[torch.dtype] = DTYPES,
+        in_double: Callable[..., tuple[Tensor, Tensor | None]] | None = None,
+        check: Callable[[Tensor], None] | None = None,
+    ) -> None:
+        self.of_labels, self.of_targets, self.shares = of_labels, of_targets, shares
+        self.reads, self.in_double, self.check = reads, in_double, check
+        self.numbers = torch.tensor(numbers, dtype=torch.float64)
+        self._compiled: dict[tuple[torch.dtype, bool], Compiled] = {}
+
+    def compiled(self, dtype: torch.dtype, labels: bool) -> Compiled:
+        """Return what is compiled for scores of a precision, and for labels or other targets."""
+        return Compiled(entries.body(self.of_labels if labels else self.of_targets, dtype), 0, ())
+
+    def operands(self, real: torch.dtype, own: Own) -> list[int | Tensor | None]:
+        """What the body reads of a loss's own tensors: each in double precision, and the number of its elements."""
+        there = [on_cpu(one, torch.float64) for one in own if one is not None]
+        return [part for one in there if one is not None for part in (one, one.numel())]
+
+    def of_call(self, numbers: Tensor) -> Tensor:
+        """The numbers for one call, for a subclass to add to."""
+        return numbers
+
+    def run(self, own: Own, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
+        """See :class:`topk_registry.ops.rows.api.Kernel`.
+
+        The scores are plain memory on the CPU. The gradient of float16 scores is in float32: the factor that keeps it
+        in range has yet to come.
+        """
+        if self.in_double is not None and scores.dtype == torch.float64:
+            return self.in_double(own, options, scores, wanted)
+        target, weight, smoothing, ignore_index, reduction = options
+        (B, n), given = scores.shape, scores
+        converted = scores.dtype not in self.reads
+        if converted:
+            scores = scores.float()
+        if scores.stride(1) != 1 or scores.stride(0) < n:
+            scores = scores.contiguous()
+        scores, stored = scores.resolve_neg(), scores.dtype
+        real = torch.float64 if stored == torch.float64 else torch.float32
+        label = q = shares = uniform = several = 0
+        if isinstance(target, LabelMixture):
+            target = target.in_memory()
+            label, shares, several = own_address(target.labels), own_address(target.shares), target.shares.shape[1]
+            uniform = 0 if target.uniform is None else own_address(target.uniform)
+        elif target.is_floating_point():
+            if smoothing and not self.smooths:
+                target, smoothing = target.to(real) * (1 - smoothing) + smoothing / n, 0.0
+            target = laid_out(target, real)
+            q = own_address(target)
+        else:
+            target = laid_out(target, torch.int64)
+            label = own_address(target)
+        kind = stored, not (q or several or smoothing)
+        if (compiled := self._compiled.get(kind)) is None:
+            compiled = self._compiled[kind] = self.compiled(*kind)
+        operands = [*compiled.functions, *self.operands(real, own)]
+        weight, numbers = None if weight is None else laid_out(weight, torch.float64), self.of_call(self.numbers)
+        gradient = None
+        if converted and scores is not given:  # a row is copied before its gradient is written
+            gradient = scores
+        elif wanted or not compiled.kernel:
+            gradient = torch.empty((B, n), dtype=torch.float32 if stored == torch.float16 else stored)
+        value = torch.empty((B,) if reduction == NONE else (), dtype=real)
+        team, step = self.shares(B, n, torch.get_num_threads())
+        job = _memory(FIELDS + len(operands) + B)()
+        # fmt: off
+        LAYOUT.pack_into(
+            job, 0,
+            0, B, n, scores.stride(0), step, compiled.kernel, own_address(scores),
+            0 if gradient is None else own_address(gradient), own_address(value), label, q, shares, uniform, several,
+            0 if weight is None else own_address(weight), own_address(numbers), ignore_index, reduction, 0,
+            len(operands), smoothing,
+        )
+        # fmt: on
+        for i, one in enumerate(operands):
+            if one is not None:
+                NUMBER.pack_into(job, 8 * (FIELDS + i), one if isinstance(one, int) else own_address(one))
+        threads.start(compiled.body, job, team)
+        entries.body(TOTAL, real)(job)
+        if status := NUMBER.unpack_from(job, 8 * STATUS)[0]:
+            if status == LABEL_OUT_OF_RANGE:
+                check_range(target, n, ignore_index)
+            if self.check is not None:
+                self.check(given)
+        return value, gradient
 
 
-def launch(
-    rows: threads.Body,
-    kernel: int,
-    s: Tensor,
-    gradient: Tensor | None,
-    target: Tensor | LabelMixture,
-    weight: Tensor | None,
-    smoothing: float,
-    ignore_index: int,
-    reduction: int,
-    numbers: Tensor,
-    operands: Sequence[int | Tensor | None],
-    team: int,
-    step: int,
-) -> tuple[Tensor, int]:
-    """Let ``team`` threads run a body, ``step`` rows at a time; return the loss and a status, see job.py.
+class RowKernel(BatchKernel):
+    """A compiled kernel for one row, with its numbers and the compiled functions that it calls.
 
-    The arguments are those of :func:`run`; s is plain memory on the CPU, as ``readable`` says, and all others are laid
-    out for kernels. ``gradient`` is contiguous memory that is written; it may be that of s.
+    Args:
+        place: of its entry, see :mod:`topk_registry.ops.cpu.entries`.
+        numbers: its own numbers.
+        functions: for the precision that it computes in, the addresses of functions, 0 for none.
+        tensors: for that precision and the loss's own tensors, those that the kernel reads, contiguous on the CPU.
+            None: the loss's own in that precision.
+        of_label: whether there is an entry for rows that have a label each, too: ``place`` followed by "_of_label".
     """
-    (B, n), real = s.shape, torch.float64 if s.dtype == torch.float64 else torch.float32
-    label = q = shares = uniform = several = 0
-    if isinstance(target, LabelMixture):
-        label, shares, several = own_address(target.labels), own_address(target.shares), target.shares.shape[1]
-        uniform = 0 if target.uniform is None else own_address(target.uniform)
-    elif target.dtype == torch.int64:
-        label = own_address(target)
-    else:
-        q = own_address(target)
-    value = torch.empty((B,) if reduction == NONE else (), dtype=real)
-    first = s if B == 0 or s.is_contiguous() else s[0]  # its address is that of the first row
-    written = 0 if gradient is None else own_address(gradient)
-    job = _memory(FIELDS + len(operands) + B)()
-    # fmt: off
-    LAYOUT.pack_into(
-        job, 0,
-        0, B, n, s.stride(0), step, kernel, address(first), written, own_address(value),
-        label, q, shares, uniform, several, 0 if weight is None else own_address(weight), own_address(numbers),
-        ignore_index, reduction, 0, len(operands), smoothing,
-    )
-    # fmt: on
-    for i, one in enumerate(operands):
-        if one is not None:
-            NUMBER.pack_into(job, 8 * (FIELDS + i), one if isinstance(one, int) else own_address(one))
-    threads.start(rows, job, team)
-    entries.body(TOTAL, real)(job)
-    return value, NUMBER.unpack_from(job, 8 * STATUS)[0]
+
+    smooths = True
+
+    def __init__(
+        self,
+        place: str,
+        numbers: Sequence[float],
+        functions: Callable[[torch.dtype], Sequence[int]] | None = None,
+        tensors: Callable[..., Sequence[Tensor | None]] | None = None,
+        of_label: bool = False,
+    ) -> None:
+        super().__init__(ROWS_OF_LABELS, ROWS, numbers, shares=_shares)
+        self.place, self.functions, self.tensors, self.of_label = place, functions, tensors, of_label
+
+    def compiled(self, dtype: torch.dtype, labels: bool) -> Compiled:
+        """See :meth:`BatchKernel.compiled`."""
+        real = torch.float64 if dtype == torch.float64 else torch.float32
+        functions = () if self.functions is None else self.functions(real)
+        place = f"{self.place}_of_label" if labels and self.of_label else self.place
+        return Compiled(super().compiled(dtype, labels).body, entries.address(place, real), functions)
+
+    def operands(self, real: torch.dtype, own: Own) -> list[int | Tensor | None]:
+        """See :meth:`BatchKernel.operands`."""
+        return [on_cpu(one, real) for one in own] if self.tensors is None else [*self.tensors(real, *own)]
+
+
+@lru_cache(maxsize=512)
+def row_kernel(place: str, *numbers: float, of_label: bool = False) -> RowKernel:
+    """Return the kernel of one row with these numbers, made once, for a family that calls no other functions."""
+    return RowKernel(place, numbers, of_label=of_label)
+
+
+def on_cpu(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A tensor of a loss as kernels for the CPU read it: itself where it is that, None where there is none."""
+    return None if t is None else laid_out(t if t.is_cpu else t.cpu(), dtype)
+
+
+@lru_cache(maxsize=1024)
+def _shares(rows: int, classes: int, most: int) -> tuple[int, int]:
+    """How many of ``most`` threads share rows that each have a kernel's call, and how many rows one takes at a time."""
+    team = max(1, min(most, rows, rows * classes // LEAST_SCORES))
+    return team, max(1, min(SCORES_AT_ONCE // classes, -(-rows // (4 * team))))
 
 
 @lru_cache(maxsize=64)
@@ -116,4 +208,4 @@ def _memory(numbers: int) -> type[ctypes.Array]:
     return ctypes.c_char * (8 * numbers)
 
 
-kernels = Kernels(run)
+kernels = Kernels(BatchKernel.run)

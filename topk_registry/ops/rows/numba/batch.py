@@ -71,6 +71,16 @@ def batch_of(job):
 @entry(dtypes=tuple(PRECISIONS))
 def rows(precision):
     """The pass over the rows: each by the kernel whose address is in the job."""
+    return _rows(precision, False)
+
+
+@entry(dtypes=tuple(PRECISIONS))
+def rows_of_labels(precision):
+    """:func:`rows` of a batch with labels and no smoothing."""
+    return _rows(precision, True)
+
+
+def _rows(precision, labels):
     stored, real, half, brain = precision
     width = np.dtype(real).itemsize
     size, of_gradient = 2 if half else width, 2 if brain else width
@@ -93,7 +103,11 @@ def rows(precision):
                     place = field[S] + b * pitch * size
                 out = field[G] + b * n * of_gradient if keep and not brain else slope.ctypes.data
                 y, mass, ignored = np.int64(-1), 0.0, False
-                if batch.dense:
+                if labels:
+                    ignored = label[b] == field[IGNORED]
+                    if not ignored:
+                        y, mass = label[b], factor * (weight[label[b]] if len(weight) else 1.0)
+                elif batch.dense:
                     q = array(field[Q] + b * n * width, n, real)
                     mass = of_distribution(q, weight, batch.smoothing, factor, m)
                 elif several > 0:

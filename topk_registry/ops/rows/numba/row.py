@@ -8,7 +8,7 @@ import numpy as np
 from numba import carray
 
 from topk_registry.ops.cpu.functions import Entry, entry, function_type
-from topk_registry.ops.cpu.numbers import compiled
+from topk_registry.ops.cpu.numbers import merged
 
 # double row(n, s, m, y, mass, b, numbers, tensors, room, g): the loss of scores s [n], and its gradient in g [n].
 # y >= 0: the label, of this mass. y < 0: masses m [n], which add up to ``mass``. b is the row's place in the batch,
@@ -32,20 +32,36 @@ def row_kernel(numbers: int = 0, operands: int = 0) -> Callable[[Callable], Entr
     """
 
     def mark(kernel: Callable) -> Entry:
-        of_arrays = compiled(kernel)
-
-        def make(precision):
-            real = precision.real
-
-            def body(n, s, m, y, mass, b, own, addresses, room, g):
-                return of_arrays(
-                    carray(s, n, real), carray(m, n, real), y, mass, b, carray(own, numbers, np.float64),
-                    carray(addresses, operands, np.int64), carray(room, ROOMS * n + 1, real), carray(g, n, real),
-                )  # fmt: skip
-
-            return body
-
-        make.__module__, make.__qualname__ = kernel.__module__, kernel.__qualname__
-        return entry(ROW)(make)
+        found = _declared(kernel, kernel.__qualname__, numbers, operands, True)
+        _kernels[found] = kernel, numbers, operands
+        return found
 
     return mark
+
+
+def of_label(row: Entry) -> Entry:
+    """Declare the same kernel for rows that have a label each. Its m is None: what only masses need is not compiled."""
+    kernel, numbers, operands = _kernels[row]
+    return _declared(kernel, f"{kernel.__qualname__}_of_label", numbers, operands, False)
+
+
+_kernels: dict[Entry, tuple[Callable, int, int]] = {}
+
+
+def _declared(kernel: Callable, name: str, numbers: int, operands: int, masses: bool) -> Entry:
+    of_arrays = merged(kernel)
+
+    def make(precision):
+        real = precision.real
+
+        def body(n, s, m, y, mass, b, own, addresses, room, g):
+            return of_arrays(
+                carray(s, n, real), carray(m, n, real) if masses else None, y, mass, b,
+                carray(own, numbers, np.float64), carray(addresses, operands, np.int64),
+                carray(room, ROOMS * n + 1, real), carray(g, n, real),
+            )  # fmt: skip
+
+        return body
+
+    make.__module__, make.__qualname__ = kernel.__module__, name
+    return entry(ROW)(make)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.gpu.layout import in_rows, like_rows, tiles
-from topk_registry.ops.rows.api import Own
-from topk_registry.ops.rows.backends import Kernels
+from topk_registry.ops.rows.backends import Kernels, Own
 from topk_registry.ops.rows.triton.add_up import add_up
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Options, Reduction

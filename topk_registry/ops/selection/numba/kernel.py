@@ -7,9 +7,10 @@ import numpy as np
 from topk_registry.ops.cpu import select
 from topk_registry.ops.cpu.functions import compiled
 from topk_registry.ops.cpu.jobs import array
+from topk_registry.ops.cpu.numbers import NO_CLASS
 from topk_registry.ops.cpu.vectors import nothing, total_of
 from topk_registry.ops.rows.numba.hinges import hinge, hinges
-from topk_registry.ops.rows.numba.row import row_kernel
+from topk_registry.ops.rows.numba.row import of_label, row_kernel
 
 KIND, K, ALPHA, FACTOR = range(4)  # the kernel's numbers
 RIVAL, RANK, CONVEX = range(3)  # what the label's score is held against
@@ -22,9 +23,12 @@ def row(s, m, y, mass, b, number, at, room, g):
     own = array(at[OWN], len(s) if at[OWN] != 0 else 0, s.dtype)
     if total_of(s) * 0 != 0 and has_nan(s):
         return nothing(g)
-    if y >= 0:
+    if m is None or y >= 0:
         return at_label(s, y, mass, kind, k, own, alpha, factor, g)
     return at_masses(s, m, kind, k, own, alpha, factor, g)
+
+
+row_of_label = of_label(row)
 
 
 @compiled
@@ -62,7 +66,7 @@ def at_label(s, y, mass, kind, k, own, alpha, factor, g):
         g[where[k - 1]] += real(mass * (1 - shared) / k)
         g[y] += real(mass * (shared / k - 1))
         return mass * value
-    top, where = largest(s, y if kind == RIVAL else -1, k if kind == RIVAL else k + 1)
+    top, where = largest(s, y if kind == RIVAL else NO_CLASS, k if kind == RIVAL else k + 1)
     last = len(top) - 1
     value, slope = hinge(s, y, mass, np.float64(top[last]), own, alpha, factor, 1.0, g)
     g[where[last]] += real(slope)
@@ -73,7 +77,7 @@ def at_label(s, y, mass, kind, k, own, alpha, factor, g):
 def at_masses(s, m, kind, k, own, alpha, factor, g):
     """Classes outside the top k share one threshold; those inside have another, and are looked at one by one."""
     real, inside = s.dtype.type, np.empty(k)
-    top, where = largest(s, -1, k + 1)
+    top, where = largest(s, NO_CLASS, k + 1)
     if kind == RANK:
         value, slope = hinges(s, m, np.float64(top[k]), own, alpha, factor, 1.0, g)
         g[where[k]] += real(slope)

@@ -11,7 +11,7 @@ from topk_registry.ops.cpu.jobs import array
 from topk_registry.ops.cpu.masks import places_above
 from topk_registry.ops.cpu.numbers import borrowed, compiled, copy, inlined, summing
 from topk_registry.ops.cpu.vectors import largest_of, nothing, total_of
-from topk_registry.ops.rows.numba.row import row_kernel
+from topk_registry.ops.rows.numba.row import of_label, row_kernel
 
 K, TAU = range(2)  # the kernel's numbers
 LINES = 64  # at least so many lines, the maximum of each of which bounds the k-th largest score
@@ -25,6 +25,9 @@ def row(s, m, y, mass, b, number, at, room, g):
     return loss(s, m, y, mass, np.int64(number[K]), number[TAU], g, (wide, places[n : 2 * n], places[2 * n :]))
 
 
+row_of_label = of_label(row)
+
+
 @compiled
 def loss(s, m, y, mass, k, tau, g, space):
     """The loss; its gradient is in g. ``space`` is for n numbers in double precision and twice n places."""
@@ -36,7 +39,7 @@ def loss(s, m, y, mass, k, tau, g, space):
         return nothing(g)
     theta = threshold(x, k, -1.0, largest_of(x))
     x, where = above(x, where, theta, space[2])
-    if y >= 0:
+    if m is None or y >= 0:
         return at_label(s, x, where, theta, origin, y, mass, k, scale, g)
     return at_masses(s, m, x, where, space[2], theta, origin, k, scale, g)
 

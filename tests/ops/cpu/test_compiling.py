@@ -114,7 +114,7 @@ def double(job):
     numba.carray(pointer(address), 1, np.int64)[0] *= 2
 
 number = torch.tensor([21])
-body = backend.alone(lambda: compiling.kernel(BODY.signature, double, "double").ctypes)
+body = backend.in_clean_thread(lambda: compiling.kernel(BODY.signature, double, "double").ctypes)
 threads.run(body, number, threads=1)
 assert number.item() == 42
 print(compiling.folder(), compiling.problem())
@@ -181,6 +181,30 @@ def test_a_kernel_is_kept_once(folder):
     assert [compiled(3), compiled(3), compiled(4), compiled(4)] == [False, True, False, True]
     assert compiling.folder() == str(folder)
     assert compiling.problem() == ""
+
+
+@numba.njit
+def twice(x):
+    return 2 * x
+
+
+def test_a_function_that_a_kernel_calls_is_compiled_for_kernels_alone(folder):
+    """It has no machine code of its own, a call from Python is an error, and other compiled functions may call it."""
+
+    def body(job):
+        _, address = numba.carray(job, 2, np.int64)
+        number = numba.carray(pointer(address), 1, np.int64)  # pyright: ignore[reportCallIssue]
+        number[0] = twice(number[0])
+
+    number = torch.tensor([21])
+    threads.run(compiling.kernel(BODY.signature, body, "twice").ctypes, number, threads=1)
+    assert number.item() == 42
+    (of_kernel,) = twice.overloads.values()
+    assert not of_kernel.library.is_machine_code
+    with pytest.raises(TypeError, match="bad argument type"):
+        twice(21)
+    assert numba.njit(lambda x: twice(x) + 1)(21) == 43
+    assert twice(1.5) == 3.0
 
 
 DAMAGES = [lambda b: b"", lambda b: b[: len(b) // 2], lambda b: bytes(len(b)), lambda b: b"no"]

@@ -1,4 +1,4 @@
-"""Row kernels for GPUs: the definitions' results, on a GPU or under Triton's interpreter."""
+"""What is peculiar to row kernels for GPUs: tiles, memory, curves; on a GPU or under Triton's interpreter."""
 
 import math
 from functools import partial
@@ -7,14 +7,15 @@ import pytest
 import torch
 
 import topk_registry as tr
+from tests.ops.families import FAMILIES
 from tests.ops.triton_runs import DEVICE, Launches, compiles, interprets, pass_under_the_interpreter, runs_kernels
 from topk_registry import LabelMixture
 from topk_registry.ops.targets.masses import REDUCTIONS
-from topk_registry.rows import Curve, RowLoss, quadratic_bound_rows, row_losses, softmax_rows, squares_rows
+from topk_registry.rows import Curve, RowLoss, row_losses, softmax_rows
 
 pytest.importorskip("triton")
 
-from tests.ops.gpu_rows import (
+from tests.ops.kernels import (
     MIXTURES,
     TARGETS,
     N,
@@ -33,40 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 SHORT = {"held": (30, 8), "long": (45, 8)}  # classes, and the scores of a tile: 4 tiles in registers, 6 read again
 
 
-def built(name: str, n: int = N, **options) -> RowLoss:
-    """A registered loss as a row loss."""
-    builder = tr.get_loss_builder(name)
-    context = {"num_classes": n, "class_counts": [max(1, 500 // (c + 1)) for c in range(n)]}
-    loss = builder(**tr.accepted_context(builder, context), **options).row_loss(torch.zeros(1, n))
-    assert loss is not None
-    return loss
-
-
-LOSSES = {
-    "cross-entropy": lambda n: softmax_rows(),
-    "scaled and shifted": lambda n: softmax_rows(scale=2.0, shift=torch.linspace(-1, 1, n)),
-    "focal": lambda n: built("focal", n),
-    "a margin a class": lambda n: built("ldam", n, scale=3.0),
-    "of a power": lambda n: built("generalised_cross_entropy", n),
-    "with others": lambda n: built("mirror", n, link="softmax", gamma=0.7),
-    "sigmoid": lambda n: built("sigmoid_mse", n),
-    "sigmoid with logarithms": lambda n: built("mirror", n, base="mae", gamma=1.5),
-    "squares": lambda n: squares_rows(epsilon=0.5, shift=0.3),
-    "bound": lambda n: quadratic_bound_rows(),
-}
-
-
-@runs_kernels
-@pytest.mark.parametrize("kind", TARGETS)
-@pytest.mark.parametrize("name", LOSSES)
-def test_agree_with_the_definition(name, kind):
-    s, loss = scores(), LOSSES[name](N)
-    if name in ("squares", "bound"):
-        s[5, 1] = 0.0  # they have no limit at -inf
-    target = target_of(kind, s)
-    if kind == "smoothed" and name != "squares":
-        s[5, 1] = 0.0  # a class that is ruled out would cost infinitely much
-    assert_agree(by_kernel(loss, s, target, **TARGETS[kind]), by_definition(loss, s, target, **TARGETS[kind]), s)
+LOSSES = {name: family.build for name, family in FAMILIES.items()}
 
 
 @runs_kernels
@@ -137,40 +105,6 @@ def test_a_mixture_of_labels_that_are_no_classes(name, tile, monkeypatch):
 
 
 @runs_kernels
-@pytest.mark.parametrize(
-    ("name", "tile"),
-    [("cross-entropy", 256), ("focal", 256), ("sigmoid", 256), ("squares", 256), ("bound", 256), ("focal", 8)],
-)
-def test_rows_that_are_ignored_or_no_numbers(name, tile, monkeypatch):
-    monkeypatch.setattr(layout, "TILE_OF_A_WARP", tile)
-    s, loss = scores()[:5], LOSSES[name](N)
-    s[1, 3], s[2, 7] = torch.nan, torch.nan
-    label = torch.tensor([0, -100, 7, N, 3], device=DEVICE)  # N is no class
-    for target, bad in ((label, [2, 3]), (s.nan_to_num().softmax(-1), [1, 2])):
-        value, gradient = by_kernel(loss, s, target)
-        assert value.isnan().tolist() == [row in bad for row in range(5)]
-        spoilt = gradient.isnan().any(1) if name == "sigmoid" else gradient.isnan().all(1)  # its classes are apart
-        assert spoilt.tolist() == value.isnan().tolist()
-        assert gradient[[row for row in range(5) if row not in bad]].isfinite().all()
-    value, gradient = by_kernel(loss, s, label)
-    assert value[1] == 0
-    assert (gradient[1] == 0).all()
-
-
-@runs_kernels
-def test_a_mean_of_no_labels():
-    s = scores()[:2]
-    value, gradient = by_kernel(softmax_rows(), s, torch.full((2,), -100, device=DEVICE), reduction="mean")
-    assert value.isnan()  # as cross-entropy's
-    assert (gradient == 0).all()
-    for target in (torch.zeros(0, dtype=torch.long, device=DEVICE), s[:0]):
-        for reduction, wanted in (("none", []), ("sum", 0.0), ("mean", math.nan)):
-            value, gradient = by_kernel(softmax_rows(), s[:0], target, reduction=reduction)
-            assert gradient.shape == (0, N)
-            torch.testing.assert_close(value, torch.tensor(wanted, device=DEVICE), equal_nan=True)
-
-
-@runs_kernels
 @pytest.mark.parametrize("tile", [256, 8])
 @pytest.mark.parametrize("name", ["cross-entropy", "squares"])
 def test_rows_that_are_a_part_of_longer_ones(name, tile, monkeypatch):
@@ -185,39 +119,6 @@ def test_rows_that_are_a_part_of_longer_ones(name, tile, monkeypatch):
         value, gradient = by_kernel(loss, s, target)
         assert gradient.shape == s.shape
         torch.testing.assert_close((value, gradient), by_kernel(loss, s.contiguous(), target), rtol=1e-6, atol=1e-6)
-
-
-@runs_kernels
-def test_rows_of_any_strides():
-    loss, s, label = softmax_rows(), scores()[:4], target_of("labels", scores()[:4])
-    for view in (s.T.contiguous().T, s.flip(1), s[:1].expand(4, N), s[::2].repeat(1, 3)[:, ::3]):
-        found, wanted = (by_kernel(loss, rows, label[: len(view)]) for rows in (view, view.contiguous()))
-        torch.testing.assert_close(found, wanted, rtol=0.0, atol=0.0)
-
-
-@runs_kernels
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    ("name", "kind"), [("cross-entropy", "labels"), ("focal", "distribution"), ("bound", "labels")]
-)
-def test_half_precision_is_computed_in_single(name, kind, dtype):
-    s, loss = scores()[:4].to(dtype), LOSSES[name](N)
-    target = target_of(kind, s)
-    value, gradient = by_kernel(loss, s, target)
-    assert gradient.dtype == (torch.float32 if dtype == torch.float16 else dtype)
-    wanted, wide = by_kernel(loss, s.float(), target)
-    assert torch.equal(value, wanted)
-    torch.testing.assert_close(gradient, wide.to(gradient.dtype), rtol=torch.finfo(dtype).eps, atol=1e-7)
-
-
-@runs_kernels
-def test_rows_do_not_depend_on_each_other():
-    s, loss = scores(), LOSSES["focal"](N)
-    q = target_of("distribution", s)
-    value, gradient = by_kernel(loss, s, q)
-    alone, of_alone = by_kernel(loss, s[2:4], q[2:4])
-    assert torch.equal(value[2:4], alone)
-    assert torch.equal(gradient[2:4], of_alone)
 
 
 @runs_kernels

@@ -1,24 +1,25 @@
-"""The top-k hinges' kernel for GPUs: the definition's results, on a GPU or under Triton's interpreter."""
+"""What is peculiar to the top-k hinges: ties, tiles in registers, large k; on a GPU or under Triton's interpreter."""
 
 from functools import partial
 
 import pytest
 import torch
 
+from tests.ops.families import FAMILIES
 from tests.ops.triton_runs import DEVICE, Launches, compiles, interprets, pass_under_the_interpreter, runs_kernels
-from topk_registry import LabelMixture, create_loss
+from topk_registry import create_loss
 from topk_registry.rows import RowLoss, topk_hinge_rows
 
 pytest.importorskip("triton")
 
-from tests.ops.gpu_rows import (
+from tests.ops.kernels import (
     MIXTURES,
     TARGETS,
     assert_agree,
     by_definition,
     by_kernel,
-    mixture_of,
     scores,
+    target_for,
     target_of,
 )
 from topk_registry.ops.gpu import layout
@@ -26,27 +27,16 @@ from topk_registry.ops.gpu import layout
 # the interpreter computes with infinities that kernels leave out afterwards
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 N = 30
-LOSSES = {
-    "rival": lambda n: topk_hinge_rows(4),
-    "rival with gaps": lambda n: topk_hinge_rows(3, alpha=torch.linspace(0, 2, n), factor=1 / 3),
-    "rank": lambda n: topk_hinge_rows(5, against="rank"),
-    "mean": lambda n: topk_hinge_rows(4, against="mean"),
-    "mean of one": lambda n: topk_hinge_rows(1, against="mean"),
-}
-FORMS = {"rows together": (N, 256), "held": (30, 8), "long": (45, 8)}  # classes, and the scores of a tile
+LOSSES = {name: FAMILIES[name].build for name in ("rival", "rival with gaps", "rank", "mean", "mean of one")}
+FORMS = {"held": (30, 8), "long": (45, 8)}  # classes, and the scores of a tile
 KINDS = {**TARGETS, **MIXTURES}
-CASES = [(name, "rows together", kind) for name in LOSSES for kind in KINDS]
-CASES += [("rival", "held", "labels"), ("mean", "held", "mixed"), ("rank", "held", "distribution")]
+CASES = [("rival", "held", "labels"), ("mean", "held", "mixed"), ("rank", "held", "distribution")]
 CASES += [("rival with gaps", "long", "smoothed"), ("mean", "long", "labels"), ("mean", "long", "distribution")]
 
 
 def row_scores(n: int) -> torch.Tensor:
     """Rows without ties, between which a gradient may choose: gaussian, nearly equal, of a leader, with an outlier."""
     return scores(n)[[0, 2, 3, 4]]
-
-
-def target_for(kind: str, s: torch.Tensor) -> torch.Tensor | LabelMixture:
-    return mixture_of(kind, s) if kind in MIXTURES else target_of(kind, s)
 
 
 @runs_kernels
@@ -72,39 +62,6 @@ def test_ties_have_the_value_and_a_gradient_of_one_of_their_orders(name, kind):
     first_first = s.double() - 1e-9 * torch.arange(N, device=DEVICE)  # equal scores in the order of classes
     _, wanted = by_definition(loss, first_first, target)
     torch.testing.assert_close(gradient.double(), wanted, rtol=1e-5, atol=1e-6)
-
-
-@runs_kernels
-@pytest.mark.parametrize(("name", "tile"), [("rival", 256), ("rank", 256), ("mean", 256), ("rival with gaps", 8)])
-def test_rows_that_are_ignored_or_no_numbers(name, tile, monkeypatch):
-    monkeypatch.setattr(layout, "TILE_OF_A_WARP", tile)
-    s, loss = scores()[:5], LOSSES[name](N)
-    s[1, 3], s[2, 7], s[0, 9] = torch.nan, torch.nan, -torch.inf
-    label = torch.tensor([0, -100, 7, N, 3], device=DEVICE)  # N is no class
-    other = torch.tensor([0, 1, 7, N, 3], device=DEVICE)
-    for target, bad in (
-        (label, [2, 3]),
-        (s.nan_to_num(neginf=0).softmax(-1), [1, 2]),
-        (mixture_of("mixed", s)._replace(labels=torch.stack((other * 0, other), 1)), [2, 3]),
-    ):
-        value, gradient = by_kernel(loss, s, target)
-        assert value.isnan().tolist() == gradient.isnan().all(1).tolist() == [row in bad for row in range(5)]
-        assert gradient[[row for row in range(5) if row not in bad]].isfinite().all()
-    value, gradient = by_kernel(loss, s, label)
-    assert value[1] == 0
-    assert (gradient[1] == 0).all()
-
-
-@runs_kernels
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_computed_in_single(dtype):
-    s, loss = row_scores(N).to(dtype), LOSSES["mean"](N)
-    target = target_of("labels", s)
-    value, gradient = by_kernel(loss, s, target)
-    wanted, wide = by_kernel(loss, s.float(), target)
-    assert torch.equal(value, wanted)
-    assert gradient.dtype == (torch.float32 if dtype == torch.float16 else dtype)
-    torch.testing.assert_close(gradient, wide.to(gradient.dtype))
 
 
 @runs_kernels

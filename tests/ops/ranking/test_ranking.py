@@ -84,20 +84,6 @@ def test_compiled_rows_agree_with_the_definition(name, kind):
             torch.testing.assert_close(found, right, rtol=0, atol=allowed * largest + rounding)
 
 
-@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
-@pytest.mark.parametrize("name", ["neuralsort", "softsort"])
-def test_what_is_no_number_spoils_its_row_alone(name, wrong):
-    s = scores("gaussian").float()
-    s[1, 3] = wrong
-    for target in targets(s):
-        value, gradient = both(LOSSES[name], s, target.float() if target.is_floating_point() else target)
-        assert value[1].isnan()
-        assert gradient[1].isnan().all()
-        rest = torch.arange(len(s)) != 1
-        assert value[rest].isfinite().all()
-        assert gradient[rest].isfinite().all()
-
-
 @pytest.mark.parametrize("name", ["torch", "numba"])
 def test_classes_that_are_ruled_out_take_no_part(name):
     """Of 30 classes 24 are left: the loss is that of these alone, and infinite for the others."""

@@ -1,0 +1,109 @@
+"""Losses of a batch as a whole: what they take, on one process and on two."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import topk_registry as tr
+from tests import ranks
+from topk_registry.testing import check_loss
+
+CHECKS = {}
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+class Spread(tr.BatchLoss):
+    """Variance of the labels' scores over the batch."""
+
+    def of_batch(self, logits, label, counted):
+        own = self.all_rows(logits.gather(1, label[:, None])[:, 0])
+        counted = self.all_rows(counted)
+        mean = own.masked_fill(~counted, 0.0).sum() / counted.sum()
+        return (own - mean).square().masked_fill(~counted, 0.0).sum() / counted.sum()
+
+
+def batch(rows: int = 7, n: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    s = torch.randn(rows, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return s, torch.arange(rows) % n
+
+
+def test_rows_that_are_ignored_are_as_if_they_were_not_there():
+    s, label = batch()
+    label[[2, 5]] = -100
+    kept = label != -100
+    torch.testing.assert_close(Spread()(s, label), Spread()(s[kept], label[kept]), rtol=1e-12, atol=0)
+    other = label.masked_fill(~kept, 99)
+    torch.testing.assert_close(Spread(ignore_index=99)(s, other), Spread()(s, label), rtol=0, atol=0)
+
+
+def test_what_has_no_label_is_refused():
+    s, label = batch()
+    for target in (s.softmax(-1), tr.LabelMixture.mixed(label, label.flip(0), 0.7)):
+        with pytest.raises(ValueError, match=r"Spread needs one label an image .* mixup, cutmix"):
+            Spread()(s, target)
+    with pytest.raises(ValueError, match="Spread needs at least 2 rows in a batch, got 1"):
+        Spread()(s[:1], label[:1])
+    with pytest.raises(ValueError, match=r"target must be in \[0, 5\].*got 6"):
+        Spread()(s, label + 1)
+    with pytest.raises(TypeError, match="BatchLoss must define of_batch"):
+        tr.BatchLoss()(s, label)
+
+
+def test_half_precision_is_computed_in_single():
+    s, label = batch()
+    for dtype in (torch.bfloat16, torch.float16):
+        value = Spread()(s.to(dtype), label)
+        torch.testing.assert_close(value, Spread()(s.to(dtype).float(), label), rtol=0, atol=0)
+        assert value.dtype == torch.float32
+
+
+def test_the_conformance_kit_knows_them():
+    check_loss(Spread, expected_failed_checks={"prefers_the_label": "a variance does not"})
+
+
+@check
+def two_ranks_have_the_loss_and_the_gradient_of_the_whole_batch():
+    (s, label), rank = batch(9), dist.get_rank()
+    label[4] = -100
+    own = slice(0, 5) if rank == 0 else slice(5, 9)  # ranks may have different numbers of rows
+    start = torch.randn(6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    # the losses' halves are those of each rank, so that of one process gets its rows in that order
+    cases = [(Spread, torch.arange(9))]
+    for options in ({"neighbours": 1}, {"neighbours": 3, "cross_entropy_weight": 0.5}):
+        order = torch.tensor([0, 1, 5, 6, 2, 3, 4, 7, 8])
+        cases.append((lambda given=options: tr.create_loss("conformal_training", calibration=0.5, **given), order))
+    for build, order in cases:
+        layers = [torch.nn.Linear(6, 6, bias=False).double() for _ in range(2)]
+        for layer in layers:
+            layer.weight.data.copy_(start)
+        wanted = build()(layers[0](s[order]), label[order])
+        wanted.backward()
+        model = torch.nn.parallel.DistributedDataParallel(layers[1])
+        value = build().over_ranks()(model(s[own]), label[own])
+        value.backward()
+        torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(layers[1].weight.grad, layers[0].weight.grad, rtol=1e-10, atol=1e-12)
+
+
+@check
+def without_gradients_a_rank_is_by_itself():
+    if dist.get_rank():
+        return
+    s, label = batch()
+    with torch.no_grad():
+        torch.testing.assert_close(Spread().over_ranks()(s, label), Spread()(s, label), rtol=0, atol=0)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return ranks.run(2, CHECKS, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_two_ranks(found, name):
+    ranks.expect_none(found[name])

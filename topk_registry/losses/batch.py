@@ -1,0 +1,114 @@
+"""Base class of losses of a batch as a whole, such as the size of prediction sets that the batch itself calibrates.
+
+Such a loss is no mean over rows: what a row costs depends on the others. It has no reduction, no loss of each row, and
+no meaning for a mixture of labels.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from topk_registry.losses.base import has_autocast
+from topk_registry.losses.options import Adjustable
+from topk_registry.losses.ranks import number_of_ranks
+from topk_registry.ops.process_group import GatherRows, Group, all_gather, gather_rows, outside_graphs
+from topk_registry.ops.targets.checks import check_logits, check_target
+from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.ops.targets.table import wide
+
+__all__ = ["BatchLoss"]
+
+
+class BatchLoss(Adjustable):
+    """Base of losses over ``(logits [B, n], label [B])`` whose rows depend on each other.
+
+    A subclass defines :meth:`of_batch`. Distributions and :class:`LabelMixture` are refused: what depends on the label
+    of a row has none to depend on. Logits in half precision are converted to single.
+
+    Over the ranks of a process group, after :meth:`over_ranks`, the batch is that of all ranks: a subclass passes what
+    all rows share through :meth:`all_rows`.
+
+    Args:
+        ignore_index: rows with this label do not count.
+
+    Example:
+        >>> class Spread(BatchLoss):
+        ...     def of_batch(self, logits, label, counted):
+        ...         own = self.all_rows(logits.gather(1, label[:, None])[:, 0])
+        ...         return own.max() - own.min()
+        >>> Spread()(torch.eye(3) * torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 1, 2]))
+        tensor(3.)
+    """
+
+    least_rows = 2
+    estimates_gradient = False  # whether the gradient is not the value's own, but an estimate of less variance
+    _group: Group = None
+    _over_ranks = False
+    _spread = False  # whether this call is over ranks
+
+    def __init__(self, *, ignore_index: int = -100) -> None:
+        super().__init__()
+        self.ignore_index = int(ignore_index)
+
+    def of_batch(self, logits: Tensor, label: Tensor, counted: Tensor) -> Tensor:
+        """The loss [] of a batch.
+
+        Args:
+            logits: [B, n], in at least single precision.
+            label: [B], within range; 0 where the row does not count.
+            counted: [B], whether a row counts.
+        """
+        raise TypeError(f"{type(self).__name__} must define of_batch(logits [B, n], label [B], counted [B]) -> []")
+
+    def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
+        name = type(self).__name__
+        if isinstance(target, LabelMixture) or target.is_floating_point():
+            raise ValueError(
+                f"{name} needs one label an image [B], as it looks at the whole batch: mixup, cutmix and other "
+                "distributions over labels have no such label"
+            )
+        check_logits(logits)
+        check_target(logits, target, ignore_index=self.ignore_index)
+        if len(logits) < self.least_rows:
+            raise ValueError(f"{name} needs at least {self.least_rows} rows in a batch, got {len(logits)}")
+        label, counted = target.long(), target != self.ignore_index
+        self._spread = self._over_ranks and logits.requires_grad and number_of_ranks(self._group) > 1
+        kind, given = logits.device.type, (wide(logits), label.masked_fill(~counted, 0), counted)
+        if has_autocast(kind) and torch.is_autocast_enabled(kind):
+            with torch.autocast(kind, enabled=False):
+                return self.of_batch(*given)
+        return self.of_batch(*given)
+
+    if TYPE_CHECKING:  # torch declares that a call gives anything
+
+        def __call__(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor: ...
+
+    def over_ranks(self, group: Group = None) -> Any:
+        """Make the batch that of all ranks, for gradients that are averaged over the ranks afterwards.
+
+        Every rank then returns the loss of all rows, and the average of the ranks' gradients is its gradient. Without
+        gradients, as in evaluation, a rank's loss is that of its own rows.
+
+        Args:
+            group: the process group whose ranks average gradients; by default all.
+
+        Returns:
+            The same loss.
+        """
+        self._group, self._over_ranks = group, True
+        return self
+
+    def all_rows(self, x: Tensor) -> Tensor:
+        """Numbers of rows [B, ...], those of all ranks where the loss is over ranks; differentiable."""
+        return _gathered(x, self._group) if self._spread else x
+
+
+@outside_graphs
+def _gathered(x: Tensor, group: Group) -> Tensor:
+    sizes = all_gather(torch.tensor([len(x)], device=x.device), group, "counting rows").flatten().tolist()
+    if not x.is_floating_point():
+        return gather_rows(x, sizes, group)
+    found = GatherRows.apply(x, sizes, group, 1.0)
+    assert isinstance(found, Tensor)
+    return found
