@@ -12,7 +12,7 @@
 Losses by name
     list_losses, create_loss, loss_info, is_loss, get_loss_builder, register_loss, refresh_plugins, LossInfo
 Losses of your own
-    ClassificationLoss, TopKLoss: the base classes
+    ClassificationLoss, TopKLoss, BatchLoss: the base classes
     accepted_context: what a trainer may tell a loss; mean_over_ranks: the mean over the rows of all ranks
 Models
     TopKHead, TopKClassifier, TopKOutput, fit_temperature: probabilities behind a model
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from topk_registry.distributions import KSubset as KSubset
     from topk_registry.losses.base import ClassificationLoss as ClassificationLoss
     from topk_registry.losses.base import TopKLoss as TopKLoss
+    from topk_registry.losses.batch import BatchLoss as BatchLoss
     from topk_registry.losses.ranks import mean_over_ranks as mean_over_ranks
     from topk_registry.nn.classifier import CosineClassifier as CosineClassifier
     from topk_registry.nn.classifier import normalize_classifier as normalize_classifier
@@ -99,6 +100,7 @@ else:
     )
 
     _HOMES = {
+        "BatchLoss": "losses.batch",
         "ClassificationLoss": "losses.base",
         "CosineClassifier": "nn.classifier",
         "GumbelTopK": "distributions",

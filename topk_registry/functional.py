@@ -31,7 +31,7 @@ def smooth_topk_loss(
     target: Tensor | LabelMixture,
     k: int,
     *,
-    tau: float = 1.0,
+    tau: float = 0.1,
     alpha: float | Tensor = 1.0,
     weight: Tensor | None = None,
     reduction: str = "mean",

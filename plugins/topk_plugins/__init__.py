@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from topk_plugins.berrada import SmoothTopKSVM, TopKNLL
+    from topk_plugins.conformal import ConformalTraining, LowVarianceConformalTraining
     from topk_plugins.encouraging import Encouraging, Mirror
+    from topk_plugins.epsilon import EpsilonSoftmax
     from topk_plugins.garcin import NoisedTopK, NoisedTopKImbalanced
     from topk_plugins.hinge import TopKHinge, TopKHingeCalibrated, TopKHingeConvex, TopKSVM
     from topk_plugins.imbalance import LDAM, Focal
@@ -28,8 +30,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "ALDRKL": "ldr",
     "BalancedSoftmax": "priors",
+    "ConformalTraining": "conformal",
     "DifferentiableTopK": "petersen",
     "Encouraging": "encouraging",
+    "EpsilonSoftmax": "epsilon",
     "Focal": "imbalance",
     "GeneralisedCrossEntropy": "robust",
     "KSubsetNLL": "ksubset",
@@ -39,6 +43,7 @@ _HOMES = {
     "LogSphericalSoftmax": "spherical",
     "LogTaylorSoftmax": "spherical",
     "LogitAdjustment": "priors",
+    "LowVarianceConformalTraining": "conformal",
     "Mirror": "encouraging",
     "NoisedTopK": "garcin",
     "NoisedTopKImbalanced": "garcin",
@@ -59,8 +64,10 @@ __all__ = [
     "LDAM",
     "LDRKL",
     "BalancedSoftmax",
+    "ConformalTraining",
     "DifferentiableTopK",
     "Encouraging",
+    "EpsilonSoftmax",
     "Focal",
     "GeneralisedCrossEntropy",
     "KSubsetNLL",
@@ -68,6 +75,7 @@ __all__ = [
     "LogSphericalSoftmax",
     "LogTaylorSoftmax",
     "LogitAdjustment",
+    "LowVarianceConformalTraining",
     "Mirror",
     "NoisedTopK",
     "NoisedTopKImbalanced",

@@ -49,6 +49,7 @@ class KSubsetNLL(ClassificationLoss):
     Reference: Chen, Dempster, Liu. Weighted finite population sampling to maximize entropy. Biometrika 1994.
     """
 
+    takes_k_hot = True
     option_ranges: ClassVar = {"temperature": "(0, inf)"}
     tuning_grid: ClassVar = {"temperature": (0.3, 1.0, 3.0)}
 

@@ -12,16 +12,35 @@ from typing import Any
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser
 from topk_registry.registry.options import check_options
+from topk_registry.registry.timm_losses import ONLY_K_HOT
 
 _HEADER = ("NAME", "FROM", "STATUS", "SUMMARY")
+_ONE, _SEVERAL = "one", "several"  # labels an image that a loss trains on
 _STEP = 4  # columns that a summary below the others is moved in by
 _READABLE = 40  # columns that a wrapped summary needs beside the others
 
 
 def main(argv: Sequence[str]) -> int:
     """List the registered losses, or say why one is broken."""
-    args = _parser("losses").parse_args(argv)
-    return _why(args.why) if args.why else _list(registry.losses, args)
+    parser = _parser("losses")
+    parser.add_argument(
+        "--k-hot", action="store_true", help="only losses of k-hot targets, for timm train --task multilabel"
+    )
+    args = parser.parse_args(argv)
+    if args.why:
+        return _why(args.why)
+    infos = registry.losses.infos(args.filter, exclude=args.exclude)
+    if args.k_hot:
+        infos = [info for info in infos if registry.takes_k_hot(info.name)]
+    if args.json:
+        known = [{**asdict(info), "takes_k_hot": registry.takes_k_hot(info.name)} for info in infos]
+        print(json.dumps(known, indent=2))
+    elif infos:
+        rows = [(*_row(info)[:-1], _labels(info.name), _row(info)[-1]) for info in infos]
+        _print_table([(*_HEADER[:-1], "LABELS", _HEADER[-1]), *rows])
+    else:
+        _say_none(registry.losses, args)
+    return 0 if infos else 1
 
 
 def loggers(argv: Sequence[str]) -> int:
@@ -50,9 +69,20 @@ def _list(names: registry.Registry, args: Any) -> int:
     elif infos:
         _print_table([_HEADER, *map(_row, infos)])
     else:
-        wider = f"; '*{args.filter[0]}*' matches inside names" if args.filter and "*" not in args.filter[0] else ""
-        print(f"no {names.kind} matches{wider}", file=sys.stderr)
+        _say_none(names, args)
     return 0 if infos else 1
+
+
+def _say_none(names: registry.Registry, args: Any) -> None:
+    wider = f"; '*{args.filter[0]}*' matches inside names" if args.filter and "*" not in args.filter[0] else ""
+    print(f"no {names.kind} matches{wider}", file=sys.stderr)
+
+
+def _labels(name: str) -> str:
+    """The labels an image that a loss trains on: one, several, or either."""
+    if not registry.takes_k_hot(name):
+        return _ONE
+    return _SEVERAL if name in ONLY_K_HOT else f"{_ONE}, {_SEVERAL}"
 
 
 def _parser(what: str) -> ArgumentParser:

@@ -1,11 +1,16 @@
 """Prediction sets with guaranteed coverage (split conformal prediction), for torch tensors and numpy arrays alike.
 
+Sets of several labels miss at most a wanted share of them on average (conformal risk control).
+
 The scores and thresholds are written once, against the Python array API, so that a set computed in the trainer, in a
 notebook and from an exported file is the same set. Nothing here imports torch unless it is given tensors.
 """
 
 from topk_registry.conformal.coverage import binomial_interval, coverage_interval, coverage_law
+from topk_registry.conformal.label_summary import LabelCounts, false_negative_rates
+from topk_registry.conformal.label_thresholds import ClassThresholds, best_f1
 from topk_registry.conformal.martingale import ExchangeabilityTest
+from topk_registry.conformal.risk import LabelSets, false_negative_control, risk_control
 from topk_registry.conformal.rules import RULES
 from topk_registry.conformal.scores import (
     SCORES,
@@ -33,18 +38,24 @@ from topk_registry.conformal.tuning import fit_softmax_temperature, tune
 __all__ = [
     "RULES",
     "SCORES",
+    "ClassThresholds",
     "ExchangeabilityTest",
+    "LabelCounts",
+    "LabelSets",
     "PredictionSets",
     "Score",
     "SetCounts",
     "Thresholds",
     "average_size",
+    "best_f1",
     "binomial_interval",
     "calibrate",
     "clustered",
     "coverage_interval",
     "coverage_law",
     "create_score",
+    "false_negative_control",
+    "false_negative_rates",
     "fit_softmax_temperature",
     "inputs_of",
     "interpolated",
@@ -54,6 +65,7 @@ __all__ = [
     "probabilities",
     "rc3p",
     "register_score",
+    "risk_control",
     "score_names",
     "tune",
 ]

@@ -13,6 +13,11 @@ the split and with the options of ``--dataset-opt``.
     dataset.targets             the labels of all samples, in order; without it every image is read to count classes
     dataset.superclasses        optional: the family of each class, for label noise within families
 
+A data set for ``--task multilabel`` differs in two lines:
+
+    dataset[i]                  a pair: the image, and a floating-point vector [n] with 1 for each label, 0 elsewhere
+    dataset.targets             these vectors of all samples [N, n]
+
 It is pickled where workers are started afresh. Random numbers are those of ``random``, ``numpy.random`` and ``torch``,
 which the trainer seeds for each batch. ``topk-registry check-dataset NAME`` tries all of it.
 """
@@ -20,32 +25,65 @@ which the trainer seeds for each batch. ``topk-registry check-dataset NAME`` tri
 import operator
 from typing import Any
 
+import numpy as np
+import torch
 from PIL import Image
 
-from topk_registry.data.labels import class_names_of, is_indexed
+from topk_registry.data.labels import SEVERAL, class_names_of, is_indexed
 
 
-def first_problem(dataset: Any) -> str:
+def first_problem(dataset: Any, *, several: bool = False) -> str:
     """Return what would stop training with a data set of images, by its first sample; nothing where it is right.
 
     A stream is taken as it is: reading its first sample may be the beginning of a pass.
+
+    Args:
+        dataset: from a factory.
+        several: whether training wants several labels an image.
     """
     if not is_indexed(dataset):
         return "" if hasattr(dataset, "__iter__") else no_data_set(dataset)
     if len(dataset) == 0:
         return ""  # said elsewhere, by the name of the split
     names = class_names_of(dataset)
-    return problem_of_sample(dataset[0], len(names) if names else None) or problem_of_transform(dataset)
+    if several and names is None:
+        return "a data set of several labels an image has an attribute classes, the names of the classes in order"
+    problem = problem_of_sample(dataset[0], len(names) if names else None, several=several)
+    return problem or problem_of_transform(dataset)
 
 
-def problem_of_sample(sample: Any, num_classes: int | None) -> str:
+def has_k_hot_targets(sample: Any) -> bool:
+    """Whether a sample is of several labels, by the shape of its target."""
+    return isinstance(sample, tuple) and len(sample) == 2 and np.ndim(sample[1]) == 1
+
+
+def problem_of_sample(sample: Any, num_classes: int | None, *, several: bool = False) -> str:
     """Return what is wrong with a sample that no transform was applied to."""
     if not isinstance(sample, tuple) or len(sample) != 2:
         return f"a sample is a tuple (image, label), got {_told(sample)}"
     image, label = sample
     if not isinstance(image, Image.Image):
         return f"without a transform the image of a sample is a PIL image, got {_told(image)}"
+    if several:
+        return problem_of_target(label, num_classes)
+    if has_k_hot_targets(sample):
+        return f"a label is a whole number, got {_told(label)}; {SEVERAL}"
     return problem_of_label(label, num_classes)
+
+
+def problem_of_target(target: Any, num_classes: int | None) -> str:
+    """Return what is wrong with the target of an image of several labels."""
+    n = "n" if num_classes is None else num_classes
+    if np.ndim(target) == 0:
+        return f"with --task multilabel a target is a vector [{n}], got {_told(target)}: one label an image"
+    if not isinstance(target, (np.ndarray, torch.Tensor)) or target.ndim != 1 or num_classes not in (None, len(target)):
+        return f"the target of several labels is a vector [{n}] of NumPy or torch, got {_told(target)}"
+    values = torch.as_tensor(target)
+    if not values.is_floating_point():
+        return f"the target of several labels is floating point, got {_told(target)}"
+    if not bool(((values >= 0) & (values <= 1)).all()):
+        return f"a target holds 1 for a label and 0 elsewhere, got numbers from {values.min():g} to {values.max():g}"
+    return ""
 
 
 def problem_of_label(label: Any, num_classes: int | None) -> str:

@@ -17,13 +17,13 @@ class DrawnImages:
 
     Attributes:
         images: [N, height, width, 3] in 8 bits.
-        targets: the labels.
+        targets: the labels, or a row of 0 and 1 for each sample of several labels.
         classes: their names.
-        superclasses: the family of each class.
+        superclasses: the family of each class, where classes have families.
     """
 
     images: NDArray[np.uint8]
-    targets: list[int]
+    targets: Any
     classes: list[str]
     superclasses: list[int]
     _transform: Any = None
@@ -42,7 +42,7 @@ class DrawnImages:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
         if self._unchanged:  # an image library would take longer than a small network
             return torch.from_numpy(self.images[index]).permute(2, 0, 1), self.targets[index]
         image: Any = Image.fromarray(self.images[index])

@@ -1,4 +1,7 @@
-"""The labels and the superclasses of any map-style data set, found without decoding its images."""
+"""The labels and the superclasses of any map-style data set, found without decoding its images.
+
+The target of an image with several labels is k-hot: a vector [n] with 1 for each of its labels, and 0 elsewhere.
+"""
 
 import json
 from collections.abc import Mapping, Sequence, Sized
@@ -11,6 +14,9 @@ from numpy.typing import NDArray
 from topk_registry.data.cifar100 import CLASSES, SUPERCLASSES
 
 Labels = NDArray[np.int64]
+KHot = NDArray[np.float32]
+
+SEVERAL = "each image has several labels: --task multilabel trains on them"
 
 
 def labels_of(dataset: Any) -> Labels:
@@ -27,13 +33,40 @@ def kept_labels_of(dataset: Any) -> Labels | None:
     for name in ("targets", "labels"):
         kept = getattr(dataset, name, None)
         if kept is not None and not callable(kept):
-            return np.asarray(kept, np.int64)
+            return _one_label_each(kept)
     reader = getattr(dataset, "reader", dataset)
     if hasattr(reader, "samples"):
-        return np.asarray([target for _, target in reader.samples], np.int64)
+        return _one_label_each([target for _, target in reader.samples])
     if hasattr(reader, "iter_targets"):
-        return np.asarray(list(reader.iter_targets()), np.int64)
+        return _one_label_each(list(reader.iter_targets()))
     return None
+
+
+def kept_k_hot_of(dataset: Any) -> KHot | None:
+    """The k-hot target of every sample [N, n], where the data set keeps them apart from its images."""
+    for holder in (dataset, getattr(dataset, "reader", None)):
+        kept = getattr(holder, "targets", None)
+        if kept is not None and not callable(kept):
+            found = np.asarray(kept, np.float32)
+            if found.ndim != 2:
+                raise ValueError(f"--task multilabel needs targets [N, n], a row a sample, got {list(found.shape)}")
+            return found
+    reader, encode = getattr(dataset, "reader", dataset), getattr(dataset, "target_transform", None)
+    if encode is not None and hasattr(reader, "iter_targets"):
+        return np.stack([np.asarray(encode(target), np.float32) for target in reader.iter_targets()])
+    return None
+
+
+def k_hot_of(dataset: Any) -> KHot:
+    """The k-hot target of every sample [N, n]; loads every sample of a data set that does not keep them apart."""
+    kept = kept_k_hot_of(dataset)
+    return np.stack([np.asarray(target, np.float32) for target in _loaded(dataset)]) if kept is None else kept
+
+
+def _one_label_each(kept: Any) -> Labels:
+    if len(kept) and np.ndim(kept[0]):
+        raise ValueError(SEVERAL)
+    return np.asarray(kept, np.int64)
 
 
 def class_names_of(dataset: Any) -> list[str] | None:
@@ -102,8 +135,13 @@ def _numbered(superclasses: Sequence[object]) -> list[int]:
 
 
 def _loaded_labels(dataset: Any) -> Labels:
+    return _one_label_each(_loaded(dataset))
+
+
+def _loaded(dataset: Any) -> list[Any]:
+    """The target of every sample, read with its image."""
     transform, dataset.transform = getattr(dataset, "transform", None), None
     try:
-        return np.asarray([dataset[i][1] for i in range(len(dataset))], np.int64)
+        return [dataset[i][1] for i in range(len(dataset))]
     finally:
         dataset.transform = transform

@@ -8,29 +8,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from topk_registry.data.labels import Labels
+from topk_registry.data.labels import KHot, Labels, kept_k_hot_of
 
 Indices = NDArray[np.int64]
 PARETO_ALPHA = 6.0
 
 
-class Selection:
-    """Samples of a data set by index, with other labels where ``noisy`` says so.
+class Part:
+    """Samples of a data set by index, as it has them.
 
     Args:
-        dataset: a map-style data set of (image, label).
+        dataset: a map-style data set of (image, target).
         indices: which samples, in order [M].
-        labels: the data set's own labels [N].
-        noisy: the labels to train on [N], by default the data set's own.
+        classes: the names of the classes, where they have other numbers than those of the data set.
     """
 
-    def __init__(self, dataset: Any, indices: Indices, labels: Labels, noisy: Labels | None = None) -> None:
+    def __init__(self, dataset: Any, indices: Indices, classes: Sequence[str] | None = None) -> None:
         self.dataset = dataset
         self.indices = indices
-        self._true = labels[indices]
-        self.targets = self._true if noisy is None else noisy[indices]
+        if classes is not None:
+            self.classes = list(classes)
+            return
         for name in ("classes", "superclasses"):
             if hasattr(dataset, name):
                 setattr(self, name, getattr(dataset, name))
@@ -46,13 +48,72 @@ class Selection:
     def __len__(self) -> int:
         return len(self.indices)
 
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.dataset[int(self.indices[index])]
+
+
+class Selection(Part):
+    """Samples of a data set by index, with other labels where ``noisy`` says so.
+
+    Args:
+        dataset: a map-style data set of (image, label).
+        indices: which samples, in order [M].
+        labels: the data set's own labels [N].
+        noisy: the labels to train on [N], by default the data set's own.
+    """
+
+    def __init__(self, dataset: Any, indices: Indices, labels: Labels, noisy: Labels | None = None) -> None:
+        super().__init__(dataset, indices)
+        self._true = labels[indices]
+        self.targets = self._true if noisy is None else noisy[indices]
+
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        image, label = self.dataset[int(self.indices[index])]
+        image, label = super().__getitem__(index)
         # timm's readers put the next sample in the place of an unreadable one: then the label is that sample's
         return (image, int(self.targets[index])) if label == self._true[index] else (image, label)
 
 
-class Renumbered:
+class SelectedSets(Part):
+    """Samples of a data set of several labels.
+
+    Args:
+        dataset: a map-style data set of (image, k-hot target).
+        indices: which samples, in order [M].
+        targets: the data set's targets [N, n]; those of the samples are kept.
+    """
+
+    def __init__(self, dataset: Any, indices: Indices, targets: KHot) -> None:
+        super().__init__(dataset, indices)
+        self.targets = targets[indices]
+
+
+class RenumberedSets(Part):
+    """All samples of a data set of several labels, under other class numbers.
+
+    Args:
+        dataset: a map-style data set of (image, k-hot target).
+        numbers: the new number of each of its classes; labels of classes that have none are left out.
+        classes: the names of the classes under their new numbers.
+    """
+
+    def __init__(self, dataset: Any, numbers: Mapping[int, int], classes: Sequence[str]) -> None:
+        super().__init__(dataset, np.arange(len(dataset)), classes)
+        self.numbers = numbers
+        kept = kept_k_hot_of(dataset)
+        if kept is not None:
+            self.targets = self._renumbered(torch.from_numpy(kept)).numpy()
+
+    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
+        image, target = super().__getitem__(index)
+        return image, self._renumbered(torch.as_tensor(target))
+
+    def _renumbered(self, target: Tensor) -> Tensor:
+        found = target.new_zeros((*target.shape[:-1], len(self.classes)))
+        found[..., list(self.numbers.values())] = target[..., list(self.numbers)]
+        return found
+
+
+class Renumbered(Part):
     """Samples of a data set under other class numbers.
 
     Args:
@@ -63,23 +124,12 @@ class Renumbered:
     """
 
     def __init__(self, dataset: Any, labels: Labels, numbers: Mapping[int, int], classes: Sequence[str]) -> None:
-        self.dataset, self.numbers, self.classes = dataset, numbers, list(classes)
-        self.indices = np.flatnonzero(np.isin(labels, list(numbers)))
+        super().__init__(dataset, np.flatnonzero(np.isin(labels, list(numbers))), classes)
+        self.numbers = numbers
         self.targets = np.asarray([numbers[label] for label in labels[self.indices].tolist()], np.int64)
 
-    @property
-    def transform(self) -> Any:
-        return self.dataset.transform
-
-    @transform.setter
-    def transform(self, transform: Any) -> None:
-        self.dataset.transform = transform
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        image, label = self.dataset[int(self.indices[index])]
+        image, label = super().__getitem__(index)
         return image, self.numbers[int(label)]
 
 
@@ -154,3 +204,13 @@ def hold_out(
     held = pick(labels, [max(0, count) for count in wanted], seed=seed, part=fold)
     rest = np.setdiff1d(np.arange(len(labels)), held)
     return rest, held
+
+
+def hold_out_any(size: int, fraction: float, *, seed: int, fold: int = 0) -> tuple[Indices, Indices]:
+    """Split ``size`` samples at random into (rest, held out), and into other parts in each fold."""
+    if not 0.0 < fraction < 1.0:
+        raise ValueError(f"the held-out fraction must be in (0, 1), got {fraction!r}")
+    count = min(size - 1, max(1, round(fraction * size)))
+    order = np.random.default_rng([seed, 17]).permutation(size)
+    held = np.sort(order[np.arange(fold * count, (fold + 1) * count) % size])
+    return np.setdiff1d(np.arange(size), held), held

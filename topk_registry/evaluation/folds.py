@@ -21,7 +21,7 @@ from topk_registry.data.labels import Labels, is_indexed, labels_of
 from topk_registry.data.names import class_words, sample_names
 from topk_registry.data.recipes import Indices, Selection
 from topk_registry.evaluation.images import Images
-from topk_registry.evaluation.models import CHECKPOINTS, Checkpoint, Running, find_file
+from topk_registry.evaluation.models import CHECKPOINTS, Checkpoint, Running, find_file, refuse_several_labels
 from topk_registry.evaluation.predictions import Predictions, predict
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.resume import FREE
@@ -165,6 +165,7 @@ def open_folds(
         TrainError: the file is no checkpoint of ``timm train``, or its data cannot be divided.
     """
     path = find_file(checkpoint)
+    refuse_several_labels(path)
     return folds_of(recipe_of(path).replace(**(settings or {})), count, folder or path.parent / f"folds-{count}")
 
 

@@ -23,6 +23,7 @@ from topk_registry.train.validate import align_data, open_evaluation
 DATA = (
     *("dataset", "data_dir", "dataset_opt", "train_split", "val_split", "val_fold", "seed", "subset", "long_tail"),
     *("imbalance_factor", "label_noise", "superclasses", "class_map", "input_img_mode", "input_key", "target_key"),
+    *("label_noise_kind", "label_file", "label_column"),
     *("ignore_unknown_classes", "dataset_trust_remote_code", "val_num_samples", "strict_data"),
 )
 FORMAT = 1  # of the fingerprint

@@ -15,6 +15,7 @@ import numpy as np
 
 from topk_registry import registry
 from topk_registry.evaluation.images import DATA, Images
+from topk_registry.train.config.tasks import MULTILABEL
 from topk_registry.train.config.validate_flags import create_parser
 from topk_registry.train.errors import TrainError
 
@@ -73,9 +74,21 @@ def model_file(path: str | Path, running: Running = Running()) -> ModelFile:  # 
         UnknownPluginError: no installed distribution reads files of this ending.
     """
     path = find_file(path)
+    refuse_several_labels(path)
     if path.name.endswith(CHECKPOINTS):
         return Checkpoint(path, running)
     return registry.model_files.builder(path.suffix.lstrip("."))(path, running)
+
+
+def refuse_several_labels(path: Path) -> None:
+    """Raise a TrainError for a checkpoint of ``--task multilabel``, whose images have no single label to look at."""
+    from topk_registry.train.validate import recorded_in
+
+    if path.name.endswith(CHECKPOINTS) and recorded_in(str(path)).get("task") == MULTILABEL:
+        raise TrainError(
+            f"{path} is of --task multilabel: comparisons, reports and searches for wrong labels are of one label an "
+            "image. `timm validate` measures it"
+        )
 
 
 def find_file(path: str | Path) -> Path:
@@ -96,6 +109,7 @@ def data_settings(path: str | Path) -> dict[str, Any]:
     from topk_registry.train.validate import recorded_in
 
     path = find_file(path)
+    refuse_several_labels(path)
     recorded = recorded_in(str(path)) if path.name.endswith(CHECKPOINTS) else {}
     return {name: value for name, value in recorded.items() if name in DATA}
 

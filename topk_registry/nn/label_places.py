@@ -13,7 +13,7 @@ from torch import Tensor
 
 from topk_registry.ops.ksubset import request
 from topk_registry.ops.ksubset.chunked.api import chunk_size, product_dtype
-from topk_registry.ops.ksubset.chunked.custom_ops import score_chunks
+from topk_registry.ops.ksubset.chunked.layer import score_chunks
 from topk_registry.ops.process_group import Group, all_gather, all_reduce, gather_rows
 
 

@@ -17,10 +17,10 @@ from topk_registry.nn.class_parallel import (
     spread_loss,
     spread_topk,
 )
+from topk_registry.ops.constant import fixed_number
 from topk_registry.ops.distributed import is_distributed
 from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset.chunked.api import TopClasses, linear_label_margins, linear_topk, logits_like
-from topk_registry.ops.rows.constants import fixed_number
 from topk_registry.ops.targets.checks import check_target, checked_weight
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Masses
@@ -33,7 +33,7 @@ def linear_smooth_topk(
     target: Tensor | LabelMixture,
     *,
     k: int = 5,
-    tau: float = 1.0,
+    tau: float = 0.1,
     alpha: float | Tensor = 1.0,
     class_weight: Tensor | None = None,
     reduction: str = "mean",
@@ -188,7 +188,7 @@ class LinearSmoothTopK(KeepsNumbers):
         bias: bool = True,
         *,
         k: int = 5,
-        tau: float = 1.0,
+        tau: float = 0.1,
         alpha: float | Sequence[float] | Tensor = 1.0,
         class_weight: Tensor | Sequence[float] | None = None,
         reduction: str = "mean",

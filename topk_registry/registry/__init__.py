@@ -16,6 +16,7 @@ from topk_registry.registry.api import (
     register_loss,
     score_nodes,
     scores,
+    takes_k_hot,
 )
 from topk_registry.registry.registry import LossInfo, Registry
 
@@ -37,4 +38,5 @@ __all__ = [
     "register_loss",
     "score_nodes",
     "scores",
+    "takes_k_hot",
 ]

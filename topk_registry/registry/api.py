@@ -68,6 +68,20 @@ def loss_info(name: str) -> LossInfo:
     return losses.info(name)
 
 
+def takes_k_hot(name: str) -> bool:
+    """Return whether a loss takes k-hot targets [B, n], several labels an image, without importing it.
+
+    timm's own are known. Another says so by an attribute of its class or function, ``takes_k_hot = True``.
+
+    Example:
+        >>> takes_k_hot("ksubset_nll"), takes_k_hot("focal")
+        (True, False)
+    """
+    if losses.info(name).status == "timm":
+        return name.rpartition(":")[2] in timm_losses.TAKE_K_HOT
+    return losses.info(name).status not in ("broken", "ambiguous", "disabled") and losses.declares(name, "takes_k_hot")
+
+
 def get_loss_builder(name: str) -> Builder:
     """Return the factory of a loss, which imports its plug-in. Errors as in :meth:`Registry.builder`."""
     return losses.builder(name)

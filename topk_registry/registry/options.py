@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 CONTEXT = ("num_classes", "class_counts", "smoothing", "soft_targets", "total_epochs")
+SET_BY_TRAINERS = ("weight", "class_weight", "pos_weight", "label_smoothing", "reduction", "ignore_index")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -42,6 +43,49 @@ def takes(builder: Callable[..., Any], option: str) -> bool:
 def defaults(builder: Callable[..., Any]) -> dict[str, Any]:
     """The defaults of a factory's options, by name, as far as its signature tells."""
     return {name: p.default for name, p in (_named(builder) or {}).items() if p.default is not p.empty}
+
+
+def recorded_defaults(builder: Callable[..., Any], options: Iterable[str] = ()) -> dict[str, Any]:
+    """The defaults that a run records: those of the factory's own options but for ``options``, as plain types.
+
+    Options that a trainer sets from its own flags, such as class weights and smoothing, are no part of it.
+
+    Example:
+        >>> recorded_defaults(lambda k=5, tau=1.0, weight=None, num_classes=None: ..., ["k"])
+        {'tau': 1.0}
+    """
+    left_out = {*options, *CONTEXT, *SET_BY_TRAINERS, *_bound(builder)}
+    found = {name: _plain(value) for name, value in defaults(builder).items() if name not in left_out}
+    return {name: value for name, value in found.items() if _is_plain(value)}
+
+
+def defaults_since_changed(builder: Callable[..., Any], record: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The defaults that a run began with and that its loss has no longer, so that the run keeps its meaning.
+
+    Args:
+        builder: today's factory of the loss.
+        record: what the run wrote of its loss, its ``defaults`` among it. A run that wrote none has those that the
+            factory declares as ``former_defaults``. None: there is no run.
+
+    Example:
+        >>> defaults_since_changed(lambda k=5, tau=0.1: ..., {"defaults": {"k": 5, "tau": 1.0}})
+        {'tau': 1.0}
+    """
+    if record is None:
+        return {}
+    before = record.get("defaults", getattr(unbound(builder), "former_defaults", {}))
+    now = recorded_defaults(builder)
+    return {name: value for name, value in before.items() if name in now and now[name] != value}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def unbound(builder: Callable[..., Any]) -> Callable[..., Any]:

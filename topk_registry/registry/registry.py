@@ -18,7 +18,7 @@ from topk_registry.registry.errors import (
     NameTakenError,
     UnknownPluginError,
 )
-from topk_registry.registry.options import check_options
+from topk_registry.registry.options import check_options, unbound
 
 Builder = Callable[..., Any]
 Status = Literal["available", "loaded", "registered", "timm", "broken", "ambiguous", "disabled"]
@@ -116,6 +116,14 @@ class Registry:
         return LossInfo(
             name, plugin.distribution, plugin.version, plugin.value, status, error, self._summary(plugin, status)
         )
+
+    def declares(self, name: str, attribute: str) -> bool:
+        """Return whether the factory behind a name says ``attribute = True``, by its source where it is not loaded."""
+        plugin = self._pick(name)
+        loaded = self._loaded.get(plugin) if plugin.distribution else self._registered[plugin.name]
+        if loaded is not None:
+            return getattr(unbound(loaded), attribute, False) is True
+        return not self._is_timms(plugin) and source.declares(*plugin.parse(), attribute)
 
     def is_misdeclared(self, name: str) -> bool:
         """Return whether metadata and source, without an import, show that the plug-in behind a name cannot work."""

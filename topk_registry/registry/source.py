@@ -38,6 +38,17 @@ def summary(module: str, attr: str) -> str:
         return ""
 
 
+def declares(module: str, attr: str, name: str) -> bool:
+    """Return whether the source of ``module:attr`` sets its attribute ``name`` to True. Never raises.
+
+    It is set in the body of the class, or as ``attr.name = True`` below a function.
+    """
+    try:
+        return _declares(module, attr, name, hops=4)
+    except Exception:
+        return False
+
+
 def problem(module: str, attr: str) -> str:
     """Return what is certainly wrong with ``module:attr``, or nothing: no such module, bad syntax, or no such name."""
     if find_spec(module) is None:
@@ -164,6 +175,28 @@ def _summary(module: str, attr: str, hops: int) -> str:
         return _summary(_absolute(module, scope), names[attr], hops - 1)
     own = ast.get_docstring(scope) if isinstance(scope, (ast.ClassDef, ast.FunctionDef)) else None
     return first_line(own or ast.get_docstring(tree))
+
+
+def _declares(module: str, attr: str, name: str, hops: int) -> bool:
+    source = read(module)
+    if source is None:
+        return False
+    tree = _tree(source)
+    scope: ast.AST | None = tree
+    for part in attr.split("."):
+        scope = _definition(scope, part)
+    if isinstance(scope, ast.ImportFrom) and hops:
+        names = {alias.asname or alias.name: alias.name for alias in scope.names}
+        return _declares(_absolute(module, scope), names[attr], name, hops - 1)
+    inside = scope.body if isinstance(scope, ast.ClassDef) else []
+    below = any(_sets_true(node, f"{attr}.{name}") for node in tree.body)
+    return below or any(_sets_true(node, name) for node in inside)
+
+
+def _sets_true(node: ast.AST, name: str) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    value = getattr(node, "value", None)
+    return isinstance(value, ast.Constant) and value.value is True and any(ast.unparse(t) == name for t in targets)
 
 
 def _definition(scope: ast.AST | None, name: str) -> ast.AST | None:

@@ -21,6 +21,8 @@ SUMMARIES = {
     "db": "Distribution-balanced loss, multi-label.",
 }
 VALUE = "timm.loss:create_classification_loss"
+ONLY_K_HOT = ("twoway", "zlpr", "db")  # refused by timm for one label an image
+TAKE_K_HOT = ("bce", "asl", "poly", "twoway", "zlpr", "db")  # timm.loss.MULTI_LABEL_LOSS_TYPES
 
 
 def reserved() -> dict[str, Plugin]:
@@ -28,17 +30,24 @@ def reserved() -> dict[str, Plugin]:
     return {name: Plugin(name, VALUE, "timm", installed()) for name in SUMMARIES}
 
 
-def builder(name: str) -> Callable[..., Any]:
-    """Return timm's builder of one of its losses, which imports timm and torch."""
+def builder(name: str, *, several: bool = False) -> Callable[..., Any]:
+    """Return timm's builder of one of its losses, which imports timm and torch.
+
+    Args:
+        name: one of timm's.
+        several: whether the loss is for k-hot targets, several labels an image.
+    """
     module, attr = VALUE.split(":")
     try:
         create = getattr(import_module(module), attr)
     except (ImportError, AttributeError) as error:
         raise BrokenPluginError(f"loss {name!r} is timm's: {problem() or error}") from error
-    # timm refuses class counts for every loss but 'db', and class weights of single labels for every loss but 'bce': a
-    # value bound here is not filled in from a trainer's context
-    others = {"db": "class_counts", "bce": "class_weight"}
-    return partial(create, name, **{fact: None for loss, fact in others.items() if loss != name})
+    # timm refuses class counts for every loss but 'db', and weights for every loss but 'bce' and, of several labels,
+    # 'asl': a value bound here is not filled in from a trainer's context
+    weighted = ("bce", "asl") if several else ("bce",)
+    others = {"class_counts": ("db",), "num_samples": ("db",), "class_weight": weighted, "pos_weight": weighted}
+    bound = {fact: None for fact, losses in others.items() if name not in losses}
+    return partial(create, name, **bound, **({"multi_label": True} if several else {}))
 
 
 def problem() -> str:

@@ -19,7 +19,7 @@ import torch
 
 from topk_registry import registry
 from topk_registry.data import contract
-from topk_registry.data.labels import class_names_of, is_indexed, kept_labels_of, superclasses_of
+from topk_registry.data.labels import class_names_of, is_indexed, kept_k_hot_of, kept_labels_of, superclasses_of
 from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect
 from topk_registry.testing.result import CheckResult, ChecksFailedError, left_out, result_of
 
@@ -55,6 +55,12 @@ class DatasetSubject:
         """Samples spread over each split, by their index."""
         return {split: {i: data[i] for i in self._spread(data)} for split, data in self.sets.items()}
 
+    @cached_property
+    def several(self) -> bool:
+        """Whether its samples have several labels, by the target of the first."""
+        first = next(iter(self.read.values()))
+        return contract.has_k_hot_targets(next(iter(first.values())))
+
     def each(self) -> Iterator[tuple[str, int, Any]]:
         """Yield split, index and sample of all that are read."""
         return ((split, i, sample) for split, samples in self.read.items() for i, sample in samples.items())
@@ -88,9 +94,9 @@ def has_samples(data: DatasetSubject) -> None:
 
 
 def gives_images_and_labels(data: DatasetSubject) -> None:
-    """A sample without a transform is a pair: a PIL image, which timm's transforms take, and a number."""
+    """A sample without a transform is a pair: a PIL image, which timm's transforms take, and a number or a vector."""
     for split, i, sample in data.each():
-        problem = contract.problem_of_sample(sample, None)
+        problem = contract.problem_of_sample(sample, None, several=data.several)
         expect(not problem, f"{split}[{i}]: {problem}")
 
 
@@ -109,20 +115,22 @@ def names_its_classes(data: DatasetSubject) -> None:
 
 def keeps_labels_in_range(data: DatasetSubject) -> None:
     """A label is the place of its class in ``classes``; a larger one ends training, on a GPU without a message."""
+    problem_of = contract.problem_of_target if data.several else contract.problem_of_label
     for split, i, (_, label) in data.each():
-        problem = contract.problem_of_label(label, len(class_names_of(data.sets[split]) or []) or None)
+        problem = problem_of(label, len(class_names_of(data.sets[split]) or []) or None)
         expect(not problem, f"{split}[{i}]: {problem}")
 
 
 def lists_its_labels(data: DatasetSubject) -> None:
     """Losses and recipes that need class counts read ``targets``, and else every image."""
     for split, found in data.sets.items():
-        labels = kept_labels_of(found)
+        labels = kept_k_hot_of(found) if data.several else kept_labels_of(found)
         if labels is None:
             raise NotApplicableError(f"no attribute targets: counting the classes of {split!r} reads every image")
         expect(len(labels) == len(found), f"expected {len(found)} targets in {split!r}, got {len(labels)}")
         for i, (_, label) in data.read[split].items():
-            expect(int(labels[i]) == int(label), f"{split}: targets[{i}] is {labels[i]}, and the sample has {label}")
+            same = np.array_equal(np.asarray(labels[i]), np.asarray(label))
+            expect(same, f"{split}: targets[{i}] is {labels[i]}, and the sample has {label}")
 
 
 def knows_its_families(data: DatasetSubject) -> None:
@@ -195,7 +203,12 @@ def makes_a_batch(data: DatasetSubject) -> None:
         shape, wanted = list(images.shape), [count, 3, SIZE, SIZE]
         expect(shape == wanted, f"expected images {wanted} of {split!r}, got {shape}")
         expect(bool(images.isfinite().all()), f"expected finite numbers in the images of {split!r}")
-        expect(labels.dtype == torch.int64, f"expected int64 labels in {split!r}, got {labels.dtype}")
+        if data.several:
+            told = f"{labels.dtype} {list(labels.shape)}"
+            right = labels.is_floating_point() and labels.ndim == 2
+            expect(right, f"expected floating-point targets [{count}, n] in {split!r}, got {told}")
+        else:
+            expect(labels.dtype == torch.int64, f"expected int64 labels in {split!r}, got {labels.dtype}")
 
 
 CHECKS: dict[str, Check] = {
@@ -289,7 +302,7 @@ def _seeded(call: Callable[[], Any]) -> Any:
 
 
 def _same(first: Any, second: Any) -> bool:
-    return _bytes(first[0]) == _bytes(second[0]) and int(first[1]) == int(second[1])
+    return _bytes(first[0]) == _bytes(second[0]) and np.array_equal(np.asarray(first[1]), np.asarray(second[1]))
 
 
 def _bytes(image: Any) -> tuple[Any, ...]:

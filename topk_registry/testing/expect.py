@@ -1,5 +1,6 @@
 """How a check speaks: it fails with what was expected and what came, or says why it does not apply."""
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,6 +27,27 @@ def needs(*checks: Callable) -> Callable[[F], F]:
         return check
 
     return decorate
+
+
+def of_rows(check: Check) -> Check:
+    """Mark a check of what a loss is for one row: it does not apply to a loss of the batch as a whole."""
+    return _unless(lambda subject: subject.is_of_batch, "is a loss of the batch as a whole", check)
+
+
+def of_exact_gradients(check: Check) -> Check:
+    """Mark a check that the gradient is the value's own: it does not apply to a loss that says it is an estimate."""
+    return _unless(lambda subject: subject.estimates_gradient, "says that its gradient is an estimate", check)
+
+
+def _unless(condition: Callable[["Subject"], bool], why: str, check: Check) -> Check:
+    @functools.wraps(check)
+    def applied(subject: "Subject") -> None:
+        __tracebackhide__ = True
+        if condition(subject):
+            raise NotApplicableError(why)
+        check(subject)
+
+    return applied
 
 
 class CheckFailedError(AssertionError):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.testing.calls import keeps_the_precision
-from topk_registry.testing.expect import expect, expect_close, needs
+from topk_registry.testing.expect import expect, expect_close, needs, of_exact_gradients, of_rows
 from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gradient
 from topk_registry.testing.targets import one_hot_targets_equal_indices
 
@@ -16,12 +16,14 @@ DIRECTIONS = 8  # a wrong entry shows along every one of them; only then is each
 
 
 @needs(keeps_the_precision)
+@of_exact_gradients
 def gradient_equals_differences(subject: Subject) -> None:
     """A hand-written backward that disagrees with its forward trains something else; float64 in, float64 inside."""
     _compare_with_differences(subject.build(), subject.logits(dtype=torch.float64), subject.labels())
 
 
 @needs(keeps_the_precision, one_hot_targets_equal_indices, gradient_equals_differences)
+@of_rows
 def dense_gradient_equals_differences(subject: Subject) -> None:
     """Dense targets often take another path through a loss than indices do, with its own backward."""
     target = subject.distributions(dtype=torch.float64)

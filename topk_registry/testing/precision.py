@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from topk_registry.testing.expect import expect_close, expect_finite, needs
+from topk_registry.testing.expect import expect_close, expect_finite, needs, of_rows
 from topk_registry.testing.subject import Loss, Subject, value_and_gradient
 from topk_registry.testing.targets import one_hot_targets_equal_indices
 
@@ -66,6 +66,7 @@ def cpu_autocast(subject: Subject) -> None:
 
 
 @needs(one_hot_targets_equal_indices)
+@of_rows
 def half_precision_with_dense_targets(subject: Subject) -> None:
     """Mixup under autocast: half-precision scores meet float32 distributions."""
     loss: Loss = subject.build()

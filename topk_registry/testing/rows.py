@@ -4,13 +4,14 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.targets.label_mixture import Target
-from topk_registry.testing.expect import expect, expect_close, expect_finite, needs
+from topk_registry.testing.expect import expect, expect_close, expect_finite, needs, of_rows
 from topk_registry.testing.options import reduction_is_consistent
 from topk_registry.testing.subject import BATCH, Loss, Subject, evaluate, value_and_gradient
 
 BROKEN = 1  # the row that is made NaN
 
 
+@of_rows
 def row_order_is_irrelevant(subject: Subject) -> None:
     """Shuffling a batch may not change its loss, and shuffles the gradient along."""
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
@@ -24,6 +25,7 @@ def row_order_is_irrelevant(subject: Subject) -> None:
         expect_close(shuffled, gradient[order], "gradient of the shuffled batch")
 
 
+@of_rows
 def rows_are_independent(subject: Subject) -> None:
     """A loss that looks across the batch changes with the batch size and with the number of GPUs."""
     loss, labels = subject.build(), subject.labels()
@@ -34,6 +36,7 @@ def rows_are_independent(subject: Subject) -> None:
     expect_close(changed[1:], gradient[1:], "gradient of rows 1 to 3 after row 0 changed")
 
 
+@of_rows
 def nan_stays_in_its_row(subject: Subject) -> None:
     """One broken sample must show as NaN in its own loss, whatever the target: neither hidden nor spread further."""
     logits, labels = subject.logits(), subject.labels()
@@ -74,6 +77,7 @@ def _expect_nan(loss: Loss, logits: Tensor, target: Target, classes: Tensor, wan
     expect(bool(own.isnan().any()), f"expected NaN in the gradient of the row with {what}, got {own}")
 
 
+@of_rows
 def batch_of_one(subject: Subject) -> None:
     """The last batch of an epoch can hold one sample; squeezed shapes and batch statistics break there."""
     loss, logits, labels = subject.build(), subject.logits()[:1], subject.labels()[:1]
@@ -89,6 +93,7 @@ def batch_of_one(subject: Subject) -> None:
 
 
 @needs(reduction_is_consistent)
+@of_rows
 def empty_batch(subject: Subject) -> None:
     """A shard or a filter can leave no rows: sum gives 0, none gives [0], mean gives NaN, as in cross-entropy."""
     logits, labels = subject.logits()[:0], subject.labels()[:0]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from topk_registry.losses.batch import BatchLoss
 from topk_registry.ops.targets.label_mixture import LabelMixture, Target
 from topk_registry.registry import get_loss_builder
 from topk_registry.registry.options import CONTEXT, accepted_context, unbound
@@ -79,13 +80,24 @@ class Subject:
 
     def _context(self) -> dict[str, Any]:
         n = self.num_classes
+        counts = [max(1, 500 // (c + 1)) for c in range(n)]
         return {
             "num_classes": n,
-            "class_counts": [max(1, 500 // (c + 1)) for c in range(n)],
+            "class_counts": counts,
             "smoothing": 0.0,
             "soft_targets": False,
             "total_epochs": EPOCHS,
         }
+
+    @functools.cached_property
+    def is_of_batch(self) -> bool:
+        """Whether the loss is one of the batch as a whole, and takes labels alone."""
+        return isinstance(self.build(), BatchLoss)
+
+    @functools.cached_property
+    def estimates_gradient(self) -> bool:
+        """Whether the loss says that its gradient is an estimate, and not that of its value."""
+        return bool(getattr(self.build(), "estimates_gradient", False))
 
     @functools.cached_property
     def is_random(self) -> bool:
@@ -125,6 +137,16 @@ class Subject:
             except Exception:  # that it refuses them is another check's matter
                 continue
             yield kind, target
+
+    @property
+    def takes_k_hot(self) -> bool:
+        """Whether the factory says that its losses take k-hot targets."""
+        return getattr(unbound(self.factory), "takes_k_hot", False) is True
+
+    def k_hot(self) -> Tensor:
+        """Targets of one label, of two, of three and so on [batch, n]."""
+        order = torch.rand(BATCH, self.num_classes, generator=_generator()).argsort(1).argsort(1)
+        return (order <= torch.arange(BATCH)[:, None] % (self.num_classes - 1)).float()
 
     def class_weight(self) -> Tensor:
         """A factor for each class [n]."""

@@ -7,10 +7,11 @@ from torch import Tensor
 
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.ops.targets.label_mixture import LabelMixture
-from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect, expect_close, needs
+from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect, expect_close, needs, of_rows
 from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gradient
 
 
+@of_rows
 def one_hot_targets_equal_indices(subject: Subject) -> None:
     """Mixup and cutmix turn indices into distributions; with nothing mixed in, nothing may change."""
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
@@ -21,6 +22,7 @@ def one_hot_targets_equal_indices(subject: Subject) -> None:
 
 
 @needs(one_hot_targets_equal_indices)
+@of_rows
 def dense_targets_count_in_full(subject: Subject) -> None:
     """A loss that takes the arg max of a distribution trains on mixed images as if they were not."""
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
@@ -32,6 +34,7 @@ def dense_targets_count_in_full(subject: Subject) -> None:
     )
 
 
+@of_rows
 def mixtures_equal_their_distributions(subject: Subject) -> None:
     """Training hands mixed labels over as labels and shares where a loss takes them, in place of a distribution."""
     logits, labels, n = subject.logits(), subject.labels(), subject.num_classes
@@ -49,6 +52,28 @@ def mixtures_equal_their_distributions(subject: Subject) -> None:
         wanted, wanted_gradient = value_and_gradient(loss, logits, mixture.dense(n))
         expect_close(value, wanted, "loss of a LabelMixture", floor=1.0)
         expect_close(gradient, wanted_gradient, "gradient of a LabelMixture")
+
+
+def k_hot_targets_pull_up_their_labels(subject: Subject) -> None:
+    """`--task multilabel` trains with it where it says ``takes_k_hot = True``: rows have none, one or more labels."""
+    if not subject.takes_k_hot:
+        raise NotApplicableError("does not say takes_k_hot = True")
+    loss, logits, target = subject.build(), subject.logits(), subject.k_hot()
+    value, gradient = value_and_gradient(loss, logits, target)
+    expect(bool(value.isfinite().all() and gradient.isfinite().all()), f"expected finite numbers, got {value}")
+    for row, labels in zip(gradient, target.bool(), strict=True):
+        up, others = row[labels].mean(), row[~labels].mean()
+        expect(
+            bool(up < others),
+            f"expected a step down the gradient to raise {int(labels.sum())} labels above the other classes, got mean "
+            f"gradients of {up:.3g} at the labels and {others:.3g} at the others",
+        )
+    empty, gradient = value_and_gradient(loss, logits, torch.zeros_like(target))
+    expect(
+        bool(empty.isfinite().all() and gradient.isfinite().all()),
+        f"expected finite numbers without labels, got {empty}",
+    )
+    _expect_error(loss, logits, torch.cat([target, target[:, :1]], dim=1), "a k-hot target with one class too many")
 
 
 def bad_targets_raise(subject: Subject) -> None:
@@ -79,5 +104,6 @@ CHECKS = (
     one_hot_targets_equal_indices,
     dense_targets_count_in_full,
     mixtures_equal_their_distributions,
+    k_hot_targets_pull_up_their_labels,
     bad_targets_raise,
 )

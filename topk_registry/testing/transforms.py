@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from topk_registry.losses.base import ClassificationLoss
-from topk_registry.testing.expect import NotApplicableError, expect, expect_close, expect_finite
+from topk_registry.testing.expect import (
+    NotApplicableError,
+    expect,
+    expect_close,
+    expect_finite,
+    of_exact_gradients,
+    of_rows,
+)
 from topk_registry.testing.options import other_values
 from topk_registry.testing.subject import BATCH, SEED, Subject, evaluate, seed, value_and_gradient
 
@@ -18,6 +25,7 @@ STEP = 1e-5
 TOLERANCE = 1e-5
 
 
+@of_rows
 def vmap(subject: Subject) -> None:
     """torch.func.vmap evaluates many models at once; a loss that looks at a number (``.item()``) forbids that."""
     loss = subject.build()
@@ -28,6 +36,7 @@ def vmap(subject: Subject) -> None:
         _expect_alike(subject, got, wanted, f"loss of {kind} under vmap")
 
 
+@of_rows
 def per_sample_gradients(subject: Subject) -> None:
     """The gradient of each row by itself, as differential privacy and data selection need it: grad under vmap."""
     loss, logits = subject.build(), subject.logits()
@@ -39,6 +48,7 @@ def per_sample_gradients(subject: Subject) -> None:
             _expect_alike(subject, got, torch.stack(wanted), f"gradient of each row of {kind} under vmap")
 
 
+@of_exact_gradients
 def second_derivative(subject: Subject) -> None:
     """AdaHessian and gradient penalties differentiate the backward pass; terms that it leaves out mislead them."""
     loss, labels, logits = subject.build(), subject.labels(), subject.logits(dtype=torch.float64)
@@ -53,6 +63,7 @@ def second_derivative(subject: Subject) -> None:
     expect_close(got, (after - before) / (2 * STEP), "second derivative", tolerance=TOLERANCE, floor=_size(first))
 
 
+@of_exact_gradients
 def forward_mode(subject: Subject) -> None:
     """torch.func.jvp: directional derivatives without a backward pass."""
     loss, logits = subject.build(), subject.logits()

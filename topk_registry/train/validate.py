@@ -9,12 +9,14 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from topk_registry.train.config.arguments import without_other_loss
 from topk_registry.train.config.config import TrainConfig
+from topk_registry.train.config.tasks import MULTILABEL
 from topk_registry.train.config.validate_flags import create_parser
 from topk_registry.train.errors import TrainError
 
@@ -23,8 +25,13 @@ RECORDED = {
     *("model", "num_classes", "in_chans", "input_size", "img_size", "crop_pct", "mean", "std", "interpolation", "gp"),
     *("model_kwargs", "data_dir", "dataset", "dataset_opt", "class_map", "input_img_mode", "input_key", "target_key"),
     *("train_split", "val_split", "val_fold", "normalize_classifier", "learn_scale", "seed", "subset", "long_tail"),
+    *("label_noise_kind", "label_file", "label_column"),
     *("ignore_unknown_classes", "imbalance_factor", "label_noise", "superclasses", "loss", "loss_opt", "eval_metric"),
+    *("task", "labels_csv", "target_format", "multilabel_threshold"),
+    "loss_record",
 }
+# flags that measure the one label of an image
+ONE_LABEL = ("real_labels", "metrics_avg", "report", "valid_labels")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -82,7 +89,7 @@ def validate_all(args: Namespace, several: Sequence[Mapping[str, Any]]) -> list[
             break
     if not results:
         raise TrainError("none could be evaluated")
-    return sorted(results, key=lambda each: each["top1"], reverse=True)
+    return sorted(results, key=lambda each: each["top1" if "top1" in each else "map"] or 0.0, reverse=True)
 
 
 def retrying(args: Namespace) -> dict[str, Any]:
@@ -153,6 +160,9 @@ def prepare(args: Namespace, data: Any = None) -> Prepared:
     from topk_registry.train.setup.inference import load
 
     config = config_of(args)
+    several = config.task == MULTILABEL
+    if several:
+        _check_flags(args)
     compute = Compute.set_up(config)
     for note in compute.notes:
         print(f"timm validate: {note}", file=sys.stderr)
@@ -181,7 +191,7 @@ def prepare(args: Namespace, data: Any = None) -> Prepared:
     if args.naflex_loader:
         data_config["naflex_max_seq_len"] = args.naflex_max_seq_len
     parameters = sum(p.numel() for p in model.parameters())
-    criterion = _criterion(config, data)
+    criterion = None if several else _criterion(config, data)
     evaluated: Any = models.place_model(config, model, compute)
     if args.test_pool:
         evaluated, pooled = apply_test_time_pool(evaluated, data_config)
@@ -199,8 +209,9 @@ def validate(args: Namespace) -> dict[str, Any]:
 
     ready = prepare(args)
     config, data, data_config = ready.config, ready.data, ready.data_config
-    observers = measures.create(args, data.validation, seed=config.seed, class_counts=data.counts)
-    if not args.real_labels:
+    several = config.task == MULTILABEL
+    observers = measures.create(args, data.validation, seed=config.seed, class_counts=data.counts, several=several)
+    if not (args.real_labels or several):
         observers.append(measures.LabelCheck(ready.names))
     evaluator = ready.evaluator(args)
     evaluator.observers = observers
@@ -224,12 +235,20 @@ def validate(args: Namespace) -> dict[str, Any]:
         "checkpoint": args.checkpoint,
         "dataset": datasets.name_of(config),
         **{name: round(value, 4) if math.isfinite(value) else None for name, value in metrics.items()},
-        **{f"top{k}_err": round(100 - metrics[f"top{k}"], 4) for k in (1, 5)},
+        **({} if several else {f"top{k}_err": round(100 - metrics[f"top{k}"], 4) for k in (1, 5)}),
         "param_count": round(ready.parameters / 1e6, 2),
         "img_size": data_config["input_size"][-1],
         "crop_pct": data_config["crop_pct"],
         "interpolation": data_config["interpolation"],
     }
+
+
+def _check_flags(args: Namespace) -> None:
+    for name in ONE_LABEL:
+        if getattr(args, name):
+            raise TrainError(
+                f"--{name.replace('_', '-')} measures one label an image, and --task multilabel has several"
+            )
 
 
 def _write_report(args: Namespace, ready: Prepared, kept: Sequence[tuple[Any, Any]]) -> None:
@@ -254,15 +273,31 @@ def config_of(args: Namespace) -> TrainConfig:
     """The settings of a training run as this evaluation needs them: the checkpoint's under the given ones."""
     given = {name: value for name, value in vars(args).items() if name in TrainConfig.__dataclass_fields__}
     recorded = without_other_loss(recorded_in(args.checkpoint), given, "timm validate")
+    for name, other in (("labels_csv", "dataset"), ("dataset", "labels_csv")):
+        if given.get(name):
+            recorded.pop(other, None)
     settings = {"model": "dpn92", "loss": "ce", **recorded, **given}
+    if settings["loss"] == recorded.get("loss"):
+        _keep_defaults(settings, recorded.get("loss_record") or {})
     settings["data_dir"] = args.data or settings.get("data_dir")
     settings["pretrained"] = args.pretrained or not args.checkpoint
     settings["val_split"] = settings.get("val_split") or "validation"  # a run without evaluation recorded none
-    if not (settings["data_dir"] or settings.get("dataset")):
+    if not (settings["data_dir"] or settings.get("dataset") or settings.get("labels_csv")):
         raise TrainError("name the data: --data-dir or --dataset (the checkpoint does not tell)")
     for name in ("torchcompile", "torchscript", "fuser", "naflex_loader", "naflex_max_seq_len", "train_script"):
         settings.pop(name, None)  # done here, or not in training
     return TrainConfig.from_dict(settings)
+
+
+def _keep_defaults(settings: dict[str, Any], record: Mapping[str, Any]) -> None:
+    """Give the loss the defaults that the run began with, where they have changed since."""
+    from topk_registry import registry
+    from topk_registry.registry.errors import PluginError
+    from topk_registry.registry.options import defaults_since_changed
+
+    with suppress(PluginError):  # which is told of when the loss is built
+        before = defaults_since_changed(registry.get_loss_builder(settings["loss"]), record)
+        settings["loss_opt"] = {**before, **(settings.get("loss_opt") or {})}
 
 
 def recorded_in(checkpoint: str) -> dict[str, Any]:
@@ -323,6 +358,7 @@ def align_data(config: TrainConfig, data: Any, names: Sequence[str]) -> None:
         by_order=True,
         ignore_unknown=config.ignore_unknown_classes,
         note=lambda found: data.notes.append(f"classes: {found.told}"),
+        several=config.task == MULTILABEL,
     )
 
 

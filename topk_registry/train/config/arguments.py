@@ -15,7 +15,7 @@ import yaml
 from topk_registry.cli import ArgumentParser, ParseOptions
 from topk_registry.train.config import flags
 from topk_registry.train.config.config import TrainConfig, spelt, value_type
-from topk_registry.train.config.timm_names import ELSEWHERE, LEGACY
+from topk_registry.train.config.timm_names import ELSEWHERE, LEGACY, OPTIONS
 from topk_registry.train.errors import ConfigError
 
 GROUPS = TrainConfig.__mro__[1:-1]  # the dataclasses of flags.py
@@ -60,11 +60,13 @@ def without_other_loss(saved: Mapping[str, Any], given: Mapping[str, Any], progr
     new = given.get("loss") or old
     if new == old:
         return dict(saved)
-    options = {name: saved[name] for name in LEGACY if saved.get(name)} | (saved.get("loss_opt") or {})
+    usual = dict.fromkeys(LEGACY) | OPTIONS
+    options = {name: saved[name] for name in usual if saved.get(name) not in (None, False, usual[name])}
+    options |= saved.get("loss_opt") or {}
     if options and os.environ.get("RANK", "0") == "0":
         told = " ".join(f"{name}={value}" for name, value in options.items())
         print(f"{program}: --loss {new} in the place of {old!r}, whose options are left out: {told}", file=sys.stderr)
-    return {name: value for name, value in saved.items() if name not in ("loss_opt", *LEGACY)}
+    return {name: value for name, value in saved.items() if name not in ("loss_opt", *usual)}
 
 
 def create_parser() -> ArgumentParser:
@@ -121,6 +123,9 @@ def _add_others(group: Any) -> None:
     group.add_argument("--bce-sum", action="store_true", help="sum bce over classes")
     group.add_argument("--bce-target-thresh", type=float, help="take targets of bce above this for 1, others for 0")
     group.add_argument("--bce-pos-weight", type=float, help="weight of the positive term of bce")
+    for name, usual in OPTIONS.items():  # as --loss-opt NAME=VALUE, which is the way for all losses
+        group.add_argument(spelt(name), type=str if isinstance(usual, str) else float, help=argparse.SUPPRESS)
+    group.add_argument("--persistent-workers", action="store_true", help=argparse.SUPPRESS)  # which they are
 
 
 def _type_of(default: Any) -> type:

@@ -1,12 +1,14 @@
 """All settings of a training run in one frozen object."""
 
+import os
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from topk_registry.train.config import flags
+from topk_registry.train.config import flags, sampling
+from topk_registry.train.config.tasks import BUILTIN_MULTILABEL, MULTILABEL, MULTILABEL_DEFAULTS, SPLIT, check_task
 from topk_registry.train.config.timm_names import from_timm
 from topk_registry.train.config.weights import SETTINGS, idle_setting
 from topk_registry.train.errors import ConfigError
@@ -34,6 +36,7 @@ class TrainConfig(
     flags.LossFlags,
     flags.DataFlags,
     flags.HarderDataFlags,
+    flags.SamplerFlags,
     flags.ModelFlags,
     flags.DeviceFlags,
     flags.OptimizerFlags,
@@ -46,8 +49,8 @@ class TrainConfig(
 ):
     """Settings of a training run, under the names of the flags of ``timm train``.
 
-    Defaults are timm's. Where no data is named (neither ``data_dir`` nor ``dataset``), they are those of a small job
-    on a built-in data set.
+    Defaults are timm's, and with ``task="multilabel"`` those of timm's multi-label task. Where no data is named
+    (neither ``data_dir`` nor ``dataset``), they are those of a small job on a built-in data set.
 
     Raises:
         ConfigError: a value has a wrong type, or settings exclude each other.
@@ -65,8 +68,14 @@ class TrainConfig(
 
     def __post_init__(self) -> None:
         given = self.__dict__.pop("_given")
+        if self.labels_csv and not (self.data_dir or self.dataset):
+            object.__setattr__(self, "data_dir", os.path.dirname(self.labels_csv.partition(SPLIT)[0]) or ".")
+        several = {**MULTILABEL_DEFAULTS} if self.task == MULTILABEL else {}
+        for name, value in several.items():
+            if name not in given:
+                object.__setattr__(self, name, value)
         if not (self.data_dir or self.dataset):
-            for name, value in BUILTIN_DEFAULTS.items():
+            for name, value in (BUILTIN_DEFAULTS | (BUILTIN_MULTILABEL if several else {})).items():
                 if name not in given or name == "dataset":
                     object.__setattr__(self, name, value)
         hints = _hints()
@@ -118,11 +127,29 @@ class TrainConfig(
             raise ConfigError(
                 f"--class-sample must be above 0 and at most 1, with --class-parallel, got {self.class_sample}"
             )
-        idle = idle_setting(self.class_weight, **{name: getattr(self, name) for name in SETTINGS})
+        idle = idle_setting(self.class_weight, self.loss_pos_weight, **{name: getattr(self, name) for name in SETTINGS})
         if idle:
             raise ConfigError(idle)
+        sampler = sampling.sampler_of(self.sampler, self.retrain_head)
+        found = {name: getattr(self, name) for name in sampling.SETTINGS}
+        problem = sampling.sampler_problem(sampler, self.aug_repeats, **found) or self._head_problem()
+        if problem:
+            raise ConfigError(problem)
+        check_task({setting.name: getattr(self, setting.name) for setting in fields(self)})
         if self.amp and self.model_dtype not in (None, "float32"):
             raise ConfigError(f"--amp needs a float32 model, got --model-dtype {self.model_dtype}")
+
+    def _head_problem(self) -> str:
+        """Say what ``--retrain-head`` cannot be combined with; empty where all is well."""
+        if not self.retrain_head:
+            return ""
+        for name in ("pretrained", "pretrained_path", "initial_checkpoint"):
+            if getattr(self, name):
+                return f"--retrain-head and {spelt(name)} both say which weights the model begins with: leave one out"
+        for name in ("drop", "drop_connect", "drop_path", "drop_block", "sync_bn", "split_bn"):
+            if getattr(self, name):
+                return f"{spelt(name)} has no effect with --retrain-head: what is frozen runs as in evaluation"
+        return "--retrain-head needs the whole classifier, without --class-parallel" if self.class_parallel else ""
 
 
 def spelt(name: str) -> str:

@@ -8,6 +8,9 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
+from topk_registry.train.config.sampling import SAMPLERS
+from topk_registry.train.config.tasks import TASKS
+
 
 def flag(
     default: Any,
@@ -38,9 +41,18 @@ def flag(
 
 @dataclass(frozen=True, kw_only=True)
 class LossFlags:
-    """Loss."""
+    """Task and loss."""
 
-    loss: str = flag("ce", "a registered loss (`timm losses` lists them) or one of timm's own", metavar="NAME")
+    task: str = flag(
+        "classification",
+        "what images have: one label each (classification), or any number of labels (multilabel)",
+        choices=TASKS,
+    )
+    loss: str = flag(
+        "ce",
+        "a registered loss (`timm losses` lists them) or one of timm's own (default: ce; with --task multilabel bce)",
+        metavar="NAME",
+    )
     loss_opt: dict[str, Any] = flag({}, "options of the loss; a repeated flag adds to those before")
     class_weight: str = flag(
         "",
@@ -49,10 +61,24 @@ class LossFlags:
         metavar="HOW",
         names=("--loss-class-weight",),
     )
-    loss_weight_power: float = flag(1.0, "exponent of --class-weight inv_freq", metavar="POWER")
+    loss_pos_weight: str = flag(
+        "",
+        "weigh the positive term of a binary loss: neg_pos, from the training labels; or a file, a number, or numbers "
+        "with commas between them",
+        metavar="HOW",
+    )
+    class_stats: str = flag(
+        "",
+        "JSON with pos_counts and num_samples, as timm's class_weights.py writes it: the class counts of the loss and "
+        "its weights (default: those of the training labels)",
+        metavar="FILE",
+    )
+    loss_weight_power: float = flag(
+        1.0, "exponent of --class-weight inv_freq and --loss-pos-weight neg_pos", metavar="POWER"
+    )
     loss_weight_beta: float = flag(0.999, "beta of --class-weight effective_num", metavar="BETA")
     loss_weight_max: float | None = flag(
-        None, "largest weight of --class-weight inv_freq or effective_num (default: no limit)", metavar="WEIGHT"
+        None, "largest weight of a method of --class-weight or --loss-pos-weight (default: no limit)", metavar="WEIGHT"
     )
     normalize_classifier: float | None = flag(
         None,
@@ -99,7 +125,21 @@ class DataFlags:
     class_map: str = flag("", "a file that maps class names to indices", metavar="FILE")
     input_img_mode: str | None = flag(None, "PIL mode that images are converted to, such as RGB or L")
     input_key: str | None = flag(None, "the data set's key of the image")
-    target_key: str | None = flag(None, "the data set's key of the label")
+    target_key: str | None = flag(
+        None, "the data set's key of the label, or of the labels; several with commas between them are a 0 or 1 each"
+    )
+    target_format: str | None = flag(
+        None,
+        "with --task multilabel: what --target-key holds, numbers of classes or a 0 or 1 for each class (default: "
+        "indices)",
+        choices=("indices", "multihot"),
+    )
+    labels_csv: str = flag(
+        "",
+        "with --task multilabel: CSV of images and their labels, for a folder of images; {split} in it stands for the "
+        "split's name",
+        metavar="FILE",
+    )
     dataset_trust_remote_code: bool = flag(False, "let a Hugging Face data set run its own code")
     ignore_unknown_classes: bool = flag(
         False, "leave evaluation images out whose class training lacks (default: refuse them)"
@@ -118,6 +158,16 @@ class HarderDataFlags:
     label_noise: float = flag(
         0.0, "replace this share of the training labels by random classes of the same superclass", metavar="P"
     )
+    label_noise_kind: str = flag(
+        "family",
+        "with --label-noise: redraw within the superclass (family), or make exactly that share wrong: anywhere "
+        "(uniform), as a weaker model errs, or as several people do",
+        choices=("family", "uniform", "confusions", "annotators"),
+    )
+    label_file: str = flag(
+        "", "train on the labels of a file such as CIFAR-10N's or CIFAR-100N's (.pt of arrays by name)", metavar="FILE"
+    )
+    label_column: str | None = flag(None, "which labels of --label-file, such as worse_label", metavar="NAME")
     superclasses: str = flag(
         "", "JSON: the superclass of each class (CIFAR-100's and the built-in data's are known)", metavar="FILE"
     )
@@ -131,14 +181,36 @@ class HarderDataFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SamplerFlags:
+    """Sampler."""
+
+    sampler: str | None = flag(
+        None,
+        "how often an image comes, by the frequency of its class (default: instance, once an epoch; class_balanced "
+        "with --retrain-head)",
+        choices=SAMPLERS,
+    )
+    sampler_beta: float = flag(0.999, "beta of --sampler effective_num", metavar="BETA")
+    sampler_threshold: float = flag(
+        0.001, "share of the images below which --sampler repeat_factor repeats those of a class", metavar="SHARE"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelFlags:
     """Model."""
 
     model: str = flag("resnet50", "a timm model", metavar="NAME")
     pretrained: bool = flag(False, "start from the model's published weights")
     pretrained_path: str | None = flag(None, "start from this file as if it were the published weights")
+    pretrained_cfg_overlay: dict[str, Any] = flag({}, "entries in the place of those of the pretrained configuration")
     initial_checkpoint: str = flag("", "load this checkpoint into the model first", metavar="PATH")
     resume: str = flag("", "continue from a checkpoint; 'auto' finds the latest of this run", metavar="PATH")
+    retrain_head: str = flag(
+        "",
+        "train the classifier anew on the features of this checkpoint, and freeze all else; by default class-balanced",
+        metavar="PATH",
+    )
     no_resume_opt: bool = flag(False, "resume the model alone, not the optimizer")
     num_classes: int | None = flag(
         None,
@@ -241,14 +313,31 @@ class ScheduleFlags:
     lr_cycle_decay: float = flag(0.5, "factor of the learning rate from one cycle to the next")
     lr_cycle_limit: int = flag(1, "number of cycles of the schedule", metavar="N")
     lr_k_decay: float = flag(1.0, "exponent of k-decay, for the schedules cosine and poly")
+    lr_decay_fn: str | None = flag(
+        None,
+        "how the schedules wsd and rsqrt decay in the end: linear, 1-sqrt, cosine, power or exp (default: 1-sqrt for "
+        "wsd, linear for rsqrt)",
+        metavar="NAME",
+    )
+    lr_stable_timescale: float | None = flag(
+        None, "epochs by which the schedule rsqrt counts before it decays (default: those of warm-up)", metavar="N"
+    )
     warmup_lr: float = flag(1e-05, "learning rate that warm-up starts from", metavar="LR")
     min_lr: float = flag(0, "least learning rate", metavar="LR")
+    stop_epoch: int | None = flag(
+        None, "stop after N epochs, and leave the schedule that of --epochs (default: do not)", metavar="N"
+    )
     epoch_repeats: float = flag(0.0, "repeats of a streamed data set in an epoch", metavar="N")
     start_epoch: int | None = flag(None, "epochs that count as done, whatever a checkpoint says", metavar="N")
     decay_milestones: list[int] = flag(
         [90, 180, 270], "epochs at which the schedule multistep lowers the rate", metavar="N"
     )
-    decay_epochs: float = flag(90, "epochs after which the schedule step lowers the rate", metavar="N")
+    decay_epochs: float | None = flag(
+        None,
+        "epochs after which the schedule step lowers the rate (default: 90), or length of the decay of wsd and rsqrt, "
+        "below 1 a share (default: 0.2)",
+        metavar="N",
+    )
     warmup_epochs: int = flag(5, "epochs of warm-up", metavar="N")
     warmup_prefix: bool = flag(False, "warm up before the schedule, not within it")
     cooldown_epochs: int = flag(0, "epochs at the least learning rate, at the end", metavar="N")
@@ -298,7 +387,7 @@ class AugmentationFlags:
         choices=("batch", "pair", "elem", "half"),
     )
     mixup_off_epoch: int = flag(0, "epochs with mixup and cutmix; 0: all", metavar="N")
-    smoothing: float = flag(0.1, "label smoothing")
+    smoothing: float = flag(0.1, "label smoothing (default: 0.1; with --task multilabel 0)")
     train_interpolation: str = flag("random", "resizing interpolation in training: random, bilinear or bicubic")
     drop: float = flag(0.0, "dropout", metavar="P")
     drop_connect: float | None = flag(None, "old name of --drop-path", metavar="P")
@@ -341,8 +430,10 @@ class RunFlags:
     log_interval: int = flag(50, "updates between lines of progress", metavar="N")
     val_interval: int = flag(1, "epochs between evaluations", metavar="N")
     recovery_interval: int = flag(0, "updates between recovery checkpoints; 0 writes none", metavar="N")
+    save_epochs: list[int] = flag([], "keep milestone-N.pth.tar of these epochs, and evaluate there", metavar="N")
     checkpoint_hist: int = flag(10, "checkpoints to keep", metavar="N")
     workers: int = flag(4, "processes that load data", metavar="N", names=("-j",))
+    no_persistent_workers: bool = flag(False, "start processes that load data anew in every epoch")
     save_images: bool = flag(False, "save the training batches of every log interval")
     pin_mem: bool = flag(False, "pin the memory of batches, for faster copies to a GPU")
     no_prefetcher: bool = flag(False, "normalise and mix images on the CPU")
@@ -350,8 +441,12 @@ class RunFlags:
     experiment: str = flag("", "name of this run's folder in --output (default: time, model and loss)", metavar="NAME")
     eval_metric: str = flag(
         "top1",
-        "metric that picks the best checkpoint: nll, topK or macro-topK for any K, many-topK, medium-topK, few-topK",
+        "metric that picks the best checkpoint: nll, topK or macro-topK for any K, many-topK, medium-topK, few-topK; "
+        "with --task multilabel map, micro-f1, macro-f1, sample-f1, exact-match, topK-recall, bce (default: top1; map)",
         metavar="NAME",
+    )
+    multilabel_threshold: float = flag(
+        0.5, "with --task multilabel: the probability from which a class counts as predicted, for F1 and exact match"
     )
     early_stop: int = flag(0, "stop after N evaluations without a better --eval-metric; 0: never", metavar="N")
     multi_crop: int = flag(

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from topk_registry.train.config.tasks import MULTILABEL
 from topk_registry.train.errors import ConfigError
 
 # Settings of modes that timm's own script has and this trainer has not, with timm's defaults: a command line or an
 # args.yaml of timm's is taken, and any other value is refused.
 ELSEWHERE: dict[str, Any] = {
-    **dict.fromkeys(("naflex_loader", "naflex_patchify_channels_first", "torchscript"), False),
+    **dict.fromkeys(("naflex_loader", "naflex_patchify_channels_first", "torchscript", "model_ema_force_fp32"), False),
     **{name: [] for name in ("naflex_patch_sizes", "naflex_patch_size_probs")},
     **{name: [] for name in ("train_img_sizes", "train_batch_sizes", "train_size_probs")},
     **dict.fromkeys(("distill_loss_weight", "task_loss_weight"), None),
@@ -30,8 +31,27 @@ ELSEWHERE: dict[str, Any] = {
 # timm's ways to name a loss from before --loss, and the loss that each belongs to
 LEGACY = {"jsd_loss": "jsd", "bce_loss": "bce", "bce_sum": "bce", "bce_target_thresh": "bce", "bce_pos_weight": "bce"}
 
+# options of timm's losses that timm has flags for, with timm's defaults; a name begins with that of its loss
+OPTIONS: dict[str, float | str | None] = {
+    "asl_gamma_pos": 1.0,
+    "asl_gamma_neg": 4.0,
+    "asl_clip": 0.05,
+    "asl_reduction": "batchmean",
+    "poly_epsilon": 2.0,
+    "poly_gamma": 0.0,
+    "poly_alpha": None,
+    "twoway_tp": 4.0,
+    "twoway_tn": 1.0,
+    "db_neg_scale": 2.0,
+    "db_init_bias": 0.05,
+    "db_focal_gamma": 2.0,
+}
+
 # names in an args.yaml that are no settings
-NOT_SETTINGS = {"loss_record", "corrections", "class_weight_file", "config", "train_script"}
+NOT_SETTINGS = {
+    *("loss_record", "corrections", "config", "train_script"),
+    *("class_weight_file", "loss_pos_weight_file", "class_stats_file", "label_files"),
+}
 
 
 def from_timm(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,6 +73,8 @@ def from_timm(settings: Mapping[str, Any]) -> dict[str, Any]:
     weight = settings.pop("loss_class_weight", None)
     if weight and not settings.get("class_weight"):
         settings["class_weight"] = weight
+    if settings.pop("persistent_workers", True) is False:
+        settings["no_persistent_workers"] = True
     _name_loss(settings)
     return settings
 
@@ -61,12 +83,14 @@ def _name_loss(settings: dict[str, Any]) -> None:
     """Turn timm's older settings into ``loss`` and ``loss_opt``."""
     legacy = {name: settings.pop(name, None) for name in LEGACY}
     given = {name: value for name, value in legacy.items() if value not in (None, False)}
-    named = "jsd" if "jsd_loss" in given else "bce" if "bce_loss" in given else "ce"
-    loss = settings["loss"] = settings.get("loss") or named
-    for name in given:
-        if LEGACY[name] != loss:
-            raise ConfigError(f"--{name.replace('_', '-')} is for --loss {LEGACY[name]}, and the loss is {loss}")
-    options = {name: given[name] for name in ("bce_sum", "bce_target_thresh") if name in given}
+    usual = "bce" if "bce_loss" in given or settings.get("task") == MULTILABEL else "ce"
+    loss = settings["loss"] = settings.get("loss") or ("jsd" if "jsd_loss" in given else usual)
+    own = {name: value for name, usual in OPTIONS.items() if (value := settings.pop(name, None)) not in (None, usual)}
+    for name in (*given, *own):
+        owner = LEGACY.get(name) or name.partition("_")[0]
+        if owner != loss:
+            raise ConfigError(f"--{name.replace('_', '-')} is for --loss {owner}, and the loss is {loss}")
+    options = own | {name: given[name] for name in ("bce_sum", "bce_target_thresh") if name in given}
     if "bce_pos_weight" in given:
         options["pos_weight"] = given["bce_pos_weight"]
     if loss == "jsd":

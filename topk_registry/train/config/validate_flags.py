@@ -4,6 +4,7 @@ import argparse
 
 from topk_registry.cli import ArgumentParser, ParseOptions
 from topk_registry.conformal.scores import SCORES, spelled
+from topk_registry.train.config.tasks import TASKS
 
 SETS = spelled(name for name, kind in SCORES.items() if not kind.learned)  # an evaluation has no samples to learn from
 
@@ -39,7 +40,11 @@ def create_parser() -> argparse.ArgumentParser:
     add("--class-map", metavar="FILE", help="a file that maps class names to indices")
     add("--input-key", metavar="NAME", help="the data set's key of the image")
     add("--input-img-mode", metavar="MODE", help="PIL mode that images are converted to, such as RGB or L")
-    add("--target-key", metavar="NAME", help="the data set's key of the label")
+    add("--target-key", metavar="NAME", help="the data set's key of the label, or of the labels")
+    add("--task", choices=TASKS, help="what images have: one label each, or several (default: the checkpoint's)")
+    add("--target-format", choices=("indices", "multihot"), help="with --task multilabel: what --target-key holds")
+    add("--labels-csv", metavar="FILE", help="with --task multilabel: CSV of images and their labels")
+    add("--multilabel-threshold", type=float, metavar="P", help="the probability from which a class is predicted")
     add("--interpolation", metavar="NAME", help="resizing interpolation, such as bicubic")
     add("--gp", metavar="POOL", help="global pooling type")
     add("--dataset-trust-remote-code", action="store_true", help="let a Hugging Face data set run its own code")
@@ -93,7 +98,7 @@ def create_parser() -> argparse.ArgumentParser:
         "--sets",
         default="",
         metavar="SCORE",
-        help=f"also report prediction sets: {', '.join(SETS[:-1])} or {SETS[-1]}",
+        help=f"also report prediction sets: {', '.join(SETS[:-1])} or {SETS[-1]}; with --task multilabel risk-control",
     )
     add("--alpha", type=float, default=0.1, metavar="A", help="the share of labels that sets may miss (default: 0.1)")
     add("--sets-opt", nargs="*", default={}, action=ParseOptions, metavar="K=V", help="options of the sets' score")

@@ -13,11 +13,15 @@ from torch import distributed as dist
 from topk_registry.data.labels import class_names_of, kept_labels_of
 from topk_registry.folders.images import count_of, listed
 from topk_registry.losses.base import ClassificationLoss
+from topk_registry.losses.batch import BatchLoss
 from topk_registry.losses.ranks import mean_over_ranks
 from topk_registry.nn.classifier import num_classes_of
-from topk_registry.train.config.config import TrainConfig
-from topk_registry.train.config.metric_names import metric_sizes, parse_metric
-from topk_registry.train.engine.evaluate import Crops, Evaluator, temperature_of
+from topk_registry.train.config.config import TrainConfig, spelt
+from topk_registry.train.config.metric_names import LOSSES, metric_sizes, parse_metric
+from topk_registry.train.config.tasks import MULTILABEL
+from topk_registry.train.config.weights import FLAGS
+from topk_registry.train.engine.evaluate import Crops, Evaluator, LabelSetEvaluator, temperature_of
+from topk_registry.train.engine.resume import recorded_loss
 from topk_registry.train.engine.run import Hooks, Run
 from topk_registry.train.engine.spread_classes import ClassParallelTask, SpreadEvaluator, scaler_of
 from topk_registry.train.engine.state import RegistryTask, all_ranks
@@ -26,9 +30,11 @@ from topk_registry.train.report.console import Report
 from topk_registry.train.report.loggers import check_loggers
 from topk_registry.train.report.progress import Progress
 from topk_registry.train.setup.class_rows import spread_classifier
-from topk_registry.train.setup.class_weights import ClassWeights, same_in_all, told
+from topk_registry.train.setup.class_weights import ClassWeights, same_in_all, stats_of, told
 from topk_registry.train.setup.compute import Compute
 from topk_registry.train.setup.datasets import Data, counts_of, name_of, open_data
+from topk_registry.train.setup.heads import freeze_features
+from topk_registry.train.setup.label_sets import positives_of
 from topk_registry.train.setup.loaders import TrainLoader, create_eval_loader, create_train_loader
 from topk_registry.train.setup.loss import Context, LossSpec
 from topk_registry.train.setup.models import build_model, channels_of, place_model
@@ -36,6 +42,7 @@ from topk_registry.train.setup.optimization import create_optimizer, create_sche
 from topk_registry.train.setup.parts import Parts
 from topk_registry.train.setup.preflight import check
 from topk_registry.train.setup.rehearsal import Rehearsal
+from topk_registry.train.setup.sampler import told_draw
 
 SHOTS = ("many", "medium", "few")
 
@@ -64,16 +71,19 @@ def build(
         TrainError: it cannot work.
     """
     began = time.perf_counter() if began is None else began
-    loss = LossSpec.resolve(given.loss, given.loss_opt)
+    loss = LossSpec.resolve(given.loss, given.loss_opt, recorded_loss(given), task=given.task)
     check_loggers(given)
     rehearsal, notes = check(given, loss, parts, compiles=compiles)
+    if loss.kept:
+        kept = " ".join(f"{option}={value}" for option, value in loss.kept.items())
+        notes = [*notes, f"loss {loss.name!r} keeps {kept}, its default when the run began"]
     compute = Compute.set_up(given)
     if given.class_parallel:
         utils.random_seed(given.seed)  # every process makes the same classifier, and keeps a part
-    config = given.replace(eval_metric=parse_metric(given.eval_metric))
-    asked = ClassWeights.of(config)
-    by_weight = asked.flag if asked is not None and asked.needs_counts else ""
-    data = _data(config, parts, counts_for=f"loss {config.loss!r}" if loss.needs_class_counts else by_weight)
+    config = given.replace(eval_metric=parse_metric(given.eval_metric, given.task))
+    asked = [each for setting in FLAGS if (each := ClassWeights.of(config, setting)) is not None]
+    needs = [f"loss {config.loss!r}"] * loss.needs_class_counts + [each.flag for each in asked if each.needs_counts]
+    data = _data(config, parts, counts_for=needs[0] if needs and not config.class_stats else "")
     model = parts.model if parts.model is not None else build_model(config, classes_of(config, data))
     config = settle_classes(config, model, data)
     data_config = resolve_data_config(config.to_dict(), model=model, verbose=False)
@@ -81,18 +91,29 @@ def build(
         notes = [*notes, spread_classifier(model, compute)]
         if compute.rank:
             utils.random_seed(config.seed, compute.rank)
+    if config.retrain_head:
+        notes = [*notes, freeze_features(config, model, own=parts.model is not None)]
+        config = config.replace(dist_bn="")  # frozen statistics are the same in all processes
     _fit_classes(data, config.num_classes or 0)
-    _check_metric(config.eval_metric, data.counts)
-    record, weights = loss.record, None
-    if asked is not None:
-        weights = same_in_all(asked.values(data.counts, config.num_classes or 0))
-        record["class_weight"] = list(weights)
-        notes = [*notes, told(weights, asked, data.class_names)]
-    rehearsal = rehearsal.settled(Context.of(config, config.num_classes or 0, data.counts, weights))
+    if config.task != MULTILABEL:
+        _check_metric(config.eval_metric, data.counts)
+    record, weights = loss.record, {}
+    counts, samples = data.counts, data.num_samples if config.task == MULTILABEL else None
+    if config.class_stats:
+        counts, samples = stats_of(config.class_stats, config.num_classes)
+        notes = [*notes, f"class counts from {config.class_stats}: {samples} samples"]
+    for each in asked:
+        weights[each.kind] = same_in_all(each.values(counts, config.num_classes or 0, samples))
+        record[each.kind] = list(weights[each.kind])
+        notes = [*notes, told(weights[each.kind], each, data.class_names)]
+    rehearsal = rehearsal.settled(
+        Context.of(config, config.num_classes or 0, counts, **weights, num_samples=samples or data.num_samples)
+    )
     backend = _backend(rehearsal, compute)
     notes = [*notes, COLD] if backend == "torch" else notes
     criterion, mixtures = rehearsal.criterion, rehearsal.takes_mixtures(linear=config.class_parallel)
     loader = _train_loader(config, parts, data, data_config, compute, mixtures)
+    notes = [*notes, *told_draw(config, loader.draw, data.class_names)]
     model = place_model(config, model, compute)
     if compute.distributed and config.sync_bn:
         config = config.replace(dist_bn="")
@@ -106,8 +127,9 @@ def build(
     config = settle_rate(config, parts, compute.world_size)
     optimizer = parts.optimizer or create_optimizer(config, model, criterion)
     evaluator = _evaluator(config, parts, data, data_config, criterion, compute)
-    decreasing = evaluator is None or config.eval_metric == "nll"
+    decreasing = evaluator is None or config.eval_metric in LOSSES
     scheduler, epochs = create_schedule(config, optimizer, len(loader), decreasing=decreasing)
+    _check_epochs(config, epochs)
     return Run(
         given=given,
         config=config,
@@ -170,12 +192,17 @@ def create_evaluator(
     if loader is None:
         crops = Crops(data_config, config.multi_crop) if config.multi_crop else None
         loader = create_eval_loader(config, data.validation, data_config, compute, transform=crops, model=model)
+    sizes = sorted({*metric_sizes(config.eval_metric), *sizes})
+    if config.task == MULTILABEL:
+        about: dict[str, Any] = {"channels_last": config.channels_last, "tta": config.tta}
+        n, threshold = config.num_classes or 0, config.multilabel_threshold
+        return LabelSetEvaluator(loader, compute, num_classes=n, sizes=sizes, threshold=threshold, **about)
     kind = SpreadEvaluator if config.class_parallel else Evaluator
     return kind(
         loader,
         compute,
         num_classes=config.num_classes or 0,
-        sizes=sorted({*metric_sizes(config.eval_metric), *sizes}),
+        sizes=sizes,
         counts=data.counts if _has_shots(data.counts, config.eval_metric) else None,
         channels_last=config.channels_last,
         crops=config.multi_crop,
@@ -195,6 +222,8 @@ def distribute(run: Run) -> None:
         _share_loss_parameters(run)
         if task.weighs_rows and not config.class_parallel:  # which divides by the weights of all rows already
             mean_over_ranks(cast(ClassificationLoss, task.criterion))
+        if isinstance(task.criterion, BatchLoss):
+            task.criterion.over_ranks()
         ids = None if run.compute.device.type == "cpu" else [run.compute.device]
         task.prepare_distributed(device_ids=ids, broadcast_buffers=not config.no_ddp_bb)
 
@@ -211,8 +240,11 @@ def _data(config: TrainConfig, parts: Parts, *, counts_for: str) -> Data:
             f"the eval_loader has other classes than the train_loader: {listed(names)}; expected "
             f"{listed(data.class_names)}"
         )
-    labels = kept_labels_of(sets[0])
-    data.counts = None if labels is None else counts_of(config, data, labels)
+    if config.task == MULTILABEL:
+        data.counts, data.notes = positives_of(sets[0], read=False)
+    else:
+        labels = kept_labels_of(sets[0])
+        data.counts = None if labels is None else counts_of(config, data, labels)
     if counts_for and data.counts is None:
         raise TrainError(f"{counts_for} needs the class counts: the loader's data set must have `targets`")
     return data
@@ -283,6 +315,18 @@ def _has_shots(counts: list[int] | None, metric: str) -> bool:
 
 def _shots(count: int) -> str:
     return SHOTS[0] if count > 100 else SHOTS[1] if count >= 20 else SHOTS[2]
+
+
+def _check_epochs(config: TrainConfig, epochs: int) -> None:
+    """Refuse epochs to stop after, or to save, that the run does not have."""
+    asked = {
+        "stop_epoch": [config.stop_epoch] if config.stop_epoch is not None else [],
+        "save_epochs": config.save_epochs,
+    }
+    for name, numbers in asked.items():
+        wrong = [number for number in numbers if not 1 <= number <= epochs]
+        if wrong:
+            raise TrainError(f"{spelt(name)} {wrong[0]}: expected 1 to {epochs}, the number of epochs of the run")
 
 
 def _check_metric(metric: str, counts: list[int] | None) -> None:

@@ -18,7 +18,7 @@ from topk_registry.train.setup.unreadable import report_unreadable
 
 
 def run_epochs(run: Run, stop: StopRequest) -> None:
-    """Train to the last epoch, or to where ``--early-stop`` or a signal ends it.
+    """Train to the last epoch, or to where ``--stop-epoch``, ``--early-stop`` or a signal ends it.
 
     Raises:
         Interrupted: a signal came; the run is saved, where it has a folder.
@@ -28,7 +28,8 @@ def run_epochs(run: Run, stop: StopRequest) -> None:
     run.stopped = lambda: bool(stop)
     if run.evaluator is not None and not run.compute.distributed:  # alone, evaluation may stop half-way
         run.evaluator.stop = run.stopped
-    while progress.epoch < run.num_epochs:
+    last = config.stop_epoch or run.num_epochs
+    while progress.epoch < last:
         began = time.perf_counter()
         tell_epoch(run.task.criterion, progress.epoch)
         try:
@@ -46,8 +47,11 @@ def run_epochs(run: Run, stop: StopRequest) -> None:
         if config.early_stop and progress.stale >= config.early_stop:
             run.report.say(f"stopped early: no better {label(run.metric)} in {progress.stale} evaluations")
             return
-        if agree(run, bool(stop), False)[0] and progress.epoch < run.num_epochs:
+        if agree(run, bool(stop), False)[0] and progress.epoch < last:
             raise _interrupted(run, stop)
+    if last < run.num_epochs:
+        on = how_to_resume(run, "Go on", f" --stop-epoch {run.num_epochs}")
+        run.report.say("\n".join(filter(None, [f"stopped after epoch {last}, as --stop-epoch says", on])))
 
 
 def _measure(run: Run) -> Row | None:
@@ -57,7 +61,8 @@ def _measure(run: Run) -> Row | None:
     if run.compute.distributed and config.dist_bn in ("broadcast", "reduce"):
         utils.distribute_bn(model, run.compute.world_size, config.dist_bn == "reduce")
     row: Row = {"epoch": epoch + 1, "train_loss": mean_loss(run), "lr": run.lr}
-    due = (epoch + 1) % config.val_interval == 0 or epoch + 1 == run.num_epochs
+    asked = (run.num_epochs, config.stop_epoch, *config.save_epochs)
+    due = (epoch + 1) % config.val_interval == 0 or epoch + 1 in asked
     if run.evaluator is None or not due:
         return row
     averaged = run.task.has_ema() and not config.model_ema_force_cpu
@@ -96,6 +101,8 @@ def _close_epoch(run: Run, row: Row) -> None:
     run.snapshot()
     if run.checkpoints is not None:
         run.checkpoints.epoch(epoch, value)
+        if epoch + 1 in run.config.save_epochs:
+            run.checkpoints.milestone(epoch + 1)
     run.report.write(progress.history)
     run.loggers.epoch(row)
 
@@ -126,10 +133,10 @@ def _where(run: Run) -> str:
     return f"after epoch {progress.epoch}"
 
 
-def how_to_resume(run: Run, promise: str = "Nothing is lost: go on") -> str:
+def how_to_resume(run: Run, promise: str = "Nothing is lost: go on", flags: str = "") -> str:
     """The command that goes on with the run; empty where there is no checkpoint, and outside the first process."""
     if run.folder is None or not run.compute.primary or not (run.folder / LAST).exists():
         return ""
     if run.parts.any:  # which the command line cannot bring
         return f'{promise} with the same parts and TrainConfig(resume="{run.folder / LAST}", ...)'
-    return f"{promise} with\n  {resume.command(run.folder)}"
+    return f"{promise} with\n  {resume.command(run.folder)}{flags}"

@@ -1,4 +1,5 @@
-"""Evaluation of a model: top-k and macro top-k accuracy, by frequency of the classes, and the likelihood.
+"""Evaluation of a model: top-k and macro top-k accuracy, by frequency of the classes, and the likelihood; of several
+labels an image, mean average precision, F1 and top-k recall.
 
 A class is ranked by its score, or by the loss's own ``probabilities(logits)`` where it has them (the spherical family).
 With several crops an image's ranking for top-k is the mean over crops of the top-k marginals (Berrada et al. 2018), of
@@ -15,7 +16,7 @@ from PIL import Image
 from timm.task.evaluator import evaluation_sample_limit
 from torch import Tensor, nn
 
-from topk_registry.metrics import StreamingMetric, TopKAccuracy
+from topk_registry.metrics import LabelSetMetrics, StreamingMetric, TopKAccuracy
 from topk_registry.ops.ksubset import topk_marginals
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.measures import Observer
@@ -105,6 +106,7 @@ class Evaluator:
         self.loader, self.num_classes, self.sizes, self.counts = loader, num_classes, list(sizes), counts
         self.compute, self.channels_last = compute, channels_last
         self.crops, self.tta, self.temperature, self.stop = crops, tta, temperature, stop
+        self.stopped = False
         self.classes: Tensor | None = None  # the scores to keep, where the labels count only these
         self.observers: Sequence[Observer] = ()
         self.keep: Callable[[Tensor, Tensor], object] | None = None  # takes scores [B, n] and labels [B] of a batch
@@ -116,17 +118,8 @@ class Evaluator:
         nll = MeanNLL()
         accuracy = [self._accuracy([k]) for k in self.sizes] if self.crops else [self._accuracy(self.sizes)]
         model.eval()
-        limit = evaluation_sample_limit(self.loader)
-        for images, target in readable(self.loader):
-            if self.stop():
-                return None
-            logits = self._forward(model, images)
-            target = target.to(logits.device)
-            target = target[: len(target) // max(1, self.crops)][:: max(1, self.tta)]
+        for logits, target in self._batches(model):
             likelihood, ranked = self._scores(logits, probabilities)
-            if limit is not None:  # beyond are the samples that make ranks even
-                target = target[: max(0, limit)]
-                limit -= len(target)
             if len(target):
                 nll.update(likelihood[: len(target)].log().clamp(min=LEAST_LIKELIHOOD), target)
                 for metric, scores in zip(accuracy, ranked, strict=True):
@@ -137,7 +130,22 @@ class Evaluator:
                     # their softmax is the likelihood
                     own = likelihood.log().clamp(min=LEAST_LIKELIHOOD) if probabilities or self.crops else ranked[0]
                     self.keep(own[: len(target)], target)
-        return self._results(nll, accuracy)
+        return None if self.stopped else self._results(nll, accuracy)
+
+    def _batches(self, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the scores of each batch, and the targets of its real samples; set ``stopped`` where asked to stop."""
+        limit, self.stopped = evaluation_sample_limit(self.loader), False
+        for images, target in readable(self.loader):
+            if self.stop():
+                self.stopped = True
+                return
+            logits = self._forward(model, images)
+            target = target.to(logits.device)
+            target = target[: len(target) // max(1, self.crops)][:: max(1, self.tta)]
+            if limit is not None:  # beyond are the samples that make ranks even
+                target = target[: max(0, limit)]
+                limit -= len(target)
+            yield logits, target
 
     def _accuracy(self, sizes: list[int]) -> TopKAccuracy:
         if self.counts is not None:
@@ -181,6 +189,37 @@ class Evaluator:
             # a group that no class is in has no accuracy
             results |= {name: 100 * value for name, value in metric.compute().items() if not math.isnan(value)}
         return results
+
+
+class LabelSetEvaluator(Evaluator):
+    """Metrics of a model of several labels an image; their names are those of :class:`LabelSetMetrics`.
+
+    Args:
+        loader, compute, options: of :class:`Evaluator`.
+        threshold: the probability from which a class is predicted.
+    """
+
+    def __init__(self, loader: Any, compute: Compute, *, threshold: float = 0.5, **options: Any) -> None:
+        super().__init__(loader, compute, **options)
+        self.threshold = threshold
+
+    @torch.inference_mode()
+    def __call__(self, model: nn.Module, criterion: object = None) -> dict[str, float] | None:
+        """Return the metrics, or None if stopped."""
+        device = self.compute.device
+        metric = LabelSetMetrics(self.num_classes, k=self.sizes, threshold=self.threshold, device=device)
+        model.eval()
+        for logits, target in self._batches(model):
+            logits = logits if self.tta < 2 else logits.unflatten(0, (-1, self.tta)).mean(1)
+            if len(target):
+                metric.update(logits[: len(target)], target)
+                for observer in self.observers:
+                    observer.update(logits[: len(target)].sigmoid(), target)
+                if self.keep is not None:
+                    self.keep(logits[: len(target)], target)
+        if self.stopped:
+            return None
+        return {name: value if name == "bce" else 100 * value for name, value in metric.compute().items()}
 
 
 def temperature_of(config: TrainConfig, criterion: object) -> float:

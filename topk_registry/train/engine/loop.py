@@ -15,7 +15,7 @@ from topk_registry.train.errors import NonFiniteLossError
 def train_epoch(run: Run) -> bool:
     """Train the rest of the epoch that ``run.progress`` is in; return False if stopped, after a whole update."""
     progress, steps = run.progress, len(run.loader)
-    run.model.train()
+    run.model.train(not run.config.retrain_head)  # a classifier is the same in both modes, and all else is frozen then
     run.optimizer.zero_grad()
     batches = run.loader.pass_of(progress.epoch, progress.step)
     for images, target in run.report.steps(batches, epoch=progress.epoch, first=progress.step, total=steps):

@@ -13,7 +13,7 @@ from timm.data import RealLabelsImagenet
 from torch import Tensor
 
 from topk_registry.folders.agreement import agreement
-from topk_registry.train.engine.sets import SetEvaluation
+from topk_registry.train.engine.sets import LabelSetEvaluation, SetEvaluation
 from topk_registry.train.errors import TrainError
 
 
@@ -106,15 +106,21 @@ class Precision:
         return {f"{self.average}_{name}": 100 * float(value) for name, value in zip(names, values, strict=False)}
 
 
-def create(args: Namespace, dataset: Any, *, seed: int, class_counts: Sequence[int] | None) -> list[Observer]:
-    """The measurements that the flags of ``timm validate`` ask for."""
+def create(
+    args: Namespace, dataset: Any, *, seed: int, class_counts: Sequence[int] | None, several: bool = False
+) -> list[Observer]:
+    """The measurements that the flags of ``timm validate`` ask for, of images with one label or several."""
     total = len(dataset) if hasattr(dataset, "__len__") else 0
     observers: list[Observer] = [Progress(args.log_freq, total)]
     if args.real_labels:
         if not hasattr(dataset, "filenames"):
             raise TrainError("--real-labels needs a data set of files")
         observers.append(RealLabels(dataset.filenames(basename=True), args.real_labels))
-    if args.sets:
+    if args.sets and several:
+        if args.sets_opt:
+            raise TrainError(f"--sets-opt is of scores, and --task multilabel has none: got {', '.join(args.sets_opt)}")
+        observers.append(LabelSetEvaluation(args.sets, args.alpha, seed=seed))
+    elif args.sets:
         options = dict(args.sets_opt or {})
         observers.append(SetEvaluation(args.sets, args.alpha, options, seed=seed, class_counts=class_counts))
     if args.metrics_avg:

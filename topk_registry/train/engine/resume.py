@@ -3,11 +3,14 @@
 import os
 import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import yaml
+from timm.utils.checkpoint_saver import load_checkpoint_metadata
 
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.state import LAST
@@ -20,6 +23,7 @@ OUTPUT = Path("output", "train")
 # Settings in which two parts of one run may differ: how long, where and how fast it runs, and what it shows.
 FREE = {
     *("config", "resume", "no_resume_opt", "start_epoch", "epochs", "early_stop", "output", "experiment", "dry_run"),
+    *("stop_epoch", "save_epochs", "no_persistent_workers"),
     *("device", "local_rank", "device_modules", "workers", "pin_mem", "channels_last", "torchcompile"),
     *("torchcompile_mode", "synchronize_step", "no_ddp_bb", "grad_checkpointing", "use_multi_epochs_loader"),
     *("class_parallel", "ignore_unknown_classes"),
@@ -58,6 +62,16 @@ def find_auto(config: TrainConfig) -> tuple[Path | None, str]:
     if config.experiment:
         raise TrainError(f"--resume auto: {others[0]}: name another --experiment, or go on with --resume {found[0]}")
     return None, f"--resume auto: starting anew; the newest run, {others[0]}"
+
+
+def recorded_loss(config: TrainConfig) -> dict[str, Any] | None:
+    """What the run that is gone on with wrote of its loss; None where none is, where it is not known, or is another."""
+    if not config.resume:
+        return None
+    path = find_auto(config)[0] if config.resume == "auto" else Path(config.resume)
+    settings = {} if path is None else _settings(path.parent) or _settings_in(path)
+    record = settings.get("loss_record") or {}
+    return record if record.get("name", settings.get("loss")) == config.loss else None
 
 
 def newest(folder: Path) -> Path | None:
@@ -100,6 +114,15 @@ def _settings(folder: Path) -> dict[str, Any]:
     except (OSError, yaml.YAMLError):
         return {}
     return settings if isinstance(settings, dict) else {}
+
+
+def _settings_in(checkpoint: Path) -> dict[str, Any]:
+    """The settings inside a checkpoint that was taken out of its folder; a broken one is told of when it is loaded."""
+    try:
+        args = load_checkpoint_metadata(str(checkpoint)).get("args")
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, UnpicklingError):
+        return {}
+    return vars(args) if isinstance(args, Namespace) else {}
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from topk_registry.train.config.config import TrainConfig
+from topk_registry.train.config.metric_names import LOSSES
 from topk_registry.train.engine.evaluate import Evaluator
 from topk_registry.train.engine.state import Checkpoints, RegistryTask, snapshot
 from topk_registry.train.report.console import Report
@@ -106,7 +107,7 @@ class Run:
 
     @property
     def decreasing(self) -> bool:
-        return self.metric in ("train_loss", "eval_nll")
+        return self.metric == "train_loss" or self.config.eval_metric in LOSSES
 
     def snapshot(self) -> None:
         """Bring the state that a checkpoint saves up to date; every process must call it."""

@@ -5,7 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from topk_registry.conformal import PredictionSets, binomial_interval, create_score, inputs_of, tune
+from topk_registry.conformal import (
+    LabelCounts,
+    PredictionSets,
+    binomial_interval,
+    create_score,
+    false_negative_control,
+    inputs_of,
+    tune,
+)
 from topk_registry.conformal.rules import check_size, find_thresholds
 from topk_registry.conformal.scores import score_kind
 from topk_registry.conformal.sets import ScoredRows
@@ -14,6 +22,8 @@ from topk_registry.metrics import SetCoverage
 from topk_registry.train.errors import TrainError
 
 SIZES = ("mean_size", "median_size")
+RISK_CONTROL = "risk-control"  # what --sets names for several labels an image
+OF_SETS = ("false_negative_rate", "mean_size", "median_size", "empty", "macro_recall", "worst_class_recall")
 
 
 def logits_of(probabilities: Tensor) -> Tensor:
@@ -82,3 +92,46 @@ class SetEvaluation:
         options = {name: float(value) for name, value in score.numbers().items()}
         percent = {name: value if name in SIZES else 100 * value for name, value in found.items()}
         return {f"set_{name}": value for name, value in {**percent, **options}.items()}
+
+
+class LabelSetEvaluation:
+    """Sets of several labels on the probabilities of an evaluation, by conformal risk control.
+
+    A random half calibrates, the rest is measured.
+
+    Args:
+        rule: ``"risk-control"``, the one there is.
+        alpha: the share of an image's labels that may be missed, on average.
+        seed: of the split.
+    """
+
+    def __init__(self, rule: str, alpha: float, *, seed: int) -> None:
+        if rule != RISK_CONTROL:
+            raise TrainError(f"--sets: with --task multilabel there are sets by {RISK_CONTROL}, got {rule!r}")
+        try:
+            check_size(2**62, alpha)
+        except ValueError as error:
+            raise TrainError(f"--sets: {error}") from error
+        self.alpha, self.seed = alpha, seed
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    def update(self, probabilities: Tensor, target: Tensor) -> None:
+        """Keep a batch."""
+        self._kept.append((probabilities.float().cpu(), (target >= 0.5).cpu()))
+
+    def results(self) -> dict[str, float]:
+        """The false negative rate of sets and its interval, and their sizes, rates in percent."""
+        p = torch.cat([p for p, _ in self._kept])
+        labels = torch.cat([target for _, target in self._kept])
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(self.seed))
+        measured, rest = order[: len(order) // 2], order[len(order) // 2 :]
+        try:
+            check_size(len(rest), self.alpha)
+            sets = false_negative_control(p[rest], labels[rest], self.alpha)
+        except ValueError as error:
+            raise TrainError(f"--sets: {error}") from error
+        counts = LabelCounts.of(sets(p[measured]), labels[measured])
+        summary = counts.summary()
+        found = {name: summary[name] for name in OF_SETS}
+        found["false_negative_rate_low"], found["false_negative_rate_high"] = counts.interval
+        return {f"set_{name}": value if name in SIZES else 100 * value for name, value in found.items()}

@@ -79,9 +79,14 @@ class RegistryTask(ClassificationTask):
 
 
 def same_loss(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two records are of the same loss with the same options and class weights."""
-    first, second = ((each["name"], each["options"], each.get("class_weight")) for each in (one, other))
-    return first == second
+    """Whether two records are of the same loss with the same options and weights.
+
+    A record of an older run, which has no defaults, is compared by the options that were given.
+    """
+    facts = ("name", "class_weight", "pos_weight")
+    whole = all("defaults" in each for each in (one, other))
+    first, second = ({**(each["defaults"] if whole else {}), **each["options"]} for each in (one, other))
+    return first == second and all(one.get(fact) == other.get(fact) for fact in facts)
 
 
 def snapshot(task: RegistryTask, progress: Progress, scheduler: Any) -> None:
@@ -212,6 +217,10 @@ class Checkpoints:
     def epoch(self, epoch: int, metric: float | None) -> None:
         """Save after an epoch: ``last``, and where it is good enough one of the best and ``model_best``."""
         self._guarded(lambda: self.saver.save_checkpoint(epoch, metric=metric))
+
+    def milestone(self, epochs: int) -> None:
+        """Keep the checkpoint that was just saved, after so many epochs, whatever becomes of the others."""
+        self._guarded(lambda: self.saver.save_milestone(epochs))
 
     def now(self, epoch: int, step: int) -> None:
         """Save in the middle of an epoch: ``last`` alone."""

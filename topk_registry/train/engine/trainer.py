@@ -13,6 +13,7 @@ from torch import nn
 from topk_registry.ops.backend import preferred, use_backend
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.train.config.config import TrainConfig
+from topk_registry.train.config.tasks import MULTILABEL
 from topk_registry.train.engine.begin import begin
 from topk_registry.train.engine.build import build, distribute
 from topk_registry.train.engine.epochs import how_to_resume, run_epochs
@@ -136,14 +137,15 @@ class Trainer:
         distribute(run)
         tell_epoch(run.task.criterion, 0)
         images, target = next(iter(run.loader.pass_of(0)))
-        run.model.train()
+        run.model.train(not run.config.retrain_head)
         with run.compute.autocast(), use_backend(run.task.backend):
             result = run.task(images.to(run.compute.device, run.compute.dtype), target.to(run.compute.device))
         result["loss"].backward()
         if isinstance(target, LabelMixture):
             kind = f"mixed labels {list(target.labels.shape)}"
         else:
-            kind = f"{'soft targets' if target.is_floating_point() else 'labels'} {list(target.shape)}"
+            dense = "k-hot targets" if run.config.task == MULTILABEL else "soft targets"
+            kind = f"{dense if target.is_floating_point() else 'labels'} {list(target.shape)}"
         loss = result["loss"].item()
         run.report.say(f"dry run   images {list(images.shape)}, {kind}: loss {loss:.4f}, gradients made")
 

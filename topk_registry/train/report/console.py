@@ -20,9 +20,12 @@ from topk_registry.train.errors import SaveError
 from topk_registry.train.report.curves import MISSING, Panel, can_draw, draw
 from topk_registry.train.report.progress import Progress, Row
 
+_SPELT = {"map": "mAP", "bce": "BCE"}
 BETWEEN_PICTURES = 30.0  # seconds: a picture takes a fifth of one
 CLASSES = "classes.txt"  # one name a line, in the order of the model's outputs
-SHOWN = ("train_loss", "eval_nll", "eval_top1", "eval_top5", "eval_macro_top5")
+LOSSES = ("train_loss", "eval_nll", "eval_bce")
+SHOWN = (*LOSSES, "eval_top1", "eval_top5", "eval_macro_top5", "eval_map", "eval_micro_f1", "eval_macro_f1")
+PERCENT = re.compile(r"top\d|_f1$|_map$|exact_match")  # columns that are percentages
 
 
 class Pace:
@@ -179,15 +182,18 @@ def _panels(history: list[Row]) -> list[Panel]:
     def line(name: str) -> list[tuple[float, float]]:
         return [(row["epoch"], row[name]) for row in history if name in row]
 
-    loss, accuracy = ({label(name): line(name) for name in names} for names in (SHOWN[:2], SHOWN[2:]))
+    measured = [name for name in SHOWN if any(name in row for row in history)]
+    loss, accuracy = (
+        {label(name): line(name) for name in measured if (name in LOSSES) == kind} for kind in (True, False)
+    )
     return [Panel("Loss", loss), Panel("Accuracy", accuracy, unit="%")]
 
 
 def label(name: str) -> str:
     """Return a column's name for people: ``eval_macro_top5`` is macro top-5, ``eval_nll`` is NLL."""
     name = re.sub(r"top(?=\d)", "top-", name.removeprefix("eval_"))
-    return name.replace("nll", "NLL").replace("_", " ")
+    return _SPELT.get(name) or name.replace("nll", "NLL").replace("_f1", " F1").replace("_", " ")
 
 
 def _number(name: str, value: float) -> str:
-    return f"{value:.2f}%" if "top" in name else f"{value:.4f}"
+    return f"{value:.2f}%" if PERCENT.search(name) else f"{value:.4f}"

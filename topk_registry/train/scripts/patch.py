@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, cast
@@ -19,9 +19,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from topk_registry.data.labels import class_counts, class_names_of, labels_of
 from topk_registry.losses.base import ClassificationLoss
+from topk_registry.losses.batch import BatchLoss
 from topk_registry.losses.ranks import mean_over_ranks, number_of_ranks, weighs_rows
 from topk_registry.train.errors import TrainError
-from topk_registry.train.setup.class_weights import ClassWeights, same_in_all, told
+from topk_registry.train.setup.class_weights import ClassWeights, same_in_all, stats_of, told
 from topk_registry.train.setup.loss import Context, LossSpec, tell_epoch
 from topk_registry.train.setup.rehearsal import Rehearsal
 
@@ -57,10 +58,11 @@ class Seam:
 
     Args:
         name, options: the loss.
-        class_weight, loss_weight_power, loss_weight_beta, loss_weight_max: as the flags of ``timm train``.
+        class_weight, loss_pos_weight, class_stats, loss_weight_power, loss_weight_beta, loss_weight_max: as the flags
+            of ``timm train``.
 
     Raises:
-        TrainError: the loss takes no class weights.
+        TrainError: the loss takes no such weights.
     """
 
     def __init__(
@@ -68,14 +70,19 @@ class Seam:
         name: str,
         options: dict[str, Any],
         class_weight: str = "",
+        loss_pos_weight: str = "",
+        class_stats: str = "",
         loss_weight_power: float = 1.0,
         loss_weight_beta: float = 0.999,
         loss_weight_max: float | None = None,
     ) -> None:
         self.spec = LossSpec.resolve(name, options)
         self.spec.check_weights(class_weight)
+        self.spec.check_positive_weights(loss_pos_weight)
         settings = (loss_weight_power, loss_weight_beta, loss_weight_max)
-        self.weights = ClassWeights(class_weight, *settings) if class_weight else None
+        asked = {"class_weight": class_weight, "loss_pos_weight": loss_pos_weight}
+        self.weights = [ClassWeights(given, *settings, setting) for setting, given in asked.items() if given]
+        self.stats = class_stats
         self.record = self.spec.record  # the class weights are added when the data has told its counts
         self.args = Namespace()
         self.num_classes: int | None = None  # as given: timm's script fills in its model's later
@@ -99,6 +106,8 @@ class Seam:
             loss = rehearsal.criterion
             if weighs_rows(loss) and number_of_ranks() > 1:  # both scripts average gradients over the processes
                 loss = mean_over_ranks(cast(ClassificationLoss, loss))
+            if isinstance(loss, BatchLoss) and number_of_ranks() > 1:
+                loss.over_ranks()
             self.loss = WatchedLoss(loss)
         return self.loss.to(device)
 
@@ -135,25 +144,39 @@ class Seam:
             raise TrainError(
                 f"the script's model predicts {n} classes, and its data has {known}: --num-classes {known}"
             )
-        counts, weights = None, self.weights
-        by_weight = weights is not None and weights.needs_counts
-        if self.spec.needs_class_counts or by_weight:
-            if self.train_data is None:
-                what = weights.flag if weights and by_weight else f"loss {self.spec.name!r}"
-                raise TrainError(f"{what} needs the class counts, and the script does not show its data")
-            counts = class_counts(labels_of(self.train_data), n)
+        counts, samples = self._counts(n)
+        weights = {each.kind: self._weight(each, counts, n, samples) for each in self.weights}
         return Context(
-            n, 0.0 if soft else smoothing, soft, getattr(args, "epochs", 1), counts, self._class_weight(counts, n)
+            num_classes=n,
+            smoothing=0.0 if soft else smoothing,
+            soft_targets=soft,
+            total_epochs=getattr(args, "epochs", 1),
+            class_counts=counts,
+            class_weight=weights.get("class_weight"),
+            pos_weight=weights.get("pos_weight"),
+            num_samples=samples,
         )
 
-    def _class_weight(self, counts: list[int] | None, n: int) -> tuple[float, ...] | None:
-        """The class weights, recorded and said."""
-        if self.weights is None:
-            return None
-        found = same_in_all(self.weights.values(counts, n))
-        self.record["class_weight"] = list(found)
+    def _counts(self, n: int) -> tuple[Sequence[float] | None, int | None]:
+        """The class counts and the number of samples, as far as the loss or its weights need them."""
+        if self.stats:
+            return stats_of(self.stats, n)
+        users = [each.flag for each in self.weights if each.needs_counts]
+        users += [f"loss {self.spec.name!r}"] * self.spec.needs_class_counts
+        if not users:
+            return None, None
+        if self.train_data is None:
+            raise TrainError(f"{users[0]} needs the class counts, and the script does not show its data")
+        return class_counts(labels_of(self.train_data), n), None
+
+    def _weight(
+        self, asked: ClassWeights, counts: Sequence[float] | None, n: int, samples: int | None
+    ) -> tuple[float, ...]:
+        """The weights, recorded and said."""
+        found = same_in_all(asked.values(counts, n, samples))
+        self.record[asked.kind] = list(found)
         if os.environ.get("RANK", "0") == "0":
-            print(told(found, self.weights, class_names_of(self.train_data)), file=sys.stderr)
+            print(told(found, asked, class_names_of(self.train_data)), file=sys.stderr)
         return found
 
 

@@ -18,6 +18,7 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
+from topk_registry.data.sampling import Draw
 from topk_registry.train.errors import DataError
 
 Key = tuple[int, int, list[int]]
@@ -43,14 +44,22 @@ class BatchOrder(Sampler[Key]):
     """The batches of an epoch as (epoch, step, sample indices), from any step on.
 
     Over ``world`` processes the batches of one step are, together, the batch that a single process of ``world`` times
-    the batch size would see.
+    the batch size would see. With a ``draw`` the samples of an epoch are drawn by it, in all processes alike.
     """
 
     def __init__(
-        self, size: int, batch_size: int, *, seed: int, rank: int = 0, world: int = 1, batches: int | None = None
+        self,
+        size: int,
+        batch_size: int,
+        *,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        batches: int | None = None,
+        draw: Draw | None = None,
     ) -> None:
         self.size, self.batch_size, self.seed, self.rank, self.world = size, batch_size, seed, rank, world
-        self.batches = batches
+        self.batches, self.draw = batches, draw
         self.repeated: RepeatAugSampler | None = None
         self.epoch, self.first = 0, 0
 
@@ -80,7 +89,8 @@ class BatchOrder(Sampler[Key]):
         if self.repeated is not None:
             self.repeated.set_epoch(self.epoch + (more << 20))
             return list(self.repeated)
-        order = np.random.default_rng([self.seed, self.epoch, *[more] * (more > 0)]).permutation(self.size)
+        rng = np.random.default_rng([self.seed, self.epoch, *[more] * (more > 0)])
+        order = rng.permutation(self.size) if self.draw is None else self.draw(rng)
         return order[self.rank :: self.world][: self.samples()].tolist()
 
 

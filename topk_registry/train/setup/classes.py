@@ -10,7 +10,7 @@ from timm.data.readers.class_map import load_class_map
 from timm.data.readers.reader_image_folder import ReaderImageFolder
 
 from topk_registry.data.labels import class_names_of, is_indexed, kept_labels_of, labels_of
-from topk_registry.data.recipes import Renumbered
+from topk_registry.data.recipes import Renumbered, RenumberedSets
 from topk_registry.folders.classes import ClassMap, class_map
 from topk_registry.folders.errors import FolderError
 from topk_registry.folders.images import is_image, listed, read_folders
@@ -70,6 +70,7 @@ def align(
     by_order: bool,
     ignore_unknown: bool,
     note: Callable[[ClassMap], object],
+    several: bool = False,
 ) -> Any:
     """Return a data set under the numbers of ``classes``; itself where it has these or where names are not known.
 
@@ -80,6 +81,7 @@ def align(
         of: whose classes they are, for messages.
         by_order, ignore_unknown: see :func:`class_map`.
         note: takes the mapping, to tell the user.
+        several: whether an image has several labels.
 
     Raises:
         DataError: it has classes that are none of these; the message names them.
@@ -97,6 +99,8 @@ def align(
         return dataset
     if not is_indexed(dataset):
         raise DataError(f"{where} is a stream whose classes are not in the order of {of}'s: {listed(names)}")
+    if several:
+        return RenumberedSets(dataset, numbers, classes)
     renumbered = Renumbered(dataset, labels_of(dataset), numbers, classes)
     if not len(renumbered):
         raise DataError(f"{where} holds no image of the classes of {of}")

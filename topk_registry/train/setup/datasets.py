@@ -20,7 +20,6 @@ from topk_registry.data.labels import (
     is_indexed,
     kept_labels_of,
     labels_of,
-    superclasses_of,
 )
 from topk_registry.data.names import class_words, sample_names
 from topk_registry.data.recipes import (
@@ -29,15 +28,29 @@ from topk_registry.data.recipes import (
     fraction_counts,
     hold_out,
     long_tail_counts,
-    noisy_labels,
     pick,
 )
 from topk_registry.folders.classes import ClassMap
 from topk_registry.folders.images import count_of, listed, split_folder
 from topk_registry.train.config.config import TrainConfig
+from topk_registry.train.config.tasks import MULTILABEL
 from topk_registry.train.errors import DataError
+from topk_registry.train.setup import sampler
 from topk_registry.train.setup.batches import seeded
 from topk_registry.train.setup.classes import align, folder_reader, is_visible_image, without_images
+from topk_registry.train.setup.label_sets import (
+    FOLDER,
+    check_label_sets,
+    encoder,
+    hold_out_sets,
+    open_table,
+    positives_of,
+    reader_settings,
+    table_of,
+    unlabelled_classes,
+    without_positives,
+)
+from topk_registry.train.setup.noise import check_noise, noisy_of
 from topk_registry.train.setup.shards import Shards
 from topk_registry.train.setup.splits import check_apart, check_split, is_folder
 from topk_registry.train.setup.unreadable import WatchedImages, replace_within
@@ -46,14 +59,14 @@ PREFIX = "topk/"
 SHARDS = "wds/"
 STREAMS = ("hfids/", "tfds/", SHARDS)
 _STREAM = (
-    "--dataset {} is a stream: --label-noise, --long-tail, --subset, --exclude, --relabel and a fractional --val-split "
-    "need a data set whose samples can be picked"
+    "--dataset {} is a stream: --label-noise, --label-file, --long-tail, --subset, --exclude, --relabel and a "
+    "fractional --val-split need a data set whose samples can be picked"
 )
 
 
 @dataclass
 class Data:
-    """Training and evaluation data, and what is known of their classes."""
+    """Training and evaluation data, and what is known of their classes; ``counts`` are the images of each class."""
 
     train: Any
     validation: Any = None
@@ -66,15 +79,21 @@ class Data:
         """Classes that the names or else the labels show; None where neither is known."""
         return len(self.class_names or self.counts or ()) or None
 
+    @property
+    def num_samples(self) -> int | None:
+        """Images of the training data; None of a stream."""
+        return len(self.train) if is_indexed(self.train) else None
+
 
 def check_data_arguments(config: TrainConfig) -> None:
     """Refuse wrong settings of the data before any is read."""
     stream = config.dataset.lower().startswith(STREAMS)
     if stream and _picks(config):
         raise DataError(_STREAM.format(config.dataset))
+    if stream:
+        sampler.check_indexed(config, config.dataset)
     corrections_of(config)
-    if not 0.0 <= config.label_noise <= 1.0:
-        raise DataError(f"--label-noise must be in [0, 1], got {config.label_noise}")
+    check_noise(config)
     if not 0.0 < config.subset <= 1.0:
         raise DataError(f"--subset must be in (0, 1], got {config.subset}")
     _check_fold(config)
@@ -91,6 +110,10 @@ def check_data_arguments(config: TrainConfig) -> None:
 def check_training_data(config: TrainConfig) -> None:
     """Refuse splits that do not exist, and an evaluation that would read the training images unasked."""
     check_data_arguments(config)
+    if config.task == MULTILABEL:
+        check_label_sets(config, held_out=bool(held_out_fraction(config)))
+        if config.labels_csv:
+            return
     for split in (config.train_split, config.val_split):
         if split and not (split == config.val_split and held_out_fraction(config)):
             check_split(config, split)
@@ -111,8 +134,12 @@ def file_digests(config: TrainConfig) -> dict[str, Any]:
     """What a run records of the content of its files of corrections and class weights; nothing where it has none."""
     files = {"exclude": config.exclude, "relabel": config.relabel}
     digests = {action: digest_of(file) for action, file in files.items() if file}
-    weights = {"class_weight_file": digest_of(config.class_weight)} if os.path.isfile(config.class_weight) else {}
-    return ({"corrections": digests} if digests else {}) | weights
+    read = {"class_weight_file": config.class_weight, "loss_pos_weight_file": config.loss_pos_weight}
+    read |= {"class_stats_file": config.class_stats, "label_file_digest": config.label_file}
+    weights = {name: digest_of(file) for name, file in read.items() if os.path.isfile(file)}
+    tables = {split: digest_of(table_of(config, split)) for split in (config.train_split, config.val_split)
+              if config.labels_csv and table_of(config, split).is_file()}  # fmt: skip
+    return ({"corrections": digests} if digests else {}) | weights | ({"label_files": tables} if tables else {})
 
 
 def held_out_fraction(config: TrainConfig) -> float | None:
@@ -154,10 +181,12 @@ def _open_data(config: TrainConfig, channels: int, needs_counts: bool) -> Data:
     train = open_split(config, config.train_split, training=True, channels=channels)
     fraction = held_out_fraction(config)
     harder = _picks(config)
+    several = config.task == MULTILABEL
     data = Data(train, class_names=class_names_of(train), notes=notes_of(train))
     if config.val_split and not fraction:
         data.validation = open_split(config, config.val_split, training=False, channels=channels)
-        align_evaluation(data, f"split {config.val_split!r} of {name_of(config)}", ignore=config.ignore_unknown_classes)
+        where = f"split {config.val_split!r} of {name_of(config)}"
+        align_evaluation(data, where, ignore=config.ignore_unknown_classes, several=several)
     if harder and not is_indexed(train):
         raise DataError(_STREAM.format(config.dataset))
     if is_indexed(train):
@@ -165,19 +194,28 @@ def _open_data(config: TrainConfig, channels: int, needs_counts: bool) -> Data:
             raise DataError(f"the training split {config.train_split!r} of {name_of(config)} is empty")
         if harder:
             twin = open_split(config, config.train_split, training=True, channels=channels) if fraction else None
-            _harden(config, data, train, twin, fraction)
-        else:
+            if several:  # nothing else than a fraction to hold out passes check_task
+                data.train, data.validation, held = hold_out_sets(config, train, twin, fraction or 0.0)
+                data.notes.append(held)
+            else:
+                _harden(config, data, train, twin, fraction)
+        if several:
+            data.counts, told = positives_of(data.train, read=needs_counts)
+            data.notes += told
+        elif not harder:
             labels = labels_of(train) if needs_counts else kept_labels_of(train)
             data.counts = None if labels is None else counts_of(config, data, labels)
     if data.validation is not None and data.class_names:
-        missing = without_images(data.validation, data.class_names)
-        if missing:
+        missing = (without_positives if several else without_images)(data.validation, data.class_names)
+        if missing and several:
+            data.notes.append(unlabelled_classes(missing))
+        elif missing:
             data.notes.append(f"no evaluation images of {count_of(missing, 'class')}: {listed(missing)}")
     return data
 
 
-def align_evaluation(data: Data, where: str, *, ignore: bool) -> None:
-    """Give the evaluation data the class numbers of training.
+def align_evaluation(data: Data, where: str, *, ignore: bool, several: bool = False) -> None:
+    """Give the evaluation data, of several labels an image or of one, the class numbers of training.
 
     Raises:
         DataError: it has classes that training lacks.
@@ -195,6 +233,7 @@ def align_evaluation(data: Data, where: str, *, ignore: bool) -> None:
         by_order=False,
         ignore_unknown=ignore,
         note=note,
+        several=several,
     )
 
 
@@ -203,16 +242,23 @@ def open_split(config: TrainConfig, split: str, *, training: bool, channels: int
 
     ``flat`` takes a folder of images that name no class, where their labels do not matter.
     """
-    check_split(config, split)
+    if not config.labels_csv:
+        check_split(config, split)
     mode = config.input_img_mode or ("RGB" if channels == 3 else "L")
     try:
         if config.dataset.startswith(PREFIX):
             return _open_registered(config, split)
+        if config.labels_csv:
+            return open_table(config, split, mode)
+        if config.task == MULTILABEL and "/" not in config.dataset:
+            raise ValueError(FOLDER)
         if is_folder(config) and "/" not in config.dataset:
             root = Path(config.data_dir or "")
             reader = folder_reader(config, split_folder(root, split) or root, flat=flat)
             return WatchedImages(reader, mode=mode, strict=config.strict_data)
+        several = config.task == MULTILABEL
         settings: dict[str, Any] = {"class_map": config.class_map, "repeats": config.epoch_repeats if training else 0}
+        settings |= reader_settings(config) if several else {}
         if is_folder(config):
             settings["is_valid_file"] = is_visible_image
         dataset: Any = create_dataset(
@@ -230,10 +276,13 @@ def open_split(config: TrainConfig, split: str, *, training: bool, channels: int
             trust_remote_code=config.dataset_trust_remote_code,
             **settings,
         )
+        encode = encoder(config, getattr(dataset, "reader", dataset)) if several else None
         if isinstance(dataset, ImageDataset):
-            return WatchedImages(dataset.reader, mode=mode, strict=config.strict_data)
+            return WatchedImages(dataset.reader, mode=mode, strict=config.strict_data, target_transform=encode)
         if config.dataset.lower().startswith(SHARDS):
-            return Shards(dataset.reader, seed=config.seed, training=training)
+            dataset = Shards(dataset.reader, seed=config.seed, training=training)
+        if several:
+            dataset.target_transform = encode
         return dataset
     except (OSError, RuntimeError, TypeError, ValueError, AssertionError, ImportError) as error:
         raise DataError(f"cannot open split {split!r} of {name_of(config)}: {error}") from error
@@ -243,15 +292,24 @@ def _open_registered(config: TrainConfig, split: str) -> Any:
     name = config.dataset.removeprefix(PREFIX)
     dataset = registry.datasets.create(name, split=split, **config.dataset_opt)
     with seeded(config.seed):  # one that draws its samples draws this one apart from the run's
-        problem = first_problem(dataset)
+        problem = first_problem(dataset, several=config.task == MULTILABEL)
     if problem:
         raise ValueError(f"{problem}; `topk-registry check-dataset {name}` tries all that training asks of it")
     return dataset
 
 
-def open_named(name: str, split: str, *, folder: str | None, options: dict[str, Any], download: bool) -> Any:
-    """One split of a data set by the name that ``timm train --dataset`` takes, for evaluation."""
-    config = TrainConfig(dataset=name, data_dir=folder, dataset_opt=options, dataset_download=download)
+def open_named(
+    name: str, split: str, *, folder: str | None, options: dict[str, Any], download: bool, **settings: Any
+) -> Any:
+    """One split of a data set by the name that ``timm train --dataset`` takes, for evaluation.
+
+    Args:
+        name: of the data set; empty for a folder.
+        split: of the data set.
+        folder, options, download: where it lies, what it takes, and whether it may download itself.
+        settings: further flags of ``timm train``, such as ``task`` and ``labels_csv``.
+    """
+    config = TrainConfig(dataset=name, data_dir=folder, dataset_opt=options, dataset_download=download, **settings)
     return open_split(config, split, training=False)
 
 
@@ -273,7 +331,7 @@ def counts_of(config: TrainConfig, data: Data, labels: Labels) -> list[int]:
 
 def _picks(config: TrainConfig) -> bool:
     """Whether training takes a part of the samples, or other labels than theirs."""
-    harder = config.label_noise or config.long_tail or config.subset != 1.0
+    harder = config.label_noise or config.label_file or config.long_tail or config.subset != 1.0
     return bool(harder or config.exclude or config.relabel or held_out_fraction(config))
 
 
@@ -290,11 +348,8 @@ def _harden(config: TrainConfig, data: Data, train: Any, twin: Any, fraction: fl
     kept = labels if indices is None else labels[indices]
     chosen = pick(kept, _kept_counts(config, class_counts(kept, len(counts)), data.notes), seed=config.seed)
     indices = chosen if indices is None else indices[chosen]
-    noisy = None
-    if config.label_noise:
-        noisy = noisy_labels(labels, superclasses_of(train, config.superclasses), config.label_noise, seed=config.seed)
-        changed = int((noisy[indices] != labels[indices]).sum())
-        data.notes.append(f"label noise {config.label_noise:g}: {changed} of {len(indices)} training labels differ")
+    noisy, said = noisy_of(config, train, labels, indices, len(counts))
+    data.notes += said
     noisy, indices = _corrected(config, data, train, labels if noisy is None else noisy, indices)
     data.train = Selection(train, indices, labels, noisy)
     replace_within(train, indices)

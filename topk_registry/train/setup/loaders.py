@@ -12,13 +12,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from topk_registry.data.labels import is_indexed
+from topk_registry.data.sampling import Draw
 from topk_registry.ops.targets.label_mixture import Target
 from topk_registry.train.config.config import TrainConfig
+from topk_registry.train.config.tasks import MULTILABEL
 from topk_registry.train.errors import DataError
 from topk_registry.train.setup.batches import Batches, BatchOrder, SeededErasing
 from topk_registry.train.setup.compute import Compute
 from topk_registry.train.setup.loss import uses_soft_targets
 from topk_registry.train.setup.mixing import LabelMixup, LabelMixupCollate
+from topk_registry.train.setup.sampler import create_draw
 from topk_registry.train.setup.shards import Shards
 from topk_registry.train.setup.workers import end_of_process, leave_to_the_run
 
@@ -34,6 +37,11 @@ class TrainLoader:
             return self.batches or len(self.loader)
         except TypeError as error:
             raise DataError("the training loader has no length: pass --train-batches-per-epoch") from error
+
+    @property
+    def draw(self) -> Draw | None:
+        """The draw of an epoch's images, where there is one."""
+        return None if self.order is None else self.order.draw
 
     def images_of_step(self, world: int) -> int:
         """Images of a step in all processes; 0 where the order of images depends on the number of processes."""
@@ -67,6 +75,7 @@ def create_train_loader(
     """
     if isinstance(dataset, Shards):
         dataset.check_workers(config.workers)
+    draw = create_draw(config, dataset)
     if config.aug_splits > 1:
         dataset = AugMixDataset(dataset, num_splits=config.aug_splits)
     mixup = _mixup(config, mixtures)
@@ -103,9 +112,10 @@ def create_train_loader(
         img_dtype=compute.dtype,
         device=compute.device,
         use_prefetcher=not config.no_prefetcher,
+        persistent_workers=not config.no_persistent_workers,
     )
     if indexed:
-        return _reordered(config, loader, dataset, mixup, compute)
+        return _reordered(config, loader, dataset, mixup, compute, draw)
     _set_workers(config, loader)
     _seed_erasing(config, loader, compute)
     return TrainLoader(loader, None, config.train_batches_per_epoch)
@@ -207,19 +217,24 @@ def _mixup(config: TrainConfig, mixtures: bool) -> Mixup | None:
     if mixtures:
         return (LabelMixup if config.no_prefetcher else LabelMixupCollate)(smoothing=config.smoothing, **options)
     build = Mixup if config.no_prefetcher else FastCollateMixup
-    return build(**options, label_smoothing=config.smoothing, num_classes=config.num_classes or 0)
+    several = config.task == MULTILABEL
+    n = config.num_classes or 0
+    return build(**options, label_smoothing=config.smoothing, num_classes=n, multi_label=several)
 
 
-def _reordered(config: TrainConfig, loader: Any, dataset: Any, mixup: Mixup | None, compute: Compute) -> TrainLoader:
+def _reordered(
+    config: TrainConfig, loader: Any, dataset: Any, mixup: Mixup | None, compute: Compute, draw: Draw | None
+) -> TrainLoader:
     """Replace the torch loader inside timm's by one over our batches."""
     inner = getattr(loader, "loader", loader)
     order = BatchOrder(
-        len(dataset),
+        len(dataset) if draw is None else len(draw),
         config.batch_size,
         seed=config.seed,
         rank=compute.rank,
         world=compute.world_size,
         batches=config.train_batches_per_epoch,
+        draw=draw,
     )
     if config.aug_repeats:
         if not compute.distributed:
@@ -239,7 +254,7 @@ def _reordered(config: TrainConfig, loader: Any, dataset: Any, mixup: Mixup | No
         sampler=order,
         num_workers=config.workers,
         pin_memory=config.pin_mem and compute.device.type != "cpu",
-        persistent_workers=config.workers > 0,
+        persistent_workers=config.workers > 0 and not config.no_persistent_workers,
     )
     _set_workers(config, ours)
     if inner is loader:

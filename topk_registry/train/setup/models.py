@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from timm.layers import convert_splitbn_model, convert_sync_batchnorm
-from timm.models import create_model
+from timm.models import create_model, resolve_model_input_args
 from torch import nn
 
 from topk_registry.nn.classifier import normalize_classifier
@@ -44,10 +44,12 @@ def place_model(config: TrainConfig, model: nn.Module, compute: Compute) -> nn.M
 
 def _create(config: TrainConfig, num_classes: int | None) -> Any:
     path = config.pretrained_path
-    file = {"pretrained_cfg_overlay": {"file": path, "num_classes": -1}} if path else {}
+    overlay = ({"file": path, "num_classes": -1} if path else {}) | config.pretrained_cfg_overlay
+    entries = {"pretrained_cfg_overlay": overlay} if overlay else {}
     try:
-        return create_model(
+        settings = resolve_model_input_args(  # some networks are built for one size of images
             config.model,
+            config.to_dict(),
             pretrained=config.pretrained or bool(config.pretrained_path),
             in_chans=channels_of(config),
             num_classes=num_classes,
@@ -58,9 +60,10 @@ def _create(config: TrainConfig, num_classes: int | None) -> Any:
             bn_momentum=config.bn_momentum,
             bn_eps=config.bn_eps,
             checkpoint_path=config.initial_checkpoint,
-            **file,
+            **entries,
             **config.model_kwargs,
         )
+        return create_model(**settings)
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         raise TrainError(f"cannot create model {config.model!r}: {error}") from error
 

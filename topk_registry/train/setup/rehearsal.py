@@ -95,7 +95,7 @@ class Rehearsal:
         Args:
             linear: whether the run calls the loss's method ``of_linear``.
         """
-        if not (self.context.soft_targets and isinstance(self.criterion, ClassificationLoss)):
+        if self.context.several or not (self.context.soft_targets and isinstance(self.criterion, ClassificationLoss)):
             return False
         loss, n = self.trial(), self.context.num_classes
         label = torch.arange(2) % n
@@ -130,7 +130,8 @@ class Rehearsal:
             return spec.build(self.context)
 
     def _rehearse(self) -> None:
-        kind = "mixed targets (mixup or cutmix)" if self.context.soft_targets else "class indices"
+        kind = "k-hot targets" if self.context.several else "class indices"
+        kind = "mixed targets (mixup or cutmix)" if self.context.soft_targets else kind
         criterion = self.trial()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -151,10 +152,13 @@ class Rehearsal:
         n = self.context.num_classes
         logits = torch.randn(rows, n, requires_grad=True)
         target = torch.arange(rows) % n
+        one_hot = nn.functional.one_hot(target, n).float()
+        if self.context.several:  # rows of one label and of two; the first has none
+            one_hot = one_hot.maximum(one_hot.roll(1, 1) * (torch.arange(rows) % 2)[:, None])
+            one_hot[0] = 0.0
         if self.context.soft_targets:
-            one_hot = nn.functional.one_hot(target, n).float()
-            target = 0.5 * one_hot + 0.5 * one_hot.flip(0)
-        return logits, target
+            return logits, 0.5 * one_hot + 0.5 * one_hot.flip(0)
+        return logits, one_hot if self.context.several else target
 
     def _course(self, loss: nn.Module, times: Sequence[int]) -> list[Tensor]:
         """The loss and its gradient in each of these epochs, at scores of unsure, right and wrong rows."""
@@ -184,5 +188,5 @@ def check_value(value: object) -> None:
 def _with_counts(spec: LossSpec, context: Context) -> Context:
     """Facts with made-up class counts, where the loss needs counts and the data is not read yet."""
     if context.class_counts is None and spec.needs_class_counts:
-        return replace(context, class_counts=[10 + c % 91 for c in range(context.num_classes)])
+        return replace(context, class_counts=[10 + c % 91 for c in range(context.num_classes)], num_samples=1000)
     return context

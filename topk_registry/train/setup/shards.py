@@ -63,7 +63,7 @@ class Shards(IterableImageDataset):
         for number, (image, target) in enumerate(islice(reader, first, None, self.stride)):
             with seeded(*key, number):
                 sample = image if self.transform is None else self.transform(image)
-            yield sample, target
+            yield sample, target if self.target_transform is None else self.target_transform(target)
 
     def check_workers(self, workers: int) -> None:
         """Refuse more readers than shards: one without a shard would leave all others waiting.

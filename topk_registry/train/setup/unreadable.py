@@ -3,6 +3,7 @@
 import struct
 import sys
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,19 @@ class WatchedImages(Dataset[Any]):
         reader: gives an open file and a label by index.
         mode: Pillow's mode that images are converted to.
         strict: raise a ``DataError`` instead of using the neighbour.
+        target_transform: makes the k-hot target of an image of several labels from what the reader gives.
     """
 
-    def __init__(self, reader: Any, *, mode: str = "RGB", strict: bool = False) -> None:
+    def __init__(
+        self,
+        reader: Any,
+        *,
+        mode: str = "RGB",
+        strict: bool = False,
+        target_transform: Callable[[Any], Any] | None = None,
+    ) -> None:
         self.reader, self.mode, self.strict = reader, mode, strict
+        self.target_transform = target_transform
         self.transform: Any = None
         self.used: Indices | None = None  # sorted
         self.state = torch.zeros(len(reader), dtype=torch.uint8).share_memory_()  # loader workers write here too
@@ -47,7 +57,7 @@ class WatchedImages(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.reader)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
         failed = []
         while len(failed) < IN_A_ROW:
             try:
@@ -93,10 +103,16 @@ class WatchedImages(Dataset[Any]):
         """The first of these samples by path, and the classes that have no other by their number of images."""
         return listed([self.filename(index) for index in failed], MOST_NAMED) + self._whole_classes(failed)
 
-    def _read(self, index: int) -> tuple[Image.Image, int]:
+    def _read(self, index: int) -> tuple[Image.Image, Any]:
         file, target = self.reader[index]
-        with file, Image.open(file) as image:
-            return image.convert(self.mode), -1 if target is None else target
+        with file, Image.open(file) as opened:
+            image = opened.convert(self.mode)
+        if self.target_transform is None:
+            return image, -1 if target is None else target
+        try:
+            return image, self.target_transform(target)
+        except (TypeError, ValueError) as error:  # wrong labels are no unreadable image
+            raise DataError(f"the labels of {self.filename(index)}: {error}") from error
 
     def _meet(self, index: int, error: Exception) -> None:
         if self.strict:
@@ -112,7 +128,7 @@ class WatchedImages(Dataset[Any]):
         return int(self.used[np.searchsorted(self.used, index, side="right") % len(self.used)])
 
     def _whole_classes(self, failed: list[int]) -> str:
-        labels, names = kept_labels_of(self), class_names_of(self)
+        labels, names = None if self.target_transform else kept_labels_of(self), class_names_of(self)
         if labels is None or names is None:
             return ""
         every = np.bincount(labels if self.used is None else labels[self.used], minlength=len(names))

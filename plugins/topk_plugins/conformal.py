@@ -1,0 +1,178 @@
+"""Training for small prediction sets: Stutz et al. 2022, and Noorani et al. 2025 with less variance."""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from topk_registry import BatchLoss
+
+LEAST = 1e-8  # added before the logarithm, as by the authors
+
+
+class ConformalTraining(BatchLoss):
+    r"""The size of conformal prediction sets that each batch calibrates on one half and predicts on the other.
+
+    .. math:: L = \log \frac1{|P|} \sum_{i \in P} \Bigl(1 - C_{y_i} +
+        \lambda \bigl(\textstyle\sum_c C_c - \kappa\bigr)_+\Bigr) + \mu \, \text{cross-entropy}, \qquad
+        C_c = \operatorname{sigmoid} \frac{\log p_c(x_i) - q}{\tau}
+
+    q is the conformal quantile of the other half: the r-th smallest :math:`\log p_{y_j}(x_j)` of m rows,
+    :math:`r = \lfloor \alpha (m + 1) \rfloor`, at least 1. Above it lies the label of a share of at least 1 - alpha of
+    new images. C is the set, made smooth. So the loss is that of what a deployment with ``score`` lac shows: the set's
+    size, and whether it misses the label.
+
+    The gradient of q is that of the row at the quantile. With ``neighbours`` above 1 it is the mean of the gradients of
+    as many rows, those whose scores are nearest to q: of less variance, and a little bias. That is
+    ``conformal_training_low_variance``.
+
+    It is a loss of the batch as a whole: there is no loss of a row, no class weights, no mixup and no label smoothing.
+    Over several processes the quantile is over the rows of all. Where no row of a half counts it is NaN.
+
+    Use when:
+        The model will show conformal prediction sets, and their mean size is what counts.
+
+    Avoid when:
+        Batches hold fewer than 2 / alpha rows: the quantile is then the lowest score of the batch. Start from a
+        model that is trained already, or with a share of cross-entropy; from random weights all sets are alike.
+
+    Args:
+        alpha: the share of labels that sets may miss, above 0 and below 1.
+        tau: temperature of the sets' edges, positive.
+        kappa: the set size that costs nothing, at least 0.
+        size_weight: lambda, the weight of the size.
+        cross_entropy_weight: mu, the weight of cross-entropy beside the logarithm.
+        calibration: the share of the batch that calibrates; its first rows.
+        neighbours: how many rows the gradient of the quantile is averaged over. 1: the row at the quantile.
+        ignore_index: rows with this label are left out.
+
+    Shape: logits [B, n], labels [B] -> [].
+
+    Example:
+        >>> loss = create_loss("conformal_training", alpha=0.1)
+        >>> loss(torch.randn(64, 10, requires_grad=True), torch.arange(64) % 10).backward()
+
+    Reference: Stutz, Dvijotham, Cemgil, Doucet 2022; Noorani, Romero, Dal Fabbro, Hassani, Pappas 2025.
+    """
+
+    option_ranges: ClassVar = {
+        "alpha": "(0, 1)", "tau": "(0, inf)", "kappa": "[0, inf)", "size_weight": "[0, inf)",
+        "cross_entropy_weight": "[0, inf)", "calibration": "(0, 1)", "neighbours": "[1, inf)",
+    }  # fmt: skip
+    tuning_grid: ClassVar = {"size_weight": (0.1, 1.0), "tau": (0.1, 1.0)}
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 0.1,
+        tau: float = 1.0,
+        kappa: float = 1.0,
+        size_weight: float = 0.1,
+        cross_entropy_weight: float = 0.0,
+        calibration: float = 0.5,
+        neighbours: int = 1,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(ignore_index=ignore_index)
+        for name, value in (("alpha", alpha), ("calibration", calibration)):
+            if not 0.0 < value < 1.0:
+                raise ValueError(f"{name} must be above 0 and below 1, got {value!r}")
+        if not 0.0 < tau < math.inf:
+            raise ValueError(f"tau must be positive and finite, got {tau!r}")
+        for name, value in (
+            ("kappa", kappa), ("size_weight", size_weight), ("cross_entropy_weight", cross_entropy_weight),
+        ):  # fmt: skip
+            if not 0.0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and at least 0, got {value!r}")
+        if isinstance(neighbours, bool) or neighbours != int(neighbours) or neighbours < 1:
+            raise ValueError(f"neighbours must be an integer of at least 1, got {neighbours!r}")
+        self.alpha, self.tau, self.kappa = float(alpha), float(tau), float(kappa)
+        self.size_weight, self.cross_entropy_weight = float(size_weight), float(cross_entropy_weight)
+        self.calibration, self.neighbours = float(calibration), int(neighbours)
+
+    def of_batch(self, logits: Tensor, label: Tensor, counted: Tensor) -> Tensor:
+        scores = logits.log_softmax(-1)
+        own = scores.gather(1, label[:, None])[:, 0]
+        first = min(max(1, int(self.calibration * len(own))), len(own) - 1)
+        quantile = self.quantile(self.all_rows(own[:first]), self.all_rows(counted[:first]))
+        edges = torch.sigmoid((scores[first:] - quantile) / self.tau)
+        missed = torch.sigmoid((quantile - own[first:]) / self.tau)
+        cost = missed + self.size_weight * (edges.sum(-1) - self.kappa).clamp(min=0)
+        value = (self._mean(cost, counted[first:]) + LEAST).log()
+        if self.cross_entropy_weight:
+            value = value - self.cross_entropy_weight * self._mean(own, counted)
+        return value
+
+    def quantile(self, own: Tensor, counted: Tensor) -> Tensor:
+        """The conformal quantile [] of the labels' scores [m] that count, with the gradient of its nearest rows."""
+        known = own.detach().masked_fill(~counted, torch.inf)
+        rank = (self.alpha * (counted.sum() + 1)).long().clamp(min=1)
+        value = known.sort().values.gather(0, (rank - 1)[None])[0]
+        _, nearest = (known - value).abs().topk(min(self.neighbours, len(own)), largest=False)
+        part = counted[nearest].to(own)
+        mean = (own[nearest] * part).sum() / part.sum()
+        return value + mean - mean.detach()
+
+    def _mean(self, rows: Tensor, counted: Tensor) -> Tensor:
+        rows, counted = self.all_rows(rows), self.all_rows(counted)
+        return rows.masked_fill(~counted, 0.0).sum() / counted.sum()
+
+    def extra_repr(self) -> str:
+        return (
+            f"alpha={self.alpha:g}, tau={self.tau:g}, kappa={self.kappa:g}, size_weight={self.size_weight:g}, "
+            f"cross_entropy_weight={self.cross_entropy_weight:g}, neighbours={self.neighbours}"
+        )
+
+
+class LowVarianceConformalTraining(ConformalTraining):
+    r"""``conformal_training`` whose quantile has the mean gradient of several rows, of less variance.
+
+    .. math:: \nabla q \approx \frac1N \sum_{j \in \text{nearest}} \nabla \log p_{y_j}(x_j)
+
+    The N rows are those of the calibrating half whose scores are nearest to the quantile q. All else is as in
+    :class:`ConformalTraining`.
+
+    Use when:
+        Sets are trained for their size, and the gradient of a single row is too noisy: batches are small.
+
+    Avoid when:
+        A batch holds few more than N rows: the mean is then over rows that are far from the quantile.
+
+    Args:
+        alpha, tau, kappa, size_weight, cross_entropy_weight, calibration, ignore_index: as ``conformal_training``.
+        neighbours: N.
+
+    Shape: logits [B, n], labels [B] -> [].
+
+    Example:
+        >>> loss = create_loss("conformal_training_low_variance", alpha=0.1, neighbours=4)
+        >>> loss(torch.randn(64, 10, requires_grad=True), torch.arange(64) % 10).backward()
+
+    Reference: Noorani, Romero, Dal Fabbro, Hassani, Pappas 2025.
+    """
+
+    estimates_gradient = True
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 0.1,
+        tau: float = 1.0,
+        kappa: float = 1.0,
+        size_weight: float = 0.1,
+        cross_entropy_weight: float = 0.0,
+        calibration: float = 0.5,
+        neighbours: int = 8,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(
+            alpha=alpha,
+            tau=tau,
+            kappa=kappa,
+            size_weight=size_weight,
+            cross_entropy_weight=cross_entropy_weight,
+            calibration=calibration,
+            neighbours=neighbours,
+            ignore_index=ignore_index,
+        )

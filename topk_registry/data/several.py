@@ -1,0 +1,117 @@
+"""A procedural data set of images with several labels, so that multi-label training can be tried with no download.
+
+A class is a thing: a small patch of smooth colours. An image of 32 x 32 shows one of each of its classes, at random
+places, in random contrast, under noise; where things overlap, their colours add up. Scenes decide which things go
+together: a thing is often in images of its own scene, and seldom in others. Classes become rarer from the first to the
+last, and an image may have no label at all.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, split_and_size
+
+SIZE = 32
+THING = 12  # height and width of a thing
+HOME = 5.0  # how many times as often a thing is in images of its own scene
+SPREAD = 42.0  # standard deviation of an image in grey levels
+
+Block = tuple[NDArray[np.uint8], NDArray[np.float32]]
+
+
+class Several(DrawnImages):
+    """Images of things, each with the set of its things as target; drawn from a seed.
+
+    A sample is ``(image, target)`` with a float32 vector [things] of 0 and 1. Image i depends on the seed, the split
+    and i alone: a larger data set begins with the smaller one. The images are held in memory, 3 KiB each.
+
+    Args:
+        split: ``"train"``, ``"validation"`` or ``"test"``.
+        size: number of images, by default 5000 for training and 2000 otherwise.
+        eval_size: the same of all splits but training, where it is to differ from ``size``.
+        seed: of the things and of every image.
+        things: number of classes.
+        scenes: number of scenes; class c is at home in scene c mod ``scenes``.
+        mean_labels: how many labels an image has on average.
+        imbalance: how many times the first class is as frequent as the last; frequencies fall exponentially.
+        noise: standard deviation of the pixel noise, in units of what a thing is made of.
+
+    Attributes:
+        targets: the targets of all samples [N, things], float32.
+
+    Example:
+        >>> image, target = Several("train", size=100)[0]
+        >>> target.shape
+        torch.Size([20])
+    """
+
+    def __init__(
+        self,
+        split: str = "train",
+        *,
+        size: int | None = None,
+        eval_size: int | None = None,
+        seed: int = 0,
+        things: int = 20,
+        scenes: int = 4,
+        mean_labels: float = 2.5,
+        imbalance: float = 10.0,
+        noise: float = 2.0,
+    ) -> None:
+        split, size = split_and_size(split, size, eval_size)
+        if things < 2 or scenes < 1 or not 0 < mean_labels < things:
+            raise ValueError(
+                f"need at least 2 things, 1 scene, and 0 < mean_labels < things, got {things=}, {scenes=}, "
+                f"{mean_labels=}"
+            )
+        if not imbalance >= 1.0 or not noise >= 0.0:
+            raise ValueError(f"imbalance must be at least 1 and noise at least 0, got {imbalance=}, {noise=}")
+        self.classes = [f"thing {c:02d}" for c in range(things)]
+        self._noise = noise
+        self._things = _patches(np.random.default_rng([seed, 0]), things)
+        self._chances = _chances(things, scenes, mean_labels, imbalance)
+        blocks = [self._draw(np.random.default_rng([seed, SPLITS[split], b])) for b in range(-(-size // BLOCK))]
+        self.images, self.targets = (np.concatenate(parts)[:size] for parts in zip(*blocks, strict=True))
+
+    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
+        image, target = super().__getitem__(index)
+        return image, torch.from_numpy(target)
+
+    def _draw(self, rng: np.random.Generator) -> Block:
+        """A block of images, always whole, so that one does not depend on how many follow it."""
+        n = len(self._things)
+        scene = rng.integers(len(self._chances), size=BLOCK)
+        labels = rng.random((BLOCK, n)) < self._chances[scene]
+        places = rng.integers(SIZE - THING + 1, size=(BLOCK, n, 2))
+        contrast = rng.uniform(2.0, 4.0, (BLOCK, n))
+        images = self._noise * rng.standard_normal((BLOCK, SIZE, SIZE, 3), np.float32)
+        for i, c in np.argwhere(labels):
+            y, x = places[i, c]
+            images[i, y : y + THING, x : x + THING] += contrast[i, c] * self._things[c]
+        levels = 128 + SPREAD / np.hypot(1.0, self._noise) * images
+        return np.clip(np.rint(levels), 0, 255).astype(np.uint8), labels.astype(np.float32)
+
+
+def _patches(rng: np.random.Generator, things: int) -> NDArray[np.float64]:
+    """Patches [things, 12, 12, 3] of 3 x 3 random colours with linear transitions, of unit standard deviation."""
+    grid = rng.standard_normal((things, 3, 3, 3))
+    place = np.linspace(0, 2, THING)
+    share = np.maximum(0.0, 1.0 - np.abs(place[:, None] - np.arange(3)))  # [12, 3] of each row and column of the grid
+    patches = np.einsum("yi,xj,cijk->cyxk", share, share, grid)
+    return patches / patches.std(axis=(1, 2, 3), keepdims=True)
+
+
+def _chances(things: int, scenes: int, mean_labels: float, imbalance: float) -> NDArray[np.float64]:
+    """Chance of each class in each scene [scenes, things], so that an image has ``mean_labels`` of them on average."""
+    c = np.arange(things)
+    shape = imbalance ** -(c / (things - 1)) * np.where(c % scenes == np.arange(scenes)[:, None], HOME, 1.0)
+    low, high = 0.0, 1.0 / shape.min()  # at the upper end every chance is 1
+    for _ in range(60):
+        middle = (low + high) / 2
+        more = np.minimum(1.0, middle * shape).sum(axis=1).mean() < mean_labels
+        low, high = (middle, high) if more else (low, middle)
+    return np.minimum(1.0, low * shape)
