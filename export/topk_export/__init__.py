@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError, PredictionError
     from topk_export.runtime.predictor import Predictor
     from topk_export.runtime.ranking import Prediction
+    from topk_export.runtime.several import LabelPrediction
     from topk_export.scoring.columns import Column, check_column
     from topk_export.verification.verify import verify
 
@@ -22,6 +23,7 @@ _HOMES = {
     "DeviceError": "errors",
     "ExportError": "errors",
     "ImageError": "errors",
+    "LabelPrediction": "runtime.several",
     "ModelFileError": "errors",
     "Prediction": "runtime.ranking",
     "PredictionError": "errors",
@@ -37,6 +39,7 @@ __all__ = [
     "DeviceError",
     "ExportError",
     "ImageError",
+    "LabelPrediction",
     "ModelFileError",
     "Prediction",
     "PredictionError",

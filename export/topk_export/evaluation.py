@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from topk_export.errors import ModelFileError
 from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.stream import read_ahead
 from topk_export.runtime.weights import digest_of, files_of
@@ -34,7 +35,13 @@ class ExportedFile:
         """Open the file; images are read when they are asked for."""
         workers = self.running.workers
         workers = None if workers is None else max(1, workers)  # of which one reads none ahead
-        return _Opened(Predictor(self.path, device=self.running.device, workers=workers), self.running)
+        predictor = Predictor(self.path, device=self.running.device, workers=workers)
+        if predictor.metadata.several:
+            raise ModelFileError(
+                f"expected a file with one label an image, {self.path} gives several: topk-registry calibrate measures "
+                "it on images with several labels"
+            )
+        return _Opened(predictor, self.running)
 
 
 class _Opened:

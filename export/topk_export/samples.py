@@ -14,12 +14,20 @@ from topk_registry.folders.images import listed, read_folders
 
 
 class Samples(NamedTuple):
-    """Images that :meth:`Predictor.preprocess` takes, the label of each, and how folders became classes."""
+    """Images that :meth:`Predictor.preprocess` takes, the label of each, and how folders became classes.
+
+    ``labels`` are class indices [N]; of several labels an image, targets of 0 and 1 [N, n].
+    """
 
     name: str
     images: Any  # a sequence, which may read an image only when it is asked for
     labels: np.ndarray
     told: str = ""
+
+    @property
+    def line(self) -> str:
+        """What they are, as a line of text."""
+        return f"{len(self.labels)} images of {self.name}" + (f": {self.told}" if self.told else "")
 
 
 def open_folder(folder: str | Path, class_names: Sequence[str], *, ignore_unknown: bool = False) -> Samples:

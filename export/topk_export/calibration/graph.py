@@ -18,7 +18,7 @@ from topk_export.calibration.score_nodes import PREFIX, Nodes, ScoreNodes, nodes
 from topk_export.verification.graph import LOGITS, head_model
 from topk_registry.conformal import PredictionSets, Score
 
-SET, SIZE = "set", "set_size"
+SET, SIZE, LABELS = "set", "set_size", "labels"
 SCORES, CLASSES = "set_scores", "set_classes"
 
 
@@ -33,7 +33,7 @@ def add_sets(model: Any, sets: PredictionSets, n: int, *, max_size: int) -> Any:
     """
     from onnx import TensorProto
 
-    model = _without_sets(model)
+    model = without_sets(model)
     add = Nodes(model.graph)
     limits = sets.thresholds
     nodes = nodes_of(type(sets.score))(add, sets.score)
@@ -52,7 +52,7 @@ def add_sets(model: Any, sets: PredictionSets, n: int, *, max_size: int) -> Any:
             "ReduceSum", add("Cast", full, to=TensorProto.FLOAT), add.constant("row", [1], np.int64), keepdims=0
         )
     add("Cast", count, out=SIZE, to=TensorProto.INT64)
-    batch = _batch(model)
+    batch = batch_of(model)
     add.output(SET, TensorProto.BOOL, [batch, n])
     add.output(SIZE, TensorProto.INT64, [batch])
     return model
@@ -81,8 +81,8 @@ def score_model(model: Any, score: Score, *, temperature: float, max_size: int |
     """
     from onnx import TensorProto
 
-    model = _without_sets(model)
-    add, batch = Nodes(model.graph), _batch(model)
+    model = without_sets(model)
+    add, batch = Nodes(model.graph), batch_of(model)
     model.graph.value_info.extend(model.graph.output)  # the head begins at the declared logits
     del model.graph.output[:]
     if max_size is None:
@@ -109,11 +109,11 @@ def is_calibrated(model: Any) -> bool:
     return SET in {output.name for output in model.graph.output}
 
 
-def _without_sets(model: Any) -> Any:
-    """A copy without the nodes, constants and outputs of an earlier calibration."""
+def without_sets(model: Any) -> Any:
+    """A copy of a ModelProto without the nodes, constants and outputs of an earlier calibration."""
     model = copy.deepcopy(model)
     graph = model.graph
-    kept = [output for output in graph.output if output.name not in (SET, SIZE)]
+    kept = [output for output in graph.output if output.name not in (SET, SIZE, LABELS)]
     nodes = [node for node in graph.node if not node.name.startswith(PREFIX)]
     constants = [tensor for tensor in graph.initializer if not tensor.name.startswith(PREFIX)]
     for field, items in ((graph.output, kept), (graph.node, nodes), (graph.initializer, constants)):
@@ -122,7 +122,8 @@ def _without_sets(model: Any) -> Any:
     return model
 
 
-def _batch(model: Any) -> Any:
+def batch_of(model: Any) -> Any:
+    """The batch axis of a ModelProto: its name, or its size where that is fixed."""
     dim = model.graph.input[0].type.tensor_type.shape.dim[0]
     return dim.dim_param or dim.dim_value
 

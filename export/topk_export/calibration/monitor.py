@@ -12,7 +12,7 @@ from topk_export.runtime.session import open_session
 from topk_registry.conformal import ExchangeabilityTest
 from topk_registry.pages import lines, page, paragraph, table
 
-WATCHED = {"probability": "softmax share of the best class", "size": "size of the prediction set"}
+WATCHED = {"probability": "probability of the best class", "size": "size of the prediction set"}
 POINTS = 400
 
 
@@ -99,7 +99,7 @@ def verdict(found: Monitored) -> str:
     when = f", {found.entries[at]['time']}" if "time" in found.entries[at] else ""
     return (
         f"the images have changed: the {WATCHED[name]} rejects exchangeability at prediction {at + 1} of "
-        f"{len(found.entries)}{when}, {bound}. The coverage of the sets is no longer promised: calibrate anew"
+        f"{len(found.entries)}{when}, {bound}. The promise of the sets no longer holds: calibrate anew"
     )
 
 

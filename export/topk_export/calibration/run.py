@@ -6,7 +6,7 @@ calibrates, one reports: no sample serves two purposes, so that the guarantee an
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from topk_export.calibration.graph import SET, add_sets, set_model
 from topk_export.calibration.heads import HeadRows, Heads
 from topk_export.calibration.plan import Plan, check, split
 from topk_export.calibration.score_nodes import check_fits, nodes_of
-from topk_export.errors import ExportError
+from topk_export.errors import ExportError, ModelFileError
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.weights import move_into_place
@@ -56,7 +56,7 @@ class Calibrated:
     class_names: tuple[str, ...]
 
 
-def _quiet(items: Iterable[Any], label: str, total: int) -> Iterable[Any]:
+def quiet(items: Iterable[Any], label: str, total: int) -> Iterable[Any]:
     return items
 
 
@@ -70,7 +70,7 @@ def calibrate_file(
     require_gpu: bool = False,
     threads: int | None = None,
     batch_size: int = 32,
-    progress: Progress = _quiet,
+    progress: Progress = quiet,
     force: bool = False,
 ) -> Calibrated:
     """Calibrate an exported file on held-out samples, and write the result as a new file.
@@ -96,6 +96,11 @@ def calibrate_file(
         raise ValueError(f"calibration writes a new file, {output} is the one it reads")
     predictor = Predictor(model, device=device, require_gpu=require_gpu, threads=threads)
     metadata = predictor.metadata
+    if metadata.several:
+        raise ModelFileError(
+            f"expected a file with one label an image, {model} gives several: it takes targets of 0 and 1 for each "
+            "class (calibrate_label_file; on the command line --labels-csv, or a data set of several labels)"
+        )
     n = metadata.num_classes
     labels = check_labels(samples.labels, n)
     parts = split(len(labels), plan)
@@ -105,7 +110,7 @@ def calibrate_file(
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.stem}-") as folder:
         staged = Path(folder) / output.name
-        logits, fingerprint = _run_all(predictor, samples, labels, batch_size, progress, Path(folder))
+        logits, fingerprint = run_all(predictor, samples, labels, batch_size, progress, Path(folder))
         right = agreement(logits.argmax(-1), labels, metadata.class_names)
         right.check(force=force)
         runner = Heads(proto, logits, device)
@@ -121,7 +126,7 @@ def calibrate_file(
 
         storage.save(built, staged, source=Path(model).parent)
         onnx.checker.check_model(str(staged), full_check=True)
-        _check_written(staged, samples, parts["report"][:batch_size], logits, runner, built, device)
+        check_written(staged, samples, parts["report"][:batch_size], runner, built)
         move_into_place(staged, output)
         del logits, runner  # so that every system lets the folder go
     return Calibrated(
@@ -129,7 +134,7 @@ def calibrate_file(
     )
 
 
-def _run_all(
+def run_all(
     predictor: Predictor, samples: Samples, labels: np.ndarray, size: int, progress: Progress, folder: Path
 ) -> tuple[np.ndarray, str]:
     """The logits of all samples [N, n], in a file of the folder, and the SHA-256 of inputs and labels."""
@@ -195,17 +200,18 @@ def _mean_size(samples: HeadRows, alpha: float) -> float:
     return float((samples.all_scores() <= marginal(samples.label_scores(), alpha)).sum(-1).mean())
 
 
-def _check_written(
-    path: Path, samples: Samples, rows: np.ndarray, logits: np.ndarray, runner: Heads, built: Any, device: str
+def check_written(
+    path: Path, samples: Samples, rows: np.ndarray, runner: Heads, built: Any, names: Sequence[str] = (SET,)
 ) -> None:
     """Run the written file on images, and compare with what its report says."""
-    written = Predictor(path, device=device)
+    written = Predictor(path, device=runner.device)
     out = written.run(written.preprocess([samples.images[i] for i in rows]))
-    scale = float(np.abs(logits[rows]).max())
-    if np.abs(out[LOGITS] - logits[rows]).max() > 1e-4 * scale:
+    scale = float(np.abs(runner.logits[rows]).max())
+    if np.abs(out[LOGITS] - runner.logits[rows]).max() > 1e-4 * scale:
         raise ExportError("the calibrated file gives other logits than the file it was made of, so none was written")
     # on the file's own logits of this run, which other batches may round otherwise
-    again = Heads(runner.model, out[LOGITS], device)
-    expected = np.concatenate([s for _, (s,) in again.outputs(set_model(built), np.arange(len(rows)), [SET])])
-    if (out[SET] != expected).any():
+    again = Heads(runner.model, out[LOGITS], runner.device)
+    parts = [found for _, found in again.outputs(set_model(built), np.arange(len(rows)), list(names))]
+    expected = map(np.concatenate, zip(*parts, strict=True))
+    if any((out[name] != values).any() for name, values in zip(names, expected, strict=True)):
         raise ExportError("the calibrated file gives other sets than its head alone, so none was written")

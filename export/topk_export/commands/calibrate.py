@@ -2,6 +2,7 @@
 
 The file is run over held-out images. One part of them calibrates the sets, another reports how often they hold the
 right class and how large they are. The result is a new file with the outputs set and set_size, and a report beside it.
+A file of several labels gets a threshold for each class too, as the output labels, and sets that miss few of them.
 """
 
 import json
@@ -12,7 +13,14 @@ from typing import Any
 from topk_export.commands.common import add_runtime_flags, command, say
 from topk_registry.cli import ArgumentParser, ParseOptions, positive
 
+SCORE, TUNE = "raps", 0.2  # unless given
 PARTS = ("", "tuning_", "report_")  # of the samples, as the facts count them
+# flags of one kind of file, and what leaves them off
+ONE_LABEL = {"score": None, "rule": None, "average_size": None, "temperature": "1", "allow_empty": False,
+             "max_size": None, "tune_share": None, "penalty": None, "k_reg": None, "weight": None,
+             "class_weights": None, "share": None, "clusters": None}  # fmt: skip
+SEVERAL_LABELS = {"labels_csv": "", "target_format": None, "target_key": None}
+FLAGS = {"penalty": "lambda"}  # where the flag is not called as its setting
 
 
 @command
@@ -22,64 +30,94 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.average_size is not None and args.rule is not None:
         parser.error(f"--average-size takes the place of a rule, got --rule {args.rule} besides")
+    from topk_export.runtime.predictor import Predictor
+
+    metadata = Predictor(args.model, device="cpu").metadata
+    _check_flags(args, several=metadata.several)
+    output = Path(args.output or Path(args.model).with_name(f"{Path(args.model).stem}-sets.onnx"))
+    if not (args.dataset or args.data_dir or args.labels_csv):
+        raise ValueError("name the held-out images: --data-dir FOLDER, or --dataset NAME as timm train takes it")
+    if not metadata.several:
+        return _one_label(args, metadata.class_names, output)
+    from topk_export.commands.calibrate_labels import calibrate_labels
+
+    settings = _given(**{name: getattr(args, name) or None for name in SEVERAL_LABELS})
+    return calibrate_labels(args, metadata.class_names, output, {**_data(args), **settings}, _runtime(args))
+
+
+def _check_flags(args: Any, *, several: bool) -> None:
+    """Refuse flags of the other kind of file."""
+    others = ONE_LABEL if several else SEVERAL_LABELS
+    names = [FLAGS.get(name, name) for name, off in others.items() if getattr(args, name) != off]
+    given = [f"--{name.replace('_', '-')}" for name in names]
+    if given and several:
+        raise ValueError(
+            f"{args.model} gives several labels an image, and {', '.join(given)} are of files with one: it takes "
+            "--alpha, the share of labels that sets may miss, and --report-share"
+        )
+    if given:
+        raise ValueError(
+            f"{args.model} gives one label an image, and {', '.join(given)} are of files with several: name a folder "
+            "with one folder a class, or a data set of such labels"
+        )
+
+
+def _runtime(args: Any) -> dict[str, Any]:
     from tqdm import tqdm
 
+    return {
+        "device": args.device,
+        "require_gpu": args.require_gpu,
+        "threads": args.threads,
+        "batch_size": args.batch_size,
+        "force": args.force,
+        "progress": lambda items, label, total: tqdm(items, label, total, leave=False, disable=None),
+    }
+
+
+def _data(args: Any) -> dict[str, Any]:
+    return {
+        "folder": args.data_dir,
+        "split": args.split,
+        "options": args.dataset_opt,
+        "download": args.dataset_download,
+        "ignore_unknown": args.ignore_unknown_classes,
+    }
+
+
+def _one_label(args: Any, classes: Sequence[str], output: Path) -> int:
     from topk_export.calibration.data import open_dataset
-    from topk_export.calibration.plan import Plan
+    from topk_export.calibration.plan import MAX_SIZE, Plan
     from topk_export.calibration.report import coverage_lines, report_page
     from topk_export.calibration.run import calibrate_file
-    from topk_export.runtime.predictor import Predictor
     from topk_export.samples import open_folder
     from topk_registry.folders.images import split_folder
     from topk_registry.pages import write_page
 
     plan = Plan(
-        score=args.score.replace("-", "_"),
+        score=(args.score or SCORE).replace("-", "_"),
         alpha=args.alpha,
         rule="average_size" if args.average_size is not None else (args.rule or "marginal").replace("-", "_"),
         options=_given(penalty=args.penalty, k_reg=args.k_reg, weight=args.weight),
         rule_options=_given(size=args.average_size, share=args.share, clusters=args.clusters),
         temperature=None if args.temperature == "fit" else float(args.temperature),
         report=args.report_share,
-        tune=args.tune_share,
-        max_size=args.max_size,
+        tune=TUNE if args.tune_share is None else args.tune_share,
+        max_size=args.max_size or MAX_SIZE,
         class_weights=tuple(json.loads(Path(args.class_weights).read_text())) if args.class_weights else None,
         allow_empty=args.allow_empty,
         seed=args.seed,
     )
-    output = Path(args.output or Path(args.model).with_name(f"{Path(args.model).stem}-sets.onnx"))
-    classes = Predictor(args.model, device="cpu").metadata.class_names
     if args.dataset:
-        samples = open_dataset(
-            args.dataset,
-            classes,
-            folder=args.data_dir,
-            split=args.split,
-            options=args.dataset_opt,
-            download=args.dataset_download,
-            ignore_unknown=args.ignore_unknown_classes,
-        )
-    elif args.data_dir:
+        samples = open_dataset(args.dataset, classes, **_data(args))
+    else:
         samples = open_folder(
             split_folder(args.data_dir, args.split) or args.data_dir,
             classes,
             ignore_unknown=args.ignore_unknown_classes,
         )
-    else:
-        raise ValueError("name the held-out images: --data-dir FOLDER, or --dataset NAME as timm train takes it")
-    say(f"{len(samples.labels)} images of {samples.name}" + (f": {samples.told}" if samples.told else ""))
-    found = calibrate_file(
-        args.model,
-        output,
-        samples,
-        plan,
-        device=args.device,
-        require_gpu=args.require_gpu,
-        threads=args.threads,
-        batch_size=args.batch_size,
-        force=args.force,
-        progress=lambda items, label, total: tqdm(items, label, total, leave=False, disable=None),
-    )
+    say(samples.line)
+    found = calibrate_file(args.model, output, samples, plan, **_runtime(args))
     report = Path(args.report or output.with_suffix(".html"))
     write_page(report, report_page(found))
     values, summary = coverage_lines(found), found.counts.summary()
@@ -105,14 +143,13 @@ def _parser() -> ArgumentParser:
     add(
         "--score",
         choices=spelled(score_names()),
-        default="raps",
-        help="how badly a class fits an image (default: raps)",
+        help=f"how badly a class fits an image (default: {SCORE})",
     )
     add("--rule", choices=rules, help="one threshold, or one by class (default: marginal)")
     add("--average-size", type=float, metavar="K", help="sets of K classes on average, in place of a coverage")
     add("--temperature", default="1", metavar="T", help="divides the logits, or 'fit' (default: 1)")
     add("--allow-empty", action="store_true", help="let sets be empty, as they should be for images of no class")
-    add("--max-size", type=positive, default=256, metavar="N", help="the most classes of a ranked set (default: 256)")
+    add("--max-size", type=positive, metavar="N", help="the most classes of a ranked set (default: 256)")
     add("--json", action="store_true", help="print the facts as JSON")
     data = parser.add_argument_group("held-out images, from neither training nor the choice of the model")
     data.add_argument("--data-dir", metavar="DIR", help="a folder with one folder a class")
@@ -125,6 +162,18 @@ def _parser() -> ArgumentParser:
         metavar="K=V",
         help="options of a registered data set",
     )
+    data.add_argument(
+        "--labels-csv",
+        default="",
+        metavar="FILE",
+        help="several labels: CSV of images and their labels; its names are below --data-dir (default: its own folder)",
+    )
+    data.add_argument(
+        "--target-format",
+        choices=("indices", "multihot"),
+        help="several labels: what --target-key holds, numbers of classes or a 0 or 1 for each class",
+    )
+    data.add_argument("--target-key", metavar="NAME", help="column of a Hugging Face data set with the labels")
     data.add_argument("--split", default="validation", metavar="NAME", help="split of --dataset (default: validation)")
     data.add_argument(
         "--ignore-unknown-classes",
@@ -143,9 +192,8 @@ def _parser() -> ArgumentParser:
     data.add_argument(
         "--tune-share",
         type=float,
-        default=0.2,
         metavar="P",
-        help="share of the others that choose options, where any are to be chosen (default: 0.2)",
+        help=f"share of the others that choose options, where any are to be chosen (default: {TUNE:g})",
     )
     data.add_argument("--seed", type=int, default=0, help="random seed of the shares (default: 0)")
     data.add_argument("--batch-size", type=positive, default=32, metavar="N", help="images a run (default: 32)")

@@ -19,6 +19,7 @@ def main(argv: Sequence[str]) -> int:
     path = export_onnx(
         args.source,
         args.output,
+        task=args.task,
         k=args.k,
         temperature=args.temperature,
         opset=args.opset,
@@ -59,12 +60,21 @@ def _parser() -> ArgumentParser:
     parser.add_argument("source", metavar="CHECKPOINT_OR_MODEL", help="a run's folder, a checkpoint, or a name")
     parser.add_argument("output", nargs="?", default="model.onnx", help="file, or folder for model.onnx (default: .)")
     parser.add_argument(
-        "-k",
-        type=positive,
-        help="size of the set (default: the training run's, else 5, or one below the number of classes)",
+        "--task",
+        choices=("classification", "multilabel"),
+        help="one label an image, with exact top-k probabilities, or several, with a probability for each class "
+        "(default: the training run's, else classification)",
     )
     parser.add_argument(
-        "--temperature", type=float, help="divides the logits (default: k tau of the run's loss, else 1)"
+        "-k",
+        type=positive,
+        help="size of the set, or the classes to show of several labels (default: the training run's, else 5, or one "
+        "below the number of classes)",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        help="divides the logits (default: k tau of the run's loss where there is one label an image, else 1)",
     )
     parser.add_argument("--opset", type=int, default=18, help="ONNX operator set, 18 to 23 (default: 18)")
     parser.add_argument(
@@ -93,8 +103,7 @@ def _parser() -> ArgumentParser:
         "--outputs",
         nargs="+",
         metavar="NAME",
-        default=("logits", "marginals", "indices"),
-        help="outputs of the file (default: logits marginals indices)",
+        help="outputs of the file (default: logits marginals indices; of several labels: logits probabilities)",
     )
     parser.add_argument(
         "--preprocess",

@@ -1,4 +1,4 @@
-"""``topk-registry predict``: the top-k classes of images, with their exact probabilities of belonging there."""
+"""``topk-registry predict``: the top-k classes of images with their exact probabilities, or their several labels."""
 
 import csv
 import json
@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from topk_export.commands.common import add_runtime_flags, command, say, share
-from topk_export.errors import ImageError, PredictionError, SourceError
+from topk_export.commands.label_rows import write_label_csv, write_label_table
+from topk_export.errors import ImageError, ModelFileError, PredictionError, SourceError
 from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.ranking import Prediction, Ranked
 from topk_export.scoring.files import is_url
@@ -23,12 +25,12 @@ from topk_registry.folders.classes import class_map
 from topk_registry.folders.images import natural_key
 
 Failure = (ImageError, PredictionError)
-Result = tuple[Path, Prediction | ImageError | PredictionError]
+Result = tuple[Path, Any]  # a prediction, or one of these errors
 
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Print the top-k classes of images from an exported file."""
+    """Print the top-k classes or the several labels of images from an exported file."""
     args = _parser().parse_args(argv)
     skipped: Counter[str] = Counter()
     paths = find_images(args.images, skipped)
@@ -42,6 +44,12 @@ def main(argv: Sequence[str]) -> int:
         exif=args.exif,
         workers=args.workers,
     )
+    several = predictor.metadata.several
+    if args.labels and several:
+        raise ModelFileError(
+            f"--labels expects a file with one label an image, as folders tell one, and {args.model} gives several: "
+            "topk-registry calibrate measures it on a data set of several labels"
+        )
     labels = _labels(paths, predictor, ignore_unknown=args.ignore_unknown_classes) if args.labels else None
     stream = predictor.stream(
         paths, batch_size=args.batch_size, softmax_mass=args.softmax_mass, max_set=args.max_set, on_error="yield"
@@ -49,7 +57,8 @@ def main(argv: Sequence[str]) -> int:
     results = _with_progress(zip(paths, stream, strict=True), len(paths))
     if labels is not None:
         results = _judged(results, labels, predictor.metadata.class_names, force=args.force)
-    write = _write_json if args.json else _write_csv if args.csv else _write_table
+    in_csv, in_table = (write_label_csv, write_label_table) if several else (_write_csv, _write_table)
+    write = _write_json if args.json else in_csv if args.csv else in_table
     return 1 if write(results) else 0
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from topk_export.commands.common import add_runtime_flags, command, say
+from topk_export.errors import ModelFileError
 from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.session import nvidia_gpus
 from topk_export.scoring import files
@@ -50,7 +51,12 @@ def main(argv: Sequence[str]) -> int:
         return 1
     classes: Sequence[str] = ()
     if args.labels:
-        classes = Predictor(args.model, device="cpu", threads=1).metadata.class_names
+        metadata = Predictor(args.model, device="cpu", threads=1).metadata
+        if metadata.several:
+            raise ModelFileError(
+                f"--labels expects a file with one label an image, as folders tell one, and {args.model} gives several"
+            )
+        classes = metadata.class_names
         found = labels_of(_shards(args, Counter()), classes, ignore_unknown=args.ignore_unknown_classes)
         settings = replace(settings, labels=tuple(found.numbers.items()))
         say(found.told)

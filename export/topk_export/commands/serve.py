@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         assert release is not None
         releases.keep(release)
         predictor = open_release(release, plan.model)
-        check_outputs(dict.fromkeys(predictor.output_names))
+        check_outputs(predictor.output_names, predictor.metadata)
         predictor.metadata.preprocess.check_known()
         listener = listen(args.host, args.port)
         host = f"[{args.host}]" if ":" in args.host else args.host

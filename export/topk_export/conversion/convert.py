@@ -1,6 +1,7 @@
 """From a module to an ONNX graph."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,9 @@ import torch
 from torch import nn
 
 from topk_export.errors import ExportError
-from topk_export.runtime.metadata import SEMANTICS
 
 
-def convert(module: nn.Module, inputs: np.ndarray, opset: int, batch: str | int) -> Any:
+def convert(module: nn.Module, inputs: np.ndarray, outputs: Sequence[str], opset: int, batch: str | int) -> Any:
     """Convert a module to a ModelProto; a dynamic batch is traced at size 2, as torch.export would fix a size of 1."""
     dynamic = batch == "dynamic"
     shapes = ({0: torch.export.Dim("batch")},) if dynamic else None
@@ -24,7 +24,7 @@ def convert(module: nn.Module, inputs: np.ndarray, opset: int, batch: str | int)
             opset_version=opset,
             dynamic_shapes=shapes,
             input_names=["input"],
-            output_names=list(SEMANTICS),
+            output_names=list(outputs),
             verbose=False,
         )
     except Exception as error:

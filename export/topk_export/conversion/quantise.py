@@ -146,6 +146,8 @@ class Images:
             raise ImageError(f"the folder {root} does not exist")
         labels = None
         try:
+            if metadata.several:
+                raise FolderError("folders tell one label an image, and the model has several")
             _, paths, labels, self.told = open_folder(root, metadata.class_names)
         except FolderError as error:
             paths = images_below(root, SUFFIXES)

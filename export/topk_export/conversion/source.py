@@ -26,11 +26,13 @@ from topk_export.errors import ExportError
 from topk_export.runtime.preprocess import Preprocess
 from topk_registry import accepted_context, create_loss, get_loss_builder, normalize_classifier
 from topk_registry.nn.classifier import find_classifier, num_classes_of
+from topk_registry.registry.options import defaults_since_changed
 
 CHECKPOINTS = ("model_best.pth.tar", "last.pth.tar")
 CLASSES = "classes.txt"  # one name a line, beside the checkpoints of a run whose data set tells them
 SUFFIXES = (".pth", ".pt", ".tar", ".safetensors", ".bin", ".ckpt")
 K = 5
+CLASSIFICATION, MULTILABEL = "classification", "multilabel"  # tasks of timm train
 
 
 @dataclass
@@ -44,6 +46,7 @@ class Source:
     k: int | None = None
     temperature: float | None = None
     loss: str | None = None
+    task: str = CLASSIFICATION
     sha256: str | None = None
     licence: str | None = None
 
@@ -161,10 +164,12 @@ def _from_checkpoint(
     names = checkpoint.path.parent / CLASSES
     if names.is_file() and len(found := read_class_names(names)) <= n:  # a run may have more outputs than classes
         source.class_names = (*found, *map(str, range(len(found), n)))
+    source.task = args.get("task") or CLASSIFICATION
     loss = args.get("loss")
     if isinstance(loss, str):
         source.loss = loss
-        source.k, source.temperature = _k_and_temperature(loss, args, n)
+        if source.task != MULTILABEL:  # whose head has neither
+            source.k, source.temperature = _k_and_temperature(loss, args, n)
     return source
 
 
@@ -225,7 +230,8 @@ def _k_and_temperature(loss: str, args: Mapping[str, Any], n: int) -> tuple[int 
     context = {"num_classes": n, "class_counts": [1] * n}  # any counts will do: only k and the temperature are read
     try:
         builder = get_loss_builder(loss)
-        made = create_loss(loss, **{**accepted_context(builder, context), **(args.get("loss_opt") or {})})
+        before = defaults_since_changed(builder, args.get("loss_record") or {})
+        made = create_loss(loss, **{**before, **accepted_context(builder, context), **(args.get("loss_opt") or {})})
     except Exception as error:  # its plug-in may be missing here, or no longer take these options
         warnings.warn(f"k and the temperature of loss {loss!r} are not known here: {error}", stacklevel=2)
         return None, args.get("marginal_temperature")

@@ -21,9 +21,10 @@ from topk_export.conversion.head import run_and_find
 from topk_export.conversion.pooling import unfold_padded_maxima
 from topk_export.conversion.quantise import Images, comparison_line, quantise_dynamic, quantise_static
 from topk_export.conversion.recipe import check_class_names
-from topk_export.conversion.source import K, Source, load_source
+from topk_export.conversion.sigmoid import SigmoidHead
+from topk_export.conversion.source import CLASSIFICATION, MULTILABEL, K, Source, load_source
 from topk_export.errors import ExportError, ModelFileError, naming
-from topk_export.runtime.metadata import SEMANTICS, Metadata
+from topk_export.runtime.metadata import PROBABILITY_SEMANTICS, SEMANTICS, Metadata
 from topk_export.runtime.preprocess import Preprocess
 from topk_export.runtime.weights import files_of, move_into_place
 from topk_export.verification import graph, storage
@@ -43,7 +44,7 @@ from topk_export.verification.verify import (
 )
 from topk_registry.nn.head import TopKHead
 
-OUTPUTS = tuple(SEMANTICS)
+TASKS = {CLASSIFICATION: SEMANTICS, MULTILABEL: PROBABILITY_SEMANTICS}  # the outputs of each, and what they mean
 DTYPES = ("fp32", "fp16-backbone", "int8-dynamic", "int8-static")
 PREPROCESS = ("metadata", "in-graph")
 OPSETS = range(18, 24)
@@ -54,12 +55,13 @@ def export_onnx(
     model_or_checkpoint: nn.Module | str | Path,
     path: str | Path,
     *,
+    task: str | None = None,
     k: int | None = None,
     temperature: float | None = None,
     opset: int = 18,
     batch: str | int = "dynamic",
     dtype: str = "fp32",
-    outputs: Sequence[str] = OUTPUTS,
+    outputs: Sequence[str] | None = None,
     preprocess: str = "metadata",
     class_names: Sequence[str] | None = None,
     verify: bool = True,
@@ -77,19 +79,25 @@ def export_onnx(
     triton: str | Path | None = None,
     progress: Progress = lambda message: None,
 ) -> Path:
-    """Export a classifier with its top-k head, and return the path of the file.
+    """Export a classifier with its head, and return the path of the file.
 
     Args:
         model_or_checkpoint: a module, a timm or torchvision model name, a checkpoint, or a training run's folder.
         path: the file to write, or a folder for ``model.onnx``; its report, labels and sample go beside it.
-        k: size of the set; default: the training run's, else 5, or one below the number of classes.
-        temperature: divides the logits before the marginals; default: k tau of the run's loss, else 1.
+        task: ``"classification"``, one label an image: the head gives marginals and the top k. ``"multilabel"``,
+            several labels: it gives the probability of each class, a sigmoid. Default: the training run's, else
+            ``"classification"``.
+        k: size of the set, or how many classes a prediction of several labels shows; default: the training run's, else
+            5, or one below the number of classes.
+        temperature: divides the logits before the marginals or probabilities; default: k tau of the run's loss where
+            there is one label an image, else 1.
         opset: ONNX operator set, 18 to 23.
         batch: ``"dynamic"`` or a fixed batch size.
         dtype: ``"fp32"``; ``"fp16-backbone"``: half precision up to the logits; ``"int8-dynamic"``: onnxruntime's
             dynamic quantisation of the backbone's matrix products; ``"int8-static"``: its convolutions and matrix
             products in 8 bits, with ranges from ``calibration_data``. The head is float32 always.
-        outputs: which of logits, marginals and indices the file has as outputs.
+        outputs: which of logits, marginals and indices the file has as outputs; of logits and probabilities where it
+            gives several labels. Default: all.
         preprocess: ``"metadata"``: the input is normalised float32 [B, C, H, W], and the file says how to make it;
             ``"in-graph"``: the input is uint8 [B, H, W, C] of the right size, and the graph normalises it.
         class_names: one name a class; default: those of the run or of the published weights, else numbers.
@@ -111,7 +119,7 @@ def export_onnx(
         >>> export_onnx("output/train/20260101-resnet50", "resnet50.onnx", k=5)  # doctest: +SKIP
         PosixPath('resnet50.onnx')
     """
-    _check_options(opset, batch, dtype, outputs, preprocess)
+    _check_options(opset, batch, dtype, preprocess, task)
     if (dtype == "int8-static") != (calibration_data is not None):
         raise ValueError("dtype int8-static needs calibration_data (--calibration-data), and no other dtype takes it")
     path = Path(path)
@@ -128,6 +136,8 @@ def export_onnx(
     )
     if preprocess == "in-graph":
         source.preprocess.check_known()
+    task = source.task if task is None else task
+    chosen = _check_outputs(outputs, task)
     backbone, n = _prepare(source, head)
     k = _check_k(next(size for size in (k, source.k, min(K, n - 1)) if size is not None), n)
     temperature = _check_temperature(source.temperature or 1.0 if temperature is None else temperature)
@@ -138,7 +148,8 @@ def export_onnx(
         class_names=check_class_names(class_names if class_names is not None else source.class_names, n),
         preprocess=source.preprocess,
         in_graph=preprocess == "in-graph",
-        outputs={name: SEMANTICS[name] for name in outputs},
+        outputs=chosen,
+        task=MULTILABEL if task == MULTILABEL else Metadata.task,
         backbone=source.name,
         opset=opset,
         dtype=dtype,
@@ -166,7 +177,10 @@ def export_onnx(
 
 
 class Exported(nn.Module):
-    """The module that is traced: normalisation if the graph does it, the backbone, the head in float32."""
+    """The module that is traced: normalisation if the graph does it, the backbone, the head in float32.
+
+    Its outputs are those of the task, in the order of :data:`TASKS`.
+    """
 
     shift: Tensor
     scale: Tensor
@@ -176,7 +190,8 @@ class Exported(nn.Module):
         recipe = metadata.preprocess
         self.in_graph, self.dtype = metadata.in_graph, dtype
         self.backbone = backbone.to(dtype)
-        self.head = TopKHead(metadata.k, temperature=metadata.temperature)
+        temperature = metadata.temperature
+        self.head = SigmoidHead(temperature) if metadata.several else TopKHead(metadata.k, temperature=temperature)
         if not self.in_graph:
             return
         low, high = recipe.range
@@ -184,9 +199,8 @@ class Exported(nn.Module):
         self.register_buffer("shift", (mean - low) * 255 / (high - low), persistent=False)
         self.register_buffer("scale", 255 * std / (high - low), persistent=False)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        out = self.head(self.scores(x).float())
-        return out.logits, out.marginals, out.indices
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.head(self.scores(x).float()))
 
     def scores(self, x: Tensor) -> Tensor:
         """Return the logits in the backbone's precision."""
@@ -195,7 +209,7 @@ class Exported(nn.Module):
         return self.backbone(x.to(self.dtype))
 
 
-def _check_options(opset: int, batch: str | int, dtype: str, outputs: Sequence[str], preprocess: str) -> None:
+def _check_options(opset: int, batch: str | int, dtype: str, preprocess: str, task: str | None) -> None:
     if opset not in OPSETS:
         raise ValueError(f"opset must be {OPSETS[0]} to {OPSETS[-1]}, got {opset!r}")
     if opset > PORTABLE_OPSET:
@@ -206,8 +220,23 @@ def _check_options(opset: int, batch: str | int, dtype: str, outputs: Sequence[s
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if preprocess not in PREPROCESS:
         raise ValueError(f"preprocess must be one of {', '.join(PREPROCESS)}, got {preprocess!r}")
-    if isinstance(outputs, str) or not outputs or not set(outputs) <= set(OUTPUTS) or len(set(outputs)) < len(outputs):
-        raise ValueError(f"outputs must be some of {', '.join(OUTPUTS)}, each once, got {outputs!r}")
+    if task is not None and task not in TASKS:
+        raise ValueError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
+
+
+def _check_outputs(outputs: Sequence[str] | None, task: str) -> dict[str, str]:
+    """Return the wanted outputs of a task, and what each means."""
+    if task not in TASKS:
+        raise ExportError(
+            f"the run trained for the task {task!r}, and {' and '.join(TASKS)} can be exported: say by task (on the "
+            "command line --task) which it is"
+        )
+    known = TASKS[task]
+    wanted = tuple(known) if outputs is None else outputs
+    if isinstance(wanted, str) or not wanted or not set(wanted) <= set(known) or len(set(wanted)) < len(wanted):
+        several = " of a model of several labels" if task == MULTILABEL else ""
+        raise ValueError(f"outputs{several} must be some of {', '.join(known)}, each once, got {outputs!r}")
+    return {name: known[name] for name in wanted}
 
 
 def _prepare(source: Source, head: str | None = None) -> tuple[nn.Module, int]:
@@ -271,7 +300,8 @@ def _write(
     logits, error = _reference(backbone, metadata, torch.from_numpy(inputs))
     progress("tracing and converting")
     dtype = torch.float16 if metadata.dtype == "fp16-backbone" else torch.float32
-    model = convert(Exported(backbone, metadata, dtype).eval(), inputs, metadata.opset, batch)
+    names = tuple(PROBABILITY_SEMANTICS if metadata.several else SEMANTICS)
+    model = convert(Exported(backbone, metadata, dtype).eval(), inputs, names, metadata.opset, batch)
     graph.strip(model)
     graph.plain_attributes(model)
     unfold_padded_maxima(model)

@@ -21,9 +21,22 @@ SEMANTICS = {
     "not a softmax",
     "indices": "the k classes of the largest scores [batch, k], int64, best first",
 }
+MULTILABEL = "multilabel"  # the task of a file that gives several labels an image
+PROBABILITY_SEMANTICS = {
+    "logits": SEMANTICS["logits"],
+    "probabilities": "the chance that each class is among the labels of the image [batch, num_classes], float32: the "
+    "sigmoid of logits / temperature, class by class; they have no common sum",
+}
 SET_SEMANTICS = {
     "set": "which classes are in the prediction set [batch, num_classes], bool; see sets for what it promises",
     "set_size": "how many they are [batch], int64",
+}
+LABEL_SEMANTICS = {
+    "labels": "which classes are chosen [batch, num_classes], bool: those whose probability reaches the threshold of "
+    "the class; see labels for how it was found",
+    "set": "which classes are in the set of labels [batch, num_classes], bool: those whose probability reaches one "
+    "threshold for all; see sets for what it promises",
+    "set_size": SET_SEMANTICS["set_size"],
 }
 
 
@@ -50,9 +63,22 @@ class Metadata:
     versions: Mapping[str, str] = field(default_factory=dict)
     weights_sha256: str | None = None  # of the file beside the model that holds its weights
     sets: Mapping[str, Any] | None = None  # what `topk-registry calibrate` wrote of its prediction sets
+    labels: Mapping[str, Any] | None = None  # and of the thresholds of classes, in a file of several labels
+
+    @property
+    def several(self) -> bool:
+        """True for a file that gives several labels an image; k is then how many classes a prediction shows."""
+        return self.task == MULTILABEL
+
+    @property
+    def needed(self) -> tuple[str, str]:
+        """The outputs that predictions are ranked by."""
+        return "logits", "probabilities" if self.several else "marginals"
 
     def to_props(self) -> dict[str, str]:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "preprocess"}
+        if self.labels is None:  # a file of one label says nothing of it
+            del values["labels"]
         values |= asdict(self.preprocess) | {"schema": f"{SCHEMA}/{VERSION}"}
         return {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
 

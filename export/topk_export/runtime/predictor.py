@@ -39,7 +39,8 @@ class Predictor:
         workers: threads that read images, a batch ahead of the model; 1 reads none ahead. Default: the number of CPUs,
             at most 8.
 
-    A predictor pickles: a copy opens the file again.
+    A predictor pickles: a copy opens the file again. Where the file gives several labels an image
+    (``metadata.several``), a prediction is a :class:`~topk_export.LabelPrediction`.
     """
 
     def __init__(
@@ -226,8 +227,8 @@ class Predictor:
             raise ValueError(f"batch_size must be at least 1, got {batch_size!r}")
         if on_error not in ON_ERROR:
             raise ValueError(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}")
-        check_wanted(softmax_mass, max_set)
-        check_outputs(self._outputs)
+        check_wanted(softmax_mass, max_set, self.metadata)
+        check_outputs(self._outputs, self.metadata)
         self.metadata.preprocess.check_known()
         return self._stream(images, batch_size, softmax_mass, max_set, on_error)
 
@@ -249,12 +250,12 @@ class Predictor:
 
     def rank(
         self, outputs: Mapping[str, np.ndarray], *, softmax_mass: float | None = None, max_set: int | None = None
-    ) -> list[Prediction]:
+    ) -> list[Any]:
         """Return the predictions of a run's outputs; raise :class:`PredictionError` where a row is not finite."""
         rows = list(rank_rows(outputs, self.metadata, softmax_mass=softmax_mass, max_set=max_set))
         if error := next((row for row in rows if isinstance(row, Exception)), None):
             raise error
-        return [row for row in rows if isinstance(row, Prediction)]
+        return rows
 
     def _fixed(self, bound_batch: int | None) -> int | None:
         """The one size of all runs: the model's own, or the bound one; None where any will do."""

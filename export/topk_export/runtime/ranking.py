@@ -1,15 +1,15 @@
 """From the outputs of a run to ranked classes: the k best, the prediction set, and a share of the softmax."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from topk_export.errors import ModelFileError, PredictionError
 from topk_export.runtime.metadata import Metadata
+from topk_export.runtime.several import LabelPrediction, rank_labels
 
-NEEDED = ("logits", "marginals")
 NOT_FINITE = "the model's outputs for this image are not finite numbers"
 
 
@@ -51,11 +51,12 @@ class Prediction:
     softmax_set_size: int | None = None
 
 
-def check_outputs(outputs: Mapping[str, object]) -> None:
+def check_outputs(outputs: Iterable[str], metadata: Metadata) -> None:
     """Raise :class:`ModelFileError` where predictions cannot be ranked from these outputs."""
-    if missing := [name for name in NEEDED if name not in outputs]:
+    there = set(outputs)
+    if missing := [name for name in metadata.needed if name not in there]:
         raise ModelFileError(
-            f"predictions need the outputs logits and marginals; this model was exported without "
+            f"predictions need the outputs {' and '.join(metadata.needed)}; this model was exported without "
             f"{' and '.join(missing)}: use Predictor.run, or export it again with them"
         )
 
@@ -63,10 +64,16 @@ def check_outputs(outputs: Mapping[str, object]) -> None:
 def are_numbers(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return for each row whether its outputs can be ranked, as bool [batch]; a score may be minus infinity."""
     best = outputs["logits"].max(-1, initial=-np.inf)
-    return ~np.isnan(outputs["marginals"]).any(-1) & (best < np.inf)  # NaN compares as false
+    shares = outputs["probabilities" if "probabilities" in outputs else "marginals"]
+    return ~np.isnan(shares).any(-1) & (best < np.inf)  # NaN compares as false
 
 
-def check_wanted(softmax_mass: float | None, max_set: int | None) -> None:
+def check_wanted(softmax_mass: float | None, max_set: int | None, metadata: Metadata) -> None:
+    if softmax_mass is not None and metadata.several:
+        raise ValueError(
+            f"a softmax mass is of files with one label an image, got {softmax_mass!r} for a file of several labels: "
+            "its sets come from topk-registry calibrate"
+        )
     if softmax_mass is not None and not 0 < softmax_mass <= 1:
         raise ValueError(f"softmax_mass must be above 0 and at most 1, got {softmax_mass!r}")
     if max_set is not None and max_set < 1:
@@ -79,10 +86,14 @@ def rank_rows(
     *,
     softmax_mass: float | None = None,
     max_set: int | None = None,
-) -> Iterator[Prediction | PredictionError]:
+) -> Iterator[Prediction | LabelPrediction | PredictionError]:
     """Yield a prediction for each row, or the error of a row whose outputs are not numbers."""
-    check_outputs(outputs)
-    check_wanted(softmax_mass, max_set)
+    check_outputs(outputs, metadata)
+    check_wanted(softmax_mass, max_set, metadata)
+    if metadata.several:
+        for row, fine in enumerate(are_numbers(outputs)):
+            yield rank_labels(outputs, row, metadata, max_set) if fine else PredictionError(NOT_FINITE)
+        return
     sets = outputs.get("set", [None] * len(outputs["logits"]))
     rows = zip(outputs["logits"], outputs["marginals"], sets, are_numbers(outputs), strict=True)
     for logits, marginals, inside, fine in rows:

@@ -28,7 +28,8 @@ class Column(Protocol):
         """The values of N images.
 
         Args:
-            outputs: of the file, by name: ``logits`` and ``marginals`` [N, n], and ``set`` [N, n] where it has one.
+            outputs: of the file, by name: ``logits`` and ``marginals`` [N, n], in a file of several labels
+                ``probabilities`` instead, and ``set`` [N, n] where it has one.
                 Images that cannot be read, and scores that are no numbers, are not among them.
         """
         ...
@@ -83,7 +84,7 @@ def check_column(factory: Callable[..., Column], *, num_classes: int = 10) -> No
 
 
 def _opened(name: str, metadata: Metadata) -> Column:
-    if name in schema(full=True, labels=True, about={}).names:
+    if name in schema(full=True, labels=True, several=metadata.several, about={}).names:
         raise ValueError(f"{name!r} is a column of every file of scores: ask for another")
     column = registry.columns.create(name, metadata=metadata)
     _tried(name, column, _example(metadata, 2))
@@ -112,5 +113,5 @@ def _example(metadata: Metadata, count: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((count, n)).astype(np.float32)
     marginals = rng.dirichlet(np.full(n, 50.0), count).astype(np.float32) * k
-    found = {"logits": logits, "marginals": marginals.clip(max=1.0)}
+    found = {"logits": logits, metadata.needed[1]: marginals.clip(max=1.0)}
     return found | ({} if metadata.sets is None else {"set": logits >= logits.max(-1, keepdims=True)})

@@ -26,30 +26,41 @@ def folder_of(name: str) -> str:
     return os.path.basename(os.path.dirname(name))
 
 
-def schema(*, full: bool, about: dict[str, str], labels: bool = False, added: Mapping[str, str] | None = None) -> Any:
+def schema(
+    *,
+    full: bool,
+    about: dict[str, str],
+    labels: bool = False,
+    several: bool = False,
+    added: Mapping[str, str] | None = None,
+) -> Any:
     """The columns. Lists are best first; they are null, and ``error`` says why, for an image that has no scores.
 
     Args:
         full: with the logits and marginals of all classes.
         about: is kept in the file.
         labels: with the class that the folder of an image stands for; null where it stands for none.
+        several: of a file of several labels: probabilities in the place of marginals, and the chosen classes.
         added: columns of plug-ins, with Arrow's names of their types.
     """
     pa = import_arrow()
+    share = "probability" if several else "marginal"
     columns = [
         ("path", pa.string()),
         ("index", pa.list_(pa.int32())),
         ("class", pa.list_(pa.string())),
         ("logit", pa.list_(pa.float32())),
-        ("marginal", pa.list_(pa.float32())),
+        (share, pa.list_(pa.float32())),
         ("set", pa.list_(pa.int32())),
         ("set_size", pa.int32()),
         ("error", pa.string()),
     ]
     if labels:
         columns.insert(1, ("label", pa.int32()))
+    if several:
+        columns.insert(5, ("labels", pa.list_(pa.int32())))
     if full:
-        columns += [("logits", pa.list_(pa.float32())), ("marginals", pa.list_(pa.float32()))]
+        columns += [(name, pa.list_(pa.float32())) for name in ("logits", "probabilities" if several else "marginals")]
     columns += [(name, pa.type_for_alias(kind)) for name, kind in (added or {}).items()]
     return pa.schema(columns, metadata=about)
 
@@ -83,6 +94,7 @@ class Rows:
         self._top = min(top or metadata.k, metadata.num_classes)
         self._names = self._arrow.array(metadata.class_names, self._arrow.string())
         self._full = "logits" in columns.names
+        self._share = "probability" if metadata.several else "marginal"
 
     def of(self, names: Sequence[str], inputs: Sequence[np.ndarray | ImageError]) -> Any:
         """A record batch, one row an image: its scores, or why it has none."""
@@ -104,7 +116,8 @@ class Rows:
         return self._arrow.record_batch([cells[name] for name in self.columns.names], schema=self.columns)
 
     def _scores(self, outputs: dict[str, np.ndarray], missing: np.ndarray) -> dict[str, Any]:
-        logits, marginals = outputs["logits"], outputs["marginals"]
+        needed = self._predictor.metadata.needed
+        logits, shares = (outputs[name] for name in needed)
         order = np.argsort(-logits, axis=-1, kind="stable")
         top = order[:, : self._top].astype(np.int32)
         each = np.full(len(top), top.shape[1])
@@ -112,11 +125,13 @@ class Rows:
             "index": self._lists(top.ravel(), each, missing),
             "class": self._lists(self._names.take(self._arrow.array(top.ravel())), each, missing),
             "logit": self._lists(np.take_along_axis(logits, top, -1).ravel(), each, missing),
-            "marginal": self._lists(np.take_along_axis(marginals, top, -1).ravel(), each, missing),
+            self._share: self._lists(np.take_along_axis(shares, top, -1).ravel(), each, missing),
         }
         if self._full:
             each = np.full(len(top), logits.shape[1])
-            lists |= {name: self._lists(outputs[name].ravel(), each, missing) for name in ("logits", "marginals")}
+            lists |= {name: self._lists(outputs[name].ravel(), each, missing) for name in needed}
+        if "labels" in self.columns.names:
+            lists["labels"] = self._members(outputs.get("labels"), order, missing)
         return lists | self._sets(outputs.get("set"), order, missing)
 
     def _of_plug_ins(self, outputs: dict[str, np.ndarray], missing: np.ndarray) -> dict[str, Any]:
@@ -134,10 +149,19 @@ class Rows:
         members = np.take_along_axis(inside.astype(bool), order, -1)
         sizes = np.zeros(len(missing), np.int32)
         sizes[~missing] = members.sum(-1)
-        if self._max_set is not None:
-            members &= members.cumsum(-1) <= self._max_set
-        chosen = self._lists(order[members].astype(np.int32), members.sum(-1), missing)
+        chosen = self._members(inside, order, missing, most=self._max_set)
         return {"set": chosen, "set_size": self._arrow.array(sizes, mask=missing)}
+
+    def _members(
+        self, inside: np.ndarray | None, order: np.ndarray, missing: np.ndarray, *, most: int | None = None
+    ) -> Any:
+        """The classes of each row that are inside, best first; null where the file has no such output."""
+        if inside is None:
+            return self._arrow.nulls(len(missing), self._arrow.list_(self._arrow.int32()))
+        members = np.take_along_axis(inside.astype(bool), order, -1)
+        if most is not None:
+            members &= members.cumsum(-1) <= most
+        return self._lists(order[members].astype(np.int32), members.sum(-1), missing)
 
     def _lists(self, values: Any, lengths: np.ndarray, missing: np.ndarray) -> Any:
         """Lists of the given lengths for the rows that are not missing, null for the others."""

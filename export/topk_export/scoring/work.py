@@ -112,7 +112,7 @@ def part_name(number: int) -> str:
 def settings_for(model: str, *, batch_size: int | None = None, **options: Any) -> Settings:
     """The settings with a model's digest; the batch size is 32, or less where a model's input is large."""
     predictor = Predictor(model, device="cpu", threads=1)
-    check_outputs(dict.fromkeys(predictor.output_names))
+    check_outputs(predictor.output_names, predictor.metadata)
     opened(options.get("columns", ()), predictor.metadata)
     predictor.metadata.preprocess.check_known()
     largest = max(1, BATCH_BYTES // max(1, int(np.prod(predictor.input_shape)) * 4))
@@ -129,6 +129,7 @@ def score_shard(job: Job) -> Scored:
     columns = schema(
         full=settings.full,
         labels=settings.labels is not None,
+        several=predictor.metadata.several,
         about={ABOUT: about},
         added={name: column.type for name, column in added.items()},
     )

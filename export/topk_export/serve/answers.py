@@ -34,7 +34,27 @@ class Ranking(BaseModel):
     softmax_set_size: int | None = None
 
 
+class ProbableClass(BaseModel):
+    index: int
+    name: str
+    probability: float
+
+
+class Labels(BaseModel):
+    """A file of several labels: the k most probable classes, the chosen ones, and the set, of a calibrated model."""
+
+    top: list[ProbableClass]
+    labels: list[ProbableClass] | None = None
+    set: list[ProbableClass] | None = None
+    set_size: int | None = None
+
+
 class Answer(Ranking):
+    k: int
+    milliseconds: float
+
+
+class LabelsAnswer(Labels):
     k: int
     milliseconds: float
 
@@ -47,7 +67,7 @@ class Answers(BaseModel):
     """One ranking or problem for each image, in order."""
 
     k: int
-    predictions: list[Ranking | Problem]
+    predictions: list[Ranking | Labels | Problem]
     milliseconds: float
 
 
@@ -72,7 +92,7 @@ def problem(path: str, detail: str, status: int, headers: Mapping[str, str] | No
 
 
 def ranking(predictor: Predictor, outputs: Mapping[str, np.ndarray], softmax_mass: float | None, max_set: int) -> dict:
-    """Return the fields of a :class:`Ranking` for outputs [1, ...]."""
+    """Return the fields of a :class:`Ranking` or of :class:`Labels` for outputs [1, ...]."""
     return asdict(predictor.rank(outputs, softmax_mass=softmax_mass, max_set=max_set)[0])
 
 

@@ -19,10 +19,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from topk_export.runtime.predictor import Predictor
-from topk_export.runtime.ranking import check_outputs
+from topk_export.runtime.ranking import check_outputs, check_wanted
 from topk_export.runtime.session import import_onnxruntime
 from topk_export.serve import kserve
-from topk_export.serve.answers import PROBLEMS, Answer, Answers, Problem, as_json, problem
+from topk_export.serve.answers import PROBLEMS, Answer, Answers, LabelsAnswer, Problem, as_json, problem
 from topk_export.serve.guard import TOLD, Guard, facts_of
 from topk_export.serve.interface import describe
 from topk_export.serve.limits import Access, Limits
@@ -56,7 +56,7 @@ def create_app(
     The application's ``state.service`` is the :class:`Service` behind it.
     """
     limits, access = limits or Limits(), access or Access()
-    check_outputs(dict.fromkeys(predictor.output_names))
+    check_outputs(predictor.output_names, predictor.metadata)
     predictor.metadata.preprocess.check_known()
     service = Service(predictor, release or release_of(predictor), limits, log)
 
@@ -96,15 +96,17 @@ def _add_predictions(app: FastAPI, service: Service) -> None:
     most = Annotated[int, Query(ge=1, le=limits.max_set)]
     few = min(SET, limits.max_set)
 
-    @app.post("/predict", responses={**PROBLEMS, 200: {"model": Answer}}, openapi_extra=ONE)
+    @app.post("/predict", responses={**PROBLEMS, 200: {"model": Answer | LabelsAnswer}}, openapi_extra=ONE)
     async def predict(request: Request, softmax_mass: wanted = None, max_set: most = few) -> Response:  # type: ignore[valid-type]
         """Return the top-k classes of one image: the body, the form's file ``image``, or base64 in JSON.
 
         With a calibrated model also its prediction set; with ``softmax_mass`` the fewest classes whose shares reach it;
-        at most ``max_set`` classes of each.
+        at most ``max_set`` classes of each. A model of several labels gives the chosen labels too, and takes no
+        ``softmax_mass``.
         """
         start = time.perf_counter()
         async with service.turn(request) as model:
+            _check_wanted(model, softmax_mass, max_set)
             image, facts = await one_image(request, limits), facts_of(request.scope)
             content = await service.predict(model, image, softmax_mass, max_set, facts)
             return await _answered(service, model, content, start)
@@ -114,9 +116,17 @@ def _add_predictions(app: FastAPI, service: Service) -> None:
         """Return the same for several images: the form's files ``image``, or base64 in JSON."""
         start = time.perf_counter()
         async with service.turn(request) as model:
+            _check_wanted(model, softmax_mass, max_set)
             images, facts = await several_images(request, limits), facts_of(request.scope)
             found = await service.predict_all(model, images, softmax_mass, max_set, facts)
             return await _answered(service, model, {"predictions": found}, start)
+
+
+def _check_wanted(model: ServedModel, softmax_mass: float | None, max_set: int) -> None:
+    try:
+        check_wanted(softmax_mass, max_set, model.predictor.metadata)
+    except ValueError as error:
+        raise HTTPException(400, str(error)) from error
 
 
 async def _answered(service: Service, model: ServedModel, content: dict[str, Any], start: float) -> Response:
@@ -170,4 +180,5 @@ def _software() -> dict[str, str]:
 
 def _describe(predictor: Predictor) -> str:
     meta = predictor.metadata
-    return f"{meta.backbone or 'A classifier'} of {meta.num_classes} classes with exact top-{meta.k} probabilities."
+    of = f"{meta.backbone or 'A classifier'} of {meta.num_classes} classes"
+    return f"{of}, several an image." if meta.several else f"{of} with exact top-{meta.k} probabilities."

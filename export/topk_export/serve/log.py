@@ -65,6 +65,8 @@ class Lines:
 def answer_entry(ranking: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entry of a prediction: time, size of its set, softmax share and index of the best class.
 
+    Of several labels it is the probability of the most probable class, which has no softmax share.
+
     ``topk-registry monitor`` reads it.
 
     Args:
@@ -75,7 +77,7 @@ def answer_entry(ranking: Mapping[str, Any], about: Mapping[str, Any]) -> dict[s
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
         "size": ranking["set_size"],
-        "probability": float(f"{best['softmax']:.6g}"),  # as the file's reference is kept
+        "probability": float(f"{best.get('softmax', best.get('probability')):.6g}"),  # as the file's reference is kept
         "class": best["index"],
         **about,
     }

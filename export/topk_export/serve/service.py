@@ -63,7 +63,7 @@ class Service:
     async def prepare(self, load: Callable[[], Predictor], release: Release) -> None:
         """Load a release and run it once, beside the one that answers."""
         predictor = await asyncio.to_thread(load)
-        check_outputs(dict.fromkeys(predictor.output_names))
+        check_outputs(predictor.output_names, predictor.metadata)
         predictor.metadata.preprocess.check_known()
         self._next = ServedModel(predictor, release, self.limits, self.metrics)
         await self._next.start(warm=True)

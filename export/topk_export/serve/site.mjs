@@ -148,22 +148,28 @@ async function load() {
 }
 
 function show(model, outputs) {
-  const n = model.num_classes, logits = outputs.logits.data, marginals = outputs.marginals.data;
+  const several = model.task === "multilabel", n = model.num_classes, logits = outputs.logits.data;
+  const shares = (several ? outputs.probabilities : outputs.marginals).data;
   const order = [...Array(n).keys()].sort((a, b) => logits[b] - logits[a] || a - b);
   $("rows").replaceChildren(...order.slice(0, model.k).map(i => {
     const tr = document.createElement("tr");
-    for (const text of [model.class_names[i], marginals[i].toFixed(4)]) {
+    for (const text of [model.class_names[i], shares[i].toFixed(4)]) {
       const td = document.createElement("td");
       td.textContent = text;
       tr.append(td);
     }
     return tr;
   }));
-  $("k").textContent = model.k;
+  $("share").textContent = several ? "Probability" : "In top " + model.k;
   $("table").hidden = false;
+  const names = inside => inside.map(i => model.class_names[i]).join(", ") || "none";
+  if (outputs.labels) {
+    $("labels").textContent = "Labels: " + names(order.filter(i => outputs.labels.data[i]));
+    $("labels").hidden = false;
+  }
   if (outputs.set) {
     const inside = order.filter(i => outputs.set.data[i]);
-    $("set").textContent = "Prediction set of " + inside.length + ": " + inside.map(i => model.class_names[i]).join(", ");
+    $("set").textContent = (several ? "Set of " : "Prediction set of ") + inside.length + ": " + names(inside);
     $("set").hidden = false;
   }
 }
@@ -171,7 +177,7 @@ function show(model, outputs) {
 try {
   const { model, session } = await load();
   $("about").textContent = model.num_classes + " classes; images stay in this browser."
-    + (model.sets ? " Guarantee of the prediction sets: " + model.sets.guarantee + "." : "");
+    + (model.sets ? " Guarantee of the " + (model.task === "multilabel" ? "sets: " : "prediction sets: ") + model.sets.guarantee + "." : "");
   $("file").disabled = false;
   $("file").addEventListener("change", async event => {
     const file = event.target.files[0];

@@ -27,8 +27,8 @@ def write_site(model: str | Path, folder: str | Path, runtime: str | Path) -> Pa
         runtime: the folder of npm's package onnxruntime-web, or the ``node_modules`` that holds it.
     """
     session = open_session(model, device="cpu")
-    check_outputs({output.name: output for output in session.get_outputs()})
     metadata = Metadata.from_props(session.get_modelmeta().custom_metadata_map, str(model))
+    check_outputs((output.name for output in session.get_outputs()), metadata)
     metadata.preprocess.check_known()
     dist = find_runtime(runtime)
     recipe = asdict(metadata.preprocess) | {"scale_size": metadata.preprocess.scale_size}

@@ -20,7 +20,7 @@ TYPES = {
     "tensor(int64)": "TYPE_INT64",
     "tensor(bool)": "TYPE_BOOL",
 }
-LABELLED = ("logits", "marginals", "set")  # outputs of one value a class
+LABELLED = ("logits", "marginals", "probabilities", "labels", "set")  # outputs of one value a class
 
 
 def write_repository(

@@ -93,6 +93,8 @@ def check_runs(
             checks.append(_check_logits(last["logits"], wanted, known.error, metadata, layers, batch))
     if "logits" in last and "marginals" in last:
         checks += _check_marginals("model", last["logits"], last["marginals"], metadata)
+    if "logits" in last and "probabilities" in last:
+        checks += _check_probabilities("model", last, last["logits"], metadata)
     if "logits" in last and "indices" in last:
         checks.append(_check_indices("model", last["logits"], last["indices"], metadata.k))
     if "set" in last and "set_size" in last:
@@ -149,6 +151,9 @@ def check_head(model: Any, metadata: Metadata, device: str) -> list[Check]:
     checks = []
     for name, logits in hard_rows(metadata.num_classes, metadata.k).items():
         outputs = dict(zip(names, _run_rows(session, names, logits), strict=True))
+        if metadata.several:
+            checks += _check_probabilities(f"head alone, {name}", outputs, logits, metadata)
+            continue
         checks += _check_marginals(f"head alone, {name}", logits, outputs["marginals"], metadata)
         if "indices" in outputs:
             checks.append(_check_indices(f"head alone, {name}", logits, outputs["indices"], metadata.k))
@@ -191,6 +196,21 @@ def _check_marginals(name: str, logits: np.ndarray, got: np.ndarray, metadata: M
         Check(f"marginals ({name})", error <= MARGINALS_RTOL, error, MARGINALS_RTOL, "relative, against float64"),
         Check(f"sum of marginals is k ({name})", off <= MARGINALS_RTOL, off, MARGINALS_RTOL, "relative"),
     ]
+
+
+def _check_probabilities(
+    name: str, outputs: dict[str, np.ndarray], logits: np.ndarray, metadata: Metadata
+) -> list[Check]:
+    """Check probabilities against their definition, and what is chosen against the thresholds in the metadata."""
+    got = outputs["probabilities"]
+    error = marginal_error(got, reference.sigmoids(logits, metadata.temperature))
+    right = error <= MARGINALS_RTOL
+    checks = [Check(f"probabilities ({name})", right, error, MARGINALS_RTOL, "relative, against float64")]
+    for output, threshold in reference.label_thresholds(metadata).items():
+        if output in outputs:
+            right = bool((outputs[output] == (got >= threshold)).all())
+            checks.append(Check(f"{output}: where probabilities reach their thresholds ({name})", right))
+    return checks
 
 
 def marginal_error(got: np.ndarray, wanted: np.ndarray) -> float:

@@ -1,6 +1,10 @@
-"""Definition that exported marginals are compared with: float64, numpy alone, sharing no code with the graph."""
+"""Definitions that exported heads are compared with: float64, numpy alone, sharing no code with the graph."""
 
 import numpy as np
+
+from topk_export.runtime.metadata import Metadata
+
+NEVER = float(np.finfo(np.float32).max)  # a threshold that no probability reaches; runtimes may fold infinities away
 
 
 def marginals(logits: np.ndarray, k: int, temperature: float = 1.0) -> np.ndarray:
@@ -32,6 +36,24 @@ def marginals(logits: np.ndarray, k: int, temperature: float = 1.0) -> np.ndarra
         out[:, i] = inside / (inside + outside)
         suffix = _times(suffix, q[:, i], p[:, i])
     return out
+
+
+def sigmoids(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    """Return the probability of each class of several labels in float64; the temperature is rounded to float32."""
+    x = np.asarray(logits, np.float64) / np.float64(np.float32(temperature))
+    small = np.exp(-np.abs(x))
+    return np.where(x < 0, small, 1.0) / (1 + small)
+
+
+def label_thresholds(metadata: Metadata) -> dict[str, np.ndarray]:
+    """Return the thresholds of a calibrated file of several labels in float32, by the output that they make."""
+    if not metadata.several or metadata.sets is None or metadata.labels is None:
+        return {}
+    common = metadata.sets["threshold"]  # JSON knows no infinity, the threshold of sets that are always empty
+    return {
+        "labels": np.asarray(metadata.labels["thresholds"], np.float32),
+        "set": np.asarray(NEVER if common is None else common, np.float32),
+    }
 
 
 def _times(c: np.ndarray, q: np.ndarray, p: np.ndarray) -> np.ndarray:

@@ -70,7 +70,7 @@ def verify(
     inputs = sample_input(metadata) if recorded is None else recorded["input"]
     known = None if recorded is None else Known(recorded["torch_logits"], float(recorded["torch_error"]))
     checks += check_runs(session, metadata, inputs, known, layers=count_layers(model))
-    if model is not None and "marginals" in {output.name for output in model.graph.output}:
+    if model is not None and metadata.needed[1] in {output.name for output in model.graph.output}:
         checks += check_head(model, metadata, device)
     return _report(Path(path), checks, metadata, session, model is not None)
 
