@@ -22,7 +22,12 @@ PAPERS = {
     "landscape": "level sets on the 2-simplex (Garcin Figures 1, 6)",
     "theory": "minimisers on known posteriors, limits, bounds and ceilings, without training",
 }
-OWN = {"tau": "which tau to take, by label noise and depth of the network"}  # questions of ours, no table of a paper
+OWN = {  # questions of ours, no table of a paper
+    "tau": "which tau to take, by label noise and depth of the network",
+    "noise-kinds": "robust losses where labels are wrong as people make them wrong",
+    "rare-classes": "weights, samplers and losses for the rare classes of a long tail",
+    "several-labels": "which loss to take where an image has several labels",
+}
 STUDIES = {**PAPERS, **OWN, "compare": "which registered loss to take on your data, and how sure that is"}
 ON_IMAGENET = ("small-data", "imbalance", "multi-crop")  # in their papers
 

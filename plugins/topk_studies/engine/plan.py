@@ -24,7 +24,14 @@ from topk_studies.engine.study import Configuration, Options, Record, Study
 from topk_studies.report.cells import duration
 from topk_studies.report.display import metric_name
 
-SAME = ("seed", "lr", "weight_decay", "label_noise", "val_fold")  # flags that change no run's length
+SAME = (
+    "seed",
+    "lr",
+    "weight_decay",
+    "label_noise",
+    "label_noise_kind",
+    "val_fold",
+)  # flags that change no run's length
 WARM, TIMED = 3, 8  # steps
 EVALUATED = 1 / 3  # of a training step
 

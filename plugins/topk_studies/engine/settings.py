@@ -105,7 +105,8 @@ RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)
 MIDDLE = (5e-4, 1e-3)
 
 
-def _grid(option: str, *values: float, rates: Sequence[float] = MIDDLE, **flags: Any) -> tuple[Trial, ...]:
+def grid(option: str, *values: float, rates: Sequence[float] = MIDDLE, **flags: Any) -> tuple[Trial, ...]:
+    """Trials of each value of an option at each rate."""
     return tuple({"lr": lr, "loss_opt": {option: value}, **flags} for value in values for lr in rates)
 
 
@@ -113,13 +114,13 @@ def _grid(option: str, *values: float, rates: Sequence[float] = MIDDLE, **flags:
 COSINE = {"normalize_classifier": 1.0}
 HIGH = (1e-3, 4e-3)
 TRIALS: dict[str, tuple[Trial, ...]] = {
-    "smooth_topk_svm": _grid("tau", 0.1, 0.3),
-    "topk_nll": _grid("tau", 0.1, 0.3),
-    "noised_topk": _grid("epsilon", 0.3, 3.0),
-    "focal": _grid("gamma", 1.0, 2.0),
-    "ldam": _grid("max_margin", 0.2, 0.5, rates=HIGH, **COSINE),
-    "noised_topk_imbalanced": _grid("max_margin", 0.2, 0.4, rates=HIGH, **COSINE),
-    "log_spherical_softmax": _grid("epsilon", 0.1, 1.0),
+    "smooth_topk_svm": grid("tau", 0.1, 0.3),
+    "topk_nll": grid("tau", 0.1, 0.3),
+    "noised_topk": grid("epsilon", 0.3, 3.0),
+    "focal": grid("gamma", 1.0, 2.0),
+    "ldam": grid("max_margin", 0.2, 0.5, rates=HIGH, **COSINE),
+    "noised_topk_imbalanced": grid("max_margin", 0.2, 0.4, rates=HIGH, **COSINE),
+    "log_spherical_softmax": grid("epsilon", 0.1, 1.0),
 }
 
 # Settings of the papers' scripts, where they depart from a rate of 0.1 and the loss's defaults.

@@ -172,7 +172,7 @@ class _Watch:
                 evaluator.loader = kept_batches(run, evaluator.loader, timms["input_size"])
             keep_samples(run, timms["input_size"])
             self.test.stop = lambda: run.stopped()
-            self.sizes, self.seed = run.evaluator.sizes, run.config.seed
+            self.sizes, self.seed, self.several = run.evaluator.sizes, run.config.seed, run.config.task == "multilabel"
             known = self.test.loader.dataset
             self.excess = [ExcessRisk(known, self.sizes)] if hasattr(known, "bayes_error") else []
             self.validation = run.evaluator.loader.dataset
@@ -185,7 +185,7 @@ class _Watch:
             return {}
         splits = {"validation": self.validation, "test": self.test.loader.dataset}
         images = {name: len(split) for name, split in splits.items() if hasattr(split, "__len__")}
-        labels = kept_labels_of(splits["test"])
+        labels = None if self.several else kept_labels_of(splits["test"])
         if labels is None:
             return {"classes": self.num_classes, "images": images}
         counts = np.sort(np.bincount(labels))[::-1]
@@ -215,7 +215,9 @@ class _Watch:
         return {f"test_{name}": value for name, value in test.items()} | training
 
     def _observers(self) -> list[Any]:
-        """Return the measures on the test split besides accuracy."""
+        """Return the measures on the test split besides accuracy; all of them are of one label an image."""
+        if self.several:
+            return []
         calibrations = [Calibration(k) for k in self.sizes if 1 < k < self.test.num_classes]
         observers: list[Any] = [*calibrations, *self.excess]
         if len(self.test.loader.dataset) // 2 >= fewest(MISSED):

@@ -21,7 +21,7 @@ TITLE = "Landscapes"
 QUESTION = "What does each loss look like where three scores trade off, and what do eps and B change?"
 REFERENCE = "Garcin, Servajean, Joly, Salmon 2022, Figures 1 and 6"
 RUNS = "landscape"
-VERSION = 1
+VERSION = 2
 ALONE = False
 
 report = findings

@@ -40,8 +40,9 @@ class Tau(TunedStudy):
         return [{"label_noise": level, **kind} for level in LEVELS for kind in kinds]
 
     def contestants(self, options: Options) -> list[tuple[str, Mapping[str, Any]]]:
-        losses = options.losses or self.LOSSES
-        return [(BASELINE, {}), *((loss, {"tau": tau}) for loss in losses for tau in VALUES)]
+        """Cross-entropy and every value of tau; of losses that the command line names, these alone."""
+        losses = options.losses or (BASELINE, *self.LOSSES)
+        return [each for loss in losses for each in _contestants(loss)]
 
     def trials(self, options: Options, loss: str) -> Sequence[Trial] | None:
         if options.budget == "paper":  # the published settings but for tau, which is what is compared
@@ -85,6 +86,10 @@ def network_of(choice: Choice) -> str:
 
 def _tau(choice: Choice) -> float:
     return option_of(choice, "tau", 1.0)
+
+
+def _contestants(loss: str) -> list[tuple[str, dict[str, Any]]]:
+    return [(loss, {})] if loss == BASELINE else [(loss, {"tau": tau}) for tau in VALUES]
 
 
 def _prefix(choice: Choice) -> str:

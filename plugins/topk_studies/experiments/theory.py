@@ -35,7 +35,7 @@ TITLE = "Theory"
 QUESTION = "Do the minimisers rank the true top k, and do the papers' limits and bounds hold in numbers?"
 REFERENCE = "Yang, Koyejo 2020; Berrada et al. 2018, section 3; Garcin et al. 2022, Fig. 2; de Brebisson, Vincent 2016"
 RUNS = "theory"
-VERSION = 1
+VERSION = 2
 ALONE = False
 
 STARTS = 4

@@ -17,7 +17,12 @@ from typing import Any
 
 BLOCK = re.compile(r"(?<=<!-- claims -->\n).*?(?=<!-- /claims -->)", re.DOTALL)
 QUOTED = ("study", "title", "data", "command", "runs", "failed", "seconds", "notes")
-WITH_TABLES = {"tau": 2}  # studies whose first tables are quoted too
+# studies of which tables are quoted too, by their titles
+WITH_TABLES = {
+    "tau": ("Accuracy by tau: top-5", "Accuracy by tau: top-1", "Beyond accuracy"),
+    "several-labels": ("Several labels an image", "What tuning chose"),
+    "rare-classes": ("Accuracy on a long tail",),
+}
 VERDICTS = {"agrees": "agrees", "differs": "**differs**", "same": "no difference", "open": "open", "none": "none"}
 COLUMNS = ("claim", "the paper", "ours", "verdict", "study")
 DIFFERENCE = re.compile(r": [+-][0-9.]+( ± [0-9.]+)? points \(\d+ seeds?\b")
@@ -45,8 +50,9 @@ def quoted(summaries: Sequence[Mapping[str, Any]]) -> str:
 
 def _quoted(summary: Mapping[str, Any]) -> dict[str, Any]:
     parts = {name: summary.get(name, "") for name in QUOTED}
-    count = WITH_TABLES.get(summary["study"], 0)
-    return {**parts, "tables": summary["tables"][:count]} if count else parts
+    titles = WITH_TABLES.get(summary["study"], ())
+    tables = [table for table in summary["tables"] if table["title"] in titles] if titles else []
+    return {**parts, "tables": tables} if titles else parts
 
 
 def _counted(notes: Iterable[Mapping[str, Any]]) -> str:

@@ -2,8 +2,9 @@
 
 ``python -m topk_studies.report.quotes docs/results README.md docs/guide/choose.md``
 
-A page may hold the table between ``<!-- measured -->`` and ``<!-- /measured -->``, that of the accuracy by tau between
-``<!-- tau -->`` and ``<!-- /tau -->``, and a difference anywhere between
+A page may hold the table of differences between ``<!-- measured -->`` and ``<!-- /measured -->``, those of study tau
+between ``<!-- tau -->`` and ``<!-- /tau -->`` and between ``<!-- default of tau -->`` and ``<!-- /default of tau -->``,
+the accuracies by epoch between ``<!-- regime -->`` and ``<!-- /regime -->``, and a difference anywhere between
 ``<!-- ROW PAGE -->`` and ``<!-- / -->``, such as ``<!-- clean images -->+7.0 ± 2.1<!-- / -->``.
 """
 
@@ -15,10 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TRIALS = "tau_trials"  # of a study whose runs on images are not done: what tuning chose, on one seed
+from topk_studies.report import regime, tau
+
+REGIME = "regime"  # the file of accuracies by epoch
 PAGES = {"features": "on feature vectors", "images": "on images"}
 BLOCK = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- /measured -->)", re.DOTALL)
 BY_TAU = re.compile(r"(?<=<!-- tau -->\n).*?(?=<!-- /tau -->)", re.DOTALL)
+BY_EPOCH = re.compile(r"(?<=<!-- regime -->\n).*?(?=<!-- /regime -->)", re.DOTALL)
+DEFAULT_TAU = re.compile(r"(?<=<!-- default of tau -->\n).*?(?=<!-- /default of tau -->)", re.DOTALL)
 QUOTE = re.compile(r"(<!-- (\w+) (\w+) -->).*?(<!-- / -->)")
 NUMBER = re.compile(r": (?P<mean>[+-][0-9.]+)(?: ± (?P<half>[0-9.]+))? points")
 
@@ -102,6 +107,22 @@ FURTHER = {  # quoted in sentences, and no part of the table
     "hot": Row("tau = 0.1 less 10", "temperature", ("top-5 of smooth_topk_svm tau=0.1 less tau=10",)),
     "shallow": Row("tau = 0.1 less 1, the usual network", "tau", (OVER_NOISE.format("usual"),)),
     "deep": Row("tau = 0.1 less 1, the deep network", "tau", (OVER_NOISE.format("deep"),)),
+    "rare": Row(
+        "a long tail, the classes with few images, top-5: `noised_topk_imbalanced` less cross-entropy",
+        "imbalance",
+        ("few top-5 of noised_topk_imbalanced less ce",),
+    ),
+    "taylors": Row(
+        "10 classes, top-1: `log_taylor_softmax` less cross-entropy",
+        "spherical",
+        ("10 classes, top-1 of log_taylor_softmax less ce",),
+    ),
+    "spherical": Row(
+        "10 classes, top-1: `log_spherical_softmax` less cross-entropy",
+        "spherical",
+        ("10 classes, top-1 of log_spherical_softmax less ce",),
+    ),
+    "most": Row("100 classes", "spherical", ("100 classes, top-1 of ce less log_spherical_softmax",), sign=-1),
     "quiet": Row("epsilon = 1 less 0", "noise-parameter", ("top-5 of epsilon = 1 less epsilon = 0",)),
     "loud": Row("epsilon = 1 less 100", "noise-parameter", ("top-5 of epsilon = 1 less epsilon = 100",)),
     "draws": Row("50 draws less 5", "noise-parameter", ("top-5 of B = 50 less B = 5",)),
@@ -109,8 +130,9 @@ FURTHER = {  # quoted in sentences, and no part of the table
 
 
 def read(folder: Path) -> Results:
-    """The results of every page, as the repository keeps them, and the trials of tau on images."""
-    return {page: json.loads((folder / f"{page}.json").read_text(encoding="utf-8")) for page in (*PAGES, TRIALS)}
+    """The results of every page, as the repository keeps them."""
+    files = dict.fromkeys((*PAGES, *tau.WORDS, REGIME))
+    return {file: json.loads((folder / f"{file}.json").read_text(encoding="utf-8")) for file in files}
 
 
 def cell(row: Row, studies: Sequence[Mapping[str, Any]]) -> str:
@@ -131,43 +153,19 @@ def table(results: Results) -> str:
     return "\n".join([*head, *rows, ""])
 
 
-def by_tau(results: Results) -> str:
-    """The accuracies of the study of tau: top-5 with its interval, and top-1 in brackets; then trials of one seed."""
-    found = {page: study["tables"] for page in PAGES for study in results[page] if study["study"] == "tau"}
-    names = list(dict.fromkeys(name for tables in found.values() for name in tables[0]["columns"][1:]))
-    head = ["data", "network, label noise", *("cross-entropy" if name == "ce" else name for name in names)]
-    lines = [head, ["---"] * len(head)]
-    for page, tables in found.items():
-        for rows in zip(*(table["rows"] for table in tables), strict=True):
-            fives, ones = (
-                dict(zip(table["columns"], row, strict=True)) for table, row in zip(tables, rows, strict=True)
-            )
-            cells = (_accuracy(fives.get(name), ones.get(name)) for name in names)
-            lines.append([PAGES[page].removeprefix("on "), rows[0][0], *cells])
-    for study in results.get(TRIALS, ()):
-        (table,) = study["tables"]
-        tried = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
-        for row in dict.fromkeys(each["network, noise"] for each in tried):
-            best = {each["loss"]: f"{each['best top-5']:.1f}" for each in tried if each["network, noise"] == row}
-            lines.append(["images, trials", row, *(best.get(name, "-") for name in names)])
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-
-
-def _accuracy(five: Mapping[str, float] | None, one: Mapping[str, float] | None) -> str:
-    return f"{five['mean']:.1f} ± {five['half_width']:.1f} ({one['mean']:.1f})" if five and one else "-"
-
-
 def update(text: str, results: Results) -> str:
     """A page with its numbers written anew."""
     cells = {**ROWS, **FURTHER}
     text = QUOTE.sub(lambda quote: f"{quote[1]}{cell(cells[quote[2]], results[quote[3]])}{quote[4]}", text)
-    text = BY_TAU.sub(lambda _: by_tau(results), text)
+    text = BY_TAU.sub(lambda _: tau.table(tau.conditions(results)), text)
+    text = BY_EPOCH.sub(lambda _: regime.table(results[REGIME]), text)
+    text = DEFAULT_TAU.sub(lambda _: tau.summary(tau.conditions(results)), text)
     return BLOCK.sub(lambda _: table(results), text)
 
 
 def studied(results: Results) -> set[str]:
     """The losses that a claim of the studies compares."""
-    compared = (note["evidence"] for studies in results.values() for study in studies for note in study["notes"])
+    compared = (note["evidence"] for page in PAGES for study in results[page] for note in study["notes"])
     return {word for evidence in compared for word in re.findall(r"[a-z_]+", evidence)}
 
 
