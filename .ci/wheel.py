@@ -11,8 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from topk_registry.ops.cpu.library import ENDING, NAME
+
 ROOT = Path(__file__).parents[1]
-ENDINGS = {"win32": ".dll"}
 WITH_NUMBA, WITHOUT = "topk-registry[curves,fast,", "topk-registry[curves,"
 
 
@@ -23,7 +24,7 @@ def files() -> list[str]:
         return [name for name in listed.stdout.split("\0") if name]
     folders = ("topk_registry", "plugins", "export", ".ci")
     found = [file for folder in folders for file in (ROOT / folder).rglob("*") if "__pycache__" not in file.parts]
-    found = [file for file in found if file.is_file() and not file.name.startswith("topk_kernels")]
+    found = [file for file in found if file.is_file() and not file.name.startswith(NAME)]
     return [str(file.relative_to(ROOT)) for file in (*found, *(ROOT.glob("*.*")), ROOT / "LICENSE") if file.is_file()]
 
 
@@ -39,7 +40,7 @@ def main() -> int:
         for name in files():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, tree / name)
-        library = tree / "topk_registry" / "ops" / "cpu" / f"topk_kernels{ENDINGS.get(sys.platform, '.so')}"
+        library = tree / "topk_registry" / "ops" / "cpu" / f"{NAME}{ENDING}"
         if args.library:
             shutil.copyfile(args.library, library)
         else:

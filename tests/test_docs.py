@@ -171,13 +171,11 @@ def test_ci_runs_the_script_of_the_repository():
 
 @pytest.mark.parametrize("workflow", [*WORKFLOWS, ROOT / "plugins/template/.github/workflows/ci.yaml"], ids=label)
 def test_actions_are_pinned_to_commits(workflow):
-    """But for the one whose commit could not be looked up, which says so."""
     lines = workflow.read_text().splitlines()
-    used = [(before, line) for before, line in zip(["", *lines], lines, strict=False) if "uses: " in line]
+    used = [line for line in lines if "uses: " in line]
     assert used
-    for before, line in used:
-        pinned = re.search(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+(\.\d+)+$", line)
-        assert pinned or ("gh-action-pypi-publish" in line and "# not pinned" in before), line
+    for line in used:
+        assert re.search(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+(\.\d+)+$", line), line
     commits = re.findall(r"uses: ([\w./-]+)@([0-9a-f]{40})", "\n".join(lines))
     assert len({name for name, _ in commits}) == len(set(commits)), "one commit an action"
 
@@ -212,3 +210,40 @@ def test_tutorials_open_in_colab(monkeypatch):
     monkeypatch.delenv("GITHUB_REPOSITORY")
     colab.add_link(None, "tutorials/first_steps", unchanged := ["# Title\n"])
     assert unchanged == ["# Title\n"]
+
+
+def timm_flags():
+    spec = importlib.util.spec_from_file_location("list_timm_flags", ROOT / "docs/list_timm_flags.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_flag_of_timms_is_ours_or_has_a_reason():
+    flags = timm_flags()
+    assert len(flags.known()) > 190
+    assert {"model", "sched", "loss-class-weight", "stop-epoch"} < set(flags.known()) & flags.ours()
+    found = flags.TABLE.search(flags.PAGE.read_text(encoding="utf-8"))
+    assert found, "docs/guide/train.md has no <!-- timm's flags -->"
+    assert found[0] == flags.table(), "run python docs/list_timm_flags.py"
+    assert found[0].count("`--") == len(flags.lacking()) + 1  # --torchcompile is named besides
+
+
+def test_flags_are_read_from_a_script(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "group.add_argument('-b', '--batch-size', type=int)\nparser.add_argument('data')\n"
+        "group.add_argument('--kd', '--distill')\nprint('--other')\n"
+    )
+    assert timm_flags().flags_of(script) == ["batch-size", "kd", "distill"]
+
+
+@pytest.mark.parametrize("group", ["naflex-loader", "train-img-sizes", "kd-model-name", "torchscript"])
+def test_what_the_table_lists_is_refused(group, capsys):
+    from topk_registry.train.config.arguments import create_parser, parse_args
+
+    assert group in timm_flags().lacking()
+    takes_value = next(a for a in create_parser()._actions if f"--{group}" in a.option_strings).nargs != 0
+    with pytest.raises(SystemExit):
+        parse_args(["x", f"--{group}", *["224"] * takes_value])
+    assert f"--{group} is for timm's own training script" in capsys.readouterr().err

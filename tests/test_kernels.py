@@ -39,7 +39,7 @@ def of_losses():
 def test_the_curve_of_every_loss_is_in_the_library(of_losses):
     """A curve is a function of (log p, log(1 - p), p, 1 - p, own, numbers)."""
     modules = [import_module(f"topk_plugins.{file.stem}") for file in Path(topk_plugins.__file__).parent.glob("*.py")]
-    modules += [import_module(f"topk_registry.ops.{name}") for name in ("softmax.ldr", "sigmoid.trial")]
+    modules += [import_module(f"topk_registry.ops.{name}") for name in ("softmax.ldr",)]
     written = {
         (one.__module__, one.__qualname__)
         for module in modules
@@ -54,7 +54,7 @@ def test_files_that_are_not_compiled_import_no_compiler():
     """Else a library would not notice that its sources have changed."""
     for name in library.NOT_COMPILED:
         text = (library.OPERATORS / name).read_text()
-        assert ("numba import" in text) == (name == "cpu/compiling.py"), name
+        assert ("numba import" in text) == (name in ("cpu/compiling.py", "cpu/linking.py")), name
     left_out = {name.removesuffix(".py").replace("/", ".") for name in library.NOT_COMPILED} - {"cpu.entries"}
     for file in library.sources():
         for name in left_out - {"cpu.compiling", "cpu.threads"}:

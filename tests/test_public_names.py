@@ -20,7 +20,8 @@ import topk_registry
 ROOT = Path(__file__).parents[1]
 
 TOP = """
-    ClassificationLoss CosineClassifier GumbelTopK KSubset LabelMixture LinearSmoothTopK LossInfo PerturbedTopK
+    BatchLoss ClassificationLoss CosineClassifier GumbelTopK KSubset LabelMixture LinearSmoothTopK LossInfo
+    PerturbedTopK
     PluginError SphericalLinear SphericalSGD TopKClassifier TopKHead TopKLoss TopKOutput __version__ accepted_context
     analysis conformal create_loss distributions errors fit_temperature functional get_loss_builder is_loss list_losses
     loss_info mean_over_ranks metrics normalize_classifier refresh_plugins register_loss rows testing train
@@ -44,9 +45,10 @@ NAMESPACES = {
         top_classes topk_credits
     """,
     "conformal": """
-        ExchangeabilityTest PredictionSets RULES SCORES Score SetCounts Thresholds average_size binomial_interval
-        calibrate clustered coverage_interval coverage_law create_score fit_softmax_temperature inputs_of interpolated
-        log_odds marginal per_class probabilities rc3p register_score score_names tune
+        ClassThresholds ExchangeabilityTest LabelCounts LabelSets PredictionSets RULES SCORES Score SetCounts Thresholds
+        average_size best_f1 binomial_interval calibrate clustered coverage_interval coverage_law create_score
+        false_negative_control false_negative_rates fit_softmax_temperature inputs_of interpolated log_odds marginal
+        per_class probabilities rc3p register_score risk_control score_names tune
     """,
     "distributions": "GumbelTopK KSubset",
     "errors": """
@@ -58,7 +60,9 @@ NAMESPACES = {
         linear_smooth_topk perturbed_topk smooth_topk_loss soft_hinge topk_label_margins topk_log_odds topk_marginals
         topk_margins
     """,
-    "metrics": "GradientSparsity MarginalCalibration SetCoverage StreamingMetric TopKAccuracy",
+    "metrics": """
+        GradientSparsity LabelSetMetrics MarginalCalibration SetCoverage StreamingMetric TopKAccuracy average_precision
+    """,
     "rows": """
         Curve RowLoss aldr_rows array_kernel lapsum_rows ldr_rows perturbed_hinge_rows quadratic_bound_of_sums
         quadratic_bound_rows ranking_rows row_losses sigmoid_rows smooth_topk_rows softmax_rows sparse_topk_rows

@@ -178,6 +178,13 @@ def first_calls() -> str:
     return first_use.table(json.loads(FIRST_CALLS.read_text())) if FIRST_CALLS.exists() else ""
 
 
+@pytest.mark.parametrize(("page", "report"), [(LOSSES, COSTS), (SPEED_PAGE, SPEEDS)], ids=["costs", "speeds"])
+def test_a_page_tells_the_day_of_its_report(page, report):
+    made = json.loads(report.read_text())["environment"]
+    assert f"(results/{report.name}), of {made['date'][:10]}" in page.read_text()
+    assert page != SPEED_PAGE or f"on an {made['cpu']};" in page.read_text()
+
+
 def test_the_table_of_first_calls_is_the_report_s():
     found = FIRST_USE.search(SPEED_PAGE.read_text())
     assert found

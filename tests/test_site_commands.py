@@ -219,6 +219,11 @@ def test_the_pages_own_kernel_conforms_and_is_used(defined, monkeypatch):
     assert rows.call_count == 1
 
 
+def test_the_pages_loss_of_a_batch_conforms(defined):
+    loss = defined("a loss of a batch").WorstRows
+    assert [result for result in run_checks(iter_checks(loss)) if result.status == "failed"] == []
+
+
 def test_the_pages_data_set_score_and_column_pass_their_checks(defined):
     check_dataset(defined("a data set").Greys)
     check_score(defined("a score").Gap)

@@ -40,18 +40,26 @@ def entered(trip: str, argv: list[str]) -> list[str]:
 
 LOSS = """
 import sys, torch, topk_registry
-from tests.trip import files_of
+from tests.trip import entrances
 loss, logits, target = topk_registry.create_loss("smooth_topk_svm"), torch.randn(8, 20), torch.arange(8)
 loss(logits, target)
-print("\\n".join(files_of(sys.argv[1], lambda: loss(logits, target))[0]))
+for caller, file in entrances(sys.argv[1], lambda: loss(logits, target))[0]:
+    print(caller or "-", file)
 """
+DOWN = 7  # files on the way to the kernel
 
 
 def test_the_trip_of_a_loss():
     command = [sys.executable, "-c", LOSS, str(ROOT)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert documented("loss") == [line for line in done.stdout.split() if line.startswith(FOLDERS["loss"])]
+    calls = [tuple(line.split()) for line in done.stdout.splitlines()]
+    files = [file for _, file in calls if file.startswith(FOLDERS["loss"])]
+    asked = documented("asked")
+    assert documented("loss") == [file for file in files if file not in asked], "each is entered once"
+    assert len(documented("loss")) <= DOWN
+    assert asked == list(dict.fromkeys(file for file in files if file in asked))
+    assert not {caller for caller, _ in calls} & set(asked), "a file that is asked calls another one"
 
 
 @pytest.mark.slow

@@ -13,7 +13,27 @@ from typing import Any
 
 def files_of(root: str, call: Callable[[], Any]) -> tuple[list[str], Any]:
     """Call a function, and return the files under ``root`` that it enters, and its result."""
-    entered: dict[str, None] = {}
+    found, result = entrances(root, call)
+    return list(dict.fromkeys(file for _, file in found)), result
+
+
+def entrances(root: str, call: Callable[[], Any]) -> tuple[list[tuple[str, str]], Any]:
+    """Call a function, and return (caller, file) of each entrance into a file under ``root``, and its result.
+
+    The caller is the file under ``root`` that the call comes from, through libraries or not; "" for none.
+    """
+    found: list[tuple[str, str]] = []
+
+    def is_ours(file: str) -> bool:
+        return file.startswith(root) and "site-packages" not in file and file != __file__
+
+    def caller(frame: FrameType | None) -> str:
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if is_ours(file):
+                return file
+            frame = frame.f_back
+        return ""
 
     def imported(frame: FrameType | None) -> bool:
         while frame is not None:
@@ -24,17 +44,17 @@ def files_of(root: str, call: Callable[[], Any]) -> tuple[list[str], Any]:
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         file = frame.f_code.co_filename
-        if event == "call" and file.startswith(root) and file not in entered and file != __file__:
+        if event == "call" and is_ours(file):
             is_function = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
-            if is_function and not imported(frame):
-                entered[file] = None
+            if is_function and not imported(frame) and (origin := caller(frame.f_back)) != file:
+                found.append((origin.removeprefix(root).lstrip("/"), file.removeprefix(root).lstrip("/")))
 
     sys.setprofile(note)
     try:
-        found = call()
+        result = call()
     finally:
         sys.setprofile(None)
-    return [file.removeprefix(root).lstrip("/") for file in entered], found
+    return found, result
 
 
 def main(root: str, argv: list[str]) -> None:

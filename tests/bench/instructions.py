@@ -26,7 +26,7 @@ import torch
 import topk_registry as tr
 from tests.ops.triton_runs import Launches, compile_for
 from topk_registry.ops.hinge import Hinge
-from topk_registry.ops.ksubset.chunked.shards import problem
+from topk_registry.ops.ksubset.chunked.layer import problem
 from topk_registry.ops.ksubset.chunked.soft_targets import Costs
 from topk_registry.ops.ksubset.torch.all_classes import Common
 from topk_registry.ops.ksubset.torch.rows import finish

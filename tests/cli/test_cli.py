@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from topk_registry import create_loss, loss_info, refresh_plugins
+from topk_registry import create_loss, loss_info, refresh_plugins, registry
 from topk_registry.cli import doctor
 from topk_registry.cli import main as cli
 from topk_registry.cli.commands import CORE, commands
@@ -32,8 +32,8 @@ def fresh(site):
 def test_losses_are_listed_with_owner_status_and_summary(fresh, capsys):
     assert cli.main(["losses", "ac*", "ce"]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
-    assert header.split() == ["NAME", "FROM", "STATUS", "SUMMARY"]
-    assert rows[0].split(maxsplit=4) == ["acme", "acme-losses", "2.5", "available", "A loss of acme's."]
+    assert header.split() == ["NAME", "FROM", "STATUS", "LABELS", "SUMMARY"]
+    assert rows[0].split(maxsplit=5) == ["acme", "acme-losses", "2.5", "available", "one", "A loss of acme's."]
     assert rows[1].split()[:2] == ["ce", "timm"]
 
 
@@ -69,7 +69,35 @@ def test_json_holds_everything_that_is_known(fresh, capsys):
         "status": "available",
         "error": "",
         "summary": "A loss of acme's.",
+        "takes_k_hot": False,
     }
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class Mine:\n    takes_k_hot = True\n    def __call__(self, logits, target): ...\n",
+        "class Mine:\n    takes_k_hot: bool = True\n    def __call__(self, logits, target): ...\n",
+        "def Mine(): return print\nMine.takes_k_hot = True\n",
+    ],
+    ids=["class", "annotated", "function"],
+)
+def test_a_loss_that_takes_k_hot_targets_says_so_in_its_source(fresh, capsys, source):
+    fresh.module("acme_losses", source)
+    refresh_plugins()
+    assert cli.main(["losses", "acme", "ce", "zlpr", "bce", "--k-hot"]) == 0
+    names = {row.split()[0]: row for row in capsys.readouterr().out.splitlines()[1:]}
+    assert set(names) == {"acme", "bce", "zlpr"}
+    assert "one, several" in names["acme"]
+    assert "one" not in names["zlpr"].split("several")[0]
+    assert "acme_losses" not in sys.modules
+    registry.get_loss_builder("acme")
+    assert registry.takes_k_hot("acme")  # as the imported factory says
+
+
+def test_no_loss_of_k_hot_targets(fresh, capsys):
+    assert cli.main(["losses", "acme", "--k-hot"]) == 1
+    assert "no loss matches" in capsys.readouterr().err
 
 
 def test_disabled_losses_are_listed_with_the_reason(fresh, capsys, monkeypatch):

@@ -16,6 +16,16 @@ def model_rows(count: int, n: int = 10, *, seed: int = 0, sharpness: float = 2.0
     return logits, labels
 
 
+def labelled_rows(count: int, n: int = 8, *, seed: int = 0, unlabelled: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities [count, n], continuous, and targets that follow them, some rows without labels."""
+    rng = np.random.default_rng(seed)
+    logits = 1.5 * rng.standard_normal((count, n)) - 0.7 + rng.standard_normal((count, 1))
+    p = 1 / (1 + np.exp(-logits))
+    targets = rng.random((count, n)) < 1 / (1 + np.exp(-1.3 * logits))
+    targets[rng.random(count) < unlabelled] = False
+    return p, targets
+
+
 HARD = {
     "ties": np.array([[1.0, 3.0, 3.0, 1.0, 0.0], [2.0, 2.0, 0.0, 2.0, 2.0]]),
     "flat": np.zeros((2, 5)),

@@ -22,9 +22,9 @@ pytestmark = on_a_gpu
 
 @pytest.fixture(autouse=True)
 def forgotten():
-    backend.forget()
+    backend.forget_choices()
     yield
-    backend.forget()
+    backend.forget_choices()
 
 
 def value_and_gradient(loss: nn.Module, s: Tensor, target: Any) -> tuple[Tensor, Tensor]:

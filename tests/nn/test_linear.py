@@ -141,7 +141,7 @@ def test_the_likelihood_is_the_loss_without_a_margin():
 
 def test_cross_entropy_to_rounding():
     *tensors, target = layer()
-    found = linear_smooth_topk(*tensors, target, k=1, alpha=0.0, chunk=9)
+    found = linear_smooth_topk(*tensors, target, k=1, tau=1.0, alpha=0.0, chunk=9)
     torch.testing.assert_close(found, F.cross_entropy(F.linear(*tensors), target), rtol=1e-6, atol=1e-6)
 
 

@@ -8,6 +8,7 @@ import topk_registry as tr
 from topk_registry.registry import timm_losses
 from topk_registry.registry.errors import BrokenPluginError
 from topk_registry.registry.options import CONTEXT
+from topk_registry.train.setup.loss import Context, LossSpec
 
 modern = pytest.mark.skipif(
     not hasattr(timm.loss, "create_classification_loss"), reason="this timm has no create_classification_loss"
@@ -42,7 +43,30 @@ def test_a_trainers_context_builds_them(name):
 @modern
 def test_the_distribution_balanced_loss_gets_the_counts():
     build = tr.get_loss_builder("db")
-    assert set(tr.accepted_context(build, dict.fromkeys(CONTEXT, 1))) == {"class_counts", "smoothing", "soft_targets"}
+    wanted = {"class_counts", "smoothing", "soft_targets"}
+    assert set(tr.accepted_context(build, dict.fromkeys(CONTEXT, 1))) == wanted
+    context = Context(3, 0.0, False, 1, [5, 2, 1], num_samples=8)
+    assert LossSpec.resolve("db", {}).facts(context).items() >= {"class_counts": [5, 2, 1], "num_samples": 8}.items()
+
+
+def test_draws_are_not_the_number_of_training_images():
+    context = Context(3, 0.0, False, 1, [5, 2, 1], num_samples=8)
+    for name in ("noised_topk", "noised_topk_imbalanced"):
+        spec = LossSpec.resolve(name, {})
+        assert "num_samples" not in spec.facts(context)
+        assert spec.record["defaults"]["num_samples"] == 5
+
+
+@modern
+def test_the_names_that_take_k_hot_targets_are_timms():
+    from timm.loss import MULTI_LABEL_LOSS_TYPES
+
+    assert timm_losses.TAKE_K_HOT == MULTI_LABEL_LOSS_TYPES
+    target = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    for name in timm_losses.TAKE_K_HOT:
+        counts = {"class_counts": [5, 2, 1], "num_samples": 8} if name == "db" else {}
+        loss = timm_losses.builder(name, several=True)(**counts)
+        assert loss(torch.zeros(2, 3), target).isfinite()
 
 
 @modern

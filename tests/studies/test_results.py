@@ -8,16 +8,21 @@ from pathlib import Path
 
 import pytest
 
+import topk_registry as tr
 from topk_registry import get_loss_builder
 from topk_studies.engine.catalogue import OWN, PAPERS, load_study
 from topk_studies.engine.experiment import TrainingStudy
 from topk_studies.engine.settings import TRIALS
 from topk_studies.engine.statistics import LOOKS
+from topk_studies.engine.store import Store, unique
+from topk_studies.engine.study import Options, Record
+from topk_studies.engine.tuning import TUNING_SEED
 from topk_studies.report import claims as pictured
-from topk_studies.report import quotes
+from topk_studies.report import quotes, regime, tau
 from topk_studies.report.account import VERDICTS, claims, main, update
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
 PAGES = ("features", "images", "studies")
 DATA = {"features": "topk/ambiguous", "images": "topk/hierarchy", "studies": ""}  # of each page
 
@@ -132,7 +137,7 @@ def test_the_front_page_quotes_the_results(tmp_path):
     text = README.read_text()
     assert len(quotes.QUOTE.findall(text)) >= 2
     tuned = sorted({trial["loss_opt"]["tau"] for trial in TRIALS["smooth_topk_svm"]})
-    assert f"at tau {' or '.join(f'{tau:g}' for tau in tuned)} as tuning chose" in text
+    assert f"at tau {' or '.join(f'{value:g}' for value in tuned)} as tuning chose" in text
     # a number of ours has a sign, and comes from the results alone
     assert not re.findall(r"[+-]\d+\.\d| ± ", quotes.QUOTE.sub("", text))
     pages = [tmp_path / "README.md", tmp_path / "choose.md"]
@@ -174,9 +179,17 @@ def test_the_decision_says_which_losses_no_study_compares(monkeypatch):
 
 
 TUNE, FAQ = (RESULTS.parent / "guide" / name for name in ("tune.md", "faq.md"))
+CHOICE, TAILS = RESULTS / "tau.md", RESULTS.parent / "tutorials" / "long_tails.md"
 
 
-@pytest.mark.parametrize("page", [README, CHOOSE, TUNE, FAQ, *(RESULTS / f"{page}.md" for page in quotes.PAGES)])
+@pytest.mark.parametrize("page", [CHOICE, TUNE])
+def test_tables_of_tau_are_current(page):
+    text = page.read_text()
+    assert tau.summary(tau.conditions(quotes.read(RESULTS))) in text
+    assert quotes.update(text, quotes.read(RESULTS)) == text
+
+
+@pytest.mark.parametrize("page", [TAILS, README, CHOOSE, TUNE, FAQ, *(RESULTS / f"{page}.md" for page in quotes.PAGES)])
 def test_a_quotation_is_current_and_inside_a_line(page):
     text, results = page.read_text(), quotes.read(RESULTS)
     assert quotes.update(text, results) == text
@@ -189,45 +202,177 @@ def test_a_quotation_is_current_and_inside_a_line(page):
 def test_guides_quote_the_results(page):
     text = page.read_text()
     # no difference of ours is written by hand
-    assert not re.findall(r"[+-]\d+\.\d| ± ", quotes.BY_TAU.sub("", quotes.QUOTE.sub("", text)))
+    assert not re.findall(r"[+-]\d+\.\d| ± ", quotes.QUOTE.sub("", text))
+
+
+def test_the_default_of_tau_is_what_the_rule_chooses():
+    found = tau.conditions(quotes.read(RESULTS))
+    assert {row.data for row in found} == set(tau.WORDS.values())
+    value = float(tau.chosen(found).partition(" = ")[2])
+    functions = (
+        get_loss_builder("smooth_topk_svm"),
+        tr.functional.smooth_topk_loss,
+        tr.functional.linear_smooth_topk,
+        tr.LinearSmoothTopK,
+    )
+    assert {inspect.signature(each).parameters["tau"].default for each in functions} == {value}
+    whole = [row for row in found if min(number["count"] for number in row.top5.values()) >= LOOKS[0]]
+    assert {row.data for row in whole} == set(tau.WORDS.values())
+    assert tau.chosen(whole) == tau.chosen(found)
+    for page, words in (
+        (CHOICE, "Its default\nis {}."),
+        (TUNE, "**The default is {}**"),
+        (README, "it is {} unless given"),
+        (RESULTS / "features.md", "Take tau {}, the default."),
+        (README, "how hard a label pulls at tau = {} and 1"),
+        (ROOT / "docs" / "pictures" / "front.svg", "smooth_topk_svm: tau = {}, dashed 1"),
+    ):
+        assert words.format(f"{value:g}") in page.read_text(), page
 
 
 def test_what_is_said_of_tau_is_what_was_measured():
-    """Every sentence below the table of docs/guide/tune.md that judges its numbers."""
+    """Every sentence of docs/results/tau.md and docs/guide/tune.md that judges the numbers of the tables."""
+    found = tau.conditions(quotes.read(RESULTS))
+    low, middle, high = "tau = 0.1", "tau = 0.3", "tau = 1"
+    of_features = [row for row in found if row.data == tau.WORDS["features"]]
+    of_images = [row for row in found if row.data == tau.WORDS["tau_images"]]
+    assert len(of_features) == 6
+    for row in of_features:
+        assert row.means[low] > row.means[middle] > row.means[high]
+        assert row.means[low] > row.top5["ce"]["mean"]
+        assert all(number["count"] >= LOOKS[0] for number in row.top5.values())
+        assert all(row.top1[value]["mean"] < row.top1["ce"]["mean"] for value in row.means)
+    assert all((row.means[high] > row.means[low]) == (row.network == "usual") for row in of_images)
+    assert {row.network for row in of_images} == {"usual", "deep"}
+    short = tau.shortfalls(found)
+    assert max(short[low]) < max(short[middle]) < max(short[high])
+    gap = [row.means[high] - row.means[low] for row in of_images]
+    assert max(gap) < min(row.means[low] - row.means[high] for row in of_features)
+    assert tau.behind(found) == {high}
+    for row in of_images:
+        if "ce" in row.top5:
+            assert all(row.top1[value]["mean"] > row.top1["ce"]["mean"] for value in row.means)
+
+
+NUMBER = r"(?:[+-]?\d+(?:\.\d+)?|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve)"
+CHECKED = "Numbers of this section that stand in no table are of single runs, made to find a reason. They were not kept"
+
+
+def conclusions(page):
+    """The conclusions of a page of results, with the quotations of results taken out."""
+    text = quotes.QUOTE.sub("", (RESULTS / f"{page}.md").read_text())
+    return text.partition("## What to take from it\n")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize("page", quotes.PAGES)
+def test_a_number_in_a_conclusion_comes_from_the_results(page):
+    """Those that are no quotation are held below."""
     (study,) = (study for study in read("features") if study["study"] == "tau")
-    fives, ones = (
-        [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]] for table in study["tables"]
-    )
-    assert len(fives) == len(ones) == 6
-    for row in fives:
-        means = [row[f"tau = {tau}"]["mean"] for tau in ("0.1", "0.3", "1")]
-        assert means == sorted(means, reverse=True)
-        assert means[0] > row["ce"]["mean"]
-        assert all(value["count"] >= LOOKS[0] for name, value in row.items() if name != "network, noise")
-    assert not all(row["tau = 1"]["mean"] > row["ce"]["mean"] for row in fives)
-    for row in ones:
-        assert all(row[f"tau = {tau}"]["mean"] < row["ce"]["mean"] for tau in ("0.1", "0.3", "1"))
-    (trials,) = json.loads((RESULTS / f"{quotes.TRIALS}.json").read_text())
-    best = {row[1]: row[4] for row in trials["tables"][0]["rows"]}
-    assert best["tau = 1"] > best["tau = 0.3"] > best["tau = 0.1"] > best["ce"]
-    assert inspect.signature(get_loss_builder("smooth_topk_svm")).parameters["tau"].default == 1.0
-    assert "So the default is 1," in TUNE.read_text()
-
-
-def test_the_table_of_tau_has_a_cell_for_every_number():
-    five, one = {"mean": 90.25, "half_width": 0.5, "count": 5}, {"mean": 40.0, "half_width": 1.0, "count": 5}
-    tables = [{"columns": ["row", "tau = 1"], "rows": [["deep, 0.4", number]]} for number in (five, one)]
-    other = [{"columns": ["row", "ce"], "rows": [["usual, 0", number]]} for number in (five, one)]
-    made = {"features": [{"study": "tau", "tables": tables}], "images": [{"study": "tau", "tables": other}]}
-    trial = {"columns": ["network, noise", "loss", "best top-5"], "rows": [["usual, 0.8", "tau = 1", 80.0]]}
-    made[quotes.TRIALS] = [{"study": "tau", "tables": [trial]}]
-    assert quotes.by_tau(made).splitlines() == [
-        "| data | network, label noise | tau = 1 | cross-entropy |",
-        "| --- | --- | --- | --- |",
-        "| feature vectors | deep, 0.4 | 90.2 ± 0.5 (40.0) | - |",
-        "| images | usual, 0 | - | 90.2 ± 0.5 (40.0) |",
-        "| images, trials | usual, 0.8 | 80.0 | - |",
+    (beyond,) = (table for table in study["tables"] if table["title"] == "Beyond accuracy")
+    rows = [dict(zip(beyond["columns"], row, strict=True)) for row in beyond["rows"]]
+    found = {(row["network, noise"], row[""]): row for row in rows}
+    errors = {
+        name: [
+            row["calibration error"]["mean"] for key, row in found.items() if key[0][:5] == "usual" and key[1] == name
+        ]
+        for name in ("ce", "tau = 0.1")
+    }
+    sizes = {key: row["set size"]["mean"] for key, row in found.items()}
+    clean = next(row for row in tau.conditions(quotes.read(RESULTS)) if (row.network, row.noise) == ("usual", "0"))
+    ends = {(case["loss"], case["lr"]): case["test_top5"][-1] for case in quotes.read(RESULTS)[quotes.REGIME]}
+    assert {size for (where, name), size in sizes.items() if (name, where[:4]) == ("tau = 1", "deep")} == {100.0}
+    wanted = [
+        f"top-1 is {clean.top1['ce']['mean'] - clean.top1['tau = 0.1']['mean']:.1f} points behind on clean labels",
+        f"ends at {ends['ce', 0.002]:.1f} % of top-5; at its own rate it ends at {ends['ce', 0.0005]:.1f}",
+        f"is {min(errors['tau = 0.1']):.2f} to {max(errors['tau = 0.1']):.2f} against "
+        f"{min(errors['ce']):.2f} to {max(errors['ce']):.2f} of cross-entropy",
+        f"{sizes['usual, 0', 'tau = 0.1']:.1f} classes against {sizes['usual, 0', 'ce']:.1f} on clean labels, "
+        f"{sizes['usual, 0.8', 'tau = 0.1']:.1f} against {sizes['usual, 0.8', 'ce']:.1f} under noise 0.8",
     ]
+    told = " ".join(conclusions(page).split())
+    if page == "features":
+        for sentence in wanted:
+            assert sentence in told, sentence
+            told = told.replace(sentence, "")
+    assert not re.findall(rf"\b{NUMBER} (?:points|%)", told)
+    assert not re.search(r" ± |[+-]\d+\.\d", told)
+
+
+@pytest.mark.parametrize("page", quotes.PAGES)
+def test_reasons_say_that_they_rest_on_single_runs(page):
+    text = (RESULTS / f"{page}.md").read_text()
+    assert CHECKED in text.partition("## What differs, and why\n")[2].partition("\n## ")[0]
+
+
+def test_the_papers_regime_is_of_the_runs(tmp_path):
+    cases = quotes.read(RESULTS)[quotes.REGIME]
+    assert regime.table(cases) in (RESULTS / "features.md").read_text()
+    folder = tmp_path / "runs" / "train"
+    folder.mkdir(parents=True)
+    with pytest.raises(ValueError, match="has no run of"):
+        regime.collect(tmp_path)
+    for i, case in enumerate(cases):
+        flags = {"loss": case["loss"], "lr": case["lr"], "label_noise": 0.8, "seed": TUNING_SEED, "loss_opt": {}}
+        values = [
+            dict(zip(regime.MEASURES, each, strict=True)) for each in zip(*map(case.get, regime.MEASURES), strict=True)
+        ]
+        rows = [{"epoch": float(epoch), **row} for epoch, row in zip(regime.EPOCHS, values, strict=True)]
+        record = {"configuration": {"flags": flags}, "result": {"history": rows}, "error": "", "when": case["when"]}
+        (folder / f"{i}.json").write_text(json.dumps(record))
+    assert regime.main([str(tmp_path), str(tmp_path / "regime.json")]) == 0
+    assert (tmp_path / "regime.json").read_text() == (RESULTS / "regime.json").read_text()
+    assert regime.main([]) == 2
+
+
+def of_tau(mean, half=0.5, count=5):
+    return {"mean": mean, "half_width": half, "count": count}
+
+
+def study_of_tau(*rows):
+    """A study of these rows: a name, and the top-5 of cross-entropy and of two values."""
+    five = [[name, *numbers] for name, *numbers in rows]
+    one = [[name, *(number and of_tau(number["mean"] / 2) for number in numbers)] for name, *numbers in rows]
+    columns = ["network, noise", "ce", "tau = 0.1", "tau = 1"]
+    return [{"study": "tau", "notes": [], "tables": [{"columns": columns, "rows": each} for each in (five, one)]}]
+
+
+def test_a_value_is_chosen_by_its_largest_shortfall_and_never_behind_cross_entropy():
+    features = study_of_tau(
+        ["usual, 0", of_tau(92), of_tau(90), of_tau(93)], ["deep, 0.4", of_tau(80), None, of_tau(9)]
+    )
+    images = study_of_tau(["usual, 0.4", None, of_tau(90, None, 1), of_tau(80, 1.0, 3)])
+    found = tau.conditions({"features": features, "tau_images": images})
+    assert [row.network for row in found] == ["usual", "usual"]  # the other row has not every value
+    assert tau.shortfalls(found) == {"tau = 0.1": [3, 0], "tau = 1": [0, 10]}
+    assert tau.behind(found) == {"tau = 0.1"}
+    assert tau.chosen(found) == "tau = 1"
+    assert tau.table(found).splitlines() == [
+        "| data | network | label noise | seeds | cross-entropy | tau = 0.1 | tau = 1 |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| feature vectors | usual | 0 | 5 | 92.0 ± 0.5 (46.0) | 90.0 ± 0.5 (45.0) | 93.0 ± 0.5 (46.5) |",
+        "| images | usual | 0.4 | 1 to 3 | - | 90.0 (45.0) | 80.0 ± 1.0 (40.0) |",
+    ]
+    assert tau.summary(found).splitlines()[2:] == [
+        "| largest shortfall, points | 3.0 | 10.0 |",
+        "| mean shortfall, points | 1.5 | 5.0 |",
+        "| best of its row, of 2 | 1 | 1 |",
+        "| on clean labels behind cross-entropy | yes | no |",
+    ]
+
+
+def test_runs_of_several_commands_are_collected(tmp_path):
+    study, store = load_study("tau"), Store(tmp_path)
+    wanted = unique(study.configurations(Options(seeds=(0,), flags={"label_noise": 0.4, "model": "topk_convnet"}), []))
+    for configuration in wanted:
+        row = {name: 50.0 for metric in ("top5", "top1") for name in (metric, f"test_{metric}")}
+        result = {"history": [{"epoch": 1.0, **row}]}
+        store.put(Record(study.RUNS, study.VERSION, configuration, result, 1.0, "", {}))
+    assert tau.main([str(tmp_path), str(tmp_path / "found.json")]) == 0
+    (found,) = json.loads((tmp_path / "found.json").read_text())
+    (row,) = tau.conditions({"features": [], "tau_images": [found]})
+    assert (found["runs"], row.network, row.noise, row.seeds) == (len(wanted), "usual", "0.4", "1")
+    assert list(row.top5) == ["ce", "tau = 0.1", "tau = 0.3", "tau = 1"]
+    assert tau.main([]) == 2
 
 
 @pytest.mark.parametrize(

@@ -18,45 +18,12 @@ from topk_studies.engine.study import BUDGETS, Estimate, Options, Record
 from topk_studies.report.cells import text
 
 from .conftest import trained
+from .records import finished
 
 TRAINING = (
     *("noise", "small-data", "temperature", "margin", "noise-parameter", "imbalance", "spherical", "encouraging"),
     "multi-crop",
 )
-METRICS = ("top1", "top5", "macro_top1", "macro_top5", "many_top5", "medium_top5", "few_top5")
-
-
-def invented(configuration) -> Record:
-    """A record of plausible numbers that depend on the configuration alone."""
-    draw = random.Random(canonical(configuration))
-    rows = [
-        {
-            **{name: draw.uniform(10, 90) for metric in METRICS for name in (metric, f"test_{metric}")},
-            "train_loss": 1.0,
-            "nonzero": draw.random(),
-            "train_top1": 50.0,
-            "train_top5": 60.0,
-        }
-        for _ in range(3)
-    ]
-    record = trained(configuration, rows)
-    if "crops" in configuration:
-        from topk_studies.experiments.multi_crop import WAYS
-
-        ways = {way: {"top1": draw.uniform(10, 90), "top5": draw.uniform(10, 90)} for way in WAYS}
-        record = Record(**{**vars(record), "kind": "multi-crop", "result": {"temperature": 0.5, "ways": ways}})
-    return record
-
-
-def finished(study, options) -> list[Record]:
-    """All records that a study comes to want, invented."""
-    known: dict[str, Record] = {}
-    while True:
-        wanted = unique(study.configurations(options, list(known.values())))
-        new = [configuration for configuration in wanted if canonical(configuration) not in known]
-        if not new:
-            return [known[canonical(configuration)] for configuration in wanted]
-        known |= {canonical(configuration): invented(configuration) for configuration in new}
 
 
 @pytest.fixture(scope="module")
@@ -320,6 +287,8 @@ def test_the_study_of_tau_compares_each_value_on_two_networks_and_every_level_of
         assert [bool(note.paper) for note in notes] == [True, False, False] * 2
     published = study.configurations(Options(budget="paper"), [])
     assert {c["flags"].get("loss_opt", {}).get("tau") for c in published} == {None, 0.1, 0.3, 1.0}
+    alone = study.configurations(Options(losses=("smooth_topk_svm",)), [])
+    assert {c["flags"]["loss"] for c in alone} == {"smooth_topk_svm"}  # those that are named, without cross-entropy
     named = study.configurations(Options(flags={"model": "resnet18", "dataset": "topk/hierarchy"}), [])
     assert all("model_kwargs" not in configuration["flags"] for configuration in named)
 

@@ -76,6 +76,15 @@ class IgnoringDenseTargets(Wrong):
         return super().forward(logits, target.argmax(-1) if target.is_floating_point() else target)
 
 
+class Repelling(Wrong):
+    """Says that it takes k-hot targets, and pushes their labels down."""
+
+    takes_k_hot = True
+
+    def forward(self, logits, target):
+        return super().forward(-logits if target.is_floating_point() else logits, target)
+
+
 class RefusingDenseTargets(Wrong):
     def forward(self, logits, target):
         if target.is_floating_point():
@@ -503,6 +512,7 @@ SINGLE = [
     ("one_hot_targets_equal_indices", dense_over_classes, "expected loss of one-hot targets = 2.77466, got 0.173416"),
     ("dense_targets_count_in_full", IgnoringDenseTargets, "expected targets mixed 70:30 to change the loss"),
     ("mixtures_equal_their_distributions", IgnoringOtherLabels, "expected loss of a LabelMixture = "),
+    ("k_hot_targets_pull_up_their_labels", Repelling, "expected a step down the gradient to raise 1 labels above"),
     ("bad_targets_raise", wrapping_labels, "expected an error for a label of 16 with 16 classes, got the loss "),
     ("gradient_equals_differences", float32_inside, "expected a float64 loss of float64 logits, got torch.float32"),
     ("gradient_equals_differences", WrongSign, "expected gradient at ["),

@@ -14,7 +14,7 @@ TIMM_DEFAULTS = {
     "model": "resnet50", "train_split": "train", "val_split": "validation", "batch_size": 128, "device": "cuda",
     "opt": "sgd", "momentum": 0.9, "weight_decay": 2e-5, "clip_mode": "norm", "sched": "cosine",
     "lr_base": 0.1, "lr_base_size": 256, "lr_base_scale": "", "lr_noise_pct": 0.67, "lr_cycle_decay": 0.5,
-    "warmup_lr": 1e-5, "min_lr": 0, "epochs": 300, "decay_milestones": [90, 180, 270], "decay_epochs": 90,
+    "warmup_lr": 1e-5, "min_lr": 0, "epochs": 300, "decay_milestones": [90, 180, 270], "decay_epochs": None,
     "warmup_epochs": 5, "cooldown_epochs": 0, "patience_epochs": 10, "decay_rate": 0.1, "scale": [0.08, 1.0],
     "ratio": [3 / 4, 4 / 3], "hflip": 0.5, "vflip": 0.0, "color_jitter": 0.4, "aug_repeats": 0, "aug_splits": 0,
     "reprob": 0.0, "remode": "pixel", "recount": 1, "mixup": 0.0, "cutmix": 0.0, "mixup_prob": 1.0,

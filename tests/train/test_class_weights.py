@@ -9,13 +9,13 @@ import torch
 import yaml
 from timm.loss import CLASS_WEIGHT_METHOD_KINDS, compute_class_weights
 
-from topk_registry import registry
+from topk_registry import BatchLoss, registry
 from topk_registry.cli.main import main
 from topk_registry.data.labels import labels_of
 from topk_registry.registry.options import accepts
 from topk_registry.train import TrainConfig, Trainer
 from topk_registry.train.config.arguments import parse_args
-from topk_registry.train.config.weights import METHODS, SETTINGS
+from topk_registry.train.config.weights import METHODS, POSITIVE_METHODS, SETTINGS
 from topk_registry.train.errors import ConfigError, TrainError
 from topk_registry.train.setup.class_weights import ClassWeights
 from topk_registry.train.setup.loss import Context, LossSpec
@@ -58,6 +58,13 @@ def test_values_are_timms(method, settings):
     assert list(ClassWeights(method, **settings).values(COUNTS, 5)) == timms(COUNTS, method, **settings)
 
 
+def test_positive_weights_are_timms():
+    asked = ClassWeights("neg_pos", power=0.5, max_weight=3.0, setting="loss_pos_weight")
+    assert list(asked.values(COUNTS, 5)) == timms(COUNTS, "neg_pos", power=0.5, max_weight=3.0)
+    assert ClassWeights("2.5", setting="loss_pos_weight").values(None, 3) == (2.5, 2.5, 2.5)
+    assert [name for name, kind in CLASS_WEIGHT_METHOD_KINDS.items() if kind == "pos_weight"] == list(POSITIVE_METHODS)
+
+
 def test_methods_and_defaults_are_timms():
     assert [name for name, kind in CLASS_WEIGHT_METHOD_KINDS.items() if kind == "class_weight"] == list(METHODS)
     usual = ClassWeights("inv_freq")
@@ -95,6 +102,11 @@ def test_a_file_or_a_list(name, content, tmp_path):
         (["--class-weight", "inv_freq", "--loss-opt", f"weight={[1.0] * 12}"], "both say how classes are weighted"),
         (["--class-weight", "inv_freq", "--loss", "ce"], "loss 'ce' takes no class weights"),
         (["--class-weight", "inv_freq", "--loss", "jsd"], "loss 'jsd' takes no class weights"),
+        (["--loss-pos-weight", "neg_pos"], "loss 'topk_nll' has no positive term to weigh"),
+        (["--loss-pos-weight", "inv_freq", "--loss", "bce"], "pos_weight methods are ['neg_pos']"),
+        (["--loss-pos-weight", "2", "--loss", "bce", "--bce-pos-weight", "2"], "leave one out"),
+        (["--class-stats", "stats.json"], "--class-stats stats.json has no effect"),
+        (["--class-stats", "/no/stats.json", "--class-weight", "inv_freq"], "No such file"),
     ],
 )
 def test_weights_that_cannot_be_meant_are_refused(flags, message, train):
@@ -125,6 +137,8 @@ def test_a_file_of_something_else_is_refused(name, content, message, tmp_path):
         {"loss_weight_power": 0.5, "class_weight": "effective_num"},
         {"loss_weight_beta": 0.9, "class_weight": "inv_freq"},
         {"loss_weight_max": 2.0, "class_weight": "1,2"},
+        {"loss_weight_beta": 0.9, "loss_pos_weight": "neg_pos"},
+        {"loss_weight_power": 0.5, "loss_pos_weight": "2"},
     ],
 )
 def test_a_setting_without_its_method_is_refused(settings):
@@ -139,6 +153,10 @@ def test_every_registered_loss_that_takes_weights_gets_them():
     assert len(ours) > 20
     for name in ours:
         spec = LossSpec.resolve(name, {})
+        if isinstance(spec.factory, type) and issubclass(spec.factory, BatchLoss):
+            with pytest.raises(TrainError, match="takes no class weights"):
+                spec.check_weights("inv_freq")
+            continue
         spec.check_weights("inv_freq")
         assert spec.build(context).weight.tolist() == list(weights), name
     bce = LossSpec.resolve("bce", {})
@@ -229,6 +247,49 @@ def test_a_run_resumed_with_other_weights_trains_with_those(train, tmp_path):
         assert (found if found is None else found.tolist()) == weight
 
 
+def test_a_run_trains_with_positive_weights_and_records_them(train):
+    run = train("--loss", "bce", *TAIL, "--loss-pos-weight", "neg_pos", "--loss-weight-max", "20", "--epochs", "1")
+    assert run.status == 0, run.err
+    weights = timms([8, 7, 6, 5, 5, 4, 4, 3, 3, 3, 2, 2], "neg_pos", max_weight=20.0)
+    assert run.checkpoint()["task_state"]["loss"]["pos_weight"] == weights
+    assert yaml.safe_load((run.folder / "args.yaml").read_text())["loss_record"]["pos_weight"] == weights
+    assert "--loss-pos-weight neg_pos: from 5.5 (field 00-0) to 20 (field " in run.out
+    plain = train("--loss", "bce", *TAIL, "--epochs", "1", name="plain")
+    assert plain.summary[0]["train_loss"] != run.summary[0]["train_loss"]
+    other = train("--loss", "bce", *TAIL, "--resume", run.folder / "last.pth.tar", name="other")
+    assert "the checkpoint was trained with other class weights" in other.out
+
+
+def test_counts_may_come_from_a_file(tmp_path, train):
+    file, counts = tmp_path / "stats.json", [*range(20, 8, -1)]
+    file.write_text(json.dumps({"pos_counts": counts, "num_samples": 500, "class_names": None}))
+    found, run = trained_with(*LOSS, "--class-weight", "inv_freq", "--class-stats", file)
+    _, weights = compute_class_weights(torch.tensor(counts), 500, method="inv_freq")
+    assert found == weights.tolist()
+    assert run.data.counts == [8] * 12  # which of the classes are rare is measured on the data
+    flags = [*TINY, "--loss", "logit_adjustment"]
+    losses = [Trainer(parse_args(each), quiet=True).run.task.criterion
+              for each in ([*flags, "--class-stats", str(file)], flags)]  # fmt: skip
+    logits, target = torch.zeros(1, 12), torch.tensor([3])
+    assert losses[0](logits, target) == pytest.approx(-np.log(counts[3] / sum(counts)))
+    assert losses[1](logits, target) == pytest.approx(np.log(12))
+    file.write_text(json.dumps({"pos_counts": counts[:5], "num_samples": 500}))
+    refused = train(*LOSS, "--class-weight", "inv_freq", "--class-stats", file)
+    assert refused.status == 2
+    assert "expected counts of 12 classes, got 5" in refused.err
+
+
+@pytest.mark.parametrize("loss", ["ldam", "logit_adjustment", "noised_topk_imbalanced"])
+def test_the_plan_says_that_rare_classes_count_twice(loss, train):
+    run = train("--loss", loss, *TAIL, "--class-weight", "inv_freq", "--dry-run")
+    assert run.status == 0, run.err
+    twice = f"rare classes count more than once: loss '{loss}' by its class counts, --class-weight inv_freq by weights"
+    assert run.out.count("rare classes count") == 1
+    assert twice in run.out
+    for flags in (["--loss", loss], [*LOSS, "--class-weight", "inv_freq"]):
+        assert "rare classes count" not in train(*flags, *TAIL, "--dry-run").out
+
+
 def test_a_callers_own_loader_must_show_its_labels():
     images, labels = torch.randn(32, 3, 8, 8), torch.arange(32) % 4
     batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images, labels), 8)
@@ -260,6 +321,21 @@ class Weighted(torch.nn.CrossEntropyLoss):
         Weighted.last = self
 
 
+class Binary(torch.nn.Module):
+    """A binary loss over classes that remembers its positive weights."""
+
+    last: "Binary"
+
+    def __init__(self, pos_weight=None):
+        super().__init__()
+        self.pos_weight = pos_weight
+        Binary.last = self
+
+    def forward(self, logits, target):
+        hot = torch.nn.functional.one_hot(target, logits.shape[1]).to(logits)
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, hot, pos_weight=self.pos_weight)
+
+
 @unclosed_files
 @pytest.mark.parametrize("script", [CURRENT, OLD])
 def test_timms_script_trains_with_them(script, image_folder, tmp_path, capsys, register):
@@ -273,6 +349,19 @@ def test_timms_script_trains_with_them(script, image_folder, tmp_path, capsys, r
     if script == CURRENT:
         args = yaml.safe_load((tmp_path / "args.yaml").read_text())
         assert (args["class_weight"], args["loss_weight_beta"]) == ("effective_num", 0.5)
+
+
+@unclosed_files
+def test_a_script_takes_positive_weights_and_counts_of_a_file(image_folder, tmp_path, register):
+    stats = tmp_path / "stats.json"
+    stats.write_text(json.dumps({"pos_counts": [40, 30, 20, 10], "num_samples": 100}))
+    flags = ["--script", TORCHVISION, "--data-path", str(image_folder), "--class-stats", str(stats)]
+    register("weighted", Weighted)
+    assert main(["torchvision-train", *flags, "--loss", "weighted", "--class-weight", "inv_freq"]) == 0
+    assert Weighted.last.weight.tolist() == timms([40, 30, 20, 10], "inv_freq")
+    register("binary", Binary)
+    assert main(["torchvision-train", *flags, "--loss", "binary", "--loss-pos-weight", "neg_pos"]) == 0
+    assert Binary.last.pos_weight.tolist() == timms([40, 30, 20, 10], "neg_pos")
 
 
 def test_torchvisions_script_trains_with_them(image_folder, register):

@@ -70,11 +70,14 @@ def test_wrong_values_are_refused(settings, message):
         TrainConfig(**settings)
 
 
+DEFAULTS = {"tau": 0.1, "alpha": 1.0, "k_weights": None, "combine": "mean"}  # of smooth_topk_svm, but for k
+
+
 def test_the_loss_is_resolved_once():
     from topk_registry.train import LossSpec
 
     spec = LossSpec.resolve("smooth_topk_svm", {"k": 3})
     assert spec.record == {"name": "smooth_topk_svm", "options": {"k": 3}, "distribution": "topk-registry",
-                           "version": spec.version}  # fmt: skip
+                           "version": spec.version, "defaults": DEFAULTS}  # fmt: skip
     assert spec.factory.__name__ == "SmoothTopKSVM"
     assert not spec.needs_class_counts

@@ -14,7 +14,8 @@ from topk_registry.train.setup.rehearsal import Rehearsal
 from .conftest import TINY
 
 MULTI_LABEL = {"twoway", "zlpr", "db"}  # timm builds these for multi-label targets alone
-INDICES_ALONE = {"asl", "jsd"}  # and these only without mixup
+OF_BATCHES = {"conformal_training", "conformal_training_low_variance"}
+INDICES_ALONE = {"asl", "jsd", *OF_BATCHES}  # and these only without mixup
 OPTIONS = {"jsd": ["--aug-splits", "2"]}
 NAMES = [name for name in tr.list_losses() if name not in MULTI_LABEL and tr.loss_info(name).status != "broken"]
 

@@ -25,7 +25,13 @@ RESUMED = {
     "unshared buffers": {"no_ddp_bb": True, "dist_bn": ""},
     "loss with a state": {"loss": "counting", "model_ema": True},
     "spread classes": {"loss": "topk_nll", "loss_opt": {"k": 2}, "class_parallel": True, "model_ema": True},
-}
+    "drawn classes": {"sampler": "sqrt", "long_tail": "exp", "imbalance_factor": 2.0, "batch_size": 4},
+    "trained head": {"retrain_head": "average-whole", "model_ema": True, "model_ema_decay": 0.7},
+    "several labels": {
+        "task": "multilabel", "dataset": "topk/several", "dataset_opt": {"size": 48, "things": 6}, "loss": "asl",
+        "eval_metric": "map", "model_ema": True,
+    },
+}  # fmt: skip
 
 
 WEIGHTED = CONFIG.replace(
@@ -36,9 +42,15 @@ COMPARED = {
     "two batches an update": {"grad_accum_steps": 2, "batch_size": 3, "clip_grad": 0.5},
     "drw": {"loss": "ldam", "loss_opt": {"drw_epoch": 1, "beta": 0.9}, "long_tail": "exp", "imbalance_factor": 10.0},
     "weights by name": {"loss_opt": {}, "class_weight": "inv_freq", "long_tail": "exp", "imbalance_factor": 4.0},
+    "drawn classes": {"sampler": "class_balanced", "long_tail": "exp", "imbalance_factor": 4.0},
     "spread classes": {
         "class_parallel": True, "loss": "smooth_topk_svm", "grad_accum_steps": 2, "batch_size": 3,
         "loss_opt": {"k": 2, "weight": torch.logspace(-1, 1, 12).tolist()},
+    },
+    "several labels": {
+        "task": "multilabel", "dataset": "topk/several", "dataset_opt": {"size": 48, "things": 12, "eval_size": 31},
+        "loss": "ksubset_nll", "loss_opt": {}, "class_weight": "inv_freq", "eval_metric": "map",
+        "grad_accum_steps": 2, "batch_size": 3,
     },
 }  # fmt: skip
 ALONE = {"batch_size": 12, "grad_accum_steps": 1, "class_parallel": False}
@@ -67,6 +79,9 @@ def stopped_runs_and_whole_ones():
     registry.register_loss("counting")(Counting)
     for name, options in RESUMED.items():
         config = CONFIG.replace(**options)
+        if config.retrain_head:  # of an earlier run
+            dist.barrier()
+            config = config.replace(retrain_head=str(last(config.retrain_head)))
         trained(config, f"{name}-whole")
         stopped(config, f"{name}-stopped", epoch=0, step=3)
         torch.randn(7)  # the second part runs elsewhere: nothing may be left in the process
@@ -144,6 +159,15 @@ def test_two_processes_that_were_stopped_twice_end_as_two_that_were_not(found, n
     whole, resumed = (load_checkpoint_metadata(last(f"{name}-{kind}")) for kind in ("whole", "stopped"))
     for key in ("state_dict", "state_dict_ema", "optimizer", "task_state"):
         assert_same(whole.get(key), resumed.get(key), key)
+
+
+@pytest.mark.slow
+def test_a_head_in_two_processes_leaves_the_features_as_they_were(found):
+    before, after = (load_checkpoint_metadata(last(f"{name}-whole")) for name in ("average", "trained head"))
+    for name, value in before["state_dict_ema"].items():
+        for state in ("state_dict", "state_dict_ema"):
+            kept = torch.equal(value.float(), after[state][name].float())  # models are built in single precision
+            assert kept != name.startswith("fc."), name
 
 
 @pytest.mark.slow

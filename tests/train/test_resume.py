@@ -1,10 +1,13 @@
 """Interrupts lose nothing: a run that was stopped and went on ends as the run that was never stopped, bit for bit."""
 
+import shutil
 import signal
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
+import yaml
 
 from tests.train.ranked import assert_same
 from topk_registry import registry
@@ -289,6 +292,49 @@ def test_a_checkpoint_of_another_loss_gives_its_weights(train, register):
     options = train("--loss", "smooth_topk_svm", "--loss-opt", "alpha=0.5", "--resume",
                     first.folder / "last.pth.tar", name="options")  # fmt: skip
     assert "not 'smooth_topk_svm' {'alpha': 0.5}" in options.out
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["with its defaults", "without"])
+def test_a_run_keeps_a_default_that_has_changed_since(train, register, older, tmp_path):
+    class Tempered(torch.nn.Module):
+        former_defaults: ClassVar = {"tau": 2.0}
+
+        def __init__(self, tau=2.0, *, k=3):
+            super().__init__()
+            self.tau = tau
+
+        def forward(self, logits, target):
+            return torch.nn.functional.cross_entropy(logits / self.tau, target)
+
+    register("tempered", Tempered)
+    whole = train("--loss", "tempered", "--epochs", "2", name="whole")
+    first = train("--loss", "tempered", "--epochs", "1", name="first")
+    settings = yaml.safe_load((first.folder / "args.yaml").read_text())
+    assert settings["loss_record"]["defaults"] == {"tau": 2.0, "k": 3}
+    if older:
+        del settings["loss_record"]["defaults"]
+        (first.folder / "args.yaml").write_text(yaml.safe_dump(settings))
+    Tempered.__init__.__defaults__ = (0.5,)
+    for where in (first.folder / "last.pth.tar", "auto"):
+        settled = ("--loss", "tempered", "--epochs", "2", "--resume", where)
+        resumed = train(*settled, name="first")
+        assert resumed.status == 0, resumed.err
+        assert "keeps tau=2.0, its default when the run began" in resumed.out
+        assert "the state of that loss is left" not in resumed.out
+        now = yaml.safe_load((resumed.folder / "args.yaml").read_text())
+        assert (now["loss_opt"], now["loss_record"]["defaults"]) == ({}, {"tau": 2.0, "k": 3})
+    assert resumed.summary[-1]["train_loss"] == pytest.approx(whole.summary[-1]["train_loss"], rel=0.2)
+    alone = tmp_path / "elsewhere" / "last.pth.tar"  # without its args.yaml
+    alone.parent.mkdir()
+    shutil.copy(first.folder / "last.pth.tar", alone)
+    moved = train("--loss", "tempered", "--epochs", "2", "--resume", alone, name="moved")
+    assert "keeps tau=2.0" in moved.out
+    assert "its default when" not in train("--loss", "ce", "--epochs", "2", "--resume", alone, name="other").out
+    given = train("--loss", "tempered", "--loss-opt", "tau=0.5", "--epochs", "2", "--resume",
+                  first.folder / "last.pth.tar", name="given")  # fmt: skip
+    assert "its default when" not in given.out
+    assert "not 'tempered' {'tau': 0.5}" in given.out
+    assert "its default when" not in train("--loss", "tempered", "--epochs", "1", name="anew").out
 
 
 def test_resuming_in_mid_epoch_with_other_batches_leaves_no_image_out(interrupted):

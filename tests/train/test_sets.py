@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conformal.rows import model_rows
+from tests.conformal.rows import labelled_rows, model_rows
+from topk_registry.conformal import LabelCounts, false_negative_control
 from topk_registry.train.config.validate_flags import SETS
-from topk_registry.train.engine.sets import SetEvaluation
+from topk_registry.train.engine.sets import LabelSetEvaluation, SetEvaluation
 from topk_registry.train.errors import TrainError
 
 COUNT, ALPHA = 4000, 0.2
@@ -50,3 +51,39 @@ def test_a_best_class_that_is_enough_stands_alone():
 def test_a_score_that_learns_from_labels_has_nothing_to_learn_from():
     with pytest.raises(TrainError, match="score pas learns its options from labels"):
         SetEvaluation("pas", 0.1, {}, seed=0)
+
+
+def test_sets_of_several_labels_are_those_of_risk_control():
+    p, targets = labelled_rows(300, seed=4)
+    observer = LabelSetEvaluation("risk-control", 0.2, seed=7)
+    for start in range(0, 300, 64):
+        observer.update(*(torch.from_numpy(part[start : start + 64]).float() for part in (p, targets)))
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(7)).numpy()
+    single = p.astype(np.float32)
+    sets = false_negative_control(single[order[150:]], targets[order[150:]], 0.2)
+    counts = LabelCounts.of(sets(single[order[:150]]), targets[order[:150]])
+    found = observer.results()
+    assert found["set_false_negative_rate"] == pytest.approx(100 * counts.summary()["false_negative_rate"])
+    assert found["set_mean_size"] == pytest.approx(counts.summary()["mean_size"])
+    low, high = counts.interval
+    assert (found["set_false_negative_rate_low"], found["set_false_negative_rate_high"]) == (100 * low, 100 * high)
+
+
+@pytest.mark.parametrize(
+    ("rule", "alpha", "message"),
+    [
+        ("raps", 0.1, "with --task multilabel there are sets by risk-control, got 'raps'"),
+        ("risk-control", 1.5, "must be above 0 and below 1"),
+        ("risk-control", 0.01, "5 calibration samples are too few for alpha = 0.01: it takes 99"),
+    ],
+)
+def test_sets_of_several_labels_that_cannot_be_say_why(rule, alpha, message):
+    p, targets = labelled_rows(10)
+    with pytest.raises(TrainError, match=message):
+        _results(rule, alpha, p, targets)
+
+
+def _results(rule, alpha, p, targets):
+    observer = LabelSetEvaluation(rule, alpha, seed=0)
+    observer.update(torch.from_numpy(p), torch.from_numpy(targets))
+    return observer.results()

@@ -26,6 +26,11 @@ CLASSES = 4
 SPLITS = {"train": (8, 6), "validation": (3, 5)}  # shards, samples of each
 
 
+def sets_of(number):
+    """The labels of a sample of several."""
+    return [c for c in range(CLASSES) if (number + 1) >> c & 1]
+
+
 def write_shards(root, splits, *, info=True):
     """Images of one colour that tells the sample, and the class beside each, as webdataset has them."""
     about = {}
@@ -39,7 +44,9 @@ def write_shards(root, splits, *, info=True):
                     number = shard * samples + i
                     encoded = io.BytesIO()
                     Image.new("RGB", (24, 24), (number, 60 * (number % CLASSES), 90)).save(encoded, "png")
-                    for ending, content in (("png", encoded.getvalue()), ("cls", b"%d" % (number % CLASSES))):
+                    side = json.dumps({"labels": sets_of(number)}).encode()
+                    files = {"png": encoded.getvalue(), "cls": b"%d" % (number % CLASSES), "json": side}
+                    for ending, content in files.items():
                         member = tarfile.TarInfo(f"{number:04d}.{ending}")
                         member.size = len(content)
                         archive.addfile(member, io.BytesIO(content))
@@ -165,3 +172,16 @@ def test_patterns_need_no_file_of_information(tmp_path, train):
                 tiny=flags_for(root))  # fmt: skip
     assert run.status == 0, run.err
     assert "12 to train, none to evaluate" in run.out
+
+
+def test_several_labels_come_from_the_json_beside_an_image(train, shards):
+    flags = ("--task", "multilabel", "--dataset", "wds/x", "--data-dir", shards, "--target-key", "labels")
+    run = train(*flags, "--num-classes", CLASSES, "--dataset-opt", "--img-size", 24, "--epochs", 1)
+    assert run.status == 0, run.err
+    assert 0 <= run.summary[-1]["eval_map"] <= 100
+    config = TrainConfig(dataset="wds/x", data_dir=str(shards), task="multilabel", target_key="labels", num_classes=4)
+    found = list(datasets.open_split(config, "validation", training=False))
+    assert [target.nonzero().flatten().tolist() for _, target in found] == [sets_of(i) for i in range(15)]
+    unknown = train(*flags, "--dataset-opt", name="unknown")
+    assert unknown.status == 2
+    assert "the number of classes is not known" in unknown.err

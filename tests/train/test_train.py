@@ -41,6 +41,7 @@ def test_the_loss_is_recorded_as_plain_types(train):
         "options": {"k": 3, "tau": 0.5},
         "distribution": "topk-registry",
         "version": "0.1.0",
+        "defaults": {"alpha": 1.0, "k_weights": None, "combine": "mean"},
     }
     assert yaml.safe_load((run.folder / "args.yaml").read_text())["loss_record"] == record
     checkpoint = run.checkpoint()
@@ -173,7 +174,7 @@ def test_flags_run(train, flags):
 def test_real_augmentation_on_an_image_folder(train, image_folder):
     flags = ["--model", "topk_convnet", "--num-classes", "4", "-b", "8", "-j", "0", "--epochs", "6", "--opt", "adamw"]
     flags += ["--lr", "0.003", "--device", "cpu", "--aa", "rand-m5", "--reprob", "0.2", "--warmup-epochs", "0"]
-    run = train("--data-dir", image_folder, *flags, "--loss", "smooth_topk_svm", "--loss-opt", "k=2", tiny=())
+    run = train("--data-dir", image_folder, *flags, "--loss", "smooth_topk_svm", "--loss-opt", "k=2", "tau=1", tiny=())
     assert run.status == 0, run.err
     assert max(row["eval_top1"] for row in run.summary) > 50  # brightness tells the classes apart
 

@@ -60,6 +60,9 @@ def test_a_run_knows_its_model_classes_loss_k_temperature_and_transform(model, t
         ({"loss": "topk_hinge", "loss_opt": {"k": 4}}, (4, None)),
         ({"loss": "ce", "loss_opt": {}}, (None, None)),
         ({"marginal_temperature": 2.0}, (3, 2.0)),
+        ({"loss_opt": {"k": 3}}, (3, 3.0)),  # a run of before, when the default of tau was 1
+        ({"loss_opt": {"k": 3}, "loss_record": {"defaults": {"tau": 0.5}}}, (3, 1.5)),
+        ({"loss": "topk_nll", "loss_opt": {"k": 3}}, (3, 3.0)),
         ({"loss": "noised_topk_imbalanced", "loss_opt": {"k": 2}}, (2, None)),
     ],
 )

@@ -61,7 +61,7 @@ def rows(browser) -> list[list[str]]:
 def test_it_says_what_it_is(page):
     assert page.title == "Top-k probabilities"
     assert text(page, "about") == f"ColourClassifier, {len(COLOURS)} classes, on cpu."
-    assert page.execute_script("return document.querySelector('h1').textContent") == f"Top-{K} probabilities"
+    assert page.execute_script("return document.querySelector('h1').innerText") == f"Top-{K} probabilities"
     assert rows(page) == []
 
 
