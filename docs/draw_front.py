@@ -16,7 +16,7 @@ INK, FIRST, SECOND = "#7d8590", "#2f81f7", "#e5732a"
 PANEL = (350, 170)  # width and height of a panel's plot
 SCORES = [3.2, 2.9, 2.7, 2.2, 1.0, 0.6, 0.2, -0.5, -1.0, -1.5]  # four classes compete for three places
 K = 3
-TAUS = {1.0: "", 0.1: "6 4"}  # the default, which the page's examples have, and a smaller one; with their dashes
+TAUS = {0.1: "", 1.0: "6 4"}  # the default, which the page's examples have, and a larger one; with their dashes
 LABEL = (-4.0, 16.0)  # scores of the label in the right panel
 OTHERS = torch.tensor([7, 6.5, 6, 5.5, 0, -0.4, -0.8, -1.2, -1.6, -2], dtype=torch.float64)
 
@@ -73,7 +73,7 @@ def losses() -> Iterable[str]:
         return (at - LABEL[0]) / (LABEL[1] - LABEL[0]) * PANEL[0], PANEL[1] - value * (PANEL[1] - 30)
 
     yield text(0, -30, "How hard a label pulls, k = 5, four in front", size=15)
-    yield text(0, -11, "smooth_topk_svm: tau = 1, dashed 0.1", colour=FIRST, size=12)
+    yield text(0, -11, "smooth_topk_svm: tau = 0.1, dashed 1", colour=FIRST, size=12)
     yield text(PANEL[0], -11, "cross-entropy", colour=SECOND, anchor="end")
     for rival in OTHERS.tolist():
         x = place(rival, 0)[0]

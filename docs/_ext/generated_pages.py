@@ -116,6 +116,9 @@ def options_table(builder: Any) -> str:
     return head + "\n".join(rows) + f"\n\n{told} A round bracket excludes its end; n is the number of classes.\n"
 
 
+STUDIED = {"smooth_topk_svm": "The default of tau was [chosen by a study](../../results/tau.md)."}  # of options
+
+
 def _shown(name: str, default: Any) -> str:
     if name in CONTEXT:
         return "the trainer tells it"
@@ -138,12 +141,12 @@ def loss_page(name: str, cells: list[str] | None, pictures: str) -> str:
     if told:
         parts.append("\n\n".join(f"**{heading}** {text[0].lower()}{text[1:]}" for heading, text in told.items()))
     parts += ["## Shape", pictures] if pictures else []
-    parts += ["## Options", options_table(builder), "## Definition", _definition(builder)]
+    parts += ["## Options", options_table(builder), STUDIED.get(name, ""), "## Definition", _definition(builder)]
     if cells:
         cost = f"a forward and a backward pass take {cells[4]} times as long as those of `F.cross_entropy`"
         cost = "not measured yet" if cells[4] == "-" else f"{cost} ([how this was measured](../costs.md))"
         parts.append(f"## Paper and cost\n\nPaper: {cells[1]}. Cost: {cost}.")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _definition(builder: Any) -> str:
@@ -189,7 +192,14 @@ TASKS = {  # the names of the package itself, by what they are for
     "Train with very many classes": ("LinearSmoothTopK", "SphericalLinear", "SphericalSGD"),
     "Predict": ("TopKHead", "TopKOutput", "TopKClassifier", "fit_temperature"),
     "Sets of classes as random variables": ("KSubset", "GumbelTopK", "PerturbedTopK"),
-    "Write a loss": ("ClassificationLoss", "TopKLoss", "accepted_context", "register_loss", "refresh_plugins"),
+    "Write a loss": (
+        "ClassificationLoss",
+        "TopKLoss",
+        "BatchLoss",
+        "accepted_context",
+        "register_loss",
+        "refresh_plugins",
+    ),
     "Errors": ("PluginError",),
 }
 

@@ -113,7 +113,7 @@ def hinges() -> Figure:
     rows = torch.cat((label[:, None], SCORES.expand(len(label), -1)), 1)
     target = torch.zeros(len(label), dtype=torch.int64)
     figure, axes = plt.subplots(figsize=(6.4, 2.8), layout="constrained")
-    for tau in (0.01, 0.3, 1.0):
+    for tau in (0.01, 0.1, 1.0):
         loss = tr.create_loss("smooth_topk_svm", k=2, tau=tau, reduction="none")
         axes.plot(label, loss(rows, target), label=f"tau = {tau:g}")
     best = SCORES[0].sort(descending=True).values[1].item()

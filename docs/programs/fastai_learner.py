@@ -1,0 +1,72 @@
+"""Train with fastai on a folder of images: the loss in a BaseLoss, with mixup, and a learner exported with it."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import timm
+import torch
+from fastai.callback.core import Callback
+from fastai.callback.mixup import MixUp
+from fastai.callback.schedule import fit_one_cycle  # noqa: F401  a method of learners
+from fastai.learner import Learner, load_learner
+from fastai.losses import BaseLoss
+from fastai.metrics import accuracy, top_k_accuracy
+from fastai.torch_core import set_seed
+from fastai.vision.data import ImageDataLoaders
+
+import topk_registry as tr
+
+
+class RegisteredLoss(BaseLoss):
+    """A registered loss with what fastai asks of one: probabilities, the best class, and mixup by two labels."""
+
+    y_int = True  # labels are indices, of which mixup takes the loss of both
+
+    def __init__(self, name: str, **options: object) -> None:
+        super().__init__(partial(tr.create_loss, name), **options)
+
+    def activation(self, scores: torch.Tensor) -> torch.Tensor:
+        """The chance of each class to be among the k best."""
+        return tr.TopKHead.of_loss(self.func)(scores).marginals
+
+    def decodes(self, chances: torch.Tensor) -> torch.Tensor:
+        return chances.argmax(dim=-1)
+
+
+class TellEpoch(Callback):
+    """Tell the loss each epoch, for losses with a schedule."""
+
+    def before_train(self):
+        self.learn.loss_func.func.set_epoch(self.epoch)
+
+
+def main(folder: str, output: str = "output/fastai") -> None:
+    set_seed(0)
+    batches = ImageDataLoaders.from_folder(folder, train="train", valid="val", bs=50, num_workers=0)
+    learner = Learner(
+        batches,
+        timm.create_model("test_resnet", num_classes=batches.c),
+        loss_func=RegisteredLoss("smooth_topk_svm", k=5, label_smoothing=0.0),  # mixup smooths already
+        metrics=[accuracy, partial(top_k_accuracy, k=5)],
+        cbs=[TellEpoch(), MixUp(0.2)],
+        path=Path(output),
+    )
+    with learner.no_bar(), learner.no_logging():
+        learner.fit_one_cycle(2, 5e-3)
+    for epoch, (_, loss, top1, top5) in enumerate(learner.recorder.values):
+        print(f"epoch {epoch + 1}: loss {loss:.3f}, top-1 {top1:.3f}, top-5 {top5:.3f}")
+    Path(output).mkdir(parents=True, exist_ok=True)
+    learner.export("model.pkl")
+
+    again = load_learner(Path(output) / "model.pkl")
+    image = sorted(Path(folder, "val").glob("*/*.png"))[0]
+    with again.no_bar():
+        best, _, chances = again.predict(image)
+    print(f"{image}: most likely {best}; the chance of each class to be among the five best:")
+    for c in chances.topk(5).indices.tolist():
+        print(f"  {again.dls.vocab[c]} {chances[c]:.2f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

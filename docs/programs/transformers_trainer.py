@@ -1,0 +1,111 @@
+"""Train with the Trainer of Hugging Face's transformers: the loss goes in as ``compute_loss_func``."""
+
+import sys
+
+import torch
+from torch.utils.data import Dataset
+from torchvision.transforms.functional import to_tensor
+from transformers import (
+    AutoModelForImageClassification,
+    EvalPrediction,
+    ResNetConfig,
+    ResNetForImageClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+
+import topk_registry as tr
+from topk_registry.data.hierarchy import Hierarchy
+from topk_registry.metrics import TopKAccuracy
+
+
+class Images(Dataset):
+    """Images as the Trainer wants them: dictionaries, with labels under the name ``labels``."""
+
+    def __init__(self, split: str, size: int) -> None:
+        self.data = Hierarchy(split, size=size, superclasses=4)  # 20 classes in 4 families, images of 32 x 32
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, i: int) -> dict:
+        image, label = self.data[i]
+        return {"pixel_values": to_tensor(image), "labels": label}
+
+
+class TrainerLoss(TrainerCallback):
+    """A registered loss as the Trainer calls it, told of each epoch as a callback is.
+
+    The Trainer adds gradients up over ``gradient_accumulation_steps`` batches and over processes. So the sum is divided
+    by the labels of all of them, which it counts without those of -100: the mean of all images, however they are cut
+    into batches. A label may be a distribution over the classes, too.
+    """
+
+    def __init__(self, name: str, **options: object) -> None:
+        self.loss = tr.create_loss(name, reduction="sum", **options)
+
+    def __call__(self, outputs, labels, num_items_in_batch=None):
+        count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
+        if labels.is_floating_point():  # counted were the numbers of the distributions [B, n]
+            count = count / labels.shape[-1]
+        return self.loss(outputs["logits"], labels) / count
+
+    def on_train_begin(self, args, state, control, **parts):
+        self.loss.to(args.device)
+
+    def on_epoch_begin(self, args, state, control, **parts):
+        self.loss.set_epoch(int(state.epoch))  # for losses with a schedule
+
+
+def metrics(found: EvalPrediction) -> dict[str, float]:
+    accuracy = TopKAccuracy((1, 5), num_classes=found.predictions.shape[1])
+    accuracy.update(torch.from_numpy(found.predictions), torch.from_numpy(found.label_ids))
+    return {"top1": accuracy.compute()["top1"], "top5": accuracy.compute()["top5"]}
+
+
+def main(folder: str = "output/transformers") -> None:
+    set_seed(0)
+    shape = {"embedding_size": 32, "hidden_sizes": [32, 64, 128], "depths": [1, 1, 1], "layer_type": "basic"}
+    model = ResNetForImageClassification(ResNetConfig(num_labels=20, **shape))
+    loss = TrainerLoss("smooth_topk_svm", k=5)
+    args = TrainingArguments(
+        folder,
+        num_train_epochs=2,
+        per_device_train_batch_size=25,
+        gradient_accumulation_steps=2,
+        learning_rate=5e-3,
+        lr_scheduler_type="cosine",
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    train, held_out = Images("train", 2000), Images("validation", 500)
+    trainer = Trainer(
+        model,
+        args,
+        train_dataset=train,
+        eval_dataset=held_out,
+        compute_loss_func=loss,
+        compute_metrics=metrics,
+        callbacks=[loss],
+    )
+    trainer.train()
+    for found in [entry for entry in trainer.state.log_history if "eval_loss" in entry]:
+        loss_and_accuracy = [found[f"eval_{name}"] for name in ("loss", "top1", "top5")]
+        print("epoch {:.0f}: loss {:.3f}, top-1 {:.3f}, top-5 {:.3f}".format(found["epoch"], *loss_and_accuracy))
+    trainer.save_model(folder)
+
+    again = AutoModelForImageClassification.from_pretrained(folder).eval()
+    image = held_out[0]["pixel_values"][None]
+    with torch.no_grad():
+        chances = tr.TopKHead.of_loss(loss.loss)(again(image).logits)
+    print("the five classes of an image, and the chance of each to be among the five best:")
+    for c in chances.indices[0].tolist():
+        print(f"  {held_out.data.classes[c]} {chances.marginals[0, c]:.2f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
