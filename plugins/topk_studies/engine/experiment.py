@@ -1,11 +1,12 @@
 """Studies whose runs are training runs: what they share, so that a study's file says only what is its own."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from topk_studies.engine import training
-from topk_studies.engine.settings import Trial
+from topk_studies.engine.settings import RATES, Trial
 from topk_studies.engine.statistics import LOOKS, Claim, paired, settle
 from topk_studies.engine.store import canonical, unique
 from topk_studies.engine.study import Configuration, Figure, Findings, Note, Options, Progress, Record, Table
@@ -163,6 +164,21 @@ class TrainingStudy:
         return list(groups(found, self.key).items())
 
 
+@dataclass(frozen=True)
+class Way:
+    """A way to train, which a study compares with others.
+
+    Args:
+        loss: the loss.
+        flags: what is fixed.
+        trials: what tuning chooses from; None for the loss's usual ones.
+    """
+
+    loss: str = "ce"
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    trials: Sequence[Trial] | None = tuple({"lr": lr} for lr in RATES)
+
+
 class TunedStudy(TrainingStudy):
     """Losses against each other, each tuned by the same number of trials."""
 
@@ -184,20 +200,27 @@ class TunedStudy(TrainingStudy):
         """A loss's trials; None for the usual ones."""
         return None
 
+    def ways(self, options: Options) -> Sequence[Way]:
+        """What is compared in each row."""
+        return [
+            Way(loss, {"loss_opt": fixed} if fixed else {}, self.trials(options, loss))
+            for loss, fixed in self.contestants(options)
+        ]
+
     def wanted(self, options: Options, known: Sequence[Record], seeds: Sequence[int]) -> list[Configuration]:
         tuning = None if options.max_seeds is None else TUNING_SEED
         return [
             configuration
             for flags in self.settings(options)
-            for loss, fixed in self.contestants(options)
+            for way in self.ways(options)
             for configuration in tuned_runs(
                 self.options_of(options, flags),
                 known,
-                loss,
+                way.loss,
                 seeds,
-                {**flags, **({"loss_opt": fixed} if fixed else {})},
+                {**flags, **way.flags},
                 metric=self.METRIC,
-                grid=self.trials(options, loss),
+                grid=way.trials,
                 tuning_seed=tuning,
             )
         ]
@@ -212,6 +235,38 @@ class TunedStudy(TrainingStudy):
         """Differences from cross-entropy, and what tuning chose."""
         return (
             display.differences_table(found, self.KEY, self.key, self.METRICS, name=self.name),
+            display.trials_table(found, self.KEY, self.key, self.METRIC, name=self.name),
+        )
+
+
+class WaysStudy(TunedStudy):
+    """Ways to train against each other on the same data: a way is a loss with flags, told by its name."""
+
+    WAYS: Mapping[str, Way]
+    PLAIN: str  # the way that the others are compared with in a table
+    TOLD_BY: tuple[str, ...]  # flags that tell ways of the same loss apart
+    TABLE: str  # the title of the table of all ways
+    NOTE = ""  # below that table
+
+    def ways(self, options: Options) -> Sequence[Way]:
+        return [way for way in self.WAYS.values() if options.losses is None or way.loss in options.losses]
+
+    def name(self, choice: Choice) -> str:
+        """The way that a setting is; a loss's name where it is none of them."""
+        asked = {flag: choice.flags.get(flag) for flag in self.TOLD_BY}
+        for name, way in self.WAYS.items():
+            if way.loss == choice.loss and asked == {flag: way.flags.get(flag) for flag in asked}:
+                return name
+        return choice.loss
+
+    def tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
+        scores = display.list_table(self.TABLE, found, self.METRICS, self.REFERENCE, name=self.name, note=self.NOTE)
+        return (scores, *self.tuning_tables(found))
+
+    def tuning_tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
+        """Differences from the plain way, and what tuning chose."""
+        return (
+            display.differences_table(found, self.KEY, self.key, self.METRICS, baseline=self.PLAIN, name=self.name),
             display.trials_table(found, self.KEY, self.key, self.METRIC, name=self.name),
         )
 

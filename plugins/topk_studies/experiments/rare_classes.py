@@ -1,16 +1,14 @@
 """What helps rare classes: to weigh them, to draw them more often, or a loss that knows their frequencies."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from topk_studies.engine.experiment import TrainingStudy
-from topk_studies.engine.settings import MIDDLE, RATES, TRIALS, Trial
+from topk_studies.engine.experiment import Way, WaysStudy
+from topk_studies.engine.settings import MIDDLE, TRIALS, Trial
 from topk_studies.engine.statistics import Claim
-from topk_studies.engine.study import Configuration, Options, Record, Table
-from topk_studies.engine.tuning import TUNED, TUNING_SEED, Choice, choices, tuned_runs
+from topk_studies.engine.study import Options
+from topk_studies.engine.tuning import TUNED, Choice
 from topk_studies.experiments.imbalance import STUDY as IMBALANCE
-from topk_studies.report.display import differences_table, list_table, trials_table
 
 PLAIN = "cross-entropy"
 WEIGHTED = "topk_nll"  # at k = 1 it is cross-entropy that takes weights
@@ -20,21 +18,6 @@ ONE: Trial = {"loss_opt": {"k": 1}}
 def _tried(flag: str, *values: float) -> tuple[Trial, ...]:
     """Two rates for each value of a flag: as many trials as those of a way without one."""
     return tuple({"lr": lr, flag: value} for value in values for lr in MIDDLE)
-
-
-@dataclass(frozen=True)
-class Way:
-    """A way to make rare classes count.
-
-    Args:
-        loss: the loss.
-        flags: what is fixed.
-        trials: what tuning chooses from.
-    """
-
-    loss: str = "ce"
-    flags: Mapping[str, Any] = field(default_factory=dict)
-    trials: Sequence[Trial] = tuple({"lr": lr} for lr in RATES)
 
 
 ADJUSTED = tuple({"lr": lr, "loss_opt": {"tau": tau}} for tau in (0.5, 1.0) for lr in MIDDLE)
@@ -67,7 +50,7 @@ COMPARED = (  # which is expected to be ahead, of which
 OWN_FLAGS = ("loss_weight_power", "loss_weight_beta", "sampler_beta", "sampler_threshold")
 
 
-class RareClasses(TrainingStudy):
+class RareClasses(WaysStudy):
     NAME = "rare-classes"
     TITLE = "Rare classes"
     QUESTION = (
@@ -81,47 +64,16 @@ class RareClasses(TrainingStudy):
     SEEDS = (0, 1, 2, 3, 4)
     KEY = "tail"
     TUNED = (*TUNED, *OWN_FLAGS)
+    WAYS, PLAIN = WAYS, PLAIN
+    TOLD_BY = ("class_weight", "sampler")
+    TABLE = "Accuracy on a long tail"
+    NOTE = "Many: classes of more than 100 training images; medium: 20 to 100; few: fewer than 20."
 
-    def wanted(self, options: Options, known: Sequence[Record], seeds: Sequence[int]) -> list[Configuration]:
-        tuning = None if options.max_seeds is None else TUNING_SEED
-        return [
-            configuration
-            for tail in IMBALANCE.settings(options)
-            for way in WAYS.values()
-            if options.losses is None or way.loss in options.losses
-            for configuration in tuned_runs(
-                options,
-                known,
-                way.loss,
-                seeds,
-                {**tail, **way.flags},
-                metric=self.METRIC,
-                grid=way.trials,
-                tuning_seed=tuning,
-            )
-        ]
-
-    def choices(self, records: Sequence[Record]) -> list[Choice]:
-        return choices(records, metric=self.METRIC, tuned=self.TUNED)
+    def settings(self, options: Options) -> Sequence[Mapping[str, Any]]:
+        return IMBALANCE.settings(options)
 
     def key(self, choice: Choice) -> float:
         return IMBALANCE.key(choice)
-
-    def name(self, choice: Choice) -> str:
-        """The way that a setting is; a loss's name where it is none of them."""
-        asked = {name: choice.flags.get(name) for name in ("class_weight", "sampler")}
-        for name, way in WAYS.items():
-            if way.loss == choice.loss and asked == {flag: way.flags.get(flag) for flag in asked}:
-                return name
-        return choice.loss
-
-    def tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
-        note = "Many: classes of more than 100 training images; medium: 20 to 100; few: fewer than 20."
-        return (
-            list_table("Accuracy on a long tail", found, self.METRICS, self.REFERENCE, name=self.name, note=note),
-            differences_table(found, self.KEY, self.key, self.METRICS, baseline=PLAIN, name=self.name),
-            trials_table(found, self.KEY, self.key, self.METRIC, name=self.name),
-        )
 
     def claims(self, found: Sequence[Choice]) -> list[Claim]:
         return [
