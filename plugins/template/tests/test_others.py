@@ -78,8 +78,8 @@ def test_the_column():
 def test_a_run_with_all_of_them(tmp_path):
     options = ["size=48", "directions=4"]
     argv = ["train", "--dataset", "topk/gce_stripes", "--dataset-opt", *options, "--loss", "gce_kernel"]
-    argv += ["-b", "16", "-j", "0", "--epochs", "2", "--device", "cpu", "--logger", "gce-json-lines"]
-    argv += ["--output", str(tmp_path), "--experiment", "run"]
+    argv += ["--model", "resnet10t", "--img-size", "64", "-b", "16", "-j", "0", "--epochs", "2", "--device", "cpu"]
+    argv += ["--logger", "gce-json-lines", "--output", str(tmp_path), "--experiment", "run"]
     assert topk_registry_main(argv) == 0
     assert topk_registry_main([*argv, "--epochs", "3", "--resume", str(tmp_path / "run" / "last.pth.tar")]) == 0
     lines = map(json.loads, (tmp_path / "run" / "measurements.jsonl").read_text().splitlines())
