@@ -10,6 +10,7 @@ from PIL import Image
 
 from topk_registry.cli.main import main
 from topk_registry.train.config.validate_flags import create_parser
+from topk_registry.train.validate import config_of
 
 from .conftest import unclosed_files
 
@@ -112,6 +113,27 @@ def test_a_checkpoint_tells_all_there_is_to_know(train, validate, flags):
     assert_agrees(results, run.summary[-1])
     assert results["model"] == "topk_convnet"
     assert results["top1_err"] == pytest.approx(100 - results["top1"], abs=1e-3)
+
+
+def test_a_default_that_has_changed_since_is_the_runs(train, register):
+    class Tempered(torch.nn.Module):
+        def __init__(self, tau=2.0):
+            super().__init__()
+            self.tau = tau
+
+        def forward(self, logits, target):
+            return torch.nn.functional.cross_entropy(logits / self.tau, target)
+
+    def options(*argv):
+        return config_of(create_parser().parse_args(["--checkpoint", str(checkpoint), *argv])).loss_opt
+
+    register("tempered", Tempered)
+    checkpoint = train("--loss", "tempered", "--epochs", "1").folder / "last.pth.tar"
+    assert options() == {}
+    Tempered.__init__.__defaults__ = (0.25,)
+    assert options() == {"tau": 2.0}
+    assert options("--loss-opt", "tau=0.5") == {"tau": 0.5}
+    assert options("--loss", "ce") == {}
 
 
 def test_the_moving_average_is_asked_for(train, validate):
