@@ -65,8 +65,8 @@ NAMESPACES = {
     """,
     "rows": """
         Curve RowLoss aldr_rows array_kernel lapsum_rows ldr_rows perturbed_hinge_rows quadratic_bound_of_sums
-        quadratic_bound_rows ranking_rows row_losses sigmoid_rows smooth_topk_rows softmax_rows sparse_topk_rows
-        squares_rows topk_hinge_rows
+        quadratic_bound_rows ranking_rows row_losses sigmoid_rows smooth_topk_rows soft_topk_rows softmax_rows
+        sparse_topk_rows squares_rows topk_hinge_rows
     """,
     "testing": """
         CheckResult ChecksFailedError LossCheck LossCheckError check_dataset check_loss check_score iter_checks

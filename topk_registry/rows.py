@@ -20,6 +20,7 @@ from topk_registry.ops.sparse.api import sparse_topk_loss as sparse_topk_rows
 from topk_registry.ops.squares.api import quadratic_bound_loss as quadratic_bound_rows
 from topk_registry.ops.squares.api import squares_loss as squares_rows
 from topk_registry.ops.squares.definition import quadratic_bound_of_sums
+from topk_registry.ops.threshold.api import soft_topk_loss as soft_topk_rows
 
 __all__ = [
     "Curve",
@@ -35,6 +36,7 @@ __all__ = [
     "row_losses",
     "sigmoid_rows",
     "smooth_topk_rows",
+    "soft_topk_rows",
     "softmax_rows",
     "sparse_topk_rows",
     "squares_rows",

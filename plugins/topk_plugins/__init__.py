@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from topk_plugins.encouraging import Encouraging, Mirror
     from topk_plugins.epsilon import EpsilonSoftmax
     from topk_plugins.garcin import NoisedTopK, NoisedTopKImbalanced
+    from topk_plugins.gupta import SoftTopK
     from topk_plugins.hinge import TopKHinge, TopKHingeCalibrated, TopKHingeConvex, TopKSVM
     from topk_plugins.imbalance import LDAM, Focal
     from topk_plugins.ksubset import KSubsetNLL
@@ -50,6 +51,7 @@ _HOMES = {
     "SigmoidMAE": "sigmoid",
     "SigmoidMSE": "sigmoid",
     "SmoothTopKSVM": "berrada",
+    "SoftTopK": "gupta",
     "SparseTopK": "sander",
     "SphericalBound": "spherical",
     "TopKHinge": "hinge",
@@ -82,6 +84,7 @@ __all__ = [
     "SigmoidMAE",
     "SigmoidMSE",
     "SmoothTopKSVM",
+    "SoftTopK",
     "SparseTopK",
     "SphericalBound",
     "TopKHinge",

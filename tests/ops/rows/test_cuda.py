@@ -50,6 +50,8 @@ LOSSES = {name: family.build for name, family in FAMILIES.items()}
         ("squares", "labels"),
         ("squares", "distribution"),
         ("bound", "labels"),
+        ("soft top-k", "labels"),
+        ("soft top-k", "distribution"),
     ],
 )
 def test_rows_in_tiles(form, name, kind, monkeypatch):
@@ -221,6 +223,8 @@ def test_under_the_interpreter():
         ("squares", "mixed", 21_841, torch.float16, 80),
         ("squares", "smoothed", 1_000_000, torch.bfloat16, 90),
         ("bound", "distribution", 1001, torch.float32, 80),
+        ("soft top-k", "labels", 1000, torch.bfloat16, 90),
+        ("soft top-k", "mixed and smoothed", 21_841, torch.float16, 80),
     ],
 )
 def test_compiles_for_gpus_and_stays_in_registers(name, kind, n, dtype, capability, monkeypatch, tmp_path):

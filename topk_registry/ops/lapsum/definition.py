@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from topk_registry.ops.laplace import laplace_threshold
 from topk_registry.ops.targets.table import of_table, wide
 
 REACH = 600.0  # e^600 is a double; where b is no integer rank, it lies within log(n / |k - m|) of a score
@@ -22,28 +23,9 @@ def lapsum(k: float, tau: float, scores: Tensor, target: Tensor | None) -> Tenso
 
 def threshold(x: Tensor, k: float) -> Tensor:
     """b [B] with sum_i F(x_i - b) = k of rows x [B, n]; twice differentiable where no score equals b."""
-    b = _solve(x.detach(), k)
+    b = laplace_threshold(x, k)
     # Newton's steps change b by rounding, and give it its derivatives: one step the first, two steps the second
     return _step(x, _step(x, b, k), k)
-
-
-def _solve(x: Tensor, k: float) -> Tensor:
-    """b in closed form. Sums of exponentials are kept as logarithms, so that any gap between scores is bridged."""
-    n = x.shape[1]
-    x = x.sort(-1, descending=True).values
-    below = x.flip(-1).logcumsumexp(-1).flip(-1)  # log sum of e^x over ranks j, j + 1, ... n
-    above = (-x).logcumsumexp(-1)  # log sum of e^-x over ranks 1, ... j
-    ranks = torch.arange(1, n + 1, dtype=x.dtype, device=x.device)
-    sums = ranks - 0.5 * (above + x).exp() + 0.5 * ((below - x).exp() - 1)  # sum_i F(x_i - x_j), rising with j
-    m = (sums < k).sum(-1, keepdim=True)  # the number of scores above b
-    nothing = torch.full_like(x[:, :1], -torch.inf)
-    log_a = torch.cat((below, nothing), 1).gather(1, m)[:, 0]  # log 2A
-    log_b = torch.cat((nothing, above), 1).gather(1, m)[:, 0]  # log 2B
-    excess = m[:, 0].to(x.dtype) - k
-    # B v^2 - excess v - A = 0 for v = e^b, by the form of the root that adds
-    product = torch.where(excess == 0, log_a + log_b, log_a + log_b - 2 * excess.abs().log())
-    root = torch.where(excess == 0, product / 2, excess.abs().log() + torch.log1p(torch.sqrt(1 + product.exp())))
-    return torch.where(excess >= 0, root - log_b, log_a - root)
 
 
 def _step(x: Tensor, b: Tensor, k: float) -> Tensor:

@@ -1,0 +1,1 @@
+"""The kernel for the CPU, compiled by numba."""
