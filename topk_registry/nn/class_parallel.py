@@ -13,6 +13,7 @@ from torch import Tensor
 from topk_registry.ops.distributed import by_rows_of_layer, is_distributed, whole
 from topk_registry.ops.ksubset import request
 from topk_registry.ops.ksubset.chunked.api import TopClasses, chunk_size, logits_like, product_dtype
+from topk_registry.ops.ksubset.chunked.layer import LayerUpdate
 from topk_registry.ops.ksubset.chunked.parallel import (
     DTYPES,
     FACTS,
@@ -39,6 +40,10 @@ from topk_registry.ops.targets.masses import Masses, Reduction
 
 # facts in which ranks may differ; all hold the same replicated rows, so then the first is left out
 DIFFERENT = ("number of rows", "classes of a rank")
+SAMPLED_UPDATE = (
+    "sample cannot be combined with a ChunkedUpdate: it gathers the rows of the classes that take part, and their "
+    "optimizer's step would have to move all other rows too. Leave one of the two out"
+)
 
 
 @outside_graphs
@@ -63,6 +68,7 @@ def spread_loss(
     sample: float | None = None,
     generator: torch.Generator | None = None,
     summed: bool = True,
+    update: LayerUpdate | None = None,
 ) -> Tensor:
     """Compute ``linear_smooth_topk`` over the ranks of a group, or in one process for targets of every kind.
 
@@ -74,6 +80,8 @@ def spread_loss(
         check_classes(num_classes, alpha, class_weight)
         check_rows(features, target, num_classes, ignore_index)
         check_sample(sample, target, label_smoothing)
+        if update is not None and sample is not None:
+            raise ValueError(SAMPLED_UPDATE)
         return {
             **_facts(features, weight, bias, k),
             "num_classes": num_classes or -1,
@@ -119,7 +127,7 @@ def spread_loss(
         shard, weight, bias = sampled(shard, weight, bias, labels, sample, k * tau, generator)
     rows = row_losses(
         x, weight, bias, masses.target, shard, k=k, tau=tau, alpha=alpha, class_weight=class_weight,
-        chunk=chunk_size(x, k, chunk), dtype=dtype,
+        chunk=chunk_size(x, k, chunk), dtype=dtype, update=update,
     )  # fmt: skip
     loss = masses.reduced(rows, reduction)
     return OwnRows.apply(loss, sizes, group) if reduction == "none" and not replicated else loss

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from topk_registry.losses.options import KeepsNumbers, numbers
+from topk_registry.nn.chunked_update.update import update_of
 from topk_registry.nn.class_parallel import (
     check_classes,
     check_options,
@@ -112,12 +113,14 @@ def linear_smooth_topk(
             label_smoothing=label_smoothing, ignore_index=ignore_index, chunk=chunk, num_classes=num_classes,
             replicated=replicated, averaged=averaged, sample=sample, generator=generator,
         )  # fmt: skip
-    one_process = process_group is None and sample is None
+    update = update_of(weight, bias)
+    one_process = process_group is None and sample is None and update is None
     if not one_process or isinstance(target, LabelMixture) or target.is_floating_point() or label_smoothing:
         return spread_loss(
             features, weight, bias, target, k=k, tau=tau, alpha=alpha, class_weight=class_weight, reduction=reduction,
             label_smoothing=label_smoothing, ignore_index=ignore_index, chunk=chunk, group=process_group,
             num_classes=num_classes, replicated=replicated, averaged=averaged, sample=sample, generator=generator,
+            update=update,
         )  # fmt: skip
     tau, label_smoothing = fixed_number(tau), fixed_number(label_smoothing)
     check_options(tau, alpha, reduction, label_smoothing)

@@ -5,10 +5,10 @@ turns them into their gradient in place, and multiplies that into the gradients 
 those the memory is that of a chunk, whatever the number of classes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -52,11 +52,11 @@ def score_chunks(
         b = None if bias is None else bias[first : first + chunk].to(x.dtype)
         flat = memory[: B * len(W) + 1]
         s = flat[:-1].view(B, len(W))
-        _multiply(x, W.T, out=s, bias=b)
+        multiply(x, W.T, out=s, bias=b)
         yield first, W, flat, s.neg_() if sign < 0 else s
 
 
-def _multiply(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
+def multiply(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
     """out = a b + bias, in one pass where the product has the dtype of its place."""
     if a.dtype != out.dtype:
         out.copy_(F.linear(a, b.T, bias))
@@ -64,6 +64,17 @@ def _multiply(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None = None) -> 
         torch.mm(a, b, out=out)
     else:
         torch.addmm(bias, a, b, out=out)
+
+
+class LayerUpdate(Protocol):
+    """Changes the weight and bias of a layer a chunk at a time, so that their gradients never exist as a whole."""
+
+    def enter(self) -> None:
+        """Begin a backward pass; raises where another one has changed the layer since the last step."""
+
+    def backward(self, done: "BackwardPass", wants_features: bool) -> Tensor | None:
+        """Return the gradient of the features where it is wanted."""
+        ...
 
 
 class Problem(NamedTuple):
@@ -77,13 +88,33 @@ class Problem(NamedTuple):
     like: Tensor  # [0, n] of the dtype to work in
     chunk: int
     dtype: torch.dtype  # of products of matrices
+    update: LayerUpdate | None = None  # takes the layer's gradients; None: autograd does
+
+
+class BackwardPass(NamedTuple):
+    """The features [B, d] of a backward pass, and the gradients of its scores.
+
+    ``chunks(size)`` gives for each chunk of classes its first class, its rows of the weight [m, d] and the gradient of
+    its scores [B, m]. It may be called again while the layer stays as it is.
+    """
+
+    x: Tensor
+    chunks: Callable[[int], Iterator[tuple[int, Tensor, Tensor]]]
+    problem: Problem
 
 
 def problem(
-    like: Tensor, n: int, k: int, temperature: float, group: Group | None, chunk: int, dtype: torch.dtype
+    like: Tensor,
+    n: int,
+    k: int,
+    temperature: float,
+    group: Group | None,
+    chunk: int,
+    dtype: torch.dtype,
+    update: LayerUpdate | None = None,
 ) -> Problem:
     like, inner_k, theta, sign = as_rows(like, n, k, temperature)
-    return Problem(group, n, inner_k, theta, sign, like, chunk, dtype)
+    return Problem(group, n, inner_k, theta, sign, like, chunk, dtype, update)
 
 
 def chunks_of(
@@ -138,9 +169,23 @@ class Gradients:
         if self.wanted[0]:
             self.sums += ds @ W
         if self.weight is not None:
-            _multiply(ds.T, x, out=self.weight[first : first + len(W)])
+            multiply(ds.T, x, out=self.weight[first : first + len(W)])
         if self.bias is not None:
             self.bias[first : first + len(W)] = ds.sum(0)
 
     def all(self) -> list[Tensor | None]:
         return [self.sums.to(self.dtype) if self.wanted[0] else None, self.weight, self.bias]
+
+
+def layer_gradients(
+    done: BackwardPass, weight: Tensor, bias: Tensor | None, wanted: list[bool]
+) -> list[Tensor | None]:
+    """The gradients of features, weight and bias, None where none is wanted or the problem's update takes it."""
+    x, p = done.x, done.problem
+    with torch.autocast(x.device.type, enabled=False):
+        if p.update is not None:
+            return [p.update.backward(done, wanted[0]), None, None]
+        found = Gradients(x, weight, bias, p.like, wanted)
+        for first, W, ds in done.chunks(p.chunk):
+            found.add(first, ds, x.to(p.dtype), W)
+    return found.all()

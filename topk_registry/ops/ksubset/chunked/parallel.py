@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from topk_registry.ops.hinge import soft_hinge
-from topk_registry.ops.ksubset.chunked.layer import Problem, chunks_of, own_state, problem
+from topk_registry.ops.ksubset.chunked.layer import LayerUpdate, Problem, chunks_of, own_state, problem
 from topk_registry.ops.ksubset.chunked.shards import LabelMargins, exchange
 from topk_registry.ops.ksubset.chunked.soft_targets import Costs, ExpectedHinge
 from topk_registry.ops.ksubset.margins import topk_marginals
@@ -100,23 +100,25 @@ def row_losses(
     class_weight: Tensor | None,
     chunk: int,
     dtype: torch.dtype,
+    update: LayerUpdate | None = None,
 ) -> Tensor:
     """The loss of every row [B], the same on all ranks, from a layer's part or from this rank's scores [B, m].
 
-    Labels count over the classes of all ranks; a distribution is this rank's part of it [B, m].
+    Backward passes hand the gradients of weight and bias to ``update``, a chunk at a time, where there is one. Labels
+    count over the classes of all ranks; a distribution is this rank's part of it [B, m].
     """
     wide = output_dtype(x.new_empty(0, dtype=dtype))
     if isinstance(target, Tensor) and not target.is_floating_point():
         target = LabelMixture.smoothed(target, 0.0)
     if isinstance(target, LabelMixture) and target.uniform is None and target.labels.shape[1] == 1:
-        p = problem(x.new_empty(0, dtype=dtype), shard.n, k, k * tau, shard.group, chunk, dtype)
+        p = problem(x.new_empty(0, dtype=dtype), shard.n, k, k * tau, shard.group, chunk, dtype, update)
         label, share = target.labels[:, 0], target.shares[:, 0]
         margin, top = LabelMargins.apply(x, weight, bias, shard.local(label), p)
         _check_scores(margin.detach(), top, k, p)
         loss = soft_hinge((alpha[label] if alpha.ndim else alpha).to(margin) - margin / k, tau)
         loss = loss * share if class_weight is None else loss * share * class_weight[label]
         return loss.masked_fill((share == 0) & ~loss.isfinite(), 0.0).to(wide)
-    p = problem(x.new_empty(0, dtype=dtype), shard.n, k, k * tau, shard.group, chunk, dtype)
+    p = problem(x.new_empty(0, dtype=dtype), shard.n, k, k * tau, shard.group, chunk, dtype, update)
     if isinstance(target, LabelMixture):
         target = target._replace(labels=shard.local(target.labels))
     factor = None if class_weight is None else shard.part(class_weight).to(p.like)

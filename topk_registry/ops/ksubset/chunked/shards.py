@@ -7,13 +7,22 @@ the rows alone, not with the ranks too. A rank finds its own classes among the t
 a rank's scores needs nothing more from the others.
 """
 
+from collections.abc import Iterator
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from topk_registry.ops.ksubset.chunked.layer import Gradients, Problem, chunks_of, kernels, label_state
+from topk_registry.ops.ksubset.chunked.layer import (
+    BackwardPass,
+    Problem,
+    chunks_of,
+    kernels,
+    label_state,
+    layer_gradients,
+)
 from topk_registry.ops.ksubset.torch.rows import top_group_size
 from topk_registry.ops.ksubset.torch.state import State, finish, merge_all
 from topk_registry.ops.process_group import all_gather, all_to_all
@@ -122,17 +131,18 @@ def label_gradients(
     wanted: list[bool],
 ) -> list[Tensor | None]:
     """The gradients of :func:`label_margins` to x, weight and bias, None where none is wanted."""
-    f, g, found = finish(state, p.theta), g.to(p.like), None
-    if weight is not None:
-        found = Gradients(x, weight, bias, p.like, wanted)
-    with torch.autocast(x.device.type, enabled=False):
-        for first, W, flat, s in chunks_of(x, weight, bias, p):
+    f, g = finish(state, p.theta), g.to(p.like)
+
+    def chunks(size: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        for first, W, flat, s in chunks_of(x, weight, bias, p._replace(chunk=size)):
             # the margin of -s is minus that of s: its gradient to the scores is the same
             ds = kernels(p.like, p.k).gradient(s, label, f, p.theta, g, first, flat)
-            if found is None:
-                return [ds.to(x.dtype), None, None]
-            found.add(first, ds.to(p.dtype), x.to(p.dtype), W)
-    return found.all() if found else [torch.zeros_like(x), None, None]
+            yield first, W, ds.to(p.dtype)
+
+    if weight is not None:
+        return layer_gradients(BackwardPass(x, chunks, p), weight, bias, wanted)
+    with torch.autocast(x.device.type, enabled=False):
+        return [next((ds.to(x.dtype) for _, _, ds in chunks(p.chunk)), torch.zeros_like(x)), None, None]
 
 
 class LabelMargins(torch.autograd.Function):
@@ -149,6 +159,8 @@ class LabelMargins(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g: Tensor, _):
+        if ctx.problem.update is not None:
+            ctx.problem.update.enter()
         top, classes, P, x, weight, bias, label = ctx.saved_tensors
         wanted = list(ctx.needs_input_grad[:3])
         if not any(wanted):

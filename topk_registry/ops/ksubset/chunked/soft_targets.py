@@ -9,6 +9,7 @@ A backend may bring ``OfTargets`` beside its functions for chunks, whose ``add_c
 the third pass in a kernel each; torch operations take their place.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from topk_registry.ops.hinge import soft_hinge
-from topk_registry.ops.ksubset.chunked.layer import Gradients, Problem, chunks_of, kernels, own_state
+from topk_registry.ops.ksubset.chunked.layer import (
+    BackwardPass,
+    Problem,
+    chunks_of,
+    kernels,
+    layer_gradients,
+    own_state,
+)
 from topk_registry.ops.ksubset.chunked.shards import exchange
 from topk_registry.ops.ksubset.torch.all_classes import Common, LeaveTailOut, PowerSums, TailOdds, ToScores, common
 from topk_registry.ops.ksubset.torch.state import put
@@ -90,25 +98,28 @@ class ExpectedHinge(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g: Tensor):
+        if ctx.rest[2].update is not None:
+            ctx.rest[2].update.enter()
         top, classes, in_top, c, scale, shift, d_top, d_P, x, weight, bias = ctx.saved_tensors
         (target, costs, p, of_targets), wanted = ctx.rest, list(ctx.needs_input_grad[:3])
         if not any(wanted):
             return (None,) * 6
-        f, found = Common(in_top, c, scale, shift), None
-        if weight is not None:
-            found = Gradients(x, weight, bias, p.like, wanted)
+        f = Common(in_top, c, scale, shift)
         given = g.to(p.like), (d_top * g[:, None]).to(p.like), (d_P * g).to(p.like)
         given = [one.contiguous() for one in given]
-        with torch.autocast(x.device.type, enabled=False):
-            for first, W, flat, s in chunks_of(x, weight, bias, p):
+
+        def chunks(size: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+            for first, W, flat, s in chunks_of(x, weight, bias, p._replace(chunk=size)):
                 if of_targets is None:
                     ds = _slopes(f, top, classes, target, costs, p, (first, flat, s), *given)
                 else:
                     ds = of_targets.slopes(s, first, *given)
-                if found is None:
-                    return ds.to(x.dtype), *(None,) * 5
-                found.add(first, ds.to(p.dtype), x.to(p.dtype), W)
-        return *(found.all() if found else (torch.zeros_like(x), None, None)), None, None, None
+                yield first, W, ds.to(p.dtype)
+
+        if weight is not None:
+            return *layer_gradients(BackwardPass(x, chunks, p), weight, bias, wanted), None, None, None
+        with torch.autocast(x.device.type, enabled=False):
+            return next((ds.to(x.dtype) for _, _, ds in chunks(p.chunk)), torch.zeros_like(x)), *(None,) * 5
 
 
 def _kernels(target: Tensor | LabelMixture, costs: Costs, f: Common, top: Tensor, classes: Tensor, p: Problem) -> Any:
