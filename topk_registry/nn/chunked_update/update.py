@@ -145,8 +145,8 @@ class ChunkedUpdate:
                 if sums is not None:
                     sums += ds @ W
                 if self.scaler is not None:
-                    square = _product(ds, done.x.to(p.dtype)).square().sum()
-                    finite = square if finite is None else finite + square
+                    size = _product(ds, done.x.to(p.dtype)).float().abs().sum()
+                    finite = size if finite is None else finite + size
             if sums is not None and finite is not None:  # the scaler then sees what overflows in the layer alone
                 sums += torch.where(finite.isfinite(), 0.0, torch.inf).to(sums)
             self._pending.append((done, 1.0 if self.scaler is None else 1.0 / self.scaler.get_scale()))
@@ -192,9 +192,10 @@ class ChunkedUpdate:
         others = torch.nn.utils.get_total_norm([p.grad for p in given if p.grad is not None]).to(self._weight.device)
         own = self.gradient_norm()
         total = (others.double().square() + own.square()).sqrt()
-        torch.nn.utils.clip_grads_with_norm_(given, max_norm, total.float())
+        total = total.to(states.wide_dtype(self._weight))
+        torch.nn.utils.clip_grads_with_norm_(given, max_norm, total)
         self.scale_gradients((max_norm / (total + 1e-6)).clamp(max=1.0))
-        return total.to(others.dtype)
+        return total
 
     def bytes_of_states(self) -> int:
         """Bytes of the optimizer's states of the layer."""
@@ -229,7 +230,11 @@ class ChunkedUpdate:
         """Begin an update: states where there are none yet, and the number of the update for each parameter."""
         counts = []
         for parameter in self._learned:
-            state, names = self.optimizer.state[parameter], self._rule.states(self._group(parameter))
+            names = self._rule.states(self._group(parameter))
+            if not names and not self._rounds(parameter):  # torch keeps nothing, either
+                counts.append(1)
+                continue
+            state = self.optimizer.state[parameter]
             fresh = [name for name in names if not states.is_kept(state, name)]
             if fresh and self._rule.counts:
                 state["step"] = torch.tensor(0.0)
@@ -258,7 +263,8 @@ class ChunkedUpdate:
                 self._step(parameter, slice(start, start + len(gradient)), gradient, count)
 
     def _step(self, parameter: nn.Parameter, rows: slice, gradient: Tensor, count: int) -> None:
-        group, state, wide = self._group(parameter), self.optimizer.state[parameter], states.wide_dtype(parameter)
+        group, wide = self._group(parameter), states.wide_dtype(parameter)
+        state = self.optimizer.state.get(parameter, {})
         values = parameter.detach()[rows]
         stepped, names = values.to(wide), self._rule.states(group)
         kept = [states.read(state, name, rows, wide) for name in names]
