@@ -20,8 +20,8 @@ import topk_registry
 ROOT = Path(__file__).parents[1]
 
 TOP = """
-    BatchLoss ClassificationLoss CosineClassifier GumbelTopK KSubset LabelMixture LinearSmoothTopK LossInfo
-    PerturbedTopK
+    BatchLoss ChunkedUpdate ClassificationLoss CosineClassifier GumbelTopK KSubset LabelMixture LinearSmoothTopK
+    LossInfo PerturbedTopK
     PluginError SphericalLinear SphericalSGD TopKClassifier TopKHead TopKLoss TopKOutput __version__ accepted_context
     analysis conformal create_loss distributions errors fit_temperature functional get_loss_builder is_loss list_losses
     loss_info mean_over_ranks metrics normalize_classifier refresh_plugins register_loss rows testing train

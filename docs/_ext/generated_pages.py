@@ -189,7 +189,7 @@ NAMESPACES = sorted(
 TASKS = {  # the names of the package itself, by what they are for
     "Find and make a loss": ("list_losses", "create_loss", "loss_info", "is_loss", "get_loss_builder", "LossInfo"),
     "Train": ("normalize_classifier", "CosineClassifier", "mean_over_ranks", "LabelMixture", "use_backend"),
-    "Train with very many classes": ("LinearSmoothTopK", "SphericalLinear", "SphericalSGD"),
+    "Train with very many classes": ("LinearSmoothTopK", "ChunkedUpdate", "SphericalLinear", "SphericalSGD"),
     "Predict": ("TopKHead", "TopKOutput", "TopKClassifier", "fit_temperature"),
     "Sets of classes as random variables": ("KSubset", "GumbelTopK", "PerturbedTopK"),
     "Write a loss": (

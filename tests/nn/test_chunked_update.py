@@ -210,9 +210,7 @@ def test_low_precision_is_the_wide_step_rounded_to_a_neighbour(name, state, dtyp
             wide.weight.copy_(head.weight)
         if step:
             saved = states.converted(dict(kept), names, wide.weight, "float32")
-            plain.state[wide.weight] = {
-                key: copy.deepcopy(value) for key, value in saved.items() if key != "updates"
-            }
+            plain.state[wide.weight] = {key: copy.deepcopy(value) for key, value in saved.items() if key != "updates"}
         features, target = batch(step)
         for each in (wide, head):
             each(features, target).backward()
@@ -426,10 +424,10 @@ def test_states_load_with_an_update_and_without(name, state):
         smallest = 2.0**-15 * (value.abs().amax(1, True) if value.ndim else 0)
         assert ((found[key] - value).abs() <= near * value.abs() + (smallest if state == "int8" else 0)).all()
 
+    head = layer()
+    optimizer = OPTIMIZERS["adamw" if name != "adamw" else "nesterov"](grouped(head))
+    ChunkedUpdate(optimizer, head, state=state)
     with pytest.raises(ValueError, match="no exp_avg, exp_avg_sq" if name != "adamw" else "no momentum_buffer"):
-        head = layer()
-        optimizer = OPTIMIZERS["adamw" if name != "adamw" else "nesterov"](grouped(head))
-        ChunkedUpdate(optimizer, head, state=state)
         optimizer.load_state_dict(chunked[1].state_dict())
 
 
@@ -457,13 +455,13 @@ def test_what_cannot_be_right_is_refused():
     optimizer = AdamW(head.parameters())
     with pytest.raises(ValueError, match=r"state must be one of float32, bfloat16, int8, got 'fp8'"):
         ChunkedUpdate(optimizer, head, state="fp8")
-    with pytest.raises(ValueError, match="when='step'.*before any weight"):
+    with pytest.raises(ValueError, match=r"when='step'.*before any weight"):
         ChunkedUpdate(optimizer, head, scaler=torch.amp.GradScaler("cpu"))
-    with pytest.raises(ValueError, match="must have the layer's weight"):
+    with pytest.raises(ValueError, match=r"must have the layer's weight"):
         ChunkedUpdate(AdamW([head.bias]), head)
     with pytest.raises(TypeError, match=r"SGD, Adam and AdamW, got torch.optim.rmsprop.RMSprop"):
         ChunkedUpdate(torch.optim.RMSprop(head.parameters()), head)
-    with pytest.raises(ValueError, match="AdamW with amsgrad=True"):
+    with pytest.raises(ValueError, match=r"AdamW with amsgrad=True"):
         ChunkedUpdate(AdamW(head.parameters(), amsgrad=True), head)
     with pytest.raises(TypeError, match="expected a linear layer"):
         ChunkedUpdate(optimizer, nn.ReLU())
@@ -476,7 +474,7 @@ def test_what_cannot_be_right_is_refused():
     before = head.weight.detach().clone()
     with pytest.raises(RuntimeError, match=r"second backward pass before optimizer.step\(\).*when='step'"):
         other.backward()
-    with pytest.raises(RuntimeError, match="norm of a gradient .*when='step'"):
+    with pytest.raises(RuntimeError, match=r"norm of a gradient .*when='step'"):
         update.clip_grad_norm_(head.parameters(), 1.0)
     assert torch.equal(head.weight, before)
     optimizer.step()

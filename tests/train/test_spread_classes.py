@@ -32,6 +32,13 @@ COMPARED = {
     },
     "likelihood": {"loss": "topk_nll", "loss_opt": {"k": 1}, "opt": "momentum", "epochs": 1},
 }  # fmt: skip
+UPDATED = {
+    "momentum": {"opt": "momentum", "weight_decay": 0.01, "smoothing": 0.1, "epochs": 1},
+    "adamw": {
+        "loss_opt": {"k": [1, 3], "weight": torch.linspace(0.5, 2, 12).tolist()}, "clip_grad": 0.05,
+        "grad_accum_steps": 2, "num_classes": 12,
+    },
+}  # fmt: skip
 RESUMED = CONFIG.replace(model_ema=True)
 
 
@@ -44,6 +51,19 @@ def check(function):
 def runs_to_compare():
     for name, options in COMPARED.items():
         trained(CONFIG.replace(**options).replace(**SPREAD), f"{name}-two")
+
+
+@check
+def classifiers_updated_in_chunks():
+    for name, options in UPDATED.items():
+        config = CONFIG.replace(**options).replace(**SPREAD, chunked_update="float32")
+        trained(config, f"{name}-updated-two")
+    low = CONFIG.replace(**SPREAD, chunked_update="int8", classifier_dtype="bfloat16", model_ema=True)
+    whole = trained(low, "low")
+    stopped(low, "low-stopped")
+    again = trained(low.replace(resume=str(last("low-stopped"))), "low-again")
+    for one, two in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, two)
 
 
 @check
@@ -122,6 +142,25 @@ def test_ranks(found, name):
 def test_two_processes_leave_the_checkpoint_of_one(found, name):
     trained(CONFIG.replace(**COMPARED[name]), name)
     same_checkpoint(name, f"{name}-two")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UPDATED)
+def test_two_processes_that_update_in_chunks_leave_the_checkpoint_of_one(found, name):
+    trained(CONFIG.replace(**UPDATED[name]), f"{name}-plain")
+    same_checkpoint(f"{name}-plain", f"{name}-updated-two")
+
+
+@pytest.mark.slow
+def test_one_process_goes_on_from_states_in_8_bits_of_two(found):
+    saved = load_checkpoint_metadata(last("low-stopped"))
+    assert saved["state_dict"]["fc.weight"].dtype == torch.bfloat16
+    codes = [state["exp_avg_codes"] for state in saved["optimizer"]["state"].values() if "exp_avg_codes" in state]
+    assert [code.shape for code in codes] == [saved["state_dict"]["fc.weight"].shape]
+    plain = RESUMED.replace(resume=str(last("low-stopped")))
+    for name, config in (("low-plain", plain), ("low-one", plain.replace(class_parallel=True, chunked_update="int8"))):
+        result = trained(config, name)
+        assert math.isfinite(result.history[-1]["train_loss"])
 
 
 @pytest.mark.slow

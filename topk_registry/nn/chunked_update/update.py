@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from topk_registry.nn.chunked_update import states
 from topk_registry.nn.chunked_update.rounding import RandomBits, to_bfloat16
-from topk_registry.nn.chunked_update.rules import Rule, rule_of
+from topk_registry.nn.chunked_update.rules import rule_of
 from topk_registry.ops.distributed import is_distributed
 from topk_registry.ops.ksubset.chunked.layer import BackwardPass, multiply
 from topk_registry.ops.process_group import all_reduce
@@ -177,6 +177,11 @@ class ChunkedUpdate:
             all_reduce(total, self._pending[0][0].problem.group, "adding norms of gradients")
         return total.sqrt()
 
+    @property
+    def passes(self) -> int:
+        """Number of backward passes that the next step will take, with ``when="step"``."""
+        return len(self._pending)
+
     def scale_gradients(self, factor: float | Tensor) -> None:
         """Multiply the layer's gradient of all backward passes since the last step."""
         self._pending = [(done, before * factor) for done, before in self._pending]
@@ -220,11 +225,11 @@ class ChunkedUpdate:
             passes = [done.chunks(size) for done, _ in self._pending]
             for chunks in zip(*passes, strict=True):
                 total: list[Tensor] = []
-                for (first, _, ds), (done, factor) in zip(chunks, self._pending, strict=True):
+                for (_, _, ds), (done, factor) in zip(chunks, self._pending, strict=True):
                     found = self._of_chunk(ds, done.x.to(done.problem.dtype))
                     found = found if isinstance(factor, float) and factor == 1.0 else [g * factor for g in found]
                     total = [a.add_(b) for a, b in zip(total, found, strict=True)] if total else found
-                yield chunks[0][0], [g.to(states.wide_dtype(self._weight)) for g in total]
+                yield chunks[0][0], total
 
     def _begin(self, done: BackwardPass) -> list[int]:
         """Begin an update: states where there are none yet, and the number of the update for each parameter."""
@@ -246,7 +251,7 @@ class ChunkedUpdate:
         return counts
 
     def _counted(self, state: dict[str, Any], *, first: bool, rounds: bool) -> int:
-        """Count an update; only 1 or more than 1 matters where neither the rule nor the rounding asks for the number."""
+        """Count an update; where nothing asks for the number, only whether it is the first."""
         if self._rule.counts:
             state["step"] += 1
             return int(state["step"])

@@ -127,6 +127,9 @@ class TrainConfig(
             raise ConfigError(
                 f"--class-sample must be above 0 and at most 1, with --class-parallel, got {self.class_sample}"
             )
+        problem = self._update_problem()
+        if problem:
+            raise ConfigError(problem)
         idle = idle_setting(self.class_weight, self.loss_pos_weight, **{name: getattr(self, name) for name in SETTINGS})
         if idle:
             raise ConfigError(idle)
@@ -138,6 +141,21 @@ class TrainConfig(
         check_task({setting.name: getattr(self, setting.name) for setting in fields(self)})
         if self.amp and self.model_dtype not in (None, "float32"):
             raise ConfigError(f"--amp needs a float32 model, got --model-dtype {self.model_dtype}")
+
+    def _update_problem(self) -> str:
+        """Say what ``--chunked-update`` cannot be combined with; empty where all is well."""
+        if self.chunked_update is None:
+            return "--classifier-dtype needs --chunked-update" if self.classifier_dtype else ""
+        if not self.class_parallel:
+            return "--chunked-update needs --class-parallel, which one process can run, too"
+        if self.class_sample is not None:
+            return (
+                "--chunked-update changes the rows of all classes in a step, --class-sample computes the gradient of a "
+                "part of them: leave one out"
+            )
+        if self.clip_grad is not None and self.clip_mode == "value":
+            return "--clip-mode value looks at a gradient of all weights, which --chunked-update never makes: use norm"
+        return ""
 
     def _head_problem(self) -> str:
         """Say what ``--retrain-head`` cannot be combined with; empty where all is well."""

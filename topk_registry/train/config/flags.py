@@ -263,6 +263,20 @@ class DeviceFlags:
         "with --class-parallel: share of the classes in a step, besides those of the labels",
         metavar="RATE",
     )
+    chunked_update: str | None = flag(
+        None,
+        "with --class-parallel: update the classifier a chunk of classes at a time, so that no gradient of all its "
+        "weights exists; the value is the precision of its optimizer's states (alone: float32)",
+        metavar="STATE",
+        choices=("float32", "bfloat16", "int8"),
+        const="float32",
+    )
+    classifier_dtype: str | None = flag(
+        None,
+        "with --chunked-update: precision of the classifier's weight, rounded at random without bias (default: the "
+        "model's)",
+        choices=("bfloat16",),
+    )
     synchronize_step: bool = flag(False, "wait for the device after each step")
     local_rank: int = flag(0, "set by launchers", names=("--local_rank",))
     device_modules: list[str] | None = flag(None, "modules to import that bring a device to torch", metavar="MODULE")

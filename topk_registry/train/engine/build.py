@@ -15,6 +15,7 @@ from topk_registry.folders.images import count_of, listed
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.losses.batch import BatchLoss
 from topk_registry.losses.ranks import mean_over_ranks
+from topk_registry.nn.chunked_update.states import expand_states
 from topk_registry.nn.classifier import num_classes_of
 from topk_registry.train.config.config import TrainConfig, spelt
 from topk_registry.train.config.metric_names import LOSSES, metric_sizes, parse_metric
@@ -29,7 +30,7 @@ from topk_registry.train.errors import TrainError
 from topk_registry.train.report.console import Report
 from topk_registry.train.report.loggers import check_loggers
 from topk_registry.train.report.progress import Progress
-from topk_registry.train.setup.class_rows import spread_classifier
+from topk_registry.train.setup.class_rows import chunked_update, settle_precision, spread_classifier
 from topk_registry.train.setup.class_weights import ClassWeights, same_in_all, stats_of, told
 from topk_registry.train.setup.compute import Compute
 from topk_registry.train.setup.datasets import Data, counts_of, name_of, open_data
@@ -115,6 +116,7 @@ def build(
     loader = _train_loader(config, parts, data, data_config, compute, mixtures)
     notes = [*notes, *told_draw(config, loader.draw, data.class_names)]
     model = place_model(config, model, compute)
+    settle_precision(config, model)
     if compute.distributed and config.sync_bn:
         config = config.replace(dist_bn="")
     about: dict[str, Any] = {"loss": record, "device": compute.device, "dtype": compute.dtype, "verbose": False}
@@ -126,6 +128,10 @@ def build(
     task.backend = backend
     config = settle_rate(config, parts, compute.world_size)
     optimizer = parts.optimizer or create_optimizer(config, model, criterion)
+    optimizer.register_load_state_dict_pre_hook(expand_states)  # of a checkpoint of --chunked-update
+    if config.chunked_update:
+        task.update, note = chunked_update(config, model, optimizer, criterion, compute.scaler)
+        notes = [*notes, note]
     evaluator = _evaluator(config, parts, data, data_config, criterion, compute)
     decreasing = evaluator is None or config.eval_metric in LOSSES
     scheduler, epochs = create_schedule(config, optimizer, len(loader), decreasing=decreasing)

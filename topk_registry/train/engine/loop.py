@@ -72,10 +72,7 @@ def _part_of_update(run: Run, loss: Tensor, target: Target, step: int) -> Tensor
         return loss / _accumulated(run, step)
     before = run.weight_of_update if step % run.config.grad_accum_steps else 0.0
     run.weight_of_update = before + weight
-    for group in run.optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad * (before / run.weight_of_update)
+    run.task.scale_gradients(run.optimizer, before / run.weight_of_update)
     return loss * (weight / run.weight_of_update).to(loss)
 
 

@@ -62,10 +62,16 @@ class ClassParallelTask(RegistryTask):
         own = {id(parameter) for parameter in rows}
         parameters = [parameter for parameter in self.get_clip_parameters() if parameter.grad is not None]
         shared = torch.nn.utils.get_total_norm([p.grad for p in parameters if id(p) not in own and p.grad is not None])
-        spread = torch.nn.utils.get_total_norm([p.grad for p in rows if p.grad is not None]).to(shared).square()
-        if self.group is not None:
-            all_reduce(spread, self.group, "adding norms of gradients")
-        torch.nn.utils.clip_grads_with_norm_(parameters, value, (shared.square() + spread).sqrt())
+        if self.update is not None:
+            spread = self.update.gradient_norm().to(shared).square()
+        else:
+            spread = torch.nn.utils.get_total_norm([p.grad for p in rows if p.grad is not None]).to(shared).square()
+            if self.group is not None:
+                all_reduce(spread, self.group, "adding norms of gradients")
+        total = (shared.square() + spread).sqrt()
+        torch.nn.utils.clip_grads_with_norm_(parameters, value, total)
+        if self.update is not None:
+            self.update.scale_gradients((value / (total + 1e-6)).clamp(max=1.0))
         return None
 
     def prepare_checkpoint(self, optimizer: torch.optim.Optimizer) -> None:
@@ -115,12 +121,11 @@ class ClassParallelTask(RegistryTask):
     def _of_classes(
         self, optimizer: torch.optim.Optimizer, saved: dict[str, Any], count: int, change: Callable[[Tensor], Any]
     ) -> dict[str, Any]:
-        """Apply ``change`` to the tensors of the state that have the classifier's shape, with ``count`` classes."""
+        """Apply ``change`` to the tensors of the classifier's state that have a row for each of ``count`` classes."""
         state = dict(saved["state"])
-        for place, parameter in _places(optimizer, self.rows).items():
-            shape = (count, *parameter.shape[1:])
+        for place in _places(optimizer, self.rows):
             state[place] = {
-                name: change(value) if isinstance(value, Tensor) and value.shape == shape else value
+                name: change(value) if isinstance(value, Tensor) and value.shape[:1] == (count,) else value
                 for name, value in state.get(place, {}).items()
             }
         return {**saved, "state": {place: one for place, one in state.items() if one}}
@@ -175,7 +180,8 @@ class SpreadEvaluator(Evaluator):
         for images, target in readable(self.loader):
             if self.stop():
                 return None
-            features = self._forward(model, images).to(rows.weight.dtype)
+            features = self._forward(model, images)
+            features = features.to(torch.promote_types(features.dtype, rows.weight.dtype))
             target = target.to(features.device)
             with self.compute.autocast():
                 places = label_places(features, rows.weight, rows.bias, target, first=rows.first, group=group)

@@ -23,6 +23,7 @@ from torch import distributed as dist
 
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.losses.ranks import sum_over_ranks, weighs_rows, weight_of_rows
+from topk_registry.nn.chunked_update.update import ChunkedUpdate
 from topk_registry.ops.targets.label_mixture import LabelMixture, Target
 from topk_registry.train.errors import SaveError, TrainError
 from topk_registry.train.report.progress import Progress
@@ -47,6 +48,7 @@ class RegistryTask(ClassificationTask):
         self.run_state = {}
         self.backend = "auto"  # of the operators; a run that goes on keeps it, or its numbers would round differently
         self.loaded_state: dict[str, Any] | None = None
+        self.update: ChunkedUpdate | None = None  # of the classifier, a chunk of classes at a time
 
     def weight_of(self, target: Target) -> Tensor | None:
         """The number [] that the loss's mean over all processes divides by; None where each row counts alike."""
@@ -58,6 +60,15 @@ class RegistryTask(ClassificationTask):
     def clip_gradients(self, value: float, mode: str) -> None:
         """Clip the gradients of the model as timm does."""
         utils.dispatch_clip_grad(self.get_clip_parameters(exclude_head="agc" in mode), value=value, mode=mode)
+
+    def scale_gradients(self, optimizer: torch.optim.Optimizer, factor: Tensor) -> None:
+        """Multiply the gradients that backward passes of this update have left so far."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad * factor
+        if self.update is not None:
+            self.update.scale_gradients(factor)
 
     def prepare_checkpoint(self, optimizer: torch.optim.Optimizer) -> None:
         """Gather what a checkpoint saves from all processes; every process must call it."""

@@ -1,5 +1,6 @@
 """``--class-parallel``: the classifier's rows spread over the processes, and what cannot run so."""
 
+import copy
 from typing import Any, cast
 
 import torch
@@ -7,6 +8,8 @@ from timm.optim import create_optimizer_v2, optimizer_kwargs
 from torch import Tensor, nn
 
 from topk_registry import registry
+from topk_registry.nn.chunked_update.rules import rule_of
+from topk_registry.nn.chunked_update.update import ChunkedUpdate
 from topk_registry.nn.classifier import find_classifier, replace_classifier
 from topk_registry.ops.ksubset.chunked.parallel import layout
 from topk_registry.registry.options import unbound
@@ -115,6 +118,56 @@ def check_loss(rehearsal: Rehearsal) -> None:
             raise TrainError(f"{loss} does not train with --class-parallel: {error}") from error
 
 
+def settle_precision(config: TrainConfig, model: nn.Module) -> None:
+    """Give the classifier's weight the precision that ``--classifier-dtype`` asks for."""
+    if config.classifier_dtype:
+        rows = class_rows(model)
+        rows.weight.data = rows.weight.data.to(getattr(torch, config.classifier_dtype))
+
+
+def chunked_update(
+    config: TrainConfig, model: nn.Module, optimizer: torch.optim.Optimizer, criterion: nn.Module, scaler: Any
+) -> tuple[ChunkedUpdate, str]:
+    """The update of the spread classifier a chunk at a time; and a sentence for the plan of the run.
+
+    The classifier changes in the backward pass, or where something is done to whole gradients, in the step.
+
+    Raises:
+        TrainError: the loss does not hand over the classifier's gradient a chunk at a time.
+    """
+    assert config.chunked_update is not None
+    rows = class_rows(model)
+    causes = ["--clip-grad"] * (config.clip_grad is not None and config.clip_mode == "norm")
+    causes += ["--grad-accum-steps"] * (config.grad_accum_steps > 1) + ["float16"] * (scaler is not None)
+    causes += ["a loss that uses the classifier several times"] * (_uses(criterion, rows.num_classes) > 1)
+    update = ChunkedUpdate(
+        optimizer,
+        rows,
+        state=config.chunked_update,
+        when="step" if causes else "backward",
+        scaler=getattr(scaler, "_scaler", None),
+        seed=config.seed,
+    )
+    where = f"in the step, for the sake of {', '.join(causes)}" if causes else "in the backward pass"
+    weight = f", its weight in {config.classifier_dtype}" if config.classifier_dtype else ""
+    return update, f"classifier updated {where}, its optimizer's states in {config.chunked_update}{weight}"
+
+
+def _uses(criterion: Any, n: int) -> int:
+    """How often a loss runs backward through a classifier in one pass."""
+    layer = nn.Linear(1, n, bias=False)
+    trial = ChunkedUpdate(torch.optim.SGD(layer.parameters(), lr=0.1), layer, when="step")
+    with torch.random.fork_rng(devices=[]):
+        criterion = copy.deepcopy(criterion).cpu()
+        criterion.of_linear(torch.ones(2, 1), layer.weight, None, torch.arange(2) % n).sum().backward()
+    if layer.weight.grad is not None or not trial.passes:
+        raise TrainError(
+            f"--chunked-update needs a loss whose {METHOD} calls linear_smooth_topk with the classifier's weight as it "
+            f"is, {type(criterion).__name__} makes a gradient of all weights"
+        )
+    return trial.passes
+
+
 def _losses() -> list[str]:
     """Registered losses with the method; those that cannot be loaded are left out."""
     found = []
@@ -141,6 +194,8 @@ def _check_optimizer(config: TrainConfig) -> None:
         stream = torch.Generator().manual_seed(0)
         parts = [nn.Parameter(part.clone()) for part in (sizes * torch.randn(n, d, generator=stream)).split(rows)]
         optimizer: Any = create_optimizer_v2(nn.ParameterList(parts), **settings, **config.opt_kwargs)
+        if config.chunked_update:
+            rule_of(optimizer)
         for _ in range(3):
             for part, gradient in zip(parts, (sizes * torch.randn(n, d, generator=stream)).split(rows), strict=True):
                 part.grad = gradient.clone()
@@ -151,7 +206,8 @@ def _check_optimizer(config: TrainConfig) -> None:
         try:
             same = torch.allclose(trained([n]), trained([n // 3, n - n // 3]), rtol=1e-5, atol=1e-6)
         except Exception as error:
-            raise TrainError(f"--class-parallel cannot use optimizer {config.opt!r}: {error}") from error
+            flag = "--chunked-update" if config.chunked_update else "--class-parallel"
+            raise TrainError(f"{flag} cannot use optimizer {config.opt!r}: {error}") from error
     if not same:
         raise TrainError(
             f"optimizer {config.opt!r} looks at a whole matrix, whose rows --class-parallel spreads over processes: "

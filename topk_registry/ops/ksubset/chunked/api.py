@@ -122,12 +122,13 @@ def logits_like(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
         or shapes[2:] not in ([], [shapes[1][:1]])
     ):
         raise ValueError(f"expected features [B, d], weight [n, d] and bias [n] or None, got {shapes}")
-    halved = features.dtype == torch.float32 and weight.dtype == torch.bfloat16  # products are in single precision
-    dtypes = {product_dtype(t) for t in (given[2:] if halved else given)}
+    dtypes = {product_dtype(t) for t in given}
+    if features.dtype in (torch.float32, torch.float64):
+        dtypes.discard(torch.bfloat16)  # a weight that is kept so is multiplied in the precision of the features
     if len(dtypes) > 1 or not features.is_floating_point():
         raise ValueError(
             "features, weight and bias must be floating point, and of one dtype outside autocast, "
-            f"got {[t.dtype for t in given]}; only a bfloat16 weight may stand beside float32 features"
+            f"got {[t.dtype for t in given]}; only a bfloat16 weight may stand beside others"
         )
     return features.new_empty(0, len(weight))
 

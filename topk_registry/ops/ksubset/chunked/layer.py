@@ -177,9 +177,7 @@ class Gradients:
         return [self.sums.to(self.dtype) if self.wanted[0] else None, self.weight, self.bias]
 
 
-def layer_gradients(
-    done: BackwardPass, weight: Tensor, bias: Tensor | None, wanted: list[bool]
-) -> list[Tensor | None]:
+def layer_gradients(done: BackwardPass, weight: Tensor, bias: Tensor | None, wanted: list[bool]) -> list[Tensor | None]:
     """The gradients of features, weight and bias, None where none is wanted or the problem's update takes it."""
     x, p = done.x, done.problem
     with torch.autocast(x.device.type, enabled=False):
