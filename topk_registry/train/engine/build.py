@@ -116,7 +116,8 @@ def build(
     loader = _train_loader(config, parts, data, data_config, compute, mixtures)
     notes = [*notes, *told_draw(config, loader.draw, data.class_names)]
     model = place_model(config, model, compute)
-    settle_precision(config, model)
+    if config.classifier_dtype:
+        settle_precision(config.classifier_dtype, model)
     if compute.distributed and config.sync_bn:
         config = config.replace(dist_bn="")
     about: dict[str, Any] = {"loss": record, "device": compute.device, "dtype": compute.dtype, "verbose": False}

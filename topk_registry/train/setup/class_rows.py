@@ -118,11 +118,10 @@ def check_loss(rehearsal: Rehearsal) -> None:
             raise TrainError(f"{loss} does not train with --class-parallel: {error}") from error
 
 
-def settle_precision(config: TrainConfig, model: nn.Module) -> None:
-    """Give the classifier's weight the precision that ``--classifier-dtype`` asks for."""
-    if config.classifier_dtype:
-        rows = class_rows(model)
-        rows.weight.data = rows.weight.data.to(getattr(torch, config.classifier_dtype))
+def settle_precision(dtype: str, model: nn.Module) -> None:
+    """Give the classifier's weight the precision of this name."""
+    rows = class_rows(model)
+    rows.weight.data = rows.weight.data.to(getattr(torch, dtype))
 
 
 def chunked_update(
