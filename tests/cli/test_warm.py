@@ -1,6 +1,11 @@
 """``topk-registry doctor --warm``: kernels compiled beforehand."""
 
+import os
+import pickle
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -74,6 +79,33 @@ def test_an_interruption_says_that_what_is_done_stays(capsys, monkeypatch):
     monkeypatch.setattr(command.Subject, "of", interrupted)
     assert command.warm(["focal"]) == 130
     assert "what is compiled stays" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("without_library")
+def test_ctrl_c_ends_the_command_and_leaves_whole_files(tmp_path):
+    """The signal comes while kernels are compiled: what the next command reads is whole, and nothing else is there."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "TOPK_REGISTRY_BACKEND": "auto"}
+    command = [sys.executable, "-m", "topk_registry", "doctor", "--warm"]
+    running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + 120
+        while not list(tmp_path.rglob("*.nbc")):
+            assert running.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode == 130
+    assert f"interrupted; what is compiled stays in {tmp_path}, and the next --warm goes on from it" in said
+    assert "Traceback" not in said
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.suffix for path in kept} == {".nbi", ".nbc"}
+    for path in kept:  # as numba writes them
+        with path.open("rb") as file:
+            while file.peek(1):
+                pickle.load(file)
 
 
 def test_the_command_line_asks_for_what_it_can_have(capsys, monkeypatch):

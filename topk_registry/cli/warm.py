@@ -41,7 +41,7 @@ def warm(names: Sequence[str] | None = None, *, double: bool = False) -> int:
         problems += _unusable()
     except KeyboardInterrupt:
         progress.clear()
-        print(f"interrupted; what is compiled stays{_where()}", file=sys.stderr)
+        print(f"interrupted; what is compiled stays{_where()}, and the next --warm goes on from it", file=sys.stderr)
         return INTERRUPTED
     progress.clear()
     for problem in problems:

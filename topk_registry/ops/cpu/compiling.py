@@ -8,6 +8,7 @@ one it is, as two processes that write at once may leave one's kernel under the 
 # pyright: reportAttributeAccessIssue=false
 # numba sets these attributes where pyright does not see it
 
+import os
 import pickle
 import sys
 import threading
@@ -28,6 +29,7 @@ from numba.core.caching import (
     UserProvidedCacheLocator,
 )
 from numba.core.ccallback import CFunc
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
@@ -115,6 +117,14 @@ class _Kept:
     folder = ""
     problem = ""
 
+
+if hasattr(os, "register_at_fork"):
+    # a fork waits for the kernel that another thread compiles: in the child nobody would finish it and unlock
+    os.register_at_fork(
+        before=global_compiler_lock.acquire,
+        after_in_parent=global_compiler_lock.release,
+        after_in_child=global_compiler_lock.release,
+    )
 
 _alive: list[CFunc] = []
 _kept, _notice = _Kept(), Notice()
