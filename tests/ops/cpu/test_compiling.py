@@ -1,4 +1,6 @@
 """Compiled kernels are kept, found again and announced, whatever state the folder that keeps them is in."""
+# pyright: reportCallIssue=false
+# numba's intrinsics are called without their first parameter
 
 import errno
 import io
@@ -15,9 +17,10 @@ import torch
 
 numba = pytest.importorskip("numba")
 
+import topk_registry  # noqa: E402
 from topk_registry.ops.cpu import compiling, threads  # noqa: E402
 from topk_registry.ops.cpu.functions import BODY  # noqa: E402
-from topk_registry.ops.cpu.jobs import pointer  # noqa: E402
+from topk_registry.ops.cpu.jobs import array  # noqa: E402
 
 AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 NO_PLACE = "every process compiles its own.* set NUMBA_CACHE_DIR"
@@ -106,12 +109,12 @@ import numba, numpy as np, torch
 from topk_registry.ops import backend
 from topk_registry.ops.cpu import compiling, threads
 from topk_registry.ops.cpu.functions import BODY
-from topk_registry.ops.cpu.jobs import pointer
+from topk_registry.ops.cpu.jobs import array
 
 compiling._notice.left = float(sys.argv[1])
 def double(job):
-    _, address = numba.carray(job, 2, np.int64)
-    numba.carray(pointer(address), 1, np.int64)[0] *= 2
+    _, address = array(job, 2, np.int64)
+    array(address, 1, np.int64)[0] *= 2
 
 number = torch.tensor([21])
 body = backend.in_clean_thread(lambda: compiling.kernel(BODY.signature, double, "double").ctypes)
@@ -150,8 +153,8 @@ def adding(step):
     """A kernel that adds a step to a number."""
 
     def body(job):
-        _, address = numba.carray(job, 2, np.int64)
-        numba.carray(pointer(address), 1, np.int64)[0] += step  # pyright: ignore[reportCallIssue]
+        _, address = array(job, 2, np.int64)
+        array(address, 1, np.int64)[0] += step
 
     return body
 
@@ -188,23 +191,99 @@ def twice(x):
     return 2 * x
 
 
-def test_a_function_that_a_kernel_calls_is_compiled_for_kernels_alone(folder):
-    """It has no machine code of its own, a call from Python is an error, and other compiled functions may call it."""
+@numba.njit(cache=True)
+def thrice(x):
+    return 3 * x
+
+
+def one_number(function):
+    """A body that puts a function's value in place of a number."""
 
     def body(job):
-        _, address = numba.carray(job, 2, np.int64)
-        number = numba.carray(pointer(address), 1, np.int64)  # pyright: ignore[reportCallIssue]
-        number[0] = twice(number[0])
+        _, address = array(job, 2, np.int64)
+        number = array(address, 1, np.int64)
+        number[0] = function(number[0])
+
+    return body
+
+
+@pytest.mark.parametrize("function", [twice, thrice])
+def test_a_function_that_a_kernel_calls_stays_callable(folder, function):
+    """A plug-in's curve may call a function that Python calls too, before or after: whether numba keeps it or not."""
+    expected, name = function.py_func(7), function.py_func.__name__
+    assert function(1.5) == function.py_func(1.5)
+    for i in range(3):
+        number = torch.tensor([7])
+        threads.run(compiling.kernel(BODY.signature, one_number(function), f"{name}{i}").ctypes, number, threads=1)
+        assert number.item() == expected
+        assert numba.njit(lambda x: function(x) + 1)(np.int8(7)) == expected + 1
+        if i == 1:  # the third kernel finds it compiled by Python
+            assert function(7) == expected
+    assert function(1.5) == function.py_func(1.5)
+    assert {str(kinds[0]) for kinds in function.overloads} == {"float64", "int8", "int64"}
+
+
+def test_a_function_of_the_operators_is_compiled_for_kernels_alone(folder):
+    """It has no machine code of its own, and other compiled functions may call it."""
+    from topk_registry.ops.cpu.numbers import largest_integer
+
+    @numba.njit
+    def largest(number):
+        return largest_integer(np.array([number, 3]))
 
     number = torch.tensor([21])
-    threads.run(compiling.kernel(BODY.signature, body, "twice").ctypes, number, threads=1)
-    assert number.item() == 42
-    (of_kernel,) = twice.overloads.values()
+    threads.run(compiling.kernel(BODY.signature, one_number(largest), "largest").ctypes, number, threads=1)
+    assert number.item() == 21
+    (of_kernel,) = largest_integer.overloads.values()
     assert not of_kernel.library.is_machine_code
     with pytest.raises(TypeError, match="bad argument type"):
-        twice(21)
-    assert numba.njit(lambda x: twice(x) + 1)(21) == 43
-    assert twice(1.5) == 3.0
+        largest_integer(np.array([21]))
+    assert largest(2) == 3
+
+
+FORKED = """
+import os, signal, threading
+import torch, topk_registry
+from numba.core import event
+
+torch.set_num_threads(1)
+begun, loss = threading.Event(), topk_registry.create_loss("sigmoid_mse")
+logits, target = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([1])
+
+class Begun(event.Listener):
+    def on_start(self, event):
+        begun.set()
+
+    def on_end(self, event):
+        pass
+
+event.register("numba:compile", Begun())
+values = []
+threads = threading.Thread(target=lambda: values.append(loss(logits, target).item()))
+threads.start()
+assert begun.wait(60)
+child = os.fork()
+if not child:
+    signal.alarm(100)
+    os._exit(10 if abs(loss(logits, target).item() - {value}) < 1e-6 else 11)
+_, status = os.waitpid(child, 0)
+threads.join()
+assert os.waitstatus_to_exitcode(status) == 10, status
+assert abs(values[0] - {value}) < 1e-6, values
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.usefixtures("without_library")
+def test_a_process_that_is_forked_while_a_thread_compiles_has_its_kernels(tmp_path):
+    """A worker of a loader, forked at the first batch: the compiler's lock is free there, and its kernels are right."""
+    with topk_registry.use_backend("torch"):
+        loss = topk_registry.create_loss("sigmoid_mse")
+        value = loss(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([1])).item()
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "TOPK_REGISTRY_BACKEND": "auto"}
+    command = [sys.executable, "-W", "ignore", "-c", FORKED.format(value=value)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
 
 
 DAMAGES = [lambda b: b"", lambda b: b[: len(b) // 2], lambda b: bytes(len(b)), lambda b: b"no"]

@@ -1,4 +1,6 @@
 """Compiled bodies: kept on disk where that can be, and run by all threads of a team."""
+# pyright: reportCallIssue=false
+# numba's intrinsics are called without their first parameter
 
 import numpy as np
 import pytest
@@ -9,15 +11,15 @@ caching = pytest.importorskip("numba.core.caching")
 
 from topk_registry.ops.cpu import compiling, threads  # noqa: E402
 from topk_registry.ops.cpu.functions import BODY  # noqa: E402
-from topk_registry.ops.cpu.jobs import pointer, spans  # noqa: E402
+from topk_registry.ops.cpu.jobs import array, spans  # noqa: E402
 
 
 def counting():
     """A body that adds 1 to each number of an array."""
 
     def body(job):
-        _, count, address = numba.carray(job, 3, np.int64)
-        numbers = numba.carray(pointer(address), count, np.int64)
+        _, count, address = array(job, 3, np.int64)
+        numbers = array(address, count, np.int64)
         for start, stop in spans(job, 3, count):
             for i in range(start, stop):
                 numbers[i] += 1

@@ -2,13 +2,14 @@
 
 import importlib
 import sys
-from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from topk_registry.functional import topk_label_margins, topk_margins
 from topk_registry.ops import backend
+from topk_registry.ops.ksubset import row_loss
 from topk_registry.ops.ksubset.backends import OPERATOR
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -75,17 +76,19 @@ def test_a_numba_that_does_not_work_is_told_of_once(monkeypatch):
 
 @pytest.mark.usefixtures("forgotten")
 def test_kernels_that_do_not_do_here_what_they_should_are_not_used(monkeypatch):
-    cpu = pytest.importorskip("topk_registry.ops.ksubset.numba.backend")
+    pytest.importorskip("numba")
 
     def fails(*_):
         raise RuntimeError("no compiler")
 
-    wrong = replace(cpu.kernels, label_hinges=lambda s, *_: (s[:, 0], s, s[:, 0], s[:, 0]))
-    monkeypatch.setattr(cpu, "kernels", wrong)
+    def of(run):
+        return lambda *_: SimpleNamespace(run=run)
+
+    monkeypatch.setattr(row_loss, "loss_kernel", of(lambda own, options, s, wanted: (s.sum(), s)))
     with pytest.warns(UserWarning, match="numba is installed but its kernels cannot be used here.*results are wrong"):
         assert OPERATOR.choose("auto", CPU, 5, True) == "torch"
     backend.forget_choices()
-    monkeypatch.setattr(cpu, "kernels", replace(wrong, label_hinges=fails))
+    monkeypatch.setattr(row_loss, "loss_kernel", of(fails))
     with pytest.warns(UserWarning, match="numba is installed but its kernels cannot be used here.*no compiler"):
         assert OPERATOR.choose("auto", CPU, 5, True) == "torch"
     assert OPERATOR.choose("auto", CPU, 7, True) == "torch"

@@ -6,8 +6,10 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import carray, njit, types
+from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 from numpy.polynomial import Chebyshev, Polynomial
 
 # products may be fused with sums, and long sums be reordered; differences of scores never: they are exact
@@ -75,20 +77,29 @@ def _reorder(integer: bool) -> Any:
 place_of, number_at = _reorder(True), _reorder(False)
 
 
+def numbers_at(context, builder, kind, data, lengths):
+    """LLVM's value of a contiguous array of a numba type at an address, of these lengths; nobody counts references."""
+    size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+    strides = [context.get_constant(types.intp, size)]
+    for length in reversed(lengths[1:]):
+        strides.insert(0, builder.mul(strides[0], length))
+    made = context.make_array(kind)(context, builder)
+    populate_array(made, data, lengths, strides, size, None)
+    return made._getvalue()
+
+
 @intrinsic
-def _pointer(typing_context, array):
+def _borrowed(typing_context, array):
     def codegen(context, builder, signature, arguments):
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        return builder.bitcast(data, context.get_value_type(types.voidptr))
+        given = context.make_array(array)(context, builder, arguments[0])
+        return numbers_at(context, builder, array, given.data, cgutils.unpack_tuple(builder, given.shape))
 
-    return types.voidptr(array), codegen
+    return array(array), codegen
 
 
-@compiled
-def borrowed(array) -> Any:
-    """The same memory as an array that is not reference-counted: counting makes each slice cost ten nanoseconds. Only
-    for memory that the caller owns."""
-    return carray(_pointer(array), array.shape, array.dtype)
+# The same memory as an array that is not reference-counted: counting makes each slice cost ten nanoseconds. Only for
+# memory that the caller owns.
+borrowed: Any = _borrowed
 
 
 @inlined

@@ -5,6 +5,7 @@
 import numpy as np
 
 from topk_registry.ops.cpu.functions import BLOCK, compiled, exp, log, number_of, total_of
+from topk_registry.ops.cpu.jobs import address_of, array
 
 __all__ = [
     "exponentials",
@@ -25,12 +26,12 @@ def largest_of(x):
     numbers that may be NaN, are compared by vector instructions.
     """
     if x.itemsize == 4:
-        bits, best = x.view(np.int32), np.int32(-0x7F800001)
+        bits, best = array(address_of(x), len(x), np.int32), np.int32(-0x7F800001)
         for i in range(len(bits)):
             key = np.int32(bits[i] ^ ((bits[i] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
             best = key if key > best else best
         return x.dtype.type(number_of(np.int32(best ^ ((best >> np.int32(31)) & np.int32(0x7FFFFFFF)))))
-    wide, most = x.view(np.int64), np.int64(-0x7FF0000000000001)
+    wide, most = array(address_of(x), len(x), np.int64), np.int64(-0x7FF0000000000001)
     for i in range(len(wide)):
         key = wide[i] ^ ((wide[i] >> 63) & 0x7FFFFFFFFFFFFFFF)
         most = key if key > most else most

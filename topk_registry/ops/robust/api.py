@@ -24,5 +24,5 @@ def aldr_loss(*, temperature: float = 1.0, alpha: float = 2.0, gap: float = 1.0)
         gap: how far the label must be ahead, at least 0.
     """
     options = float(temperature), float(alpha), float(gap)
-    kernel = partial(row_kernel, "robust.numba.kernel:row", *options)
+    kernel = partial(row_kernel, "robust.numba.kernel:row", *options, of_label=True)
     return RowLoss(partial(aldr, *options), None if temperature > WARMEST else kernel)

@@ -39,7 +39,7 @@ def _kernel(key: tuple) -> RowKernel | None:
     return RowKernel("sigmoid.numba.kernel:row", (key[4], *parameters(key)), partial(curves, key))
 
 
-def curves(key: tuple, dtype: torch.dtype) -> tuple[int, ...]:
+def curves(key: tuple, dtype: torch.dtype, labels: bool) -> tuple[int, ...]:
     """The functions that the kernel calls."""
     return (address(key, dtype),)
 

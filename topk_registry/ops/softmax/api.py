@@ -59,12 +59,15 @@ def _kernel(key: tuple | None, scale: float) -> RowKernel | None:
     def tensors(dtype: torch.dtype, own: Tensor | None, shift: Tensor | None):
         return on_cpu(own, dtype), on_cpu(own, torch.float64), on_cpu(shift, dtype)
 
-    return RowKernel("softmax.numba.kernel:row", numbers, partial(curves, key), tensors)
+    alone = key is None or not key[3]  # a label's loss is that of its own probability
+    return RowKernel("softmax.numba.kernel:row", numbers, partial(curves, key), tensors, of_label=alone)
 
 
-def curves(key: tuple | None, dtype: torch.dtype) -> tuple[int, ...]:
-    """The functions that the kernel calls, 0 for none."""
-    return (0, 0) if key is None else (address(key, dtype, softmax=True), address(key, torch.float64))
+def curves(key: tuple | None, dtype: torch.dtype, labels: bool) -> tuple[int, ...]:
+    """The functions that the kernel calls, 0 for none: for all classes, and for one class in double precision."""
+    if key is None:
+        return 0, 0
+    return 0 if labels else address(key, dtype, softmax=True), address(key, torch.float64)
 
 
 @lru_cache(maxsize=128)

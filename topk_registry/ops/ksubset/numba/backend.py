@@ -4,7 +4,7 @@ Rows are shared out among threads; nothing in a row depends on another, nor on w
 in entries.py; nothing here needs numba.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -13,9 +13,16 @@ from topk_registry.ops.cpu import threads
 from topk_registry.ops.cpu.entries import body
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset.backends import Kernels
+from topk_registry.ops.ksubset.numba.narrow_from import LEAST_K, LEAST_K_OF_LABEL
+from topk_registry.ops.ksubset.request import check_finite
+from topk_registry.ops.rows.numba.backend import BatchKernel
 from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.ops.targets.masses import Options, Reduction
 from topk_registry.ops.tensors import operand
 
+NO_LABEL = -1 << 63  # ignore_index where no label is ignored
+# below this temperature the loss no longer depends on it, but its reciprocal would overflow
+LEAST = {dtype: 4 * torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
 LEAST_WORK = 1 << 14  # steps to a thread at least: about 20 microseconds of work
 ROWS_AT_ONCE = 16  # rows that a thread takes at a time, at most, for their polynomials to fill vectors
 SCORES_AT_ONCE = (
@@ -28,22 +35,17 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
     s, label = operand(s, s.shape, s.dtype, s.device), operand(label, s.shape[:1], torch.int64, s.device)
     margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
     no_hinge = (None, None, None)
-    run_on_rows("label_margins", s, k, theta, label, margin, gradient, *no_hinge, numbers=(0, 0.0, 0.0, 0.0))
+    run_on_rows("label_margins", s, k, theta, label, margin, gradient, *no_hinge, numbers=(0, 0.0, 0.0))
     return margin, gradient
 
 
-def label_hinges(
-    s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge, factor: float = 0.0
-) -> tuple[Tensor, ...]:
-    """:func:`label_margins`, then the hinge's value [B] and slope [B] at the margins.
-
-    With a factor other than 0, value and gradient are those of the hinge times the factor.
-    """
+def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -> tuple[Tensor, ...]:
+    """:func:`label_margins`, then the hinge's value [B] and slope [B] at the margins."""
     s, label = operand(s, s.shape, s.dtype, s.device), operand(label, s.shape[:1], torch.int64, s.device)
     alpha = operand(hinge.alpha, hinge.alpha.shape, s.dtype, s.device)
     margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
     value, slope = s.new_empty(s.shape[0]), s.new_empty(s.shape[0])
-    numbers = (alpha.numel(), hinge.scale, hinge.tau, factor)
+    numbers = (alpha.numel(), hinge.scale, hinge.tau)
     run_on_rows("label_margins", s, k, theta, label, margin, gradient, alpha, value, slope, numbers=numbers)
     return margin, gradient, value, slope
 
@@ -52,28 +54,26 @@ def expected_hinges(
     s: Tensor, target: Tensor | LabelMixture, k: int, theta: float, hinge: Hinge, weight: Tensor | None, factor: float
 ) -> tuple[Tensor, Tensor]:
     """The hinges of a target, weighted, and their gradient: see :mod:`topk_registry.ops.ksubset.soft_targets`."""
-    (B, n), real, device = s.shape, s.dtype, s.device
-    if weight is None and isinstance(target, Tensor) and not target.is_floating_point():
-        _, gradient, value, _ = label_hinges(s, target, k, theta, hinge, factor)
-        return value, gradient
-    s, alpha = operand(s, s.shape, real, device), operand(hinge.alpha, hinge.alpha.shape, real, device)
-    value, gradient = s.new_empty(B), torch.empty_like(s)
-    q = labels = shares = uniform = None
-    if isinstance(target, LabelMixture):
-        labels = operand(target.labels, (B, target.labels.shape[1]), torch.int64, device)
-        shares = operand(target.shares.to(real), labels.shape, real, device)
-        uniform = None if target.uniform is None else operand(target.uniform.to(real), (B,), real, device)
-    elif target.is_floating_point():
-        q = operand(target.to(real), (B, n), real, device)
-    else:
-        labels, shares = operand(target[:, None], (B, 1), torch.int64, device), s.new_ones(B, 1)
-    weight = None if weight is None else operand(weight, (n,), real, device)
-    gain = torch.exp(-alpha / max(hinge.tau, 4 * torch.finfo(real).tiny))
-    few = -1 if labels is None else labels.shape[1]
-    sizes = few, uniform is not None, 0 if weight is None else n, alpha.numel()
-    tensors = q, labels, shares, uniform, weight, alpha, gain, value, gradient
-    run_on_rows("hinges_of_targets", s, k, theta, *tensors, numbers=(hinge.scale, hinge.tau, factor, *sizes))
+    factors = torch.tensor(factor, dtype=torch.float64)
+    factors = factors.expand(s.shape[1]) if weight is None else weight * factors
+    options, tau = Options(target, factors, 0.0, NO_LABEL, Reduction.NONE), max(hinge.tau, LEAST[s.dtype])
+    value, gradient = loss_kernel(k, theta, hinge.scale, tau).run((hinge.alpha,), options, s, True)
+    assert gradient is not None
     return value, gradient
+
+
+@lru_cache(maxsize=64)
+def loss_kernel(k: int, theta: float, scale: float, tau: float, in_double: bool = False) -> BatchKernel:
+    """Return the kernel of a hinge on margins, in double precision or in that of the scores."""
+    return BatchKernel(
+        f"ksubset.numba.entries:losses_of_labels{'_if_narrow' if k >= LEAST_K_OF_LABEL else ''}",
+        f"ksubset.numba.entries:losses_of_targets{'_if_narrow' if k >= LEAST_K else ''}",
+        (k, theta, scale, tau),
+        shares=partial(threads_and_step, k),
+        # of float16 scores the gradient is in single precision anyway
+        reads=(torch.float64,) if in_double else (torch.float32, torch.bfloat16, torch.float64),
+        check=partial(check_finite, k=k),
+    )
 
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:

@@ -9,7 +9,6 @@ import math
 
 import numpy as np
 import torch
-from numba import carray
 
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.functions import entry
@@ -22,14 +21,14 @@ from topk_registry.ops.rows.numba.job import IGNORED, NUMBERS, PITCH, STEP, G, Q
 
 K, THETA, SCALE, TAU = range(4)  # the numbers of the loss
 ALPHA, GAPS = range(2)  # its operands: the required gaps, and how many there are
-STORED = torch.float32, torch.bfloat16  # scores of a loss that is computed in single precision
+STORED = torch.float32, torch.bfloat16, torch.float64  # scores that the passes over a loss read
 
 
 @compiled
 def operands(job, tensors):
     """Read a job of backend.py: the sizes, and the addresses of the tensors."""
-    _, B, n, k, step = carray(job, 5, np.int64)
-    return B, n, k, step, carray(job, 6, np.float64)[5], carray(job, 6 + tensors, np.int64)[6:]
+    _, B, n, k, step = array(job, 5, np.int64)
+    return B, n, k, step, array(job, 6, np.float64)[5], array(job, 6 + tensors, np.int64)[6:]
 
 
 @entry()
@@ -39,7 +38,7 @@ def label_margins(precision):
 
     def body(job):
         B, n, k, step, theta, address = operands(job, 7)
-        classes, scale, tau, factor = carray(job, 17, np.float64)[13:]
+        classes, scale, tau = array(job, 16, np.float64)[13:]
         s, gradient = array(address[0], (B, n), real), array(address[3], (B, n), real)
         label, margin = array(address[1], B, np.int64), array(address[2], B, np.float64)
         gaps = array(address[4], np.int64(classes), real)
@@ -48,7 +47,7 @@ def label_margins(precision):
         alpha, cost = np.empty(len(gaps)), np.empty(step if len(gaps) else 0)
         for c in range(len(gaps)):
             alpha[c] = gaps[c]
-        memory, factors = kernels.narrow_memory(step, n, k, real), np.full(step if factor != 0 else 0, factor)
+        memory, factors = kernels.narrow_memory(step, n, k, real), np.empty(0)
         for i, j in spans(job, step, B):
             kernels.narrow_label_rows(
                 s[i:j], False, label[i:j], k, theta, margin[i:j], gradient[i:j],
@@ -56,37 +55,6 @@ def label_margins(precision):
             )  # fmt: skip
             for r in range(j - i if len(gaps) else 0):
                 value[i + r] = cost[r]
-
-    return body
-
-
-@entry()
-def hinges_of_targets(precision):
-    """The hinges of targets of every kind, and their gradient."""
-    real = precision.real
-
-    def body(job):
-        B, n, k, step, theta, address = operands(job, 10)
-        numbers = carray(job, 23, np.float64)[16:]
-        scale, tau, factor = numbers[0], numbers[1], numbers[2]
-        m, even, weights, classes = (
-            np.int64(numbers[3]),
-            np.int64(numbers[4]),
-            np.int64(numbers[5]),
-            np.int64(numbers[6]),
-        )
-        s, gradient = array(address[0], (B, n), real), array(address[9], (B, n), real)
-        q = array(address[1], (B if m < 0 else 0, n), real)
-        labels, shares = array(address[2], (B, max(m, 0)), np.int64), array(address[3], (B, max(m, 0)), real)
-        uniform, weight = array(address[4], B * even, real), array(address[5], weights, real)
-        alpha, gain = array(address[6], classes, real), array(address[7], classes, real)
-        value = array(address[8], B, real)
-        memory = expected.narrow_memory(step, n, k, real, alpha, gain)
-        for i, j in spans(job, step, B):
-            expected.narrow_hinge_rows(
-                s[i:j], False, q[i:j], labels[i:j], shares[i:j], uniform[i:j], weight, alpha,
-                factor, k, theta, scale, tau, value[i:j], gradient[i:j], memory,
-            )  # fmt: skip
 
     return body
 

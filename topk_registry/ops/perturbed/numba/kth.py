@@ -3,10 +3,9 @@
 # numba's intrinsics are called without their first parameter
 
 import numpy as np
-from numba import carray
 
 from topk_registry.ops.cpu.functions import entry
-from topk_registry.ops.cpu.jobs import array, spans
+from topk_registry.ops.cpu.jobs import address_of, array, spans
 from topk_registry.ops.cpu.masks import lowest_bit, number_of_bits, reaching, within
 from topk_registry.ops.cpu.numbers import compiled, inlined
 from topk_registry.ops.perturbed.numba import height as heights
@@ -24,11 +23,11 @@ def draws_of_rows(precision):
     real = precision.real
 
     def body(job):
-        _, B, n, k, draws, step, _ = carray(job, 7, np.int64)
-        epsilon, address = carray(job, 8, np.float64)[7], carray(job, 12, np.int64)[8:]
+        _, B, n, k, draws, step, _ = array(job, 7, np.int64)
+        epsilon, address = array(job, 8, np.float64)[7], array(job, 12, np.int64)[8:]
         s, table = array(address[0], (B, n), real), array(address[1], SHAPE, np.float64)
         value, index = array(address[2], B, real), array(address[3], (B, draws), np.int64)
-        key, space, guess = carray(job, 14, np.uint32)[12:], room(n, k, draws), 0.0
+        key, space, guess = array(job, 14, np.uint32)[12:], room(n, k, draws), 0.0
         for start, stop in spans(job, step, B):
             for r in range(start, stop):
                 value[r], guess = of_row(s[r], r, k, epsilon, key, table, index[r], guess, space)
@@ -72,7 +71,7 @@ def of_row(row, r, k, epsilon, key, table, index, guess, space):
     """
     draws, n, real = len(index), len(row), row.dtype.type
     blocks, size, listed, lines = _sizes(n, k, draws)
-    at = space.ctypes.data  # arrays that numba counts references of cost as much as their contents
+    at = address_of(space)  # arrays that numba counts references of cost as much as their contents
     packed, at = array(at, 16 * blocks, row.dtype), at + 128 * blocks
     maxima, at = array(at, lines, row.dtype), at + 8 * lines
     few, at = array(at, FEW, np.float64), at + 8 * FEW
@@ -164,7 +163,7 @@ def _passing(calls, words, limit, held, stride, slot, place, first, starts):
     ``slot`` <- their places in the ``held`` blocks, ``place`` <- their numbers among all classes and draws.
     ``first`` <- their first bytes.
     """
-    byte, size, m = words.view(np.uint8), 16 * held, 0
+    byte, size, m = array(address_of(words), 4 * len(words), np.uint8), 16 * held, 0
     whole = size // 64 * 64
     for d in range(stride):
         of_draw, of_blocks = byte[d * size : (d + 1) * size], calls[d * held : (d + 1) * held]

@@ -4,7 +4,7 @@
 
 import numpy as np
 
-from topk_registry.ops.cpu.jobs import array
+from topk_registry.ops.cpu.jobs import address_of, array
 from topk_registry.ops.cpu.vectors import nothing
 from topk_registry.ops.perturbed.numba import kth
 from topk_registry.ops.perturbed.numba.table import SHAPE
@@ -17,7 +17,7 @@ OWN, TABLE = range(2)  # the kernel's tensors
 
 @row_kernel(numbers=6, operands=2)
 def row(s, m, y, mass, b, number, at, room, g):
-    n, key = len(s), array(number.ctypes.data, 12, np.uint32)[2 * SEED :]
+    n, key = len(s), array(address_of(number), 12, np.uint32)[2 * SEED :]
     table, own = array(at[TABLE], SHAPE, np.float64), array(at[OWN], n if at[OWN] != 0 else 0, s.dtype)
     k, draws, epsilon = np.int64(number[K]), np.int64(number[DRAWS]), number[EPSILON]
     alpha, scale = number[ALPHA], number[SCALE]

@@ -9,7 +9,7 @@ import numpy as np
 
 from topk_registry.ops.cpu import select
 from topk_registry.ops.cpu.functions import BLOCK, exp, log
-from topk_registry.ops.cpu.jobs import array
+from topk_registry.ops.cpu.jobs import address_of, array
 from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, summing
 from topk_registry.ops.cpu.vectors import nothing, scale_by, total_of
 from topk_registry.ops.rows.numba.row import of_label, row_kernel
@@ -24,7 +24,7 @@ LEAST = 1e-280  # chances below are compared by their logarithms
 @row_kernel(numbers=WEIGHTS)
 def row(s, m, y, mass, b, number, at, room, g):
     count = np.int64(number[COUNT])
-    weights = array(number.ctypes.data, WEIGHTS + count, np.float64)[WEIGHTS:]
+    weights = array(address_of(number), WEIGHTS + count, np.float64)[WEIGHTS:]
     kind, candidates, k = np.int64(number[KIND]), min(np.int64(number[CANDIDATES]), len(s)), np.int64(number[K])
     g[:] = 0
     total = total_of(s)

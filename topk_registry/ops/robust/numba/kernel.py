@@ -10,7 +10,7 @@ from topk_registry.ops.cpu.functions import BLOCK, power_of_2
 from topk_registry.ops.cpu.numbers import LOG2E, compiled, copy, summing
 from topk_registry.ops.cpu.vectors import largest_of, nothing, total_of
 from topk_registry.ops.robust.definition import ROUNDING
-from topk_registry.ops.rows.numba.row import row_kernel
+from topk_registry.ops.rows.numba.row import of_label, row_kernel
 
 TEMPERATURE, ALPHA, GAP = range(3)  # the kernel's numbers
 PAD = 64  # rows are padded to a multiple of this
@@ -19,9 +19,12 @@ TRIALS = 40  # an end to the search for the temperature
 
 @row_kernel(numbers=3)
 def row(s, m, y, mass, b, number, at, room, g):
-    if y >= 0:
+    if m is None or y >= 0:
         return at_label(s, y, mass, number[TEMPERATURE], number[ALPHA], number[GAP], g, room)
     return at_masses(s, m, mass, number[TEMPERATURE], number[ALPHA], number[GAP], g, room)
+
+
+row_of_label = of_label(row)
 
 
 @compiled

@@ -47,8 +47,7 @@ class BatchKernel:
         numbers: its own numbers.
         shares: ``(rows, classes, threads) -> (threads, step)``: how many threads share the rows, and how many rows one
             takes at a time.
-        reads: the precisions of scores that the bodies read; scores in another one are converted to single.
-        in_double: computes scores in double precision, where the bodies do not; called as :meth:`run`.
+        reads: the precisions of scores that the bodies read; scores in another one are converted to the first.
         check: raises where scores [B, n] are not what the loss needs; called after a loss that is not finite.
     """
 
@@ -62,11 +61,10 @@ class BatchKernel:
         *,
         shares: Callable[[int, int, int], tuple[int, int]],
         reads: Sequence[torch.dtype] = DTYPES,
-        in_double: Callable[..., tuple[Tensor, Tensor | None]] | None = None,
         check: Callable[[Tensor], None] | None = None,
     ) -> None:
         self.of_labels, self.of_targets, self.shares = of_labels, of_targets, shares
-        self.reads, self.in_double, self.check = reads, in_double, check
+        self.reads, self.check = reads, check
         self.numbers = torch.tensor(numbers, dtype=torch.float64)
         self._compiled: dict[tuple[torch.dtype, bool], Compiled] = {}
 
@@ -89,13 +87,11 @@ class BatchKernel:
         The scores are plain memory on the CPU. The gradient of float16 scores is in float32: the factor that keeps it
         in range has yet to come.
         """
-        if self.in_double is not None and scores.dtype == torch.float64:
-            return self.in_double(own, options, scores, wanted)
         target, weight, smoothing, ignore_index, reduction = options
         (B, n), given = scores.shape, scores
         converted = scores.dtype not in self.reads
         if converted:
-            scores = scores.float()
+            scores = scores.to(self.reads[0])
         if scores.stride(1) != 1 or scores.stride(0) < n:
             scores = scores.contiguous()
         scores, stored = scores.resolve_neg(), scores.dtype
@@ -145,7 +141,7 @@ class BatchKernel:
                 check_range(target, n, ignore_index)
             if self.check is not None:
                 self.check(given)
-        return value, gradient
+        return value if given.dtype == torch.float64 else value.float(), gradient
 
 
 class RowKernel(BatchKernel):
@@ -154,7 +150,8 @@ class RowKernel(BatchKernel):
     Args:
         place: of its entry, see :mod:`topk_registry.ops.cpu.entries`.
         numbers: its own numbers.
-        functions: for the precision that it computes in, the addresses of functions, 0 for none.
+        functions: ``(dtype, labels) -> addresses`` of functions, 0 for none, for the precision that it computes in and
+            for whether the entry for rows that have a label each calls them.
         tensors: for that precision and the loss's own tensors, those that the kernel reads, contiguous on the CPU.
             None: the loss's own in that precision.
         of_label: whether there is an entry for rows that have a label each, too: ``place`` followed by "_of_label".
@@ -166,7 +163,7 @@ class RowKernel(BatchKernel):
         self,
         place: str,
         numbers: Sequence[float],
-        functions: Callable[[torch.dtype], Sequence[int]] | None = None,
+        functions: Callable[[torch.dtype, bool], Sequence[int]] | None = None,
         tensors: Callable[..., Sequence[Tensor | None]] | None = None,
         of_label: bool = False,
     ) -> None:
@@ -176,8 +173,9 @@ class RowKernel(BatchKernel):
     def compiled(self, dtype: torch.dtype, labels: bool) -> Compiled:
         """See :meth:`BatchKernel.compiled`."""
         real = torch.float64 if dtype == torch.float64 else torch.float32
-        functions = () if self.functions is None else self.functions(real)
-        place = f"{self.place}_of_label" if labels and self.of_label else self.place
+        labels_only = labels and self.of_label
+        functions = () if self.functions is None else self.functions(real, labels_only)
+        place = f"{self.place}_of_label" if labels_only else self.place
         return Compiled(super().compiled(dtype, labels).body, entries.address(place, real), functions)
 
     def operands(self, real: torch.dtype, own: Own) -> list[int | Tensor | None]:

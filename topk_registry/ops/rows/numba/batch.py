@@ -8,11 +8,10 @@ See job.py for the memory that they read, and backend.py for the call.
 from collections import namedtuple
 
 import numpy as np
-from numba import carray
 
 from topk_registry.ops.cpu import storage
 from topk_registry.ops.cpu.functions import PRECISIONS, compiled, entry, total_of
-from topk_registry.ops.cpu.jobs import array, spans
+from topk_registry.ops.cpu.jobs import address_of, array, spans
 from topk_registry.ops.rows.numba.job import (
     CLASSES,
     EACH,
@@ -53,14 +52,14 @@ Batch = namedtuple(
 @compiled
 def batch_of(job):
     """Read a job; its status says where a label is out of range."""
-    field, smoothing = carray(job, FIELDS, np.int64), carray(job, FIELDS, np.float64)[SMOOTHING]
+    field, smoothing = array(job, FIELDS, np.int64), array(job, FIELDS, np.float64)[SMOOTHING]
     B, n, dense, several, count = field[SIZE], field[CLASSES], field[Q] != 0, field[EACH], field[OPERANDS]
     label = array(field[LABEL], B * max(several, 1) * (not dense), np.int64)
     share = array(field[SHARES], B * several, np.float64)
     uniform = array(field[UNIFORM], B if field[UNIFORM] != 0 else 0, np.float64)
     weight = array(field[WEIGHT], n if field[WEIGHT] != 0 else 0, np.float64)
-    operands = carray(job, FIELDS + count, np.int64)[FIELDS:]
-    losses = carray(job, FIELDS + count + B, np.float64)[FIELDS + count :]
+    operands = array(job, FIELDS + count, np.int64)[FIELDS:]
+    losses = array(job, FIELDS + count + B, np.float64)[FIELDS + count :]
     total = counted(label, weight, n, field[IGNORED], B, dense, several)
     if total < 0:
         field[STATUS] = LABEL_OUT_OF_RANGE
@@ -91,17 +90,17 @@ def _rows(precision, labels):
             return
         field, n, label, uniform, factor = batch.field, batch.classes, batch.label, batch.uniform, batch.factor
         weight, several, pitch, keep = batch.weight, batch.several, field[PITCH], field[G] != 0
-        kernel, numbers, operands, losses = field[KERNEL], field[NUMBERS], batch.operands.ctypes.data, batch.losses
+        kernel, numbers, operands, losses = field[KERNEL], field[NUMBERS], address_of(batch.operands), batch.losses
         room, m, wide, slope = np.empty(ROOMS * n + 1, real), np.empty(n, real), np.empty(n, real), np.empty(n, real)
         room[ROOMS * n] = 0
         for start, stop in spans(job, field[STEP], batch.size):
             for b in range(start, stop):
                 if half:
-                    place = wide.ctypes.data
+                    place = address_of(wide)
                     storage.widen(array(field[S] + b * pitch * size, n, stored), brain, wide)
                 else:
                     place = field[S] + b * pitch * size
-                out = field[G] + b * n * of_gradient if keep and not brain else slope.ctypes.data
+                out = field[G] + b * n * of_gradient if keep and not brain else address_of(slope)
                 y, mass, ignored = np.int64(-1), 0.0, False
                 if labels:
                     ignored = label[b] == field[IGNORED]
@@ -125,7 +124,7 @@ def _rows(precision, labels):
                     losses[b] = 0.0
                     array(out, n, real)[:] = 0
                 else:
-                    at = (n, place, m.ctypes.data, y, mass, b, numbers, operands, room.ctypes.data, out)
+                    at = (n, place, address_of(m), y, mass, b, numbers, operands, address_of(room), out)
                     losses[b] = call_row(kernel, at)
                 if brain and keep:
                     storage.narrow(array(out, n, real), array(field[G] + b * n * of_gradient, n, stored))
@@ -139,12 +138,12 @@ def total(precision):
     real = precision.real
 
     def body(job):
-        field = carray(job, FIELDS, np.int64)
+        field = array(job, FIELDS, np.int64)
         if field[STATUS] != 0:
             return
         B, n, count = field[SIZE], field[CLASSES], field[OPERANDS]
         dense = field[Q] != 0 or field[EACH] > 0  # a mean of mixtures divides by the number of rows, too
-        losses = carray(job, FIELDS + count + B, np.float64)[FIELDS + count :]
+        losses = array(job, FIELDS + count + B, np.float64)[FIELDS + count :]
         value = array(field[VALUE], B if field[REDUCTION] == NONE else 1, real)
         label = array(field[LABEL], 0 if dense else B, np.int64)
         weight = array(field[WEIGHT], n if field[WEIGHT] != 0 else 0, np.float64)

@@ -5,9 +5,9 @@
 from collections.abc import Callable
 
 import numpy as np
-from numba import carray
 
 from topk_registry.ops.cpu.functions import Entry, function_type, log_not_of, vectorised
+from topk_registry.ops.cpu.jobs import array
 from topk_registry.ops.rows.curve import Compiled
 
 # double curve(count, log p, log(1 - p), p, 1 - p, m, M, first, numbers, own, slope): of ``count`` classes from the
@@ -53,11 +53,11 @@ def of_curve(one: Compiled) -> Entry:
 
 def _body(curve: Callable, others: bool, real: type) -> Callable:
     def body(count, log_p, log_not, p, not_p, m, mass, first, numbers, own, slope):
-        log_p, log_not = carray(log_p, count, real), carray(log_not, count, real)
-        p, not_p, m = carray(p, count, real), carray(not_p, count, real), carray(m, count, real)
-        number, slope = carray(numbers, NUMBERS + 1, np.float64), carray(slope, count, real)
+        log_p, log_not = array(log_p, count, real), array(log_not, count, real)
+        p, not_p, m = array(p, count, real), array(not_p, count, real), array(m, count, real)
+        number, slope = array(numbers, NUMBERS + 1, np.float64), array(slope, count, real)
         each = np.int64(number[0])  # 1: there is a number for each class, 0: there is not
-        own = carray(own, (first + count) * each, real)[first * each :]
+        own = array(own, (first + count) * each, real)[first * each :]
         x = (real(number[1]), real(number[2]), real(number[3]), real(number[4]), real(number[5]), real(number[6]))
         total, whole, zero = real(0), real(mass), real(0)
         for i in range(count):
@@ -78,11 +78,11 @@ def _body(curve: Callable, others: bool, real: type) -> Callable:
 
 def _softmax_body(curve: Callable, others: bool, real: type) -> Callable:
     def softmax(count, s, e, m, mass, first, numbers, own, sizes, slope, sums):
-        s, e, m = carray(s, count, real), carray(e, count, real), carray(m, count, real)
-        number, slope = carray(numbers, NUMBERS + 1, np.float64), carray(slope, count, real)
-        size, sums = carray(sizes, SKIPPED + 1, np.float64), carray(sums, 2, np.float64)
+        s, e, m = array(s, count, real), array(e, count, real), array(m, count, real)
+        number, slope = array(numbers, NUMBERS + 1, np.float64), array(slope, count, real)
+        size, sums = array(sizes, SKIPPED + 1, np.float64), array(sums, 2, np.float64)
         each, skipped = np.int64(number[0]), np.int64(size[SKIPPED])
-        own = carray(own, (first + count) * each, real)[first * each :]
+        own = array(own, (first + count) * each, real)[first * each :]
         x = (real(number[1]), real(number[2]), real(number[3]), real(number[4]), real(number[5]), real(number[6]))
         share, factor, most, log_z = real(size[SHARE]), real(size[FACTOR]), real(size[MOST]), real(size[LOG_Z])
         total, slopes, whole, zero, one = real(0), real(0), real(mass), real(0), real(1)

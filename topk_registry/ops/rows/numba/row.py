@@ -5,9 +5,9 @@
 from collections.abc import Callable
 
 import numpy as np
-from numba import carray
 
 from topk_registry.ops.cpu.functions import Entry, entry, function_type
+from topk_registry.ops.cpu.jobs import array
 from topk_registry.ops.cpu.numbers import merged
 
 # double row(n, s, m, y, mass, b, numbers, tensors, room, g): the loss of scores s [n], and its gradient in g [n].
@@ -56,9 +56,9 @@ def _declared(kernel: Callable, name: str, numbers: int, operands: int, masses: 
 
         def body(n, s, m, y, mass, b, own, addresses, room, g):
             return of_arrays(
-                carray(s, n, real), carray(m, n, real) if masses else None, y, mass, b,
-                carray(own, numbers, np.float64), carray(addresses, operands, np.int64),
-                carray(room, ROOMS * n + 1, real), carray(g, n, real),
+                array(s, n, real), array(m, n, real) if masses else None, y, mass, b,
+                array(own, numbers, np.float64), array(addresses, operands, np.int64),
+                array(room, ROOMS * n + 1, real), array(g, n, real),
             )  # fmt: skip
 
         return body

@@ -3,6 +3,7 @@
 # numba's intrinsics are called without their first parameter
 
 from topk_registry.ops.cpu.functions import BLOCK, compiled, exp, log1p
+from topk_registry.ops.cpu.jobs import address_of
 from topk_registry.ops.rows.numba.curves import NUMBERS, call_curve
 from topk_registry.ops.rows.numba.row import row_kernel
 
@@ -15,7 +16,7 @@ def row(s, m, y, mass, b, number, at, room, g):
     if y >= 0:
         m[:] = 0
         m[y] = mass
-    parameters = number[PARAMETERS:].ctypes.data
+    parameters = address_of(number[PARAMETERS:])
     return rows(s, m, mass, at[CURVE_AT], number[LOGARITHMS] != 0, parameters, at[OWN], g, room)
 
 
@@ -39,6 +40,6 @@ def rows(s, m, mass, curve, logarithms, parameters, own, g, room):
                 large = log1p(log_p[i])
                 log_p[i] = min(row[i], one - one) - large
                 log_not[i] = -max(row[i], one - one) - large
-        at = (log_p.ctypes.data, log_not.ctypes.data, p.ctypes.data, not_p.ctypes.data, m[start:].ctypes.data)
-        value += call_curve(curve, (len(row), *at, mass, start, parameters, own, g[start:].ctypes.data))
+        at = (address_of(log_p), address_of(log_not), address_of(p), address_of(not_p), address_of(m[start:]))
+        value += call_curve(curve, (len(row), *at, mass, start, parameters, own, address_of(g[start:])))
     return value

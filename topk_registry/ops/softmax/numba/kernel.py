@@ -5,7 +5,7 @@
 import numpy as np
 
 from topk_registry.ops.cpu.functions import BLOCK, compiled, log
-from topk_registry.ops.cpu.jobs import array
+from topk_registry.ops.cpu.jobs import address_of, array
 from topk_registry.ops.cpu.numbers import summing
 from topk_registry.ops.cpu.vectors import (
     exponentials,
@@ -16,7 +16,7 @@ from topk_registry.ops.cpu.vectors import (
     total_of,
 )
 from topk_registry.ops.rows.numba.curves import FACTOR, LOG_Z, MOST, NUMBERS, SHARE, SKIPPED, call_curve, call_softmax
-from topk_registry.ops.rows.numba.row import ROOMS, row_kernel
+from topk_registry.ops.rows.numba.row import ROOMS, of_label, row_kernel
 
 SCALE, OTHERS, PARAMETERS = range(3)  # the kernel's numbers; the curve's follow
 CURVE_AT, CURVE_64, OWN, OWN_64, SHIFT = range(5)  # addresses, in the precision of the kernel and in double
@@ -24,18 +24,21 @@ CURVE_AT, CURVE_64, OWN, OWN_64, SHIFT = range(5)  # addresses, in the precision
 
 @row_kernel(numbers=PARAMETERS + NUMBERS + 1, operands=5)
 def row(s, m, y, mass, b, number, at, room, g):
-    n, scale, parameters = len(s), s.dtype.type(number[SCALE]), number[PARAMETERS:].ctypes.data
+    n, scale, parameters = len(s), s.dtype.type(number[SCALE]), address_of(number[PARAMETERS:])
     if at[SHIFT] != 0:
         s = shifted(s, array(at[SHIFT], n, s.dtype), room[(ROOMS - 1) * n : ROOMS * n])
+    if m is None or (y >= 0 and number[OTHERS] == 0):
+        return at_label(s, y, mass, scale, at[CURVE_64], parameters, at[OWN_64], g)
     if y >= 0:
-        if number[OTHERS] == 0:
-            return at_label(s, y, mass, scale, at[CURVE_64], parameters, at[OWN_64], g)
         m[:] = 0
         m[y] = mass
     if at[CURVE_AT] == 0:
         return cross_entropy(s, m, mass, scale, g)
     curves, owns = (at[CURVE_AT], at[CURVE_64]), (at[OWN], at[OWN_64])
     return at_masses(s, m, mass, scale, curves, parameters, owns, g, room[:n])
+
+
+row_of_label = of_label(row)  # of curves without others
 
 
 @compiled
@@ -112,8 +115,8 @@ def at_masses(s, m, mass, scale, curves, parameters, owns, g, h):
     size[SHARE], size[FACTOR], size[MOST], size[LOG_Z] = share, scale, s[top], log_z
     for start in range(0, n, BLOCK):
         count, size[SKIPPED] = min(BLOCK, n - start), top - start
-        at = (s[start:].ctypes.data, g[start:].ctypes.data, m[start:].ctypes.data, mass, start, parameters, owns[0])
-        call_softmax(curves[0], (count, *at, size.ctypes.data, h[start:].ctypes.data, sums.ctypes.data))
+        at = (address_of(s[start:]), address_of(g[start:]), address_of(m[start:]), mass, start, parameters, owns[0])
+        call_softmax(curves[0], (count, *at, address_of(size), address_of(h[start:]), address_of(sums)))
     log_not = (np.log(rest) if rest > 0 or rest != rest else -np.inf) - gap - np.log(z)
     at_top = np.empty(6)
     at_top[0], at_top[1], at_top[2], at_top[3], at_top[4] = -log_z, log_not, 1 / z, r * rest / z, np.float64(m[top])
@@ -139,5 +142,5 @@ def on_curve(log_odds, m, mass, c, curve, parameters, own):
 @compiled
 def call_one(curve, x, mass, c, parameters, own):
     """The loss of class c; x holds log p, log(1 - p), p, 1 - p and its mass, and gets its slope."""
-    at = (x.ctypes.data, x[1:].ctypes.data, x[2:].ctypes.data, x[3:].ctypes.data, x[4:].ctypes.data)
-    return call_curve(curve, (1, *at, mass, c, parameters, own, x[5:].ctypes.data))
+    at = (address_of(x), address_of(x[1:]), address_of(x[2:]), address_of(x[3:]), address_of(x[4:]))
+    return call_curve(curve, (1, *at, mass, c, parameters, own, address_of(x[5:])))

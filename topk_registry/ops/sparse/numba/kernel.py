@@ -7,7 +7,7 @@ import numpy as np
 
 from topk_registry.ops.cpu import select
 from topk_registry.ops.cpu.functions import BLOCK
-from topk_registry.ops.cpu.jobs import array
+from topk_registry.ops.cpu.jobs import address_of, array
 from topk_registry.ops.cpu.masks import places_above
 from topk_registry.ops.cpu.numbers import borrowed, compiled, copy, inlined, summing
 from topk_registry.ops.cpu.vectors import largest_of, nothing, total_of
@@ -20,7 +20,7 @@ TRIALS = 100  # an end to the search for a threshold, which halves its interval 
 
 @row_kernel(numbers=2)
 def row(s, m, y, mass, b, number, at, room, g):
-    n, space = len(s), room.ctypes.data
+    n, space = len(s), address_of(room)
     wide, places = array(space, n, np.float64), array(space, 3 * n, np.int64)
     return loss(s, m, y, mass, np.int64(number[K]), number[TAU], g, (wide, places[n : 2 * n], places[2 * n :]))
 
@@ -50,7 +50,7 @@ def candidates(s, k, scale, space):
 
     A mask holds no score further than tau below the k-th largest, which the origin bounds from below."""
     real, (x, where, other) = s.dtype.type, space
-    origin = real(lower_bound(s, k, other.view(s.dtype)))
+    origin = real(lower_bound(s, k, array(address_of(other), 8 * len(other) // s.itemsize, s.dtype)))
     if not abs(origin) < np.inf:
         return x[:0], where[:0], origin
     least = np.float64(origin) - 1 / scale
