@@ -177,6 +177,26 @@ def test_the_table_of_noise_by_hand(small):
             assert cell == estimate([peak[id(record)]["test_top5"] for record in same])
 
 
+def test_on_a_tail_of_images_every_loss_warms_up_for_longer():
+    images, features = (
+        load_study("imbalance").configurations(Options(flags=flags), [])
+        for flags in ({}, {"dataset": "topk/ambiguous"})
+    )
+    assert {each["flags"]["warmup_epochs"] for each in images} == {3}
+    assert {each["flags"]["warmup_epochs"] for each in features} == {1}
+
+
+def test_images_that_are_no_class_when_mirrored_have_five_crops():
+    study = load_study("multi-crop")
+    assert {each["crops"] for each in study.configurations(Options(), [])} == {5}
+    photographs = Options(flags={"data_dir": "imagenet"})
+    assert {each["crops"] for each in study.configurations(photographs, [])} == {10}
+    assert [table.title for table in study.report(finished(study, Options())).tables] == [
+        "Top-5 accuracy of 5 crops",
+        "Top-1 accuracy of 5 crops",
+    ]
+
+
 def test_multi_crop_averages_by_hand():
     import torch
 

@@ -15,7 +15,7 @@ from topk_registry.train.setup.datasets import open_split
 from topk_registry.train.setup.loaders import create_eval_loader
 from topk_studies.engine import training
 from topk_studies.engine.experiment import TrainingStudy
-from topk_studies.engine.settings import K
+from topk_studies.engine.settings import BUILT_IN, K
 from topk_studies.engine.statistics import Claim, estimate, paired, settle
 from topk_studies.engine.study import Configuration, Findings, Options, Progress, Record, Table
 from topk_studies.engine.tuning import Choice
@@ -24,7 +24,8 @@ from topk_studies.report.display import commands
 
 TAU = 0.1
 TEMPERED = ("smooth_topk_svm", "topk_nll")
-CROPS = 10
+CROPS = 10  # corners, centre, and their mirror images
+UPRIGHT = 5  # of the built-in images: mirrored, they are of no class
 WAYS = {
     "centre": "the centre crop alone",
     "scores": "mean of the scores",
@@ -54,7 +55,7 @@ class MultiCrop(TrainingStudy):
 
     def wanted(self, options: Options, known: Sequence[Record], seeds: Sequence[int]) -> list[Configuration]:
         return [
-            {**one, "crops": CROPS}
+            {**one, "crops": crops_of(one)}
             for loss in options.losses or self.LOSSES
             for one in variant_runs(options, loss, {"tau": TAU} if loss in TEMPERED else {}, seeds)
         ]
@@ -88,11 +89,20 @@ class MultiCrop(TrainingStudy):
     def report(self, records: Sequence[Record]) -> Findings:
         found = self.choices(records)
         return Findings(
-            tables=tuple(_table(f"Top-{k} accuracy of {CROPS} crops", found, f"top{k}") for k in (K, 1)),
+            tables=tuple(_table(f"Top-{k} accuracy of {_crops(records)} crops", found, f"top{k}") for k in (K, 1)),
             notes=settle(self.claims(found)),
             protocol=_protocol(records),
             commands=commands(self.NAME, records),
         )
+
+
+def crops_of(configuration: Configuration) -> int:
+    """How many crops suit the data of a run: images without mirror images have half as many."""
+    return UPRIGHT if configuration["flags"].get("dataset") == BUILT_IN else CROPS
+
+
+def _crops(records: Sequence[Record]) -> int:
+    return records[0].configuration["crops"] if records else CROPS
 
 
 @torch.inference_mode()

@@ -5,7 +5,8 @@ studies as ``DIR``, also writes the parts of the summary that it quotes beside t
 ``docs/results/features.json``.
 
 A text that quotes numbers of a report holds them between ``<!-- claims -->`` and ``<!-- /claims -->``; this writes them
-there, so that they are the report's.
+there, so that they are the report's. Between ``<!-- open -->`` and ``<!-- /open -->`` it writes what the open claims
+would take.
 """
 
 import json
@@ -15,6 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from topk_studies.report import undecided
+
 BLOCK = re.compile(r"(?<=<!-- claims -->\n).*?(?=<!-- /claims -->)", re.DOTALL)
 QUOTED = ("study", "title", "data", "command", "runs", "failed", "seconds", "notes")
 # studies of which tables are quoted too, by their titles
@@ -22,10 +25,11 @@ WITH_TABLES = {
     "tau": ("Accuracy by tau: top-5", "Accuracy by tau: top-1", "Beyond accuracy"),
     "several-labels": ("Several labels an image", "What tuning chose"),
     "rare-classes": ("Accuracy on a long tail",),
+    "small-sets": ("Prediction sets", "What tuning chose"),
 }
 VERDICTS = {"agrees": "agrees", "differs": "**differs**", "same": "no difference", "open": "open", "none": "none"}
 COLUMNS = ("claim", "the paper", "ours", "verdict", "study")
-DIFFERENCE = re.compile(r": [+-][0-9.]+( ± [0-9.]+)? points \(\d+ seeds?\b")
+DIFFERENCE = re.compile(r": [+-][0-9.]+( ± [0-9.]+)? (points|classes) \(\d+ seeds?\b")
 
 
 def claims(summaries: Sequence[Mapping[str, Any]]) -> str:
@@ -37,9 +41,10 @@ def claims(summaries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def update(text: str, summaries: Sequence[Mapping[str, Any]]) -> str:
-    """A text with its block of claims written anew."""
+    """A text with its block of claims written anew, and that of open claims where it has one."""
     if not BLOCK.search(text):
         raise ValueError("the text has no <!-- claims --> and <!-- /claims --> on lines of their own")
+    text = undecided.BLOCK.sub(lambda _: undecided.table(summaries), text)
     return BLOCK.sub(lambda _: claims(summaries), text)
 
 
