@@ -8,16 +8,19 @@ from topk_studies.engine.study import Record
 from .conftest import trained
 
 METRICS = ("top1", "top5", "macro_top1", "macro_top5", "many_top5", "medium_top5", "few_top5")
+OF_SETS = ("set_mean_size", "set_coverage")  # measures of prediction sets
 OF_SEVERAL = ("map", "macro_f1", "micro_f1", "top5_recall")  # metrics of several labels an image
 
 
 def invented(configuration) -> Record:
     """A record of plausible numbers that depend on the configuration alone."""
-    draw, several = random.Random(canonical(configuration)), random.Random(f"several {canonical(configuration)}")
+    words = canonical(configuration)
+    draw, several, sets = (random.Random(kind + words) for kind in ("", "several ", "sets "))
     rows = [
         {
             **{name: draw.uniform(10, 90) for metric in METRICS for name in (metric, f"test_{metric}")},
             **{name: several.uniform(10, 90) for metric in OF_SEVERAL for name in (metric, f"test_{metric}")},
+            **{name: sets.uniform(1, 90) for metric in OF_SETS for name in (metric, f"test_{metric}")},
             "train_loss": 1.0,
             "nonzero": draw.random(),
             "train_top1": 50.0,

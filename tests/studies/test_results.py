@@ -170,12 +170,12 @@ def test_on_clean_labels_the_advice_is_what_was_measured():
 def test_the_decision_says_which_losses_no_study_compares(monkeypatch):
     monkeypatch.syspath_prepend(str(RESULTS.parent / "_ext"))
     pictures = importlib.import_module("pictures")
-    compared = json.dumps([read(page) for page in quotes.PAGES])
+    compared = json.dumps([read(page) for page in (*quotes.PAGES, *quotes.OF_ONE)])
     told = {answer.replace("\n", ""): pictures.advised(answer) for _, answer in pictures.DECISION}
     for loss, words in told.items():
         assert ("no study of ours" in words) == (re.search(rf"\b{loss}\b", compared) is None), loss
     assert told["ce"] == "ce"
-    assert "no study of ours" in told["generalised_cross_entropy"]
+    assert "no study of ours" not in told["logit_adjustment"]  # a page of its own
 
 
 TUNE, FAQ = (RESULTS.parent / "guide" / name for name in ("tune.md", "faq.md"))
@@ -373,6 +373,17 @@ def test_runs_of_several_commands_are_collected(tmp_path):
     assert (found["runs"], row.network, row.noise, row.seeds) == (len(wanted), "usual", "0.4", "1")
     assert list(row.top5) == ["ce", "tau = 0.1", "tau = 0.3", "tau = 1"]
     assert tau.main([]) == 2
+
+
+def test_a_difference_of_sizes_is_told_as_one():
+    evidence = "set size of a less b: {} ± 0.10 classes (8 seeds)"
+    row = quotes.Row("a less b", "small-sets", ("set size of a less b",))
+    notes = [
+        {"verdict": "agrees", "evidence": evidence.format("+2.00")},
+        {"verdict": "same", "evidence": f"{evidence.format('+0.05')}; no difference larger than 0.2"},
+    ]
+    told = [quotes.cell(row, [{"study": "small-sets", "notes": [note]}]) for note in notes]
+    assert told == ["+2.0 ± 0.1", "no difference above 0.2"]
 
 
 @pytest.mark.parametrize(

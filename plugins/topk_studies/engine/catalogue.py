@@ -27,6 +27,7 @@ OWN = {  # questions of ours, no table of a paper
     "noise-kinds": "robust losses where labels are wrong as people make them wrong",
     "rare-classes": "weights, samplers and losses for the rare classes of a long tail",
     "several-labels": "which loss to take where an image has several labels",
+    "small-sets": "which loss has small prediction sets, conformal training among them",
 }
 STUDIES = {**PAPERS, **OWN, "compare": "which registered loss to take on your data, and how sure that is"}
 ON_IMAGENET = ("small-data", "imbalance", "multi-crop")  # in their papers

@@ -18,6 +18,7 @@ from topk_studies.engine.study import Estimate, Note
 
 ALPHA = 0.05  # the chance that any verdict of a study is wrong
 LOOKS = (5, 8, 13, 21, 40)  # numbers of seeds at which claims are judged; fewer than the first decide nothing
+POINTS = "points"
 EFFECT = 1.0  # points of accuracy: the smallest difference that matters, unless a claim names another
 
 
@@ -61,6 +62,7 @@ class Claim:
         effect: the smallest difference that matters.
         none: whether the claim is, instead, that there is no difference that matters.
         paper: the paper's own difference, in points, where it could be checked.
+        unit: what is counted where it is not points of accuracy.
     """
 
     text: str
@@ -70,6 +72,7 @@ class Claim:
     effect: float = EFFECT
     none: bool = False
     paper: float | None = None
+    unit: str = POINTS
 
 
 def settle(claims: Sequence[Claim | Note], *, count: int | None = None) -> tuple[Note, ...]:
@@ -86,7 +89,7 @@ def settle(claims: Sequence[Claim | Note], *, count: int | None = None) -> tuple
 def _settled(claim: Claim, count: int) -> Note:
     values = list(claim.differences.values())
     gap = estimate(values, 1 - share_of_alpha(len(values), count))
-    note = judge(claim.text, gap, claim.of, claim.effect, none=claim.none)
+    note = judge(claim.text, gap, claim.of, claim.effect, none=claim.none, unit=claim.unit)
     return note if claim.paper is None else replace(note, paper=f"{claim.paper:+.2f}")
 
 
@@ -96,7 +99,9 @@ def share_of_alpha(seeds: int, claims: int) -> float:
     return ALPHA / claims * look / sum(LOOKS)
 
 
-def judge(claim: str, gap: Estimate | None, of: str, effect: float = EFFECT, *, none: bool = False) -> Note:
+def judge(
+    claim: str, gap: Estimate | None, of: str, effect: float = EFFECT, *, none: bool = False, unit: str = POINTS
+) -> Note:
     """Compare a paper's claim that a difference is above 0, or ``none`` that matters, with its interval.
 
     The runs agree, or differ, where the interval excludes 0; they show no difference that matters where it lies within
@@ -110,7 +115,7 @@ def judge(claim: str, gap: Estimate | None, of: str, effect: float = EFFECT, *, 
     interval = "" if few else f" ± {gap.half_width:.2f}"
     seeds = f"{gap.count} seed{'s' if gap.count > 1 else ''}{f', of {LOOKS[0]} that a verdict needs' if few else ''}"
     words = f"; no difference larger than {effect:g}" if verdict == "same" or (none and verdict == "agrees") else ""
-    return Note(claim, verdict, f"{of}: {gap.mean:+.2f}{interval} points ({seeds}){words}")
+    return Note(claim, verdict, f"{of}: {gap.mean:+.2f}{interval} {unit} ({seeds}){words}")
 
 
 def _verdict(gap: Estimate, effect: float, small: bool, none: bool) -> str:

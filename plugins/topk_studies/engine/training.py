@@ -84,7 +84,7 @@ def command(configuration: Configuration) -> str:
 
 def run(configuration: Configuration, work: Path, progress: Progress) -> dict[str, Any]:
     """Train, and measure each epoch on both splits; goes on from ``work`` where an interrupt left something there."""
-    watch = _Watch(configuration["test_split"], progress)
+    watch = _Watch(configuration["test_split"], progress, sets=configuration.get("sets", False))
     trained = _watched(configuration, work, watch, weights=False)
     return {"history": [_measured(row) for row in trained.progress.history], "data": watch.data()}
 
@@ -157,10 +157,15 @@ class _Watch:
     calibration error of the marginals (``test_calibration_top5``), the mean size of prediction sets that hold the label
     nine times in ten (``test_set_mean_size``) and, where the posterior is known, the excess risk
     (``test_excess_top5``).
+
+    Args:
+        split: the test split.
+        progress: told how far the run is.
+        sets: measure prediction sets on the validation split, too (``set_mean_size``), so that they can choose.
     """
 
-    def __init__(self, split: str, progress: Progress) -> None:
-        self.split, self.progress = split, progress
+    def __init__(self, split: str, progress: Progress, *, sets: bool = False) -> None:
+        self.split, self.progress, self.sets = split, progress, sets
 
     def follow(self, run: Run) -> None:
         self.device, self.num_classes = run.compute.device, run.config.num_classes
@@ -176,7 +181,7 @@ class _Watch:
             known = self.test.loader.dataset
             self.excess = [ExcessRisk(known, self.sizes)] if hasattr(known, "bayes_error") else []
             self.validation = run.evaluator.loader.dataset
-            self._begin()
+            self._begin(run)
             run.task.criterion.register_forward_pre_hook(self._see)
 
     def data(self) -> dict[str, Any]:
@@ -211,7 +216,9 @@ class _Watch:
         self._count()
         training = {f"train_{k}": 100 * value for k, value in self._seen.compute().items() if "macro" not in k}
         training |= self._sparsity.compute()
-        self._begin()
+        for observer in run.evaluator.observers if run.evaluator is not None else ():
+            training |= observer.results()
+        self._begin(run)
         return {f"test_{name}": value for name, value in test.items()} | training
 
     def _observers(self) -> list[Any]:
@@ -221,10 +228,16 @@ class _Watch:
         calibrations = [Calibration(k) for k in self.sizes if 1 < k < self.test.num_classes]
         observers: list[Any] = [*calibrations, *self.excess]
         if len(self.test.loader.dataset) // 2 >= fewest(MISSED):
-            observers.append(SetEvaluation("lac", MISSED, {}, seed=self.seed))
+            observers.append(self._set_evaluation())
         return observers
 
-    def _begin(self) -> None:
+    def _set_evaluation(self) -> SetEvaluation:
+        return SetEvaluation("lac", MISSED, {}, seed=self.seed)
+
+    def _begin(self, run: Run) -> None:
+        """Begin to measure the next epoch."""
+        if self.sets and run.evaluator is not None:
+            run.evaluator.observers = [self._set_evaluation()]
         self._sparsity = GradientSparsity()
         self._seen = TopKAccuracy(self.sizes, num_classes=self.num_classes, device=self.device)
         self._uncounted: list[tuple[Tensor, Tensor]] = []

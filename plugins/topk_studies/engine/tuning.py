@@ -17,6 +17,7 @@ from topk_studies.engine.training import configure
 
 TUNING_SEED = 1000  # where seeds are added until claims are decided, trials run on this one and no result does
 TUNED = ("lr", "loss_opt", "normalize_classifier")
+SMALLER = ("set_mean_size",)  # metrics that are better the smaller they are
 
 
 def run_of(options: Options, **flags: Any) -> Configuration:
@@ -67,7 +68,12 @@ def best_of(records: Sequence[Record], metric: str) -> Record | None:
     """The record with the best validation epoch; the first of equals."""
     if len(records) == 1:
         return records[0]
-    return max(records, key=lambda record: score(record, metric, "validation"), default=None)
+    return max(records, key=lambda record: better(score(record, metric, "validation"), metric), default=None)
+
+
+def better(value: float, metric: str) -> float:
+    """The value of a metric, with a sign that makes the larger the better one."""
+    return -value if metric in SMALLER else value
 
 
 def score(record: Record, metric: str, split: str = "test", *, by: str = "") -> float:
@@ -77,7 +83,7 @@ def score(record: Record, metric: str, split: str = "test", *, by: str = "") -> 
 
 
 def best_epoch(record: Record, metric: str) -> dict[str, float]:
-    return max((row for row in record.result["history"] if metric in row), key=lambda row: row[metric])
+    return max((row for row in record.result["history"] if metric in row), key=lambda row: better(row[metric], metric))
 
 
 def metric_of(records: Sequence[Record]) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NUMBER = re.compile(r"^(?P<words>.*): (?P<mean>[+-][0-9.]+) ± (?P<half>[0-9.]+) points")
+NUMBER = re.compile(r"^(?P<words>.*): (?P<mean>[+-][0-9.]+) ± (?P<half>[0-9.]+) (?P<unit>points|classes)")
+AXES = {"points": "points of accuracy", "classes": "classes in a set"}
 LOOKS = {  # of each verdict: its words, colour, marker, and whether the marker is filled
     "agrees": ("agrees with the paper", "#15956b", "o", True),
     "differs": ("differs", "#d9540b", "D", True),
@@ -21,7 +22,7 @@ TICKS = (-30, -10, -5, -2, -1, 0, 1, 2, 5, 10, 30, 80)
 
 @dataclass(frozen=True)
 class Difference:
-    """A claim that is a difference: of what, in points, with the half width of its interval."""
+    """A claim that is a difference: of what, in which unit, with the half width of its interval."""
 
     study: str
     words: str
@@ -29,6 +30,7 @@ class Difference:
     half: float
     verdict: str
     paper: float | None
+    unit: str = "points"
 
 
 def differences(summaries: Iterable[Mapping[str, Any]]) -> list[Difference]:
@@ -39,7 +41,9 @@ def differences(summaries: Iterable[Mapping[str, Any]]) -> list[Difference]:
             if match := NUMBER.match(note["evidence"]):
                 paper = float(note["paper"]) if note.get("paper") else None
                 numbers = float(match["mean"]), float(match["half"])
-                found.append(Difference(summary["title"], match["words"], *numbers, note["verdict"], paper))
+                found.append(
+                    Difference(summary["title"], match["words"], *numbers, note["verdict"], paper, match["unit"])
+                )
     return found
 
 
@@ -57,6 +61,7 @@ def picture(found: Sequence[Difference]) -> "Figure":
             y += 1
         places.append(y)
         y += 1
+    units = dict.fromkeys(each.unit for each in found)
     figure = Figure(figsize=(9.0, 0.9 + 0.215 * y), layout="constrained")
     axes = figure.subplots()
     axes.axvline(0, color="0.4", linewidth=0.9)
@@ -88,12 +93,13 @@ def picture(found: Sequence[Difference]) -> "Figure":
     axes.grid(axis="x", linewidth=0.5, color="0.85")
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.set_xlabel("points of accuracy; above 0 the claim holds")
+    axes.set_xlabel(f"{', '.join(AXES[unit] for unit in units)}; above 0 the claim holds")
     shown = [look for verdict, look in LOOKS.items() if any(each.verdict == verdict for each in found)]
     handles = [
         Line2D([], [], color=colour, marker=marker, markerfacecolor=colour if filled else "none", label=words)
         for words, colour, marker, filled in shown
     ]
-    handles.append(Line2D([], [], color="0.1", marker="x", linestyle="none", label="the paper's value"))
+    if any(each.paper is not None for each in found):
+        handles.append(Line2D([], [], color="0.1", marker="x", linestyle="none", label="the paper's value"))
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize=8, frameon=False)
     return figure

@@ -6,7 +6,7 @@ from typing import Any
 from topk_studies.engine.statistics import difference
 from topk_studies.engine.study import Estimate, Figure, Record, Table, Value
 from topk_studies.engine.training import command
-from topk_studies.engine.tuning import Choice, score
+from topk_studies.engine.tuning import SMALLER, Choice, better, score
 from topk_studies.report.plots import legend, lines
 
 Key = Callable[[Choice], Any]
@@ -122,9 +122,11 @@ def trials_table(found: Sequence[Choice], key_name: str, key: Key, metric: str, 
     rows = []
     for choice in found:
         scores = [score(record, metric, "validation") for record in choice.trials]
-        rows.append((key(choice), name(choice), spelt(choice.trial), len(scores), max(scores), min(scores)))
+        scores.sort(key=lambda value: better(value, metric))
+        rows.append((key(choice), name(choice), spelt(choice.trial), len(scores), scores[-1], scores[0]))
     columns = (key_name, "loss", "chosen", "trials", f"best {metric_name(metric)}", "worst")
-    return Table("What tuning chose", columns, tuple(rows), "Validation split, first seed, best epoch, percent.")
+    unit = "classes" if metric in SMALLER else "percent"
+    return Table("What tuning chose", columns, tuple(rows), f"Validation split, first seed, best epoch, {unit}.")
 
 
 def differences_table(

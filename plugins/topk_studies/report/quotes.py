@@ -20,12 +20,16 @@ from topk_studies.report import regime, tau
 
 REGIME = "regime"  # the file of accuracies by epoch
 PAGES = {"features": "on feature vectors", "images": "on images"}
+OF_ONE = ("rare_classes", "several_labels")  # pages of one study, which may be quoted, too
 BLOCK = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- /measured -->)", re.DOTALL)
 BY_TAU = re.compile(r"(?<=<!-- tau -->\n).*?(?=<!-- /tau -->)", re.DOTALL)
 BY_EPOCH = re.compile(r"(?<=<!-- regime -->\n).*?(?=<!-- /regime -->)", re.DOTALL)
 DEFAULT_TAU = re.compile(r"(?<=<!-- default of tau -->\n).*?(?=<!-- /default of tau -->)", re.DOTALL)
 QUOTE = re.compile(r"(<!-- (\w+) (\w+) -->).*?(<!-- / -->)")
-NUMBER = re.compile(r": (?P<mean>[+-][0-9.]+)(?: ± (?P<half>[0-9.]+))? points")
+NUMBER = re.compile(r": (?P<mean>[+-][0-9.]+)(?: ± (?P<half>[0-9.]+))? (?:points|classes)")
+
+SMALLEST = re.compile(r"no difference larger than ([0-9.]+)")
+SAME = "no difference"
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]  # by page, the studies with their notes
 
@@ -125,20 +129,49 @@ FURTHER = {  # quoted in sentences, and no part of the table
     "most": Row("100 classes", "spherical", ("100 classes, top-1 of ce less log_spherical_softmax",), sign=-1),
     "quiet": Row("epsilon = 1 less 0", "noise-parameter", ("top-5 of epsilon = 1 less epsilon = 0",)),
     "loud": Row("epsilon = 1 less 100", "noise-parameter", ("top-5 of epsilon = 1 less epsilon = 100",)),
+    **{
+        name: Row(
+            f"wrong labels of four kinds, {metric}: `{loss}` less cross-entropy",
+            "noise-kinds",
+            (f"mean over confusions, annotators, uniform, family, {metric} of {loss} less ce",),
+        )
+        for name, loss, metric in (
+            ("generalised", "generalised_cross_entropy", "top-1"),
+            ("adaptive", "aldr_kl", "top-1"),
+            ("lenient", "epsilon_softmax", "top-1"),
+            ("five", "epsilon_softmax k=5", "top-5"),
+            ("smooth", "smooth_topk_svm", "top-5"),
+        )
+    },
+    "adjusted": Row(
+        "a long tail, macro top-5: `logit_adjustment` less cross-entropy",
+        "rare-classes",
+        ("macro top-5 of logit_adjustment less cross-entropy",),
+    ),
+    "small": Row(
+        "classes in a prediction set: cross-entropy less `conformal_training`",
+        "small-sets",
+        ("set size of ce less conformal_training",),
+    ),
+    "steady": Row(
+        "classes in a prediction set: cross-entropy less `conformal_training_low_variance`",
+        "small-sets",
+        ("set size of ce less conformal_training_low_variance",),
+    ),
     "draws": Row("50 draws less 5", "noise-parameter", ("top-5 of B = 50 less B = 5",)),
 }
 
 
 def read(folder: Path) -> Results:
     """The results of every page, as the repository keeps them."""
-    files = dict.fromkeys((*PAGES, *tau.WORDS, REGIME))
+    files = dict.fromkeys((*PAGES, *OF_ONE, *tau.WORDS, REGIME))
     return {file: json.loads((folder / f"{file}.json").read_text(encoding="utf-8")) for file in files}
 
 
 def cell(row: Row, studies: Sequence[Mapping[str, Any]]) -> str:
     """A difference on one page, with its verdict where that is not that one is ahead."""
     notes = [_note(studies, row.study, words) for words in row.compared]
-    found = [(note["verdict"], *_number(note, row.sign)) for note in notes]
+    found = [(_verdict(note), *_number(note, row.sign)) for note in notes]
     if row.span and all(verdict in ("agrees", "differs") for verdict, _, _ in found):
         means = sorted(mean for _, mean, _ in found)
         return f"{means[0]:+.1f} to {means[-1]:+.1f}"
@@ -165,7 +198,7 @@ def update(text: str, results: Results) -> str:
 
 def studied(results: Results) -> set[str]:
     """The losses that a claim of the studies compares."""
-    compared = (note["evidence"] for page in PAGES for study in results[page] for note in study["notes"])
+    compared = (note["evidence"] for page in (*PAGES, *OF_ONE) for study in results[page] for note in study["notes"])
     return {word for evidence in compared for word in re.findall(r"[a-z_]+", evidence)}
 
 
@@ -180,9 +213,15 @@ def _number(note: Mapping[str, Any], sign: int) -> tuple[float, str]:
     return sign * float(match["mean"]), f"{float(match['half']):.1f}"
 
 
+def _verdict(note: Mapping[str, Any]) -> str:
+    """The verdict; where no difference matters, with the smallest one that would."""
+    smallest = SMALLEST.search(note["evidence"])
+    return f"{SAME} above {smallest[1] if smallest else 1}" if note["verdict"] == "same" else note["verdict"]
+
+
 def _told(verdict: str, mean: float, half: str) -> str:
-    if verdict == "same":
-        return "no difference above 1"
+    if verdict.startswith(SAME):
+        return verdict
     return f"{'' if verdict in ('agrees', 'differs') else f'{verdict}: '}{mean:+.1f} ± {half}"
 
 
