@@ -309,6 +309,8 @@ def test_the_example_of_very_many_classes_runs():
     exec(block("docs/guide/many_classes.md", "very many classes"), scope)
     assert [part.shape for part in scope["best"]] == [(4, 5)] * 3
     assert scope["head"].weight.grad.any()
+    exec(block("docs/guide/many_classes.md", "chunked update"), scope)
+    assert scope["head"].weight.grad is None
     exec(block("docs/guide/many_classes.md", "spherical output layer"), scope)
 
 

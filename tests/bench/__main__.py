@@ -5,10 +5,11 @@ with and without CUDA graphs, caches flushed, beside compiled cross-entropy. Wit
 is read from a report of theirs and noted, and times are taken even where some failed.
 
 Other measurements have commands of their own: ``python -m tests.bench instructions`` counts the machine instructions of
-the GPU kernels, ``linear`` times classifiers with very many classes beside those of PyTorch, ``scoring MODEL`` times
-``topk-registry score``, ``serving MODEL`` loads the HTTP service by numbers of workers and clients, and ``trials`` puts
-it under the loads that once took it down. ``first_use`` times the first call of each loss, ``steps`` training steps and
-the loss's share of them, and ``targets DIR`` says of the reports of a GPU in a folder which targets they meet.
+the GPU kernels, ``linear`` times classifiers with very many classes beside those of PyTorch, ``chunked_update`` times
+their whole training steps and measures the memory, ``scoring MODEL`` times ``topk-registry score``, ``serving MODEL``
+loads the HTTP service by numbers of workers and clients, and ``trials`` puts it under the loads that once took it down.
+``first_use`` times the first call of each loss, ``steps`` training steps and the loss's share of them, and ``targets
+DIR`` says of the reports of a GPU in a folder which targets they meet.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from tests.bench.report import dumps, environment, record, table
 from topk_studies.timing.contest import Case, Operator
 from topk_studies.timing.measure import measure
 
-OTHERS = ("first_use", "instructions", "linear", "scoring", "serving", "steps", "targets", "trials")
+OTHERS = ("chunked_update", "first_use", "instructions", "linear", "scoring", "serving", "steps", "targets", "trials")
 QUICK_SHAPES = ((8, 50, 3), (8, 200, 5))
 
 

@@ -404,7 +404,7 @@ def test_states_load_with_an_update_and_without(name, state):
     near = {"float32": 0.0, "bfloat16": 2.0**-8, "int8": 2.0**-4}[state]
     plain, chunked = train(name), train(name, update={"state": state})
     optimizer = OPTIMIZERS[name](grouped(layer()))
-    optimizer.register_load_state_dict_pre_hook(states.expand_states)
+    optimizer.register_load_state_dict_pre_hook(ChunkedUpdate.expand_states)
     optimizer.load_state_dict(chunked[1].state_dict())
     weight = optimizer.param_groups[1]["params"][0]
     kept = optimizer.state[weight]

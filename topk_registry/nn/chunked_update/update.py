@@ -61,6 +61,8 @@ class ChunkedUpdate:
     Large Output Spaces*, ICML 2025.
     """
 
+    expand_states = staticmethod(states.expand_states)
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -288,7 +290,8 @@ class ChunkedUpdate:
             if parameter.grad is not None:
                 raise RuntimeError(
                     "the layer has a gradient from elsewhere than its loss, such as a penalty on its weight, which a "
-                    "ChunkedUpdate does not see: use the optimizer's weight_decay, or leave the ChunkedUpdate out"
+                    "ChunkedUpdate does not see: use the optimizer's weight_decay, or leave the ChunkedUpdate out. A "
+                    "gradient from before the ChunkedUpdate goes away by optimizer.zero_grad()"
                 )
         if self._pending:
             counts = self._begin(self._pending[0][0])
