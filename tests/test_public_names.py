@@ -57,8 +57,8 @@ NAMESPACES = {
         WorkerDiedError WrongLabelsError
     """,
     "functional": """
-        linear_smooth_topk perturbed_topk smooth_topk_loss soft_hinge topk_label_margins topk_log_odds topk_marginals
-        topk_margins
+        linear_smooth_topk linear_soft_topk perturbed_topk smooth_topk_loss soft_hinge topk_label_margins topk_log_odds
+        topk_marginals topk_margins
     """,
     "metrics": """
         GradientSparsity LabelSetMetrics MarginalCalibration SetCoverage StreamingMetric TopKAccuracy average_precision

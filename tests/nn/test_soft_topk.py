@@ -1,0 +1,118 @@
+"""The soft top-k of a linear layer, in chunks and over ranks: loss and gradients of all logits at once."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from tests import ranks
+from topk_registry import create_loss
+from topk_registry.functional import linear_soft_topk
+
+D, N, B = 6, 37, 5
+DOUBLE = torch.float64
+OPTIONS = (
+    {"k": 3}, {"k": 20.5, "tau": 0.3}, {"k": 36.5, "reduction": "sum"}, {"k": 0.4, "reduction": "none"},
+    {"k": 5, "tau": 1e-3}, {"k": 5, "weighted": True},
+)  # fmt: skip
+
+
+def problem(n: int = N, dtype: torch.dtype = DOUBLE) -> tuple[torch.Tensor, ...]:
+    g = torch.Generator().manual_seed(n)
+    x, W, bias = (torch.randn(shape, generator=g, dtype=DOUBLE).to(dtype) for shape in ((B, D), (n, D), (n,)))
+    target = torch.randint(n, (B,), generator=g)
+    target[1] = -100
+    return x, W, bias, target
+
+
+def by_logits(x, W, bias, target, weighted: bool = False, **options):
+    weight = torch.linspace(0, 2, len(W), dtype=DOUBLE) if weighted else None
+    leaves = [t.detach().clone().requires_grad_() for t in (x, W, bias)]
+    loss = create_loss("soft_topk", weight=weight, **options)(F.linear(*leaves), target)
+    return loss.detach(), torch.autograd.grad(loss.sum(), leaves)
+
+
+def by_layer(x, W, bias, target, weighted: bool = False, **options):
+    weight = torch.linspace(0, 2, len(W), dtype=DOUBLE) if weighted else None
+    leaves = [t.detach().clone().requires_grad_() for t in (x, W, bias)]
+    loss = linear_soft_topk(*leaves, target, class_weight=weight, **options)
+    return loss.detach(), torch.autograd.grad(loss.sum(), leaves)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("chunk", [None, 1, 10])
+def test_chunks_are_all_logits(options, chunk):
+    tight = 1e-11 if options.get("tau", 1) >= 0.1 else 1e-8  # across a gap of 1000s, b has the rounding of those
+    found, wanted = by_layer(*problem(), chunk=chunk, **options), by_logits(*problem(), **options)
+    torch.testing.assert_close(found, wanted, rtol=tight, atol=tight)
+
+
+def test_single_precision():
+    found = by_layer(*problem(500, torch.float32), k=50, chunk=100)
+    x, W, bias, target = problem(500, torch.float32)
+    wanted = by_logits(x.double(), W.double(), bias.double(), target, k=50)
+    for one, exact in zip((found[0], *found[1]), (wanted[0], *wanted[1]), strict=True):
+        torch.testing.assert_close(one.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_clusters_of_scores():
+    """Every step is taken from somewhere, with gaps of thousands."""
+    g = torch.Generator().manual_seed(0)
+    centre = torch.randn(200, 4, generator=g, dtype=DOUBLE) * 10 ** (4 * torch.rand(200, 1, generator=g) - 1)
+    s = centre.gather(1, torch.randint(4, (200, 30), generator=g)) + 0.1 * torch.randn(200, 30, generator=g)
+    label = torch.randint(30, (200,), generator=g)
+    eye = torch.eye(30, dtype=DOUBLE)
+    for k in (1, 7, 12.5, 29):
+        wanted = create_loss("soft_topk", k=k, reduction="none")(s, label)
+        torch.testing.assert_close(
+            linear_soft_topk(s, eye, None, label, k=k, reduction="none", chunk=7), wanted, rtol=1e-9, atol=1e-9
+        )
+
+
+def test_bad_arguments():
+    x, W, bias, target = problem()
+    with pytest.raises(ValueError, match="k must be below the number of classes: k = 37, weight has 37"):
+        linear_soft_topk(x, W, bias, target, k=37)
+    with pytest.raises(ValueError, match="tau must be positive and finite, got 0"):
+        linear_soft_topk(x, W, bias, target, tau=0)
+    with pytest.raises(ValueError, match="target must be class indices"):
+        linear_soft_topk(x, W, bias, torch.rand(B, N))
+
+
+def over_ranks():
+    world, rank = dist.get_world_size(), dist.get_rank()
+    x, W, bias, target = problem()
+    most = -(-N // world)
+    rows = [3, 0, 2][:world] if world == 3 else [3, 2]
+    for options in OPTIONS:
+        weighted = torch.linspace(0, 2, N, dtype=DOUBLE) if options.get("weighted") else None
+        given = {name: value for name, value in options.items() if name != "weighted"}
+        wanted, exact = by_logits(x, W, bias, target, **options)
+        tight = 1e-11 if options.get("tau", 1) >= 0.1 else 1e-8
+        for replicated in (False, True):
+            mine = slice(None) if replicated else slice(sum(rows[:rank]), sum(rows[: rank + 1]))
+            own = slice(rank * most, (rank + 1) * most)
+            leaves = [t.detach().clone().requires_grad_() for t in (x[mine], W[own], bias[own])]
+            loss = linear_soft_topk(
+                *leaves, target[mine], class_weight=weighted, chunk=4, process_group=dist.group.WORLD,
+                replicated=replicated, averaged=False, **given,
+            )  # fmt: skip
+            found = torch.autograd.grad(loss.sum(), leaves)
+            rows_wanted = wanted[mine] if given.get("reduction") == "none" else wanted
+            torch.testing.assert_close(loss.detach(), rows_wanted, rtol=tight, atol=tight)
+            for one, whole in zip(found, (exact[0][mine], exact[1][own], exact[2][own]), strict=True):
+                torch.testing.assert_close(one, whole, rtol=tight, atol=tight)
+    try:
+        linear_soft_topk(x, W[:1], bias[:1], target, process_group=dist.group.WORLD, tau=0.0 if rank else 1.0)
+    except ValueError as error:
+        assert "tau must be positive" in str(error)
+    else:
+        raise AssertionError("one rank's bad option is an error on all")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 3])
+def test_over_ranks(world, tmp_path):
+    if not dist.is_available():
+        pytest.skip("torch is built without distributed")
+    ranks.expect_none(ranks.run(world, {"over_ranks": over_ranks}, tmp_path)["over_ranks"])

@@ -1,0 +1,181 @@
+"""The loss with classes in chunks, on one process or several: a few numbers a row for each step, never all scores.
+
+Each step of equation 7 makes the scores of every chunk anew and keeps ten numbers a row, which the ranks gather. They
+are merged in one order, so that all ranks take the same steps, to the bit. The backward pass makes the scores again.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from topk_registry.ops.process_group import Group, all_gather
+from topk_registry.ops.targets.table import wide
+
+MOST_STEPS = 100  # 3 to 6 in practice
+PATIENCE = 30  # steps from which on every second one halves the bracket
+
+
+class Classes(NamedTuple):
+    """Rows' scores as a layer makes them, or where there is no weight as they are, of the classes of this rank."""
+
+    x: Tensor  # features [B, d], or scores [B, m]
+    weight: Tensor | None
+    bias: Tensor | None
+    chunk: int
+    dtype: torch.dtype  # of products of matrices
+
+    def __iter__(self) -> Iterator[tuple[int, Tensor | None, Tensor]]:
+        """Each chunk's first class, its rows of the weight, and its scores [B, chunk] in at least single precision."""
+        if self.weight is None:
+            yield 0, None, wide(self.x)
+            return
+        for first in range(0, len(self.weight), self.chunk):
+            W = self.weight[first : first + self.chunk].to(self.dtype)
+            bias = None if self.bias is None else self.bias[first : first + self.chunk].to(self.dtype)
+            yield first, W, wide(F.linear(self.x.to(self.dtype), W, bias))
+
+
+class Sums(NamedTuple):
+    """Both sides of equation 3, below b and above, each [2, B], relative to the nearest score of the side."""
+
+    near: Tensor  # its distance
+    total: Tensor  # of p, above of 1 - p
+    slope: Tensor  # of v
+    bend: Tensor  # of the derivative of v to b
+    count: Tensor
+
+
+def sums_of(u: Tensor) -> Sums:
+    """The sums over scores u = x - b [B, m]."""
+    above = u > 0
+    sides = []
+    for inside, sign in ((~above, -1.0), (above, 1.0)):
+        distance = torch.where(inside, u.abs(), torch.inf)
+        near = distance.amin(1)
+        near = torch.where(near < torch.inf, near, 0.0)
+        small = (-distance).exp()
+        p = (near[:, None] - distance).exp() / (1 + small)
+        v = p / (1 + small)
+        bend = sign * v * (1 - small) / (1 + small)
+        sides.append((near, p.sum(1), v.sum(1), bend.sum(1), inside.sum(1).to(u.dtype)))
+    near, total, slope, bend, count = (torch.stack(pair) for pair in zip(*sides, strict=True))
+    return Sums(near, total, slope, bend, count)
+
+
+def merged(parts: Sequence[Sums]) -> Sums:
+    """The sums over all classes from those over parts of them."""
+    near, total, slope, bend, count = (torch.stack(each) for each in zip(*parts, strict=True))
+    least = torch.where(total > 0, near, torch.inf).amin(0)
+    least = torch.where(least < torch.inf, least, 0.0)
+    factor = torch.where(total > 0, (least - near).exp(), 0.0)
+    return Sums(least, *((factor * each).sum(0) for each in (total, slope, bend)), count.sum(0))
+
+
+def step_of(sums: Sums, k: float) -> Tensor:
+    """A step of Newton's method for equation 7, [B]."""
+    more = sums.count[1] - k
+    more = torch.stack((more, -more))
+    small = (-sums.near).exp()
+    alone = more <= 0
+    whole = torch.where(alone, sums.total, more + small * sums.total)
+    logs = whole.log() - torch.where(alone, sums.near, 0.0)
+    slopes = torch.where(alone, sums.slope, small * sums.slope) / whole
+    return (logs[0] - logs[1]) / slopes.sum(0)
+
+
+class LabelLosses(torch.autograd.Function):
+    """-log p of each row's label [B], the same on all ranks.
+
+    The gradient of features is this rank's part: the sum over the ranks is the whole.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, label: Tensor, k: float, tau: float,
+        chunk: int, dtype: torch.dtype, group: Group | None,
+    ) -> Tensor:  # fmt: skip
+        """``label`` counts from this rank's first class, and is -1 for those of other ranks."""
+        classes = Classes(x, weight, bias, chunk, dtype)
+        log_total, x_y, possible = _first_pass(classes, label, tau, group)
+        eps = torch.finfo(log_total.dtype).eps
+        solvable = (possible > k) & (log_total < torch.inf)
+        b = torch.where(solvable, log_total - torch.log(torch.as_tensor(k)).to(log_total), torch.nan)  # equation 4
+        low, high = torch.full_like(b, -torch.inf), torch.full_like(b, torch.inf)
+        turn = 0
+        while True:
+            sums = _of_all([sums_of(s / tau - b[:, None]) for _, _, s in classes], b, group)
+            step = step_of(sums, k)
+            across = torch.where(sums.count[1] == k, sums.near.amax(0), 0.0)
+            enough = eps**0.5 / 2 + 4 * eps * (across + b.abs())  # x - b is rounded by as much
+            if turn == MOST_STEPS or not bool((step.abs() > enough).any()):  # rows of NaN are done
+                break
+            turn += 1
+            low, high = torch.where(step > 0, b, low), torch.where(step > 0, high, b)
+            after = b + step
+            slow = (low > -torch.inf) & (turn > PATIENCE and turn % 2 == 0)
+            b = torch.where((after < low) | (after > high) | slow, (low + high) / 2, after)
+        nearest = (sums.near + torch.stack((step, -step))).amin(0)
+        slope = ((nearest - sums.near).exp() * (sums.slope + step * sums.bend)).sum(0)  # to second order in the step
+        b = b + step
+        ctx.save_for_backward(x, weight, bias, label, b, nearest, slope, x_y)
+        ctx.options = tau, chunk, dtype
+        return F.softplus(b - x_y, threshold=40.0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, label, b, nearest, slope, x_y = ctx.saved_tensors
+        tau, chunk, dtype = ctx.options
+        share = torch.where(g != 0, g * torch.sigmoid(b - x_y) / tau, 0.0)
+        of_x: Tensor | None = None
+        of_weight = of_bias = None
+        if weight is not None:
+            of_x = torch.zeros_like(x, dtype=wide(x).dtype)
+            of_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+            of_bias = torch.empty_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        for first, W, s in Classes(x, weight, bias, chunk, dtype):
+            distance = (s / tau - b[:, None]).abs()
+            v = (nearest[:, None] - distance).exp() / (1 + (-distance).exp()) ** 2
+            ds = torch.where(share[:, None] != 0, v * (share / slope)[:, None], 0.0)
+            place = label - first
+            here = (label >= 0) & (place >= 0) & (place < s.shape[1])
+            ds.scatter_add_(1, torch.where(here, place, 0)[:, None], torch.where(here, -share, 0.0)[:, None])
+            if W is None or of_x is None:
+                of_x = ds
+                break
+            ds = ds.to(dtype)
+            of_x += ds @ W
+            if of_weight is not None:
+                of_weight[first : first + len(W)] = ds.T @ x.to(dtype)
+            if of_bias is not None:
+                of_bias[first : first + len(W)] = ds.sum(0)
+        return None if of_x is None else of_x.to(x.dtype), of_weight, of_bias, *(None,) * 6
+
+
+def _first_pass(classes: Classes, label: Tensor, tau: float, group: Group | None) -> tuple[Tensor, Tensor, Tensor]:
+    """log sum e^x, the label's x, and how many scores are above -inf, each [B]; of all ranks."""
+    like = wide(classes.x.new_empty(0, dtype=classes.dtype))
+    nothing = like.new_full((len(label),), -torch.inf)
+    log_total, x_y, possible = nothing, nothing, torch.zeros_like(nothing)
+    for first, _, s in classes:
+        x = s / tau
+        log_total = torch.logaddexp(log_total, x.logsumexp(1))
+        possible = possible + (s > -torch.inf).sum(1)
+        place = label - first
+        here = (label >= 0) & (place >= 0) & (place < s.shape[1])
+        x_y = torch.where(here, x.gather(1, torch.where(here, place, 0)[:, None])[:, 0], x_y)
+    if group is None:
+        return log_total, x_y, possible
+    parts = all_gather(torch.stack((log_total, x_y, possible)), group, "finding the threshold")
+    return parts[:, 0].logsumexp(0), parts[:, 1].amax(0), parts[:, 2].sum(0)
+
+
+def _of_all(parts: list[Sums], like: Tensor, group: Group | None) -> Sums:
+    if group is None:
+        return merged(parts)
+    own = torch.stack(merged(parts)) if parts else like.new_zeros(len(Sums._fields), 2, len(like))
+    return merged([Sums(*rank) for rank in all_gather(own, group, "finding the threshold")])
