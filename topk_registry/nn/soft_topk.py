@@ -35,7 +35,7 @@ def linear_soft_topk(
     """Compute the loss ``soft_topk`` of ``F.linear(features, weight, bias)``, a chunk of the classes at a time.
 
     Loss and gradients are those of all logits at once. Each step towards the threshold multiplies features and weight
-    again, four to eight times in all, and nothing grows with k.
+    again, two to seven times on normal scores, and the backward pass once more. Nothing else grows with k.
 
     With ``process_group`` the classes are spread over its ranks, as in :func:`linear_smooth_topk`: each rank passes its
     own rows of the batch and the weight of its own classes, ceil(n / ranks) of them, fewer on the last ranks. For each

@@ -72,7 +72,7 @@ def merged(parts: Sequence[Sums]) -> Sums:
     least = torch.where(total > 0, near, torch.inf).amin(0)
     least = torch.where(least < torch.inf, least, 0.0)
     factor = torch.where(total > 0, (least - near).exp(), 0.0)
-    return Sums(least, *((factor * each).sum(0) for each in (total, slope, bend)), count.sum(0))
+    return Sums(least, (factor * total).sum(0), (factor * slope).sum(0), (factor * bend).sum(0), count.sum(0))
 
 
 def step_of(sums: Sums, k: float) -> Tensor:
