@@ -26,7 +26,7 @@ class Samples(NamedTuple):
 
     @property
     def line(self) -> str:
-        """What they are, as a line of text."""
+        """Describe them in one line of text."""
         return f"{len(self.labels)} images of {self.name}" + (f": {self.told}" if self.told else "")
 
 

@@ -1,4 +1,4 @@
-"""What ``topk-registry predict`` prints of a file of several labels."""
+"""Rows that ``topk-registry predict`` prints for a file of several labels."""
 
 import csv
 import sys

@@ -43,7 +43,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Access:
-    """Who may use the service.
+    """Keys, hosts and web origins that may use the service.
 
     Args:
         keys: API keys; with none, no key is asked for.

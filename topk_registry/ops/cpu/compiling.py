@@ -229,7 +229,7 @@ def _elsewhere(function: Callable, name: str, written: str | None) -> _ReadCache
 
 
 class _Pair:
-    """What numba needs of a cache: load from either folder, save to the one that can be written."""
+    """A cache as numba uses it: load from either folder, save to the one that can be written."""
 
     def __init__(self, own: Any, other: _ReadCache | None) -> None:
         self.own, self.other = own, other

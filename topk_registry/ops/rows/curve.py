@@ -85,7 +85,7 @@ def on_gpu(key: tuple) -> tuple[Any, dict[str, float], dict[str, Any]] | None:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiled form of a curve depends on.
+    """The curve, kind and precision that a compiled form is of.
 
     Args:
         curve: see :attr:`Curve.compiled`.

@@ -17,7 +17,7 @@ from topk_registry.ops.targets.label_mixture import LabelMixture, widest
 
 
 class Reduction(IntEnum):
-    """What a loss makes of the losses of its rows; kernels are given the number."""
+    """How the losses of the rows become the loss of a batch; kernels are given the number."""
 
     NONE = 0
     MEAN = 1

@@ -83,7 +83,7 @@ def _open_loggers(run: Run, *, goes_on: bool) -> None:
 
 
 def _records(run: Run) -> dict[str, Any]:
-    """What a run writes beside its settings: where its loss came from, and what it read from files."""
+    """Records of a run beside its settings: where its loss came from, and digests of the files that it read."""
     return {"loss_record": run.task.loss, **file_digests(run.given)}
 
 

@@ -65,7 +65,7 @@ def find_auto(config: TrainConfig) -> tuple[Path | None, str]:
 
 
 def recorded_loss(config: TrainConfig) -> dict[str, Any] | None:
-    """What the run that is gone on with wrote of its loss; None where none is, where it is not known, or is another."""
+    """The record of the loss in the run that is resumed; None without one, and where it is of another loss."""
     if not config.resume:
         return None
     path = find_auto(config)[0] if config.resume == "auto" else Path(config.resume)

@@ -113,7 +113,7 @@ class ClassWeights:
         return tuple(torch.as_tensor(found).reshape(-1).tolist())
 
     def _reason(self, error: Exception) -> str:
-        """What is wrong; a word that is no method, no number and no file is told what there is."""
+        """Say what is wrong with the value; for an unknown word, which values there are."""
         if isinstance(error, json.JSONDecodeError):
             return f"the file is not JSON, as its name says: {error}"
         if self.needs_counts or "could not convert" not in str(error):

@@ -131,7 +131,7 @@ def corrections_of(config: TrainConfig) -> dict[str, Corrections]:
 
 
 def file_digests(config: TrainConfig) -> dict[str, Any]:
-    """What a run records of the content of its files of corrections and class weights; nothing where it has none."""
+    """Digests of the files that a run reads (corrections, class weights, label tables), by what they are for."""
     files = {"exclude": config.exclude, "relabel": config.relabel}
     digests = {action: digest_of(file) for action, file in files.items() if file}
     read = {"class_weight_file": config.class_weight, "loss_pos_weight_file": config.loss_pos_weight}

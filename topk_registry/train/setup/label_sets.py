@@ -72,7 +72,7 @@ def open_table(config: TrainConfig, split: str, mode: str) -> WatchedImages:
 
 
 def reader_settings(config: TrainConfig) -> dict[str, Any]:
-    """What timm's readers are told of targets."""
+    """The settings of timm's readers that say how targets are written."""
     return {"target_format": config.target_format}
 
 

@@ -30,7 +30,7 @@ ROWS, ROWS_OF_LABELS, TOTAL = (f"rows.numba.batch:{name}" for name in ("rows", "
 
 
 class Compiled(NamedTuple):
-    """What is compiled of a kernel, for scores of one precision and one kind of targets."""
+    """The compiled parts of a kernel, for scores of one precision and one kind of targets."""
 
     body: threads.Body  # the pass over the rows
     kernel: int  # the address of the kernel of one row, 0 where the body needs none
@@ -73,7 +73,7 @@ class BatchKernel:
         return Compiled(entries.body(self.of_labels if labels else self.of_targets, dtype), 0, ())
 
     def operands(self, real: torch.dtype, own: Own) -> list[int | Tensor | None]:
-        """What the body reads of a loss's own tensors: each in double precision, and the number of its elements."""
+        """The loss's own tensors as the body reads them: each in double precision, and its number of elements."""
         there = [on_cpu(one, torch.float64) for one in own if one is not None]
         return [part for one in there if one is not None for part in (one, one.numel())]
 
@@ -120,7 +120,7 @@ class BatchKernel:
         elif wanted or not compiled.kernel:
             gradient = torch.empty((B, n), dtype=torch.float32 if stored == torch.float16 else stored)
         value = torch.empty((B,) if reduction == NONE else (), dtype=real)
-        team, step = self.shares(B, n, torch.get_num_threads())
+        workers, step = self.shares(B, n, torch.get_num_threads())
         job = _memory(FIELDS + len(operands) + B)()
         # fmt: off
         LAYOUT.pack_into(
@@ -134,7 +134,7 @@ class BatchKernel:
         for i, one in enumerate(operands):
             if one is not None:
                 NUMBER.pack_into(job, 8 * (FIELDS + i), one if isinstance(one, int) else own_address(one))
-        threads.start(compiled.body, job, team)
+        threads.start(compiled.body, job, workers)
         entries.body(TOTAL, real)(job)
         if status := NUMBER.unpack_from(job, 8 * STATUS)[0]:
             if status == LABEL_OUT_OF_RANGE:
@@ -197,8 +197,8 @@ def on_cpu(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 @lru_cache(maxsize=1024)
 def _shares(rows: int, classes: int, most: int) -> tuple[int, int]:
     """How many of ``most`` threads share rows that each have a kernel's call, and how many rows one takes at a time."""
-    team = max(1, min(most, rows, rows * classes // LEAST_SCORES))
-    return team, max(1, min(SCORES_AT_ONCE // classes, -(-rows // (4 * team))))
+    workers = max(1, min(most, rows, rows * classes // LEAST_SCORES))
+    return workers, max(1, min(SCORES_AT_ONCE // classes, -(-rows // (4 * workers))))
 
 
 @lru_cache(maxsize=64)
