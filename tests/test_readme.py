@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from tests.bench import first_use
+from tests.bench import large_k as large_k_bench
 from tests.bench.gate import is_green
-from topk_registry import registry
+from topk_registry import registry, use_backend
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -28,6 +29,8 @@ SPEED = re.compile(r"(?<=<!-- speed -->\n).*?(?=<!-- /speed -->)", re.DOTALL)
 SPEEDS = ROOT / "docs" / "results" / "ksubset.json"
 FIRST_USE = re.compile(r"(?<=<!-- first use -->\n).*?(?=<!-- /first use -->)", re.DOTALL)
 FIRST_CALLS = ROOT / "docs" / "results" / "first_use.json"
+LARGE_K = re.compile(r"(?<=<!-- large k -->\n).*?(?=<!-- /large k -->)", re.DOTALL)
+LARGE_K_TIMES = ROOT / "docs" / "results" / "large_k.json"
 GPU_SPEED = re.compile(r"(?<=<!-- gpu speed -->\n).*?(?=<!-- /gpu speed -->)", re.DOTALL)
 GPU_SPEEDS = ROOT / "docs" / "results" / "ksubset_gpu.json"
 FOUND = re.compile(r"(?<=<!-- found labels -->\n).*?(?=<!-- /found labels -->)", re.DOTALL)
@@ -191,6 +194,29 @@ def test_the_table_of_first_calls_is_the_report_s():
     assert found[0] == first_calls(), "run python tests/test_readme.py"
 
 
+def large_k() -> str:
+    """The report of losses at large k as a table; nothing where there is no report."""
+    return large_k_bench.table(json.loads(LARGE_K_TIMES.read_text())) if LARGE_K_TIMES.exists() else ""
+
+
+def test_the_table_of_large_k_is_the_report_s():
+    found = LARGE_K.search(SPEED_PAGE.read_text())
+    assert found
+    assert found[0] == large_k(), "run python tests/test_readme.py"
+
+
+def test_losses_at_large_k_are_timed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(large_k_bench, "CASES", ((3, 12, 2),))
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)  # other tests follow in this process
+    with use_backend("torch"):
+        assert large_k_bench.main(["--rounds", "3", "--json", str(tmp_path / "report.json")]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert {name: len(times) for name, times in report["results"][0]["seconds"].items()} == dict.fromkeys(
+        ("F.cross_entropy", *large_k_bench.NAMES), 3
+    )
+    assert large_k_bench.table(report) in capsys.readouterr().out
+
+
 def test_first_calls_are_timed(tmp_path, capsys):
     report = tmp_path / "report.json"
     assert first_use.main(["--only", "focal", "--ways", "torch", "--repeat", "1", "--json", str(report)]) == 0
@@ -335,4 +361,5 @@ if __name__ == "__main__":
     FOUND_PAGE.write_text(FOUND.sub(lambda _: found_labels(), FOUND_PAGE.read_text()))
     page = SPEED.sub(lambda _: speeds(), SPEED_PAGE.read_text())
     page = FIRST_USE.sub(lambda _: first_calls(), page)
+    page = LARGE_K.sub(lambda _: large_k(), page)
     SPEED_PAGE.write_text(GPU_SPEED.sub(lambda _: gpu_speeds(), page))

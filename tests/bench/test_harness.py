@@ -108,7 +108,7 @@ def test_every_operator_is_gated_by_tests_and_compares_with_cross_entropy_and_ou
     assert operator.tests
     names = [contestant.name for contestant in operator.contestants(Path("/nowhere"))]
     assert len(set(names)) == len(names)
-    ours = "smooth_topk_svm" if name in ("losses", "large_k") else "topk_registry"
+    ours = "smooth_topk_svm" if name == "losses" else "topk_registry"
     assert {"F.cross_entropy", ours} <= set(names)
 
 
@@ -316,7 +316,7 @@ def test_the_cases_of_a_gpu_are_both_kinds_of_targets_with_and_without_a_graph(n
         (0.0, 0.0, 1.0), (0.0, 1.0, 1.0), (0.3, 0.0, 1.0), (0.3, 1.0, 1.0),
     }  # fmt: skip
     own = [Case(4, 10, 2, each).loss_options for each in found]
-    assert {"ksubset": {"tau"}, "perturbed": {"epsilon", "num_samples"}}.get(name, set()) == set(own[0])
+    assert {"ksubset": {"tau"}, "perturbed": {"epsilon", "num_samples"}, "losses": set()}[name] == set(own[0])
 
 
 def test_the_outcome_of_tests_is_read_from_their_report(tmp_path: Path) -> None:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from itertools import product
 
-from tests.bench.operators import ksubset, large_k, losses, perturbed
+from tests.bench.operators import ksubset, losses, perturbed
 from topk_studies.timing.contest import CONDITIONS, Operator
 
-OPERATORS = {one.name: one for one in (ksubset.OPERATOR, large_k.OPERATOR, losses.OPERATOR, perturbed.OPERATOR)}
+OPERATORS = {operator.name: operator for operator in (ksubset.OPERATOR, losses.OPERATOR, perturbed.OPERATOR)}
 GPU_SHAPES = ((8192, 1000, 5), (1024, 21_841, 5), (32, 100_000, 5), (256, 1000, 50))
 
 
