@@ -306,6 +306,24 @@ def test_random_bits_repeat_and_are_even():
             assert len((one - two).unique()) == 1 or len(pairs.unique()) == 256
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("loaded", [False, True])
+def test_each_update_has_random_bits_of_its_own(name, loaded, monkeypatch):
+    updates, begin = [], RandomBits.begin
+    monkeypatch.setattr(RandomBits, "begin", lambda self, *stream: (updates.append(stream), begin(self, *stream)))
+    head = layer()
+    head.weight = nn.Parameter(head.weight.detach().to(torch.bfloat16))
+    optimizer = OPTIMIZERS[name](grouped(head))
+    ChunkedUpdate(optimizer, head, state="bfloat16")
+    if loaded:
+        optimizer.load_state_dict(train(name)[1].state_dict())
+    for step in range(4):
+        features, target = batch(step)
+        head(features, target).backward()
+        optimizer.step()
+    assert len(set(updates)) == 4
+
+
 @pytest.mark.parametrize("state", states.KINDS)
 def test_repeated_rounding_of_whole_updates_is_unbiased(state):
     """Over 100 seeds the mean of the weight in bfloat16 after a step is the step's, within 5.5 standard errors."""

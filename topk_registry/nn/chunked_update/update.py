@@ -247,7 +247,7 @@ class ChunkedUpdate:
                 state["step"] = torch.tensor(0.0)
             for name in fresh:
                 states.create(state, name, parameter, self._kind(parameter))
-            counts.append(self._counted(state, first=bool(fresh), rounds=self._rounds(parameter)))
+            counts.append(self._counted(state, first=bool(fresh) or not names, rounds=self._rounds(parameter)))
         group = done.problem.group
         self._bits.begin(counts[0], 0 if group is None else dist.get_rank(group))
         return counts
@@ -257,9 +257,10 @@ class ChunkedUpdate:
         if self._rule.counts:
             state["step"] += 1
             return int(state["step"])
-        if rounds:
-            state[COUNT] = int(state.get(COUNT, 0)) + 1
-        return 1 if first else max(2, int(state.get(COUNT, 0)))
+        if not rounds:
+            return 1 if first else 2
+        state[COUNT] = int(state.get(COUNT, 0 if first else 1)) + 1
+        return state[COUNT]
 
     def _change(self, first: int, gradients: list[Tensor], counts: list[int]) -> None:
         """Take the step of the rows from ``first`` on."""
