@@ -1,5 +1,6 @@
 """Pictures of the guide, drawn while the site is built: the decision, and the k-subset operator from scratch."""
 
+import json
 from itertools import combinations
 from pathlib import Path
 
@@ -16,7 +17,9 @@ SCORES = torch.tensor([[2.0, 1.6, 1.0, 0.0, -1.0]], dtype=torch.float64)  # the 
 BLUE, ORANGE, GREY = "C0", "C1", "0.6"
 
 # one question a line, and the loss of a yes; losses that no study of ours compares are marked as such
-RESULTS = quotes.read(Path(__file__).parents[1] / "results")
+FOLDER = Path(__file__).parents[1] / "results"
+RESULTS = quotes.read(FOLDER)
+PICTURED = (*quotes.PAGES, "small_sets")  # pages of results with a picture of every difference
 STUDIED = quotes.studied(RESULTS)
 DECISION = (
     ("Is one answer shown, are labels clean\nand classes balanced?", "ce"),
@@ -132,6 +135,7 @@ def draw(folder: Path) -> None:
         figure = make()
         figure.savefig(folder / f"{make.__name__}.svg", transparent=True, metadata={"Date": None})
         plt.close(figure)
-    for page in quotes.PAGES:
-        figure = claims.picture(claims.differences(RESULTS[page]))
+    for page in PICTURED:
+        found = json.loads((FOLDER / f"{page}.json").read_text(encoding="utf-8"))
+        figure = claims.picture(claims.differences(found))
         figure.savefig(folder / f"claims_{page}.svg", transparent=True, metadata={"Date": None})

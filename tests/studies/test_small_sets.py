@@ -3,6 +3,9 @@
 # values of tables are told apart by what they hold, not by type
 # pyright: reportArgumentType=false, reportOperatorIssue=false
 
+import json
+from pathlib import Path
+
 import pytest
 
 from topk_registry.train.config.arguments import parse_args
@@ -10,10 +13,23 @@ from topk_studies.engine import training
 from topk_studies.engine.store import canonical
 from topk_studies.engine.study import Options
 from topk_studies.engine.tuning import best_epoch, score
-from topk_studies.experiments.small_sets import AVERAGED, BASELINE, CLAIMS, CONFORMAL, EFFECT, SIZE, STUDY
+from topk_studies.experiments.small_sets import (
+    AVERAGED,
+    BASELINE,
+    CLAIMS,
+    CONFORMAL,
+    EFFECT,
+    FOCAL,
+    OWN,
+    SIZE,
+    SMOOTH,
+    STUDY,
+)
+from topk_studies.report import account, claims, quotes, undecided, ways
 
 from .records import finished
 
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "small_sets.md"
 OPTIONS = Options(flags={"dataset": "topk/ambiguous"}, max_seeds=5)
 
 
@@ -86,3 +102,37 @@ def test_runs_with_and_without_sets_of_the_validation_split_are_two_runs():
     one = STUDY.wanted(OPTIONS, [], (0,))[0]
     plain = {name: value for name, value in one.items() if name != "sets"}
     assert canonical(one) != canonical(plain)
+
+
+def test_the_page_quotes_its_results():
+    text, (summary,) = PAGE.read_text(encoding="utf-8"), json.loads(PAGE.with_suffix(".json").read_text("utf-8"))
+    assert (summary["study"], summary["data"], summary["failed"]) == (STUDY.NAME, "topk/ambiguous", 0)
+    assert ways.update(text, summary) == text
+    assert account.update(text, [summary]) == text
+    assert quotes.update(text, quotes.read(PAGE.parent)) == text
+    sizes, tuned = summary["tables"]
+    compared = {name for name, *_ in sizes["rows"]}
+    assert compared == set(STUDY.LOSSES) - {AVERAGED}
+    notes = summary["notes"]
+    assert len(notes) == len(claims.differences([summary])) == sum({one, other} <= compared for one, other, _ in CLAIMS)
+    axes = claims.picture(claims.differences([summary])).axes[0]
+    assert axes.get_xlabel() == "classes in a set; above 0 the claim holds"
+    # sentences that no quotation holds
+    largest, best = (max(sizes["rows"], key=lambda row: row[column]["mean"])[0] for column in (1, 3))
+    assert (largest, best) == (SMOOTH, SMOOTH)
+    assert {note["verdict"] for note in notes} == {"open"}
+    assert sorted({trial["loss_opt"]["cross_entropy_weight"] for trial in OWN}) == [1.0, 10.0]
+    assert next(row[2] for row in tuned["rows"] if row[1] == CONFORMAL).endswith("cross_entropy_weight=10")
+    decided = {each.words: needed(each, len(notes)) for each in claims.differences([summary])}
+    assert decided == {
+        f"set size of {BASELINE} less {CONFORMAL}": None,
+        f"set size of {FOCAL} less {CONFORMAL}": 13,
+        f"set size of {SMOOTH} less {CONFORMAL}": 8,
+    }
+    assert EFFECT == 1 / 5
+
+
+def needed(difference, count, seeds=5):
+    """The seeds that would decide a difference of the page."""
+    spread = difference.half / undecided.factor(seeds, count)
+    return undecided.needed(difference.mean, spread, seeds, count, EFFECT)

@@ -20,7 +20,7 @@ from topk_studies.report import regime, tau
 
 REGIME = "regime"  # the file of accuracies by epoch
 PAGES = {"features": "on feature vectors", "images": "on images"}
-OF_ONE = ("rare_classes", "several_labels")  # pages of one study, which may be quoted, too
+OF_ONE = ("rare_classes", "several_labels", "small_sets")  # pages of one study, which may be quoted, too
 BLOCK = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- /measured -->)", re.DOTALL)
 BY_TAU = re.compile(r"(?<=<!-- tau -->\n).*?(?=<!-- /tau -->)", re.DOTALL)
 BY_EPOCH = re.compile(r"(?<=<!-- regime -->\n).*?(?=<!-- /regime -->)", re.DOTALL)

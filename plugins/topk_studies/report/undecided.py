@@ -67,11 +67,11 @@ def undecided(summaries: Sequence[Mapping[str, Any]]) -> Iterator[Undecided]:
                 yield _undecided(summary, match, len(gaps))
 
 
-def needed(mean: float, spread: float, seeds: int, claims: int) -> int | None:
+def needed(mean: float, spread: float, seeds: int, claims: int, effect: float = EFFECT) -> int | None:
     """The first look after ``seeds`` at which a mean of this spread over seeds is decided; None where none is."""
     for look in LOOKS:
         half = factor(look, claims) * spread
-        if look > seeds and (abs(mean) > half or abs(mean) + half < EFFECT):
+        if look > seeds and (abs(mean) > half or abs(mean) + half < effect):
             return look
     return None
 
