@@ -24,10 +24,10 @@ class SoftTopK(ClassificationLoss):
     For several labels, give a distribution over them: the paper's loss is the mean over the labels.
 
     Use when:
-        K is large: the cost does not depend on it. Or k is no whole number.
+        K is in the hundreds: the cost hardly depends on it. Or k is no whole number.
 
     Avoid when:
-        K is small: ``topk_nll`` is the exact likelihood of the label being in the top-k set.
+        K is below a hundred: ``topk_nll`` is the exact likelihood of the label being in the top-k set.
 
     Args:
         k: how many classes are chosen, 0 < k < n; it may be any real number.
