@@ -1,6 +1,7 @@
 """Training for small prediction sets: Stutz et al. 2022, and Noorani et al. 2025 with less variance."""
 
 import math
+from fractions import Fraction
 from typing import ClassVar
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from topk_registry import BatchLoss
 
+LARGEST = 10**9  # denominator of an alpha, whose product with a number of rows 64 bits hold
 LEAST = 1e-8  # added before the logarithm, as by the authors
 
 
@@ -107,7 +109,10 @@ class ConformalTraining(BatchLoss):
     def quantile(self, own: Tensor, counted: Tensor) -> Tensor:
         """The conformal quantile [] of the labels' scores [m] that count, with the gradient of its nearest rows."""
         known = own.detach().masked_fill(~counted, torch.inf)
-        rank = (self.alpha * (counted.sum() + 1)).long().clamp(min=1)
+        # as written in decimals: 0.21 of 300 are 63, not 62.99999
+        share, whole = Fraction(repr(float(self.alpha))).limit_denominator(LARGEST).as_integer_ratio()
+        count = counted.sum()
+        rank = torch.minimum((count + 1) * share // whole, count).clamp(min=1)
         value = known.sort().values.gather(0, (rank - 1)[None])[0]
         _, nearest = (known - value).abs().topk(min(self.neighbours, len(own)), largest=False)
         part = counted[nearest].to(own)

@@ -105,10 +105,13 @@ class EpsilonSoftmax(TopKLoss):
         m, k = self.m, self.k
         not_p = -log_p.expm1()
         if m >= 1.0:  # near 0 where k = 1: the logarithms below would lose its digits
-            within = (-(not_p + (k - 1) * m) / (1 + k * m)).log1p()
+            whole = k + 1 / m  # 1 + k m in units of m, which may be as large as a float
+            log_sum = math.log(m) + math.log(whole)
+            within = (-(not_p / (m * whole) + (k - 1) / whole)).log1p()
         else:
-            within = torch.logaddexp(log_p, log_p.new_tensor(m).log()) - math.log1p(k * m)
-        found = torch.where(inside, within, log_p - math.log1p(k * m))
+            log_sum = math.log1p(k * m)
+            within = (torch.logaddexp(log_p, log_p.new_tensor(m).log()) if m else log_p) - log_sum
+        found = torch.where(inside, within, log_p - log_sum)
         if self.floor > 0.0:
             found = found.clamp(min=math.log(self.floor))
         return 2 * self.beta * not_p - self.alpha * found

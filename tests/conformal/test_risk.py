@@ -214,3 +214,20 @@ def test_what_sets_miss_is_summed_over_parts():
     assert found["macro_f1"] == pytest.approx(metrics.f1_score(targets, inside, average="macro"))
     assert found["micro_f1"] == pytest.approx(metrics.f1_score(targets, inside, average="micro"))
     assert found["macro_recall"] == pytest.approx(metrics.recall_score(targets, inside, average="macro"))
+
+
+@pytest.mark.parametrize(("losses", "bound"), [([[-math.inf]], 1.0), ([[0.0]], math.inf), ([[math.nan]], 1.0)])
+def test_infinite_losses_and_bounds_are_refused(losses, bound):
+    with pytest.raises(ValueError, match="finite number"):
+        risk_control(np.array(losses), 0.1, bound=bound)
+
+
+def test_what_sets_miss_is_counted_of_targets_of_0_and_1_alone():
+    for wrong in (0.3, -1.0, math.nan):
+        with pytest.raises(ValueError, match="targets must be 0 or 1"):
+            LabelCounts.of(np.ones((1, 2), bool), np.array([[1.0, wrong]]))
+
+
+def test_brain_floats_calibrate():
+    values = torch.tensor([[0.5, 0.25]] * 30, dtype=torch.bfloat16)
+    assert false_negative_control(values, torch.tensor([[1, 0]] * 30), 0.1).threshold == 0.5

@@ -118,3 +118,48 @@ def test_endings_may_be_left_out(table, tmp_path):
     file, target = reader[1]
     with file:
         assert (file.read(), target.tolist()) == (b"x", [0, 1])
+
+
+def test_the_image_is_named_by_the_column_that_says_so_best(table):
+    assert table("id,filename,labels\n1,a.jpg,car\n2,b.jpg,dog\n").images == ["a.jpg", "b.jpg"]
+
+
+def test_a_column_without_a_name_is_no_class(table):
+    with pytest.raises(ValueError, match=r"line 1: expected a name for each column, got none for column 1; pandas"):
+        table(",image,car,dog\n0,a.jpg,1,0\n1,b.jpg,0,1\n")
+    assert table(",image,labels\n0,a.jpg,car\n").classes == ["car"]
+
+
+@pytest.mark.parametrize("text", ["a.jpg,1,0\nb.jpg,0,1\n", "a.PNG,car;dog\nb.png,dog\n"])
+def test_a_file_without_a_line_of_names_is_refused(table, text):
+    with pytest.raises(ValueError, match=r"line 1: expected the names of columns, got 'a\.(jpg|PNG)'"):
+        table(text)
+
+
+@pytest.mark.parametrize("cell", ["\"['car', 'dog']\"", '"[""car"", ""dog""]"', '"(1, 2)"', "[]", "{}"])
+def test_lists_as_programs_write_them_are_refused(table, cell):
+    with pytest.raises(
+        ValueError, match=r"line 3: expected names with ; between them in column 'labels', got the list"
+    ):
+        table(f"image,labels\na.jpg,car\nb.jpg,{cell}\n")
+
+
+@pytest.mark.parametrize("class_map", [None, {"cafe\u0301": 0, "bar": 1}])
+def test_a_letter_written_in_two_ways_is_one_class(table, class_map):
+    found = table("image,labels\na.jpg,caf\u00e9;bar\nb.jpg,cafe\u0301\n", class_map=class_map)
+    assert sorted(found.classes) == ["bar", "caf\u00e9"]
+    assert found.targets[:, found.classes.index("caf\u00e9")].tolist() == [1, 1]
+    assert table("image,cafe\u0301\na.jpg,1\n").classes == ["caf\u00e9"]
+
+
+@pytest.mark.parametrize("again", ["a.jpg", "./a.jpg", "sub/../a.jpg"])
+def test_one_file_under_two_names_is_refused(table, tmp_path, again):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.jpg").touch()
+    with pytest.raises(ValueError, match=r"line 3: expected each image once, got '.*', the file of line 2"):
+        TableReader(table(f"image,labels\na,car\n{again},dog\n"), tmp_path, [".jpg"])
+
+
+def test_a_name_longer_than_any_file_is_missing(table, tmp_path):
+    with pytest.raises(ValueError, match=r"1 of 1 images are not in .*: line 2: a{200}\.\.\.$"):
+        TableReader(table(f"image,labels\n{'a' * 5000},car\n"), tmp_path, [".jpg"])

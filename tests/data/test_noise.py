@@ -119,3 +119,8 @@ def test_the_weaker_model_learns_and_is_weak():
     order = np.random.default_rng(0).permutation(20)  # classes by other numbers are confused alike
     again = weaker_model(rows, order[labels], 20, seed=0)
     np.testing.assert_allclose(again[:, order], log_p, rtol=1e-6, atol=1e-6)
+
+
+def test_a_single_sample_has_no_weaker_model():
+    with pytest.raises(ValueError, match=r"a weaker model needs at least 2 samples.*got 1"):
+        weaker_model(np.ones((1, 3)), np.array([0]), 2, seed=0)

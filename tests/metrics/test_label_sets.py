@@ -109,6 +109,14 @@ def test_nan_is_the_worst_score():
     found = measured_of_two(logits, target)
     assert found["map"] == 0.5  # behind the other sample
     assert found["top1_recall"] == 0.0
+    without_labels = measured_of_two(torch.full((1, 2), math.nan), torch.zeros(1, 2))
+    assert without_labels["exact_match"] == 0.0
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int8, torch.float32])
+def test_targets_below_a_half_are_no_labels(kind):
+    found = measured_of_two(torch.tensor([[2.0, -2.0]]), torch.tensor([[1, -1]], dtype=kind))
+    assert (found["exact_match"], found["micro_f1"], found["map"]) == (1.0, 1.0, 1.0)
 
 
 def measured_of_two(logits, target):

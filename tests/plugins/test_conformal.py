@@ -1,6 +1,7 @@
 """Training for small prediction sets: the loss by its definition, row by row, and what a user may get wrong."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -166,3 +167,29 @@ def test_the_trainer_refuses_mixup_and_says_what_a_batch_is(tmp_path, capsys):
     trainer.fit()
     told = capsys.readouterr()
     assert "each of the 2 batches of an update, of 32 images" in told.out + told.err
+
+
+@pytest.mark.parametrize("alpha", [0.21, 0.39, 0.42, 0.52, 0.99999999, 1 - 1e-13, 1e-13])
+def test_the_rank_is_that_of_alpha_in_decimals(alpha):
+    """The rank is in whole numbers: 0.21 of 300 are 63. It never lies outside of the rows."""
+    loss = create_loss("conformal_training", alpha=alpha)
+    for m in (1, 4, 149, 224, 299):
+        rank = max(1, math.floor(Fraction(repr(alpha)) * (m + 1)))
+        assert loss.quantile(torch.arange(1.0, m + 1), torch.ones(m, dtype=torch.bool)).item() == rank
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["conformal_training", "conformal_training_low_variance"])
+def test_ignored_rows_may_hold_anything(name, bad):
+    s, label = batch()
+    label[[0, 3, 30]] = -100
+    loss, found = create_loss(name, cross_entropy_weight=1.0, neighbours=30), []
+    for value in (1.0, bad):
+        given = s.clone()
+        given[[0, 3, 30]] = value
+        given.requires_grad_()
+        result = loss(given, label)
+        result.backward()
+        found.append((result.detach(), given.grad))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+    assert found[1][1][[0, 3, 30]].eq(0).all()

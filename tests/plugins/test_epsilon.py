@@ -122,3 +122,23 @@ def test_tied_labels_are_outside():
 def test_options_out_of_range(options, message):
     with pytest.raises(ValueError, match=message):
         create_loss("epsilon_softmax", **options)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("m", [0.0, 1e300, 1.7e308])
+def test_the_least_and_the_largest_m(m, k):
+    """The loss at m = 0 is cross-entropy, also where a class is masked; a large m does not overflow."""
+    s = torch.tensor([[1.0, -math.inf, 0.5, 2.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    loss = create_loss("epsilon_softmax", k=k, m=m, alpha=1.0, beta=0.0)
+    soft = torch.tensor([[0.25, 0.0, 0.25, 0.25, 0.25]], dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(loss(s, torch.tensor([4])), s)
+    assert gradient.isfinite().all()
+    if m == 0.0:
+        (gradient,) = torch.autograd.grad(loss(s, soft), s)
+        wanted = torch.autograd.grad(-(soft * s.log_softmax(-1).nan_to_num(neginf=0.0)).sum(), s)[0]
+        torch.testing.assert_close(gradient, wanted, rtol=1e-12, atol=1e-12)
+    else:
+        outside = math.log(m) + math.log(k)
+        torch.testing.assert_close(
+            loss(s, torch.tensor([4])).detach(), outside - s.detach().log_softmax(-1)[0, 4], rtol=1e-12, atol=0
+        )

@@ -53,6 +53,7 @@ def test_the_built_in_jobs_defaults_give_way_to_what_is_given():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"seed": -1}, "--seed must be at least 0, got -1"),
         ({"epochs": "7"}, "--epochs must be int, got '7'"),
         ({"epochs": True}, "--epochs must be int"),
         ({"epochs": None}, "--epochs must be int"),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from topk_registry.conformal.risk import check_targets
 from topk_registry.conformal.scores import Array, as_numpy
 
 
@@ -31,7 +32,7 @@ class LabelCounts:
     @classmethod
     def of(cls, sets: Array, targets: Array) -> "LabelCounts":
         """The sums of sets bool [B, n] and targets of 0 and 1 [B, n]."""
-        inside, labels = as_numpy(sets).astype(bool), as_numpy(targets).astype(bool)
+        inside, labels = as_numpy(sets).astype(bool), check_targets(as_numpy(targets))
         if inside.ndim != 2 or inside.shape != labels.shape:
             raise ValueError(f"expected sets and targets [B, n], got {list(inside.shape)} and {list(labels.shape)}")
         losses, count = false_negative_rates(inside, labels), labels.sum(-1)
@@ -88,6 +89,6 @@ class LabelCounts:
 
 def false_negative_rates(sets: Array, targets: Array) -> np.ndarray:
     """The share of each row's labels that its set misses [B]; 0 for a row without labels."""
-    inside, labels = as_numpy(sets).astype(bool), as_numpy(targets).astype(bool)
+    inside, labels = as_numpy(sets).astype(bool), check_targets(as_numpy(targets))
     count = labels.sum(-1)
     return (labels & ~inside).sum(-1) / np.maximum(count, 1)

@@ -112,10 +112,12 @@ def risk_control(losses: Array, alpha: float, *, bound: float = 1.0) -> int | No
     values = as_numpy(losses).astype(np.float64)
     if values.ndim != 2 or not values.size:
         raise ValueError(f"expected losses [N, G], at least one of each, got {list(values.shape)}")
+    if not bound < math.inf:
+        raise ValueError(f"the bound of the loss must be a finite number, got {bound!r}")
     if not 0 < alpha < bound:
         raise ValueError(f"alpha must be above 0 and below the bound of the loss, {bound:g}, got {alpha!r}")
-    if not (values <= bound).all() or not (np.diff(values, axis=1) >= 0).all():  # NaN compares as false
-        raise ValueError(f"losses must be numbers of at most {bound:g} that never fall along the settings")
+    if not np.isfinite(values).all() or (values > bound).any() or (np.diff(values, axis=1) < 0).any():
+        raise ValueError(f"losses must be finite numbers of at most {bound:g} that never fall along the settings")
     allowed = Fraction(repr(float(alpha))) * (len(values) + 1) - Fraction(bound)
     last = _last(values.shape[1], lambda setting: sum(map(Fraction, values[:, setting].tolist())) <= allowed)
     return None if last < 0 else last
@@ -132,10 +134,15 @@ def check_labelled(probabilities: Array, targets: Array) -> tuple[np.ndarray, np
     finite = np.isfinite(values)
     if not finite.all():
         raise ValueError(f"{int((~finite).sum())} of {values.size} probabilities are no finite numbers")
-    wrong = (given != 0) & (given != 1)
+    return values, check_targets(given)
+
+
+def check_targets(targets: np.ndarray) -> np.ndarray:
+    """Targets of 0 and 1 as bool; raise where others are among them."""
+    wrong = (targets != 0) & (targets != 1)
     if wrong.any():
-        raise ValueError(f"targets must be 0 or 1, got {given[wrong][0]} among them")
-    return values, given.astype(bool)
+        raise ValueError(f"targets must be 0 or 1, got {targets[wrong][0]} among them")
+    return targets.astype(bool)
 
 
 def _last(count: int, fits: Callable[[int], bool]) -> int:

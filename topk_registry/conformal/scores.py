@@ -374,7 +374,10 @@ def inputs_of(score: Score, logits: Array, *, temperature: float = 1.0, marginal
 
 def as_numpy(values: Array) -> np.ndarray:
     """A tensor or sequence on the CPU as a numpy array."""
-    return values.detach().cpu().numpy() if is_torch_array(values) else np.asarray(values)
+    if not is_torch_array(values):
+        return np.asarray(values)
+    values = values.detach().cpu()
+    return values.float().numpy() if str(values.dtype) == "torch.bfloat16" else values.numpy()  # numpy has none
 
 
 def _check(right: bool, wanted: str, got: float | Sequence[float]) -> None:

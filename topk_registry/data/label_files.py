@@ -33,13 +33,20 @@ def read_label_file(file: str | Path) -> dict[str, Labels]:
     try:
         with torch.serialization.safe_globals(_arrays()):
             content: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
-        raise ValueError(f"label file {file} cannot be read: {str(error).splitlines()[0]}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # torch's reader of a text or of half a file meets whatever its bytes say
+        reason = (str(error).splitlines() or ["it ends too early"])[0]
+        if isinstance(error, pickle.UnpicklingError):  # whose message tells to read it as code
+            reason = "it holds something else than arrays by name"
+        raise ValueError(
+            f"label file {file} cannot be read: {reason}; expected what torch.save wrote, such as CIFAR-10_human.pt"
+        ) from error
     if not isinstance(content, dict) or not content:
         raise ValueError(
             f"label file {file}: expected names with an array of labels each, got {type(content).__name__}"
         )
-    return {str(name): _checked(np.asarray(each), str(name), file) for name, each in content.items()}
+    return {str(name): _checked(each, str(name), file) for name, each in content.items()}
 
 
 def labels_from_file(file: str | Path, column: str | None, labels: Labels, num_classes: int) -> Labels:
@@ -89,10 +96,15 @@ def _arrays() -> list[Any]:
     return [*made, np.ndarray, np.dtype, codecs.encode, *dict.fromkeys(kinds)]
 
 
-def _checked(found: Any, name: str, file: str | Path) -> Labels:
-    whole = found.ndim == 1 and found.dtype.kind in "iuf" and (found == found.astype(np.int64)).all()
-    if not whole:
-        raise ValueError(
-            f"label file {file}: {name!r} must be one whole number a sample, got {found.dtype} {list(found.shape)}"
-        )
-    return found.astype(np.int64)
+def _checked(given: Any, name: str, file: str | Path) -> Labels:
+    try:
+        found = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError):  # lists of unequal lengths, tensors that numpy does not take
+        found = np.asarray(None)
+    if found.ndim == 1 and found.dtype.kind in "iuf":
+        with np.errstate(invalid="ignore"):  # of NaN and of what is too large, which differ from the whole number
+            whole = found.astype(np.int64)
+        if (found == whole).all():
+            return whole
+    got = f"{found.dtype} {list(found.shape)}" if found.ndim else type(given).__name__
+    raise ValueError(f"label file {file}: {name!r} must be one whole number a sample, got {got}")

@@ -1,16 +1,19 @@
 """A CSV file of images with several labels each.
 
-The first column that is called ``image``, ``file``, ``filename``, ``path``, ``name`` or ``id``, or else the first
-column, names the image. The labels stand in one of two forms:
+A column that is called ``image``, ``file``, ``filename``, ``path``, ``name`` or ``id``, looked for in this order, or
+else the first column, names the image. The labels stand in one of two forms:
 
     image,labels                image,car,dog,person        a column ``labels``: names with ; or | between them,
     a.jpg,car;person            a.jpg,1,0,1                 or else commas, or else spaces;
     b.jpg,                      b.jpg,0,0,0                 or a column of 0 and 1 for each class
 
-A column ``split`` says which split a row belongs to. Without it every row is of each split.
+A column ``split`` says which split a row belongs to. Without it every row is of each split. Beside a column ``labels``
+other columns are left alone.
 """
 
 import csv
+import os
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +30,9 @@ LABELS = ("labels", "label", "tags", "classes")
 SPLIT = "split"
 SEPARATORS = (";", "|", ",", None)  # None splits at spaces
 NUMBERS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")  # of images: such a line is no header
+LISTS = ("[]", "()", "{}")  # what programs write around lists
+SHOWN = 200  # characters of a name in a message
 FORMS = "a column `labels` of names with ; between them, or a column of 0 and 1 for each class"
 
 
@@ -63,17 +69,24 @@ def read_label_table(file: str | Path, *, split: str = "", class_map: Mapping[st
         ValueError: the file cannot be read; the message names the line, what was expected and what was found.
     """
     columns, rows = _read(file)
-    image = next((name for name in columns if name.lower() in IMAGE), columns[0])
+    if Path(columns[0]).suffix.lower() in ENDINGS:
+        raise ValueError(f"{file}, line 1: expected the names of columns, got {columns[0]!r}, the name of an image")
+    image = next((name for wanted in IMAGE for name in columns if name.lower() == wanted), columns[0])
     one = next((name for name in columns if name.lower() in LABELS and name != image), None)
     rest = [name for name in columns if name not in (image, one) and name.lower() != SPLIT]
     if one is None and not rest:
         raise ValueError(f"{file}: expected {FORMS} beside {image!r}, got the columns {listed(columns)}")
     _check_images(file, image, rows)
+    if one is None and "" in rest:
+        raise ValueError(
+            f"{file}, line 1: expected a name for each column, got none for column {columns.index('') + 1}; pandas "
+            "writes such a column where to_csv has no index=False"
+        )
     if one is not None:
-        classes, sets, told = _names(rows, one)
+        classes, sets, told = _names(file, rows, one)
     else:
         classes, sets, told = rest, [_flags(file, line, row, rest) for line, row in rows], "a column for each class"
-    numbers = _numbers(file, rows, classes, sets, class_map)
+    numbers = _numbers(file, rows, classes, sets, class_map and {_composed(name): c for name, c in class_map.items()})
     rows, sets = _of_split(file, columns, rows, sets, split)
     targets = np.zeros((len(rows), max(numbers.values()) + 1), np.uint8)
     for target, names in zip(targets, sets, strict=True):
@@ -104,9 +117,16 @@ class TableReader:
     def __init__(self, table: LabelTable, root: str | Path, suffixes: Sequence[str]) -> None:
         self.root, self.targets, self.notes = str(root), table.targets, [f"labels of {table.file}: {table.told}"]
         self.class_to_idx = {name: c for c, name in enumerate(table.classes)}
-        found = [_file(Path(root), name, suffixes) for name in table.images]
+        found = [file_of(Path(root), name, suffixes) for name in table.images]
+        first: dict[str, int] = {}
+        for line, name, path in zip(table.lines, table.images, found, strict=True):
+            before = line if path is None else first.setdefault(os.path.normpath(path), line)
+            if before != line:
+                raise ValueError(
+                    f"{table.file}, line {line}: expected each image once, got {name!r}, the file of line {before}"
+                )
         missing = [
-            f"line {line}: {name}"
+            f"line {line}: {name if len(name) <= SHOWN else name[:SHOWN] + '...'}"
             for line, name, path in zip(table.lines, table.images, found, strict=True)
             if path is None
         ]
@@ -150,7 +170,7 @@ def _read(file: str | Path) -> tuple[list[str], list[Row]]:
             header = stream.readline()
             stream.seek(0)
             reader = csv.reader(stream, delimiter=max(",;\t", key=header.count))
-            columns = [name.strip() for name in next(reader, [])]
+            columns = [_composed(name.strip()) for name in next(reader, [])]
             rows = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"cannot read {file}: {error}") from error
@@ -177,13 +197,24 @@ def _check_images(file: str | Path, image: str, rows: Sequence[Row]) -> None:
                              f"{before}")  # fmt: skip
 
 
-def _names(rows: Sequence[Row], column: str) -> tuple[list[str], list[list[str]], str]:
+def _names(file: str | Path, rows: Sequence[Row], column: str) -> tuple[list[str], list[list[str]], str]:
     """The classes, the labels of each row, and how they were read, of one column of names."""
-    cells = [row[column] for _, row in rows]
+    for line, row in rows:
+        if row[column][:1] + row[column][-1:] in LISTS:
+            raise ValueError(
+                f"{file}, line {line}: expected names with ; between them in column {column!r}, got the list "
+                f"{row[column]}"
+            )
+    cells = [_composed(row[column]) for _, row in rows]
     separator = next(s for s in SEPARATORS if s is None or any(s in cell for cell in cells))
     sets = [[name.strip() for name in cell.split(separator) if name.strip()] for cell in cells]
     classes = sorted({name for names in sets for name in names}, key=natural_key)
     return classes, sets, f"names in column {column!r} with {repr(separator) if separator else 'spaces'} between them"
+
+
+def _composed(name: str) -> str:
+    """A name with each letter written in one way: Unicode has two for those with accents."""
+    return unicodedata.normalize("NFC", name)
 
 
 def _flags(file: str | Path, line: int, row: Mapping[str, str], classes: Sequence[str]) -> list[str]:
@@ -237,9 +268,11 @@ def _of_split(
     return [rows[i] for i in taken], [sets[i] for i in taken]
 
 
-def _file(root: Path, name: str, suffixes: Sequence[str]) -> Path | None:
+def file_of(root: Path, name: str, suffixes: Sequence[str]) -> Path | None:
+    """The file of an image below a folder, its ending left out or not; None where there is none."""
     path = root / name
-    if path.is_file():
-        return path
     tried = (path.with_name(path.name + suffix) for suffix in suffixes) if path.name else ()
-    return next((each for each in tried if each.is_file()), None)
+    try:
+        return next((each for each in (path, *tried) if each.is_file()), None)
+    except OSError:  # no system has a name of that length
+        return None

@@ -123,6 +123,10 @@ def weaker_model(features: Matrix, labels: Labels, num_classes: int, *, seed: in
         num_classes: n.
         seed: of the halves.
     """
+    if len(labels) < 2:
+        raise ValueError(
+            f"a weaker model needs at least 2 samples, a half to fit and a half to tell, got {len(labels)}"
+        )
     halves = np.array_split(np.random.default_rng([seed, 19]).permutation(len(labels)), 2)
     scores = np.empty((len(labels), num_classes))
     for fit, rest in (halves, halves[::-1]):

@@ -26,8 +26,11 @@ def command(name: str) -> Callable[[Main], Main]:
             except EXPECTED as error:
                 print(f"topk-registry {name}: {error}", file=sys.stderr)
                 return 2
-            except KeyboardInterrupt:
-                print(f"topk-registry {name}: interrupted; the same command goes on where it stopped", file=sys.stderr)
+            except KeyboardInterrupt as error:
+                # folds that were trained are kept all the same, and have a cause
+                lost = "--no-cache" in argv and error.__cause__ is None
+                told = "starts anew, as --no-cache keeps no scores" if lost else "goes on where it stopped"
+                print(f"topk-registry {name}: interrupted; the same command {told}", file=sys.stderr)
                 return 130
 
         return wrapped

@@ -55,7 +55,7 @@ class BatchLoss(Adjustable):
         """The loss [] of a batch.
 
         Args:
-            logits: [B, n], in at least single precision.
+            logits: [B, n], in at least single precision; 0 where the row does not count.
             label: [B], within range; 0 where the row does not count.
             counted: [B], whether a row counts.
         """
@@ -74,7 +74,8 @@ class BatchLoss(Adjustable):
             raise ValueError(f"{name} needs at least {self.least_rows} rows in a batch, got {len(logits)}")
         label, counted = target.long(), target != self.ignore_index
         self._spread = self._over_ranks and logits.requires_grad and number_of_ranks(self._group) > 1
-        kind, given = logits.device.type, (wide(logits), label.masked_fill(~counted, 0), counted)
+        scores = wide(logits).masked_fill(~counted[:, None], 0.0)  # NaN there would reach the gradients of others
+        kind, given = logits.device.type, (scores, label.masked_fill(~counted, 0), counted)
         if has_autocast(kind) and torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
                 return self.of_batch(*given)

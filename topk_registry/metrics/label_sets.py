@@ -90,8 +90,9 @@ class LabelSetMetrics(StreamingMetric):
             )
         self.follow(logits)
         logits, sums = logits.detach().float(), self.sums
-        labels = target >= 0.5 if target.is_floating_point() else target.bool()
-        claimed = logits.sigmoid() >= self.threshold.to(logits.device)
+        labels = target >= 0.5
+        scores = torch.where(logits.isnan(), torch.where(labels, -math.inf, math.inf), logits)
+        claimed = scores.sigmoid() >= self.threshold.to(logits.device)
         right = claimed & labels
         counts = [each.sum(1) for each in (right, claimed, labels)]
         for name, each in zip(("right", "claimed", "true"), (right, claimed, labels), strict=True):
@@ -102,7 +103,6 @@ class LabelSetMetrics(StreamingMetric):
         loss = nn.functional.binary_cross_entropy_with_logits(logits, target.to(logits), reduction="none")
         sums["bce"] += loss.to(sums["bce"].dtype).mean(1).sum()
         sums["seen"] += len(logits)
-        scores = torch.where(logits.isnan(), torch.where(labels, -math.inf, math.inf), logits)
         sums["recall"] += torch.stack([self._recall(scores, labels, k) for k in self.k])
         sums["labelled"] += (counts[2] > 0).sum()
         self._kept.append((scores.cpu(), labels.cpu()))

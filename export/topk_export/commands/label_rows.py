@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from topk_export.runtime.ranking import Ranked
 from topk_export.runtime.several import LabelPrediction, ProbableClass
 
 Result = tuple[Path, LabelPrediction | Exception]
@@ -22,13 +23,14 @@ def write_label_table(results: Iterable[Result]) -> int:
         for ranked in item.top:
             print(f"  {ranked.probability:11.4f}   {ranked.name}")
         if item.labels is not None:
-            print(f"  labels: {names(item.labels, len(item.labels)) or 'none'}")
+            print(f"  labels: {names_of(item.labels, len(item.labels)) or 'none'}")
         if item.set is not None:
-            print(f"  set of {item.set_size}: {names(item.set, item.set_size) or 'none'}")
+            print(f"  set of {item.set_size}: {names_of(item.set, item.set_size) or 'none'}")
     return bad
 
 
-def names(chosen: Sequence[ProbableClass], size: int | None) -> str:
+def names_of(chosen: Sequence[ProbableClass | Ranked], size: int | None) -> str:
+    """The names of the classes that are given of a set, and dots where the set has more."""
     return ", ".join(ranked.name for ranked in chosen) + ("" if len(chosen) == size else ", ...")
 
 

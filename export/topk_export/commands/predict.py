@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from topk_export.commands.common import add_runtime_flags, command, say, share
-from topk_export.commands.label_rows import write_label_csv, write_label_table
+from topk_export.commands.label_rows import names_of, write_label_csv, write_label_table
 from topk_export.errors import ImageError, ModelFileError, PredictionError, SourceError
 from topk_export.runtime.predictor import Predictor
-from topk_export.runtime.ranking import Prediction, Ranked
+from topk_export.runtime.ranking import Prediction
 from topk_export.scoring.files import is_url
 from topk_export.scoring.sources import images_below, is_list, listed, told
 from topk_registry.cli import ArgumentParser, positive
@@ -175,16 +175,12 @@ def _write_table(results: Iterator[Result]) -> int:
         for ranked in item.top:
             print(f"  {ranked.marginal:8.4f}  {ranked.softmax:8.4f}   {ranked.name}")
         if item.set is not None:
-            print(f"  prediction set of {item.set_size}: {_names(item.set, item.set_size)}")
+            print(f"  prediction set of {item.set_size}: {names_of(item.set, item.set_size)}")
         if item.softmax_set is not None:
             total = sum(ranked.softmax for ranked in item.softmax_set)
-            names = _names(item.softmax_set, item.softmax_set_size)
+            names = names_of(item.softmax_set, item.softmax_set_size)
             print(f"  {item.softmax_set_size} with softmax {total:.3f}: {names}")
     return bad
-
-
-def _names(chosen: Sequence[Ranked], size: int | None) -> str:
-    return ", ".join(ranked.name for ranked in chosen) + ("" if len(chosen) == size else ", ...")
 
 
 def _write_json(results: Iterator[Result]) -> int:

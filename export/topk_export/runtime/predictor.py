@@ -16,7 +16,7 @@ import numpy as np
 from topk_export.errors import ImageError, PredictionError
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.preprocess import MAX_PIXELS, read_image
-from topk_export.runtime.ranking import Prediction, check_outputs, check_wanted, rank_rows
+from topk_export.runtime.ranking import AnyPrediction, check_outputs, check_wanted, rank_rows
 from topk_export.runtime.session import TYPES, BoundRunner, device_of, open_session
 from topk_export.runtime.stream import read_ahead
 
@@ -155,7 +155,7 @@ class Predictor:
         softmax_mass: float | None = ...,
         max_set: int | None = ...,
         on_error: Literal["raise", "skip"] = ...,
-    ) -> list[Prediction]: ...
+    ) -> list[AnyPrediction]: ...
 
     @overload
     def predict(
@@ -166,10 +166,12 @@ class Predictor:
         softmax_mass: float | None = ...,
         max_set: int | None = ...,
         on_error: Literal["yield"],
-    ) -> list[Prediction | ImageError | PredictionError]: ...
+    ) -> list[AnyPrediction | ImageError | PredictionError]: ...
 
     def predict(self, images: Iterable[Any], **options: Any) -> Any:
-        """Return a :class:`Prediction` for each image (paths, bytes, uint8 arrays, Pillow images).
+        """Return a prediction for each image (paths, bytes, uint8 arrays, Pillow images).
+
+        It is a :class:`~topk_export.Prediction`, or a :class:`~topk_export.LabelPrediction` of several labels.
 
         Args:
             images: what to look at.
@@ -188,7 +190,7 @@ class Predictor:
         softmax_mass: float | None = ...,
         max_set: int | None = ...,
         on_error: Literal["raise", "skip"] = ...,
-    ) -> Iterator[Prediction]: ...
+    ) -> Iterator[AnyPrediction]: ...
 
     @overload
     def stream(
@@ -199,7 +201,7 @@ class Predictor:
         softmax_mass: float | None = ...,
         max_set: int | None = ...,
         on_error: Literal["yield"],
-    ) -> Iterator[Prediction | ImageError | PredictionError]: ...
+    ) -> Iterator[AnyPrediction | ImageError | PredictionError]: ...
 
     def stream(
         self,
@@ -210,7 +212,9 @@ class Predictor:
         max_set: int | None = None,
         on_error: str = "raise",
     ) -> Iterator[Any]:
-        """Yield a :class:`Prediction` for each image, in order, while threads read the next batch.
+        """Yield a prediction for each image, in order, while threads read the next batch.
+
+        It is a :class:`~topk_export.Prediction`, or a :class:`~topk_export.LabelPrediction` of several labels.
 
         Args:
             images: paths, bytes, uint8 arrays or Pillow images; may be endless.
@@ -250,11 +254,13 @@ class Predictor:
 
     def rank(
         self, outputs: Mapping[str, np.ndarray], *, softmax_mass: float | None = None, max_set: int | None = None
-    ) -> list[Any]:
+    ) -> list[AnyPrediction]:
         """Return the predictions of a run's outputs; raise :class:`PredictionError` where a row is not finite."""
-        rows = list(rank_rows(outputs, self.metadata, softmax_mass=softmax_mass, max_set=max_set))
-        if error := next((row for row in rows if isinstance(row, Exception)), None):
-            raise error
+        rows: list[AnyPrediction] = []
+        for row in rank_rows(outputs, self.metadata, softmax_mass=softmax_mass, max_set=max_set):
+            if isinstance(row, Exception):
+                raise row
+            rows.append(row)
         return rows
 
     def _fixed(self, bound_batch: int | None) -> int | None:

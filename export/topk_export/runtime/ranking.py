@@ -51,6 +51,9 @@ class Prediction:
     softmax_set_size: int | None = None
 
 
+AnyPrediction = Prediction | LabelPrediction  # by what the file gives
+
+
 def check_outputs(outputs: Iterable[str], metadata: Metadata) -> None:
     """Raise :class:`ModelFileError` where predictions cannot be ranked from these outputs."""
     there = set(outputs)

@@ -116,6 +116,8 @@ class TrainConfig(
         return replace(self, **settings)
 
     def _check_together(self) -> None:
+        if self.seed < 0:
+            raise ConfigError(f"--seed must be at least 0, got {self.seed}")
         if self.mixup > 0 or self.cutmix > 0 or self.cutmix_minmax:
             if self.batch_size % 2:
                 raise ConfigError(f"mixup and cutmix need an even --batch-size, got {self.batch_size}")

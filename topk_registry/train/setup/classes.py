@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from timm.data import get_img_extensions
-from timm.data.readers.class_map import load_class_map
 from timm.data.readers.reader_image_folder import ReaderImageFolder
 
 from topk_registry.data.labels import class_names_of, is_indexed, kept_labels_of, labels_of
@@ -16,6 +15,7 @@ from topk_registry.folders.errors import FolderError
 from topk_registry.folders.images import is_image, listed, read_folders
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import DataError
+from topk_registry.train.setup.class_maps import read_class_map
 from topk_registry.train.setup.unreadable import replace_within
 
 
@@ -50,7 +50,7 @@ class FolderReader(ReaderImageFolder):
 def folder_reader(config: TrainConfig, root: Path, *, flat: bool = False) -> FolderReader:
     """The reader of a split's folder."""
     suffixes = config.input_key.split(";") if config.input_key else sorted(get_img_extensions())
-    numbers = load_class_map(config.class_map, str(root)) if config.class_map else None
+    numbers = read_class_map(config.class_map, root)
     return FolderReader(root, suffixes, numbers, flat=flat)
 
 

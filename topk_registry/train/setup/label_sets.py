@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from timm.data import MultiLabelTarget, get_img_extensions
-from timm.data.readers.class_map import load_class_map
 
-from topk_registry.data.label_tables import TableReader, as_target, has_splits, read_label_table
+from topk_registry.data.label_tables import TableReader, as_target, file_of, has_splits, read_label_table
 from topk_registry.data.labels import KHot, class_names_of, is_indexed, k_hot_of, kept_k_hot_of
 from topk_registry.data.recipes import SelectedSets, hold_out_any
 from topk_registry.folders.images import count_of, listed, split_folder
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.config.tasks import SPLIT
 from topk_registry.train.errors import DataError
+from topk_registry.train.setup.class_maps import read_class_map
 from topk_registry.train.setup.unreadable import WatchedImages, replace_within
 
 MULTIHOT = "multihot"
@@ -61,11 +61,11 @@ def open_table(config: TrainConfig, split: str, mode: str) -> WatchedImages:
         ValueError: the file is not as it should be, or images are missing.
     """
     root = Path(config.data_dir or "")
-    class_map = load_class_map(config.class_map, str(root)) if config.class_map else None
+    class_map = read_class_map(config.class_map, root)
     table = read_label_table(table_of(config, split), split=split, class_map=class_map)
     suffixes = config.input_key.split(";") if config.input_key else sorted(get_img_extensions())
     inside = split_folder(root, split)
-    if inside is not None and not (root / table.images[0]).exists():  # names below the folder of the split
+    if inside is not None and file_of(root, table.images[0], suffixes) is None:  # names below the folder of the split
         root = inside
     reader = TableReader(table, root, suffixes)
     return WatchedImages(reader, mode=mode, strict=config.strict_data, target_transform=as_target)
