@@ -78,6 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--noise", type=float, default=1.0, help="of the images")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--optimizers", nargs="+", choices=RATES, default=list(RATES))
+    parser.add_argument(
+        "--rates", type=float, nargs="+", help="learning rates to choose from (default: the optimizer's)"
+    )
     parser.add_argument("--json", type=Path, help="write environment and results to this file")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -85,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = {name: value for name, value in vars(args).items() if name != "json"}
     results: list[dict[str, Any]] = []
     report: dict[str, Any] = {"environment": environment("cpu"), "settings": settings, "results": results}
-    runs = sum(map(len, RATES.values())) + len(RATES) * len(WAYS) * args.seeds
+    asked = {name: args.rates or RATES[name] for name in args.optimizers}
+    runs = sum(map(len, asked.values())) + len(asked) * len(WAYS) * args.seeds
     with tqdm(total=runs, disable=None) as bar:
 
         def tried(
@@ -95,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             bar.update()
             return accuracies(head, splits[split])
 
-        for optimizer, rates in RATES.items():
+        for optimizer, rates in asked.items():
             rate = max(rates, key=lambda one: tried(optimizer, one, None, "validation", args.seeds)[1])
             own: list[float] = []
             for name, way in WAYS.items():
