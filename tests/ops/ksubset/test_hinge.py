@@ -16,12 +16,12 @@ SIZES = [(2, 1, 1.0), (30, 5, 0.1), (30, 27, 1e-3), (140, 70, 1.0), (1000, 5, 10
 
 
 def hinges_of_numba(margin: Tensor, label: Tensor, hinge: Hinge) -> tuple[Tensor, Tensor]:
-    kernels = pytest.importorskip("topk_registry.ops.ksubset.numba.kernels")
+    hinges = pytest.importorskip("topk_registry.ops.ksubset.numba.hinges")
     from tests.ops.compiled import for_python
 
     value, slope = torch.empty(len(margin)), torch.empty(len(margin))
     arrays = (x.numpy() for x in (margin, label, hinge.alpha.reshape(-1)))
-    for_python(kernels.hinge_rows)(*arrays, hinge.scale, hinge.tau, value.numpy(), slope.numpy())
+    for_python(hinges.hinge_rows)(*arrays, hinge.scale, hinge.tau, value.numpy(), slope.numpy())
     return value, slope
 
 

@@ -50,6 +50,13 @@ def clear(row):
 
 
 @compiled
+def fill(row, number):
+    """The same number everywhere."""
+    for i in range(len(row)):
+        row[i] = number
+
+
+@compiled
 def maximum(x):
     """The largest score; NaN where there is one whose sign is not negative."""
     best = place_of(x[0])

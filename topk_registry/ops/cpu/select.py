@@ -1,8 +1,10 @@
 """Selection of the largest scores of a row."""
+# pyright: reportCallIssue=false
+# numba's intrinsics are called without their first parameter
 
 import numpy as np
 
-from topk_registry.ops.cpu.masks import places_above
+from topk_registry.ops.cpu.masks import above, number_of_bits, places_above
 from topk_registry.ops.cpu.numbers import ZERO, compiled, copy, number_at, place_of
 
 HALVINGS = 20  # leave about 1 in 500 of a number, with 2^31 numbers between the lowest and the highest score
@@ -21,7 +23,7 @@ def lines_of_search(n, T):
 @compiled
 def room(n, T, dtype):
     """Scratch memory of :func:`largest`: all classes may be candidates."""
-    return np.empty(lines_of_search(n, T), dtype), np.empty(n, np.int64), np.empty(n + 16, dtype)
+    return np.empty(lines_of_search(n, T), dtype), np.empty(n, np.int64), np.empty(n + 64, dtype)
 
 
 @compiled
@@ -53,7 +55,7 @@ def largest(row, skip, top, where, space):
 @compiled
 def in_order(scores, found, candidates, top, where):
     """The largest scores, largest first, and their numbers in ``found``. There are ``candidates`` of them, at least as
-    many as are asked for; the scores have room for 16 more."""
+    many as are asked for; the scores have room for 64 more."""
     if candidates <= 256:
         _place(scores, found, candidates, top, where)
     else:
@@ -65,10 +67,10 @@ def _place(scores, found, candidates, top, where):
     """Each score where the number of larger ones says, equal ones after each other."""
     T = len(top)
     where[:] = -1
-    padded = scores[: (candidates + 15) // 16 * 16]
+    padded = scores[: (candidates + 63) // 64 * 64]
     padded[candidates:] = -np.inf
     for j in range(candidates):
-        place = _number_larger(padded, padded[j])
+        place = number_larger(padded, padded[j])
         while place < T and where[place] >= 0:
             place += 1
         if place < T:
@@ -108,10 +110,11 @@ def _sink(top, where, j, size):
 
 
 @compiled
-def _number_larger(scores, v):
-    count = np.int32(0)
-    for i in range(len(scores)):
-        count += np.int32(scores[i] > v)
+def number_larger(scores, v):
+    """How many are larger, of a multiple of 64 scores."""
+    count = 0
+    for start in range(0, len(scores), 64):
+        count += number_of_bits(above(scores, start, v))
     return count
 
 

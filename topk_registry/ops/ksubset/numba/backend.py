@@ -35,7 +35,7 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
     s, label = operand(s, s.shape, s.dtype, s.device), operand(label, s.shape[:1], torch.int64, s.device)
     margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
     no_hinge = (None, None, None)
-    run_on_rows("label_margins", s, k, theta, label, margin, gradient, *no_hinge, numbers=(0, 0.0, 0.0))
+    run_on_rows(_of_labels(k), s, k, theta, label, margin, gradient, *no_hinge, numbers=(0, 0.0, 0.0))
     return margin, gradient
 
 
@@ -46,7 +46,7 @@ def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -
     margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
     value, slope = s.new_empty(s.shape[0]), s.new_empty(s.shape[0])
     numbers = (alpha.numel(), hinge.scale, hinge.tau)
-    run_on_rows("label_margins", s, k, theta, label, margin, gradient, alpha, value, slope, numbers=numbers)
+    run_on_rows(_of_labels(k), s, k, theta, label, margin, gradient, alpha, value, slope, numbers=numbers)
     return margin, gradient, value, slope
 
 
@@ -90,6 +90,10 @@ def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     out = torch.empty_like(s)
     run_on_rows("margins_backward", s, k, theta, g, out)
     return out
+
+
+def _of_labels(k: int) -> str:
+    return "label_margins_if_narrow" if k >= LEAST_K_OF_LABEL else "label_margins"
 
 
 def run_on_rows(

@@ -8,11 +8,9 @@ import numpy as np
 
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.numbers import borrowed, compiled
-from topk_registry.ops.ksubset.numba import kernels, narrow, polynomial, rows
+from topk_registry.ops.ksubset.numba import kernels, large_hinges, narrow, polynomial, rows
 from topk_registry.ops.ksubset.numba.hinges import hinge, tail_hinges
-
-FEW = 8  # classes with mass: up to this many are visited one by one
-
+from topk_registry.ops.ksubset.numba.targets import FEW, gaps_and_gains, holds, mass_among, masses, one_hinge
 
 # Memory for hinges: that for all classes; masses, scores x, the direct gradient of each row, cotangents of the
 # coefficients; and gaps and gains of the classes, or PIECE equal ones.
@@ -23,10 +21,7 @@ HingeMemory = namedtuple("HingeMemory", "both mass x direct g_c alphas gains")
 def hinge_memory(width, n, k, dtype, alpha, gain):
     """Memory for :func:`hinge_rows` to work on up to ``width`` rows at a time, gaps and gains included."""
     m = blocks.padded(n)
-    length = m if len(alpha) > 1 else blocks.PIECE
-    alphas, gains = np.zeros(length, dtype), np.ones(length, dtype)
-    for i in range(n if len(alpha) > 1 else len(alphas)):
-        alphas[i], gains[i] = alpha[i if len(alpha) > 1 else 0], gain[i if len(alpha) > 1 else 0]
+    alphas, gains = gaps_and_gains(n, alpha, gain, dtype)
     return HingeMemory(
         kernels.both_memory(width, n, k, dtype), np.zeros(m, dtype), np.empty(m, dtype), np.empty((width, m), dtype),
         np.empty(k + 1), alphas, gains,
@@ -35,8 +30,8 @@ def hinge_memory(width, n, k, dtype, alpha, gain):
 
 @compiled
 def narrow_memory(width, n, k, dtype, alpha, gain):
-    """Memory for :func:`narrow_hinge_rows` to work on up to ``width`` rows at a time."""
-    others = hinge_memory(width, n, k, dtype, alpha, gain)
+    """Memory for :func:`narrow_hinge_rows`, which works on a row at a time."""
+    others = large_hinges.hinge_memory(n, k, dtype, alpha, gain)
     return narrow.Memory(others, narrow.expand(n, 0, k, others.x.itemsize), np.zeros((10, narrow.MOST + 1)))
 
 
@@ -44,22 +39,17 @@ def narrow_memory(width, n, k, dtype, alpha, gain):
 def narrow_hinge_rows(
     s, brain, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory
 ):  # fmt: skip
-    """:func:`hinge_rows`, where some rows may be narrow."""
-    r, B, none = 0, len(s), not narrow.is_tried(memory.expansion)
-    while r < B:
-        stop = B if none else r  # rows between narrow ones are taken together
-        while stop < B and not narrow_hinge_row(
-            s[stop], brain, q[stop : stop + 1], labels[stop : stop + 1], shares[stop : stop + 1],
-            uniform[stop : stop + 1], weight, alpha, factor, k, theta, scale, tau, value[stop : stop + 1], out[stop],
-            memory,
+    """:func:`hinge_rows` for large k: a row is narrow, or its classes are left out by division."""
+    for r in range(len(s)):
+        at = slice(r, r + 1)
+        if not narrow_hinge_row(
+            s[r], brain, q[at], labels[at], shares[at], uniform[at], weight, alpha, factor, k, theta, scale, tau,
+            value[at], out[r], memory,
         ):  # fmt: skip
-            stop += 1
-        if stop > r:
-            hinge_rows(
-                s[r:stop], brain, q[r:stop], labels[r:stop], shares[r:stop], uniform[r:stop], weight, alpha, factor,
-                k, theta, scale, tau, value[r:stop], out[r:stop], memory.of_others,
+            large_hinges.hinge_row(
+                s[r], brain, q[at], labels[at], shares[at], uniform[at], weight, alpha, factor, k, theta, scale, tau,
+                value[at], out[r], memory.of_others,
             )  # fmt: skip
-        r = stop + 1
 
 
 @compiled
@@ -69,7 +59,7 @@ def narrow_hinge_row(
     """One row of :func:`hinge_rows`, all else as there; False, and nothing written, where the row is not narrow."""
     others, expansion, terms = memory.of_others, memory.expansion, borrowed(memory.terms)
     n, real, mass, x = len(out), others.mass.dtype.type, borrowed(others.mass), borrowed(others.x)
-    d, g, pieces = borrowed(others.both.odds)[0], borrowed(others.direct)[0], borrowed(others.both.pieces)
+    d, g, pieces = borrowed(others.odds), borrowed(others.direct), borrowed(others.pieces)
     blocks.load(s[:n], brain, x)
     size, a, u = narrow.centred(x, n, theta, expansion, d, terms[0], terms[1])
     if size == 0:
@@ -87,7 +77,7 @@ def narrow_hinge_row(
             g, pieces,
         )  # fmt: skip
     else:
-        kernels.fill(g, real(0))
+        blocks.fill(g, real(0))
         of_ratio[:] = 0
         for f in range(count):
             i = few[f]
@@ -153,7 +143,7 @@ def hinge_rows(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, t
                 x, odds[r], mass, alphas, gains, kth[r], c, powers, tilt, shift, scale, tau, g, g_c, pieces
             )
         else:
-            kernels.fill(g, real(0))
+            blocks.fill(g, real(0))
             g_c[:] = 0
             for f in range(count):
                 i = few[f]
@@ -172,83 +162,7 @@ def hinge_rows(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, t
     kernels.top_cotangents(size, u, gap, P, p, q_top, before, after, below, last, g_below, g_product)
     for r in range(B):
         if size[r] < 0:
-            kernels.fill(direct[r], real(np.nan))
+            blocks.fill(direct[r], real(np.nan))
         else:
             kernels.add_slopes(r, size[r], where, odds[r], most[r], P, g_below, direct[r], pieces)
         blocks.store(direct[r], brain, out[r])
-
-
-@compiled
-def masses(r, q, labels, shares, uniform, weight, factor, mass, few, few_mass):
-    """The mass of each class with weight and factor: how many have any, in ``few``; or -1 and all in ``mass``."""
-    n, real, count = len(mass), mass.dtype.type, 0
-    if len(q) > 0:
-        row, some = q[r], np.int32(0)
-        for i in range(n):
-            some += np.int32(row[i] != 0)
-        if some <= FEW:
-            i = 0
-            while count < some:
-                if row[i] != 0:
-                    few[count], few_mass[count] = i, row[i] * factor
-                    count += 1
-                i += 1
-        else:
-            count = -1
-            share = real(factor)
-            for i in range(n):
-                mass[i] = row[i] * share
-    else:
-        even = np.float64(uniform[r]) * factor / n if len(uniform) > 0 else 0.0
-        m = labels.shape[1]
-        if even == 0 and m <= FEW:
-            for f in range(m):
-                few[f], few_mass[f] = labels[r, f], shares[r, f] * factor
-            count = m
-        else:
-            count, share = -1, real(even)
-            for i in range(n):
-                mass[i] = share
-            for f in range(m):
-                mass[labels[r, f]] += real(shares[r, f] * factor)
-    if len(weight) > 0:
-        for f in range(count):
-            few_mass[f] *= weight[few[f]]
-        if count < 0:
-            for i in range(n):
-                mass[i] *= weight[i]
-    return count
-
-
-@compiled
-def mass_among(i, few, few_mass):
-    mass = 0.0
-    for f in range(len(few)):
-        mass += few_mass[f] if few[f] == i else 0.0
-    return mass
-
-
-@compiled
-def holds(classes, i):
-    found = False
-    for j in range(len(classes)):
-        found = found or classes[j] == i
-    return found
-
-
-@compiled
-def one_hinge(distance, alpha, mass, v, c, shift, theta, scale, tau, g_c):
-    """The hinge of one class of the tail, and its direct gradient times ``mass``; see :func:`tail_hinges`."""
-    k, d, e = len(c) - 1, 0.0, 0.0
-    for j in range(k):
-        e = d - v * e
-        d = np.float64(c[j]) - v * d
-    last = 1.0 - v * d
-    cost, slope = hinge(distance + theta * (math.log(d / last) + shift), alpha, scale, tau)
-    chain = mass * slope / (d * last)
-    g_c[k] -= chain * d
-    moment = chain
-    for j in range(k - 1, -1, -1):
-        g_c[j] += moment
-        moment *= -v
-    return cost, chain * (d - v * e)

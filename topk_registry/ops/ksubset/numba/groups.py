@@ -10,10 +10,13 @@ import numpy as np
 
 from topk_registry.ops.cpu import blocks, select
 from topk_registry.ops.cpu.masks import places_above
-from topk_registry.ops.cpu.numbers import NO_CLASS, borrowed, compiled
+from topk_registry.ops.cpu.numbers import NO_CLASS, borrowed, compiled, exp64, summing
 from topk_registry.ops.ksubset.numba import rows
 
 LARGEST = 600.0  # of (s - a) / theta: odds and sums of them stay finite, and so much above makes no difference
+# of (s_[k] - s_[k+1]) / theta: a class is in a set or out of it, but for exp(-FARTHEST)
+FARTHEST = 45.0
+MANY, AT_ONCE = 8, 0.6  # found in the first round of a search: so many go on with a limit lower by this factor
 AT_LABEL = 1 / 2  # limit of the tail's odds for the margin at a label and its gradient
 AT_ALL = 1 / 4  # and for those of all classes, whose cotangents pass through the polynomials once more
 
@@ -46,23 +49,51 @@ def split(row, k, depth, limit, theta, space, w, E, where):
         return -1, a, 1.0, 0.0
     for j in range(depth):
         w[places[j]] = 0
-        E[j], where[j] = odds_of(top[j], a, theta), places[j]
+        E[j], where[j] = top[j], places[j]
+    to_odds(E[:depth], a, theta)
     mass, size, found = tail_mass(w), depth, depth
-    u = balance(E[:size], mass, depth)
+    u = balance(E[:size], mass, depth, 0.0)
     while size <= len(E):  # classes that join the group make u grow, for the tail's odds counted for too much
         found = places_above(w, w.dtype.type(limit / u), where[size:])
         if found == 0:
             break
+        if size == depth and found > MANY:  # u will grow much: more join at once, which spares a round
+            found = places_above(w, w.dtype.type(AT_ONCE * limit / u), where[size:])
         for j in range(size, size + found):
-            E[j] = odds_of(row[where[j]], a, theta)
+            E[j] = row[where[j]]
             w[where[j]] = 0
+        to_odds(E[size : size + found], a, theta)
         size += found
         mass = tail_mass(w)
-        u = balance(E[:size], mass, depth)
+        u = balance(E[:size], mass, depth, u)
     while size > 0 and E[size - 1] * u <= limit:  # the last of the largest, which need no products either
         size -= 1
         w[where[size]] = E[size]
     return size, a, u, min(u * blocks.maximum(w), limit)
+
+
+@compiled
+def at_kth(row, k, theta, space, w, E, where, P, piece):
+    """(size, kth, beyond, u, gap, most, powers): :func:`split` for the margins of all classes.
+
+    kth: the k-th largest score, to which E is relative. w is relative to the next one, and gap are the odds of that.
+    Where it is farther below than FARTHEST, it and all after it are taken to be higher: margins of the k largest are
+    ``beyond`` more. most: the largest of w. P: the power sums of w, of which ``powers`` matter.
+    """
+    size, a, u, most = split(row, k, k + 1, AT_ALL, theta, space, w, E, where)
+    kth, beyond, gap = a, 0.0, 1.0
+    if size < 0:
+        return size, kth, beyond, 1.0, gap, 0.0, 0
+    most, powers = most / u, power_sums(w, most, P, piece)
+    if size > 0:
+        kth = space[0][k - 1]
+        distance = (np.float64(kth) - np.float64(a)) / theta
+        beyond, gap = theta * max(distance - FARTHEST, 0.0), math.exp(-min(distance, FARTHEST))
+        for j in range(size):  # E is relative to a, and cut off far above it
+            E[j] = row[where[j]] if j < k else E[j] * gap
+        to_odds(E[: min(size, k)], kth, theta)
+        u = balance(E[:size], P[0] * gap, k, 0.0)
+    return size, kth, beyond, u, gap, most, powers
 
 
 @compiled
@@ -97,29 +128,44 @@ def power_sums(w, most, P, piece):
 
 
 @compiled
-def odds_of(score, a, theta):
-    return math.exp(min((np.float64(score) - np.float64(a)) / theta, LARGEST))
+def to_odds(E, a, theta):
+    """E <- the odds of these scores relative to a."""
+    reference = np.float64(a)
+    for j in range(len(E)):
+        x = (E[j] - reference) / theta
+        x = x if x < LARGEST else LARGEST
+        E[j] = exp64(x if x > -LARGEST else -LARGEST)
 
 
 @compiled
-def balance(E, mass, k):
-    """u where sum_i E_i u / (1 + E_i u) + mass u = k - 1/2, about: of a top group E, largest first, and the tail."""
-    first = min(k - 1, len(E))
-    rest = mass
-    for j in range(first, len(E)):
-        rest += E[j]
-    u = (k - first) / rest
-    for m in range(first - 1, -1, -1):
-        rest += E[m]
-        u = max(u, (k - m) / rest)  # draws from k/2 to k classes: Newton's method goes on from there, from below
+def balance(E, mass, k, u):
+    """u where sum_i E_i u / (1 + E_i u) + mass u = k - 1/2, about: of a top group E, largest first, and the tail.
+
+    It starts from a smaller u, or 0: Newton's method goes on from below.
+    """
+    first, rest = min(k - 1, len(E)), mass
+    if u == 0:
+        for j in range(first, len(E)):
+            rest += E[j]
+        u = (k - first) / rest
+        for m in range(first - 1, -1, -1):
+            rest += E[m]
+            u = max(u, (k - m) / rest)  # draws from k/2 to k classes
     for _ in range(20):
-        drawn, slope = mass * u, mass
-        for j in range(len(E)):
-            q = 1 / (1 + E[j] * u)
-            drawn += E[j] * u * q
-            slope += E[j] * q * q
-        missing = k - 0.5 - drawn
-        u += missing / slope
+        drawn, slope = _drawn(E, u)
+        missing = k - 0.5 - drawn - mass * u
+        u += missing / (slope + mass)
         if abs(missing) < 0.05:
             break
     return u
+
+
+@summing
+def _drawn(E, u):
+    """How many classes a top group draws on average, and the derivative to u."""
+    drawn = slope = 0.0
+    for j in range(len(E)):
+        q = 1 / (1 + E[j] * u)
+        drawn += E[j] * u * q
+        slope += E[j] * q * q
+    return drawn, slope

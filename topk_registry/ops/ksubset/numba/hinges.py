@@ -3,6 +3,8 @@
 
 import math
 
+import numpy as np
+
 from topk_registry.ops.cpu.blocks import PIECE, largest_size
 from topk_registry.ops.cpu.numbers import compiled, inlined, log32, log64, summing
 from topk_registry.ops.ksubset.numba.rows import in_fours
@@ -16,6 +18,29 @@ def hinge(margin, alpha, scale, tau):
     e = math.exp(min(z, 40.0))
     value = violation if z > 40 else tau * math.log1p(e)
     return value, -scale * (e / (1 + e))
+
+
+@compiled
+def hinge_rows(margin, label, alpha, scale, tau, value, slope):
+    """Hinges on margins [B] and their slopes; alpha [1] or [n]."""
+    tau = max(tau, 4 * np.finfo(np.float64).tiny)
+    for r in range(len(margin)):
+        if np.isnan(margin[r]):  # the label may be no class
+            value[r] = slope[r] = np.nan
+        else:
+            value[r], slope[r] = hinge(margin[r], np.float64(alpha[label[r] if len(alpha) > 1 else 0]), scale, tau)
+
+
+@compiled
+def hinge_of(margin, label, alpha, scale, tau, factor, value, slope):
+    """The hinge of one row, if there is one, and the factor of the gradient of its margin."""
+    if len(alpha) == 0:
+        return 1.0
+    hinge_rows(margin, label, alpha, scale, tau, value, slope)
+    if len(factor) == 0:
+        return 1.0
+    value[0] *= factor[0]
+    return np.float64(slope[0]) * factor[0]
 
 
 @compiled
@@ -47,7 +72,7 @@ def tail_hinges(row, w, mass, alpha, gain, a, c, powers, odds_scale, shift, scal
         if powers <= 5:
             _chains_of_five(odds, last_five, odds_scale, share, factor, scale, pieces, out)
         else:
-            _horner_twice(odds, c, odds_scale, pieces)
+            horner_twice(odds, c, odds_scale, pieces)
             _chains(share, factor, scale, pieces, out)
         cost, of_last = _hinges(scores, share, gap, pieces, a, shift, scale, tau)
         value += cost
@@ -60,7 +85,7 @@ def tail_hinges(row, w, mass, alpha, gain, a, c, powers, odds_scale, shift, scal
             continue
         least = real(1e-20) * largest_size(e)
         for j in range(k - 1, k - 1 - steps, -3):
-            first, second, third = _moments(e, v, least)
+            first, second, third = moments(e, v, least)
             dc[j] += first
             dc[max(0, j - 1)] += second if j >= 1 else 0.0
             dc[max(0, j - 2)] += third if j >= 2 else 0.0
@@ -74,7 +99,7 @@ D, E, COST = PIECE, 2 * PIECE, 3 * PIECE
 
 @compiled
 def _chains_of_five(w, c, odds_scale, mass, gain, scale, pieces, out):
-    """:func:`_horner_twice` and :func:`_chains` of five coefficients at once."""
+    """:func:`horner_twice` and :func:`_chains` of five coefficients at once."""
     first, second, third, fourth, fifth = c[0], c[1], c[2], c[3], c[4]
     one = w.dtype.type(1)
     for i in range(len(w)):
@@ -91,7 +116,7 @@ def _chains_of_five(w, c, odds_scale, mass, gain, scale, pieces, out):
 
 
 @compiled
-def _horner_twice(w, c, scale, pieces):
+def horner_twice(w, c, scale, pieces):
     """v <- scale w, d <- d_{k-1} and e <- e_{k-2}, the last coefficients of c / (1 + v X) and of c / (1 + v X)^2."""
     first, second, third, fourth = c[0], c[1], c[2], c[3]
     for i in range(len(w)):
@@ -166,7 +191,7 @@ def _five_moments(e, v):
 
 
 @summing
-def _moments(e, v, least):
+def moments(e, v, least):
     """The sums of e, -v e and v^2 e; e <- -v^3 e, or zero where that is too small to matter but could be denormal."""
     zero = e.dtype.type(0)
     first, second, third = zero, zero, zero

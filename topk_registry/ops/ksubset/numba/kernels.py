@@ -8,8 +8,8 @@ import numpy as np
 
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.numbers import ZERO, borrowed, compiled, largest_integer
-from topk_registry.ops.ksubset.numba import groups, narrow, polynomial, rows
-from topk_registry.ops.ksubset.numba.hinges import hinge
+from topk_registry.ops.ksubset.numba import groups, large, narrow, polynomial, rows
+from topk_registry.ops.ksubset.numba.hinges import hinge_of
 
 # Memory for labels' margins: scratch of the search for the top group; a row's scores x, the odds of each row, a piece
 # of a row, coefficients; for each row the size of its top group, tilt, largest odds, origin and the label's score;
@@ -33,28 +33,24 @@ def label_memory(width, n, k, dtype):
 
 @compiled
 def narrow_memory(width, n, k, dtype):
-    """Memory for :func:`narrow_label_rows` to work on up to ``width`` rows at a time."""
-    others = label_memory(width, n, k, dtype)
+    """Memory for :func:`narrow_label_rows`, which works on a row at a time."""
+    others = large.label_memory(n, k, dtype)
     return narrow.Memory(others, narrow.expand(n - 1, 1, k, others.x.itemsize), np.empty((3, narrow.MOST + 1)))
 
 
 @compiled
 def narrow_label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factors, value, slope, memory):
-    """:func:`label_rows`, where some rows may be narrow."""
-    r, B, none = 0, len(s), not narrow.is_tried(memory.expansion)
-    while r < B:
-        stop = B if none else r  # rows between narrow ones are taken together
-        while stop < B and not narrow_label_row(
-            s[stop], brain, label[stop : stop + 1], k, theta, margin[stop : stop + 1], gradient[stop], alpha, scale,
-            tau, factors[stop : stop + 1], value[stop : stop + 1], slope[stop : stop + 1], memory,
+    """:func:`label_rows` for large k: a row is narrow, or its classes are left out by division."""
+    for r in range(len(s)):
+        at = slice(r, r + 1)
+        if not narrow_label_row(
+            s[r], brain, label[at], k, theta, margin[at], gradient[r], alpha, scale, tau, factors[at], value[at],
+            slope[at], memory,
         ):  # fmt: skip
-            stop += 1
-        if stop > r:
-            label_rows(
-                s[r:stop], brain, label[r:stop], k, theta, margin[r:stop], gradient[r:stop], alpha, scale, tau,
-                factors[r:stop], value[r:stop], slope[r:stop], memory.of_others,
+            large.label_row(
+                s[r], brain, label[at], k, theta, margin[at], gradient[r], alpha, scale, tau, factors[at], value[at],
+                slope[at], memory.of_others,
             )  # fmt: skip
-        r = stop + 1
 
 
 @compiled
@@ -67,7 +63,7 @@ def narrow_label_row(
     y = label[0]
     if not 0 <= y < n:
         return False
-    w, power, a_m, h = odds[0], terms[0], terms[1], terms[2]
+    w, power, a_m, h = odds, terms[0], terms[1], terms[2]
     blocks.load(s[:n], brain, x)
     of_label, x[y] = x[y], -np.inf
     count, a, u = narrow.centred(x, n - 1, theta, expansion, w, power, a_m)
@@ -80,18 +76,6 @@ def narrow_label_row(
     w[y] = of_margin
     blocks.store(w, brain, gradient)
     return True
-
-
-@compiled
-def hinge_of(margin, label, alpha, scale, tau, factor, value, slope):
-    """The hinge of one row, if there is one, and the factor of the gradient of its margin."""
-    if len(alpha) == 0:
-        return 1.0
-    hinge_rows(margin, label, alpha, scale, tau, value, slope)
-    if len(factor) == 0:
-        return 1.0
-    value[0] *= factor[0]
-    return np.float64(slope[0]) * factor[0]
 
 
 @compiled
@@ -143,7 +127,7 @@ def label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, f
             slope[r : r + 1],
         )
         if size[r] < 0:
-            fill(odds[r], real(np.nan))
+            blocks.fill(odds[r], real(np.nan))
             blocks.store(odds[r], brain, gradient[r])
             continue
         count = rows.reach(most[r] * rho, k, odds.itemsize)
@@ -152,17 +136,6 @@ def label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, f
             w[where[r, j]] = of_margin * in_top[j, r]
         w[label[r]] = of_margin
         blocks.store(w, brain, gradient[r])
-
-
-@compiled
-def hinge_rows(margin, label, alpha, scale, tau, value, slope):
-    """Hinges on margins [B] and their slopes; alpha [1] or [n]."""
-    tau = max(tau, 4 * np.finfo(np.float64).tiny)
-    for r in range(len(margin)):
-        if np.isnan(margin[r]):  # the label may be no class
-            value[r] = slope[r] = np.nan
-        else:
-            value[r], slope[r] = hinge(margin[r], np.float64(alpha[label[r] if len(alpha) > 1 else 0]), scale, tau)
 
 
 @compiled
@@ -175,7 +148,7 @@ def margin_rows(s, k, theta, out, memory):
     below, last = leave_one_out(before, after)
     for r in range(B):
         if size[r] < 0:
-            fill(out[r], real(np.nan))
+            blocks.fill(out[r], real(np.nan))
             continue
         rho = polynomial.balanced(before, T, r, c)
         shift, tilt = math.log(u[r] * rho), gap[r] * u[r] * rho
@@ -216,15 +189,9 @@ def margin_rows_backward(cotangent, s, k, theta, out, memory):
     top_cotangents(size, u, gap, P, p, q, before, after, below, last, g_below, g_product)
     for r in range(B):
         if size[r] < 0:
-            fill(out[r], real(np.nan))
+            blocks.fill(out[r], real(np.nan))
         else:
             add_slopes(r, size[r], where, odds[r, :n], most[r], P, g_below, out[r], pieces)
-
-
-@compiled
-def fill(row, number):
-    for i in range(len(row)):
-        row[i] = number
 
 
 @compiled
@@ -322,8 +289,9 @@ def both_tilts(s, brain, n, k, theta, memory):
             kth[r] = space[0][k - 1]
             gap[r] = math.exp((np.float64(a[r]) - np.float64(kth[r])) / theta)
             for j in range(size[r]):
-                E[r, j] = groups.odds_of(x[where[r, j]], kth[r], theta)
-            u[r] = groups.balance(E[r, : size[r]], power[0] * gap[r], k)
+                E[r, j] = x[where[r, j]]
+            groups.to_odds(E[r, : size[r]], kth[r], theta)
+            u[r] = groups.balance(E[r, : size[r]], power[0] * gap[r], k, 0.0)
         factor = 1.0
         for j in range(count):
             factor *= gap[r]

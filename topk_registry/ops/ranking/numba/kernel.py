@@ -10,7 +10,7 @@ import numpy as np
 from topk_registry.ops.cpu import select
 from topk_registry.ops.cpu.functions import BLOCK, exp, log
 from topk_registry.ops.cpu.jobs import address_of, array
-from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, summing
+from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, inlined, summing
 from topk_registry.ops.cpu.vectors import nothing, scale_by, total_of
 from topk_registry.ops.rows.numba.row import of_label, row_kernel
 
@@ -19,6 +19,7 @@ NEURALSORT = 0
 ROW_BLOCK = 2 * BLOCK  # classes at a time: each rank is a loop over them
 FAR = 1e30  # below the candidates: a class that is ruled out, with its cost still a number
 LEAST = 1e-280  # chances below are compared by their logarithms
+RANGE = 690.0  # exponents up to here have numbers
 
 
 @row_kernel(numbers=WEIGHTS)
@@ -54,19 +55,123 @@ def at_label(s, y, mass, kind, candidates, k, tau, weights, g):
         x[place] = x[place - 1]
         place -= 1
     x[place] = (own - np.float64(top[0])) / tau
-    logits, chances, norms = ranks(x, kind, tau, weights)
-    share, slopes = np.zeros(len(weights)), np.zeros(size + 1)
-    cost = cost_at(logits, norms, place, weights, share)
-    for r in range(len(weights)):
-        row = chances[r]
-        for i in range(size + 1):
-            row[i] *= share[r]
-        row[place] -= share[r]
-    pull(chances, kind, tau, slopes)
+    slopes, cost = np.zeros(size + 1), np.nan
+    if kind == NEURALSORT:
+        cost = at_place(x, place, tau, weights, slopes)
+    if cost != cost:
+        logits, chances, norms = ranks(x, kind, tau, weights)
+        share = np.zeros(len(weights))
+        cost = cost_at(logits, norms, place, weights, share)
+        for r in range(len(weights)):
+            row = chances[r]
+            for i in range(size + 1):
+                row[i] *= share[r]
+            row[place] -= share[r]
+        pull(chances, kind, tau, slopes)
     for i in range(size + 1):
         j = i if i < place else i - 1
         g[y if i == place else where[j]] = mass * slopes[i] / tau
     return mass * cost
+
+
+@compiled
+def at_place(x, place, tau, weights, slopes):
+    """Equation 1 of NeuralSort at one place of descending scores, slopes <- its gradient; NaN of too small numbers.
+
+    From one rank to the next an exponential takes the same factor, but for one of the rank. So no rank needs new ones,
+    and none is kept.
+    """
+    m, R, spread = len(x), len(weights) - 1, spread_of(x)
+    if out_of_range(x, spread, R):
+        return np.nan
+    # exponentials and their factors, and the sums of cotangents and of these times the ranks' factors
+    e, u, each, factored = np.empty(m), np.empty(m), np.zeros(m), np.zeros(m)
+    chance = of_each = of_factored = 0.0
+    if weights[0] > 0:
+        for i in range(m):
+            e[i] = exp(tau * x[i])
+        total = total_of(e)
+        chance = weights[0] * e[place] / total
+        of_factored = chance * tau
+        add_scaled(e, of_factored / total, factored)
+    best = first_of_ranks(x, spread, e, u)
+    for r in range(1, R + 1):
+        factor = np.float64(m + 1 - 2 * r)
+        if r > 1:
+            before, best = best, factor * x[r - 1] - spread[r - 1]
+            next_rank(e, u, math.exp(before - best))
+        if weights[r] > 0:
+            total = total_of(e)
+            own = weights[r] * e[place] / total
+            chance += own
+            of_each += own
+            of_factored += own * factor
+            add_twice(e, own / total, own / total * factor, each, factored)
+    if not chance > LEAST:
+        return np.nan
+    each[place] -= of_each
+    factored[place] -= of_factored
+    for i in range(m):
+        each[i] /= chance
+        slopes[i] = factored[i] / chance
+    pull_spread(each, slopes)
+    return -math.log(chance)
+
+
+@compiled
+def spread_of(x):
+    """sum_j |x_i - x_j| of descending numbers, from step to step, so that no large sums cancel."""
+    m, spread, below = len(x), np.zeros(len(x)), 0.0
+    for j in range(1, m):
+        spread[j] += spread[j - 1] + j * (x[j - 1] - x[j])
+    for j in range(m - 2, -1, -1):
+        below += (m - 1 - j) * (x[j] - x[j + 1])
+        spread[j] += below
+    return spread
+
+
+@compiled
+def out_of_range(x, spread, R):
+    """Whether exponentials of NeuralSort's first R ranks are too small to go on from rank to rank.
+
+    The smallest are the last one of the first rank and the first one of the last rank.
+    """
+    m, last = len(x), max(R, 1) - 1
+    of_first = (m - 1) * (x[0] - x[m - 1]) - spread[0] + spread[m - 1]
+    of_last = (m - 1 - 2 * last) * (x[last] - x[0]) - spread[last] + spread[0]
+    return not (of_first < RANGE and of_last < RANGE and 2 * (x[0] - x[m - 1]) < RANGE)
+
+
+@compiled
+def first_of_ranks(x, spread, e, u):
+    """e <- the exponentials of the first rank relative to the best, u <- what they are multiplied by for the next one;
+    return the logit of the best."""
+    factor = np.float64(len(x) - 1)
+    best = factor * x[0] - spread[0]
+    for i in range(len(x)):
+        e[i] = exp(factor * x[i] - spread[i] - best)
+    for i in range(len(x)):
+        u[i] = exp(-2.0 * x[i])
+    return best
+
+
+@compiled
+def next_rank(e, u, factor):
+    for i in range(len(e)):
+        e[i] *= u[i] * factor
+
+
+@compiled
+def add_scaled(e, factor, out):
+    for i in range(len(e)):
+        out[i] += factor * e[i]
+
+
+@compiled
+def add_twice(e, factor, other, out, second):
+    for i in range(len(e)):
+        out[i] += factor * e[i]
+        second[i] += other * e[i]
 
 
 @compiled
@@ -103,14 +208,15 @@ def ranks(x, kind, tau, weights):
     logarithms of the sums of exponentials [R + 1]. A rank that does not count has none."""
     m, R = len(x), len(weights) - 1
     logits, chances, norms = np.full((R + 1, m), -np.inf), np.zeros((R + 1, m)), np.zeros(R + 1)
-    spread = np.zeros(m)
-    for j in range(1, m):  # from step to step, so that no large sums cancel
-        spread[j] += spread[j - 1] + j * (x[j - 1] - x[j])
-    below = 0.0
-    for j in range(m - 2, -1, -1):
-        below += (m - 1 - j) * (x[j] - x[j + 1])
-        spread[j] += below
+    spread, e, u, before = spread_of(x), np.empty(m), np.empty(m), 0.0
+    in_steps = kind == NEURALSORT and not out_of_range(x, spread, R)
     for r in range(R + 1):
+        if in_steps and r == 1:
+            before = first_of_ranks(x, spread, e, u)
+        elif in_steps and r > 1:
+            best = (m + 1 - 2 * r) * x[r - 1] - spread[r - 1]
+            next_rank(e, u, math.exp(before - best))
+            before = best
         if weights[r] == 0:
             continue
         row, chance = logits[r], chances[r]
@@ -125,8 +231,12 @@ def ranks(x, kind, tau, weights):
             for i in range(m):
                 row[i] = -abs(x[i] - x[r - 1])
         best = row[max(r - 1, 0)]  # rank r suits the r-th best
-        for i in range(m):
-            chance[i] = exp(row[i] - best)
+        if in_steps and r > 0:
+            for i in range(m):
+                chance[i] = e[i]
+        else:
+            for i in range(m):
+                chance[i] = exp(row[i] - best)
         total = total_of(chance)
         norms[r] = best + math.log(total)
         scale_by(chance, 1 / total)
@@ -147,11 +257,7 @@ def pull(cotangents, kind, tau, slopes):
                 each[i] += row[i]
             for i in range(m):
                 slopes[i] += row[i] * factor
-        total, above = total_of(each), 0.0
-        for i in range(m):
-            below = total - above - each[i]
-            slopes[i] -= (m - 1 - 2 * i) * each[i] + below - above
-            above += each[i]
+        pull_spread(each, slopes)
         return
     for r in range(1, R + 1):
         row = cotangents[r]
@@ -162,6 +268,16 @@ def pull(cotangents, kind, tau, slopes):
         later = slopes[r:]
         for i in range(len(after)):
             later[i] += after[i]
+
+
+@compiled
+def pull_spread(each, slopes):
+    """Add the gradient of minus the spread, times ``each``."""
+    m, total, above = len(each), total_of(each), 0.0
+    for i in range(m):
+        below = total - above - each[i]
+        slopes[i] -= (m - 1 - 2 * i) * each[i] + below - above
+        above += each[i]
 
 
 @compiled
@@ -225,7 +341,7 @@ def of_highest(x, mass, kind, tau, weights, slopes):
 
 @compiled
 def of_others(s, m, x, low, kind, tau, weights, slopes, g):
-    """The cost of the classes below the rivals x, with their gradient; that to the rivals is added to ``slopes``."""
+    """The cost of the classes with mass below the rivals x, and their gradient; the rivals' is added to ``slopes``."""
     R, count, real = len(weights) - 1, len(x), s.dtype.type
     _, rivals, norms = ranks(x, kind, tau, weights)
     offsets, steps, sums = np.zeros(R + 1), np.ones(R + 1), np.zeros(R + 1)
@@ -240,18 +356,22 @@ def of_others(s, m, x, low, kind, tau, weights, slopes, g):
             offsets[r] = norms[r] + of_all - (count + 1 - 2 * r) * x[count - 1]
         else:
             offsets[r] = norms[r] + x[r - 1] - x[count - 1]
-    length, value = min(ROW_BLOCK, len(s)), 0.0
-    below, numbers = np.empty(length, s.dtype), np.empty((5, length), s.dtype)
+    where, some = np.empty(len(s), np.int64), 0
+    for i in range(len(s)):
+        where[some] = i
+        some += m[i] != 0
+    length, value, scale = min(ROW_BLOCK, some), 0.0, real(-1 / tau)
+    below, numbers = np.empty(length, s.dtype), np.empty((7, length), s.dtype)
     parts = np.empty((R + 1, length), s.dtype)
-    for start in range(0, len(s), ROW_BLOCK):
-        stop = start + ROW_BLOCK
-        part, mass, slope = s[start:stop], m[start:stop], g[start:stop]
-        falls = below[: len(part)]
-        fall(part, low, real(1 / tau), falls)
+    for start in range(0, some, ROW_BLOCK):
+        places = where[start : min(start + ROW_BLOCK, some)]
+        falls, mass, slope = below[: len(places)], numbers[5, : len(places)], numbers[6, : len(places)]
+        for j in range(len(places)):
+            falls[j], mass[j] = s[places[j]], m[places[j]]
+        fall(falls, low, real(1 / tau), falls)
         value += cost_of(falls, mass, offsets, steps, weights, numbers, parts, slope, sums)
-    scale = real(-1 / tau)
-    for i in range(len(g)):
-        g[i] *= scale
+        for j in range(len(places)):
+            g[places[j]] = scale * slope[j]
     all_sums = 0.0
     for r in range(R + 1):
         all_sums += sums[r] if r > 0 else 0.0
@@ -286,19 +406,23 @@ def cost_of(below, mass, offsets, steps, weights, numbers, parts, slope, sums):
     best, power, unit, total, softmax = numbers[0, :n], numbers[1, :n], numbers[2, :n], numbers[3, :n], numbers[4, :n]
     relative_to_best(below, offsets, steps, weights, best, power, softmax)
     for i in range(n):
-        unit[i] = exp(-best[i])
+        one = exp(-best[i])
+        unit[i] = one if one > least_of(below) else real(0)
     total[:], slope[:] = 0, 0
     if weights[0] > 0:
         add_rank(softmax, real(1 / weights[0]), real(weights[0]), unit, parts[0, :n], total)
     if R > 0:
+        least = least_of(below)
         fade, u = real(steps[R] - steps[R - 1]) if R > 1 else real(0), softmax  # softmax has been added
         for i in range(n):
             u[i] = exp(fade * below[i])
         for r in range(R, 0, -1):
             factor = real(math.exp(offsets[R] - offsets[r]))
+            factor = factor if factor > least else real(0)
             add_rank(power, factor, real(weights[r]), unit, parts[r, :n], total)
             for i in range(n):
-                power[i] *= u[i]
+                fallen = power[i] * u[i]
+                power[i] = fallen if fallen > least else real(0)
     value += expected(mass, best, total, below, real(FAR))
     for r in range(R + 1):
         if weights[r] > 0:
@@ -306,6 +430,12 @@ def cost_of(below, mass, offsets, steps, weights, numbers, parts, slope, sums):
     for i in range(n):
         slope[i] = slope[i] if below[i] < real(FAR) else real(0)
     return value
+
+
+@inlined
+def least_of(chances):
+    """Smaller chances change nothing beside 1, and so the product of two is no denormal number."""
+    return chances.dtype.type(1e-18 if chances.itemsize == 4 else 1e-100)
 
 
 @compiled
@@ -334,9 +464,10 @@ def relative_to_best(below, offsets, steps, weights, best, power, softmax):
 @compiled
 def add_rank(chance, factor, weight, unit, part, total):
     """Add the weight times the chances of a rank to ``total``; ``part`` is the same times 1 - P, the rank's slope."""
-    one = chance.dtype.type(1)
+    one, none, least = chance.dtype.type(1), chance.dtype.type(0), least_of(chance)
     for i in range(len(chance)):
         q = factor * chance[i]
+        q = q if q > least else none
         rest = one / (one + q * unit[i])
         p = weight * q * rest
         part[i] = p * rest

@@ -240,10 +240,10 @@ def at_masses(s, m, x, where, other, theta, origin, k, scale, g):
 def add_each(s, u, mass, where, places, k, g):
     """The cost of the classes with mass in the mask of k; their part of the gradient is added to g."""
     size = len(u)
-    order, numbers = np.empty(size, np.int64), np.empty(2 * size + 16, s.dtype)  # the order of scores is that of u
+    order, numbers = np.empty(size, np.int64), np.empty(2 * size + 64, s.dtype)  # the order of scores is that of u
     for j in range(size):
         numbers[j], places[j] = s[where[j]], j
-    select.in_order(numbers, places, size, numbers[size + 16 :], order)
+    select.in_order(numbers, places, size, numbers[size + 64 :], order)
     rising = np.empty((9, size + 1))
     for j in range(size):
         i = order[size - 1 - j]

@@ -1,0 +1,57 @@
+"""Rows of large k in the compiled kernels: classes are left out of the polynomial by division, from either end."""
+
+import pytest
+import torch
+
+from topk_registry.ops.ksubset import smooth_topk_hinge
+
+SIZES = [(40, 6), (70, 33), (100, 50), (300, 40)]
+KINDS = ("near", "apart", "far apart", "gap", "wide gap", "ties", "few left")
+
+
+def scores(kind: str, n: int, k: int) -> torch.Tensor:
+    """Scores [4, n] over a temperature of 1 for the set: k tau = 1."""
+    s = torch.randn(4, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n + k))
+    match kind:
+        case "near":
+            return 0.3 * s
+        case "apart":
+            return 3 * s
+        case "far apart":
+            return 1000 * s
+        case "gap":  # in numbers: the k largest lie 30 temperatures above all others
+            s[:, 3 : 3 + k] += 30
+        case "wide gap":
+            s[:, 3 : 3 + k] += 5000
+        case "ties":
+            return s.round() * 2
+        case "few left":
+            s[:, k + 2 :] = -torch.inf
+    return s
+
+
+@pytest.mark.parametrize("target", ["labels", "few", "dense"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n", "k"), SIZES)
+def test_is_the_torch_path(n, k, kind, target):
+    s, generator = scores(kind, n, k).float(), torch.Generator().manual_seed(0)
+    label = torch.tensor([0, 3, k + 1, 1])
+    few = 0.7 * torch.eye(n)[label] + 0.3 * torch.eye(n)[label.flip(0)]
+    dense = torch.softmax(torch.randn(4, n, generator=generator), 1) * (s > -torch.inf)
+    q = {"labels": label, "few": few, "dense": dense}[target]
+
+    def result(dtype, impl):
+        x = s.to(dtype).requires_grad_()
+        cast = q.to(dtype) if q.is_floating_point() else q
+        loss = smooth_topk_hinge(x, cast, k, tau=1 / k, impl=impl)
+        (gradient,) = torch.autograd.grad(loss.sum(), x)
+        return loss.detach().double(), gradient.double()
+
+    (loss, gradient), (found, found_gradient) = result(torch.float64, "torch"), result(torch.float32, "numba")
+    eps = 2.0**-23
+    # a loss is 1 / k of differences of scores, each rounded
+    finite = torch.where(s > -torch.inf, s, 0).abs().amax(1).double()
+    assert ((found - loss).abs() <= 8 * eps * (loss.abs() + finite / k)).all()
+    # cotangents of 1 / k in all that cancel leave their own rounding
+    rounding = eps * (2 * gradient.abs().amax(1, keepdim=True) + 1 / k)
+    assert ((found_gradient - gradient).abs() <= rounding).all()
