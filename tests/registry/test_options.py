@@ -1,11 +1,12 @@
 """Rule 6: a factory is given the context that its signature names, and nothing else."""
 
 from functools import partial
+from typing import ClassVar
 
 import pytest
 
 from topk_registry import accepted_context
-from topk_registry.registry.options import CONTEXT, check_options, tuning_grid
+from topk_registry.registry.options import CONTEXT, check_options, defaults_since_changed, tuning_grid
 
 EVERYTHING = dict.fromkeys(CONTEXT, 1)
 
@@ -85,3 +86,26 @@ class Computed:
 )
 def test_a_factory_declares_the_values_to_tune(factory, grid):
     assert tuning_grid(factory) == grid
+
+
+class Changed:
+    """A loss whose default of tau was another."""
+
+    former_defaults: ClassVar = {"tau": 1.0}
+
+    def __init__(self, k: int = 5, tau: float = 0.1) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("record", "kept"),
+    [
+        ({}, {"tau": 1.0}),
+        ({"defaults": {"tau": 0.5, "gone": 1, "k": 5}}, {"tau": 0.5}),
+        (None, {}),
+        ({"defaults": None}, {}),  # of a file of settings that was edited
+        ("text", {}),
+    ],
+    ids=str,
+)
+def test_defaults_that_have_changed_are_those_of_the_record(record, kept):
+    assert defaults_since_changed(Changed, record) == kept

@@ -71,9 +71,11 @@ def defaults_since_changed(builder: Callable[..., Any], record: Mapping[str, Any
         >>> defaults_since_changed(lambda k=5, tau=0.1: ..., {"defaults": {"k": 5, "tau": 1.0}})
         {'tau': 1.0}
     """
-    if record is None:
+    if not isinstance(record, Mapping):
         return {}
     before = record.get("defaults", getattr(unbound(builder), "former_defaults", {}))
+    if not isinstance(before, Mapping):  # a file of settings that was edited
+        return {}
     now = recorded_defaults(builder)
     return {name: value for name, value in before.items() if name in now and now[name] != value}
 
