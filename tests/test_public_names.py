@@ -46,9 +46,9 @@ NAMESPACES = {
     """,
     "conformal": """
         ClassThresholds ExchangeabilityTest LabelCounts LabelSets PredictionSets RULES SCORES Score SetCounts Thresholds
-        average_size best_f1 binomial_interval calibrate clustered coverage_interval coverage_law create_score
-        false_negative_control false_negative_rates fit_softmax_temperature inputs_of interpolated log_odds marginal
-        per_class probabilities rc3p register_score risk_control score_names tune
+        Tree average_size best_f1 binomial_interval calibrate clustered coverage_interval coverage_law
+        create_score false_negative_control false_negative_rates fit_softmax_temperature inputs_of interpolated log_odds
+        marginal per_class per_group per_node probabilities rc3p register_score risk_control score_names tune
     """,
     "distributions": "GumbelTopK KSubset",
     "errors": """

@@ -23,6 +23,7 @@ class Samples(NamedTuple):
     images: Any  # a sequence, which may read an image only when it is asked for
     labels: np.ndarray
     told: str = ""
+    groups: tuple[str, ...] | None = None  # of each image, for thresholds by group
 
     @property
     def line(self) -> str:

@@ -41,8 +41,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+def families(n: int) -> tuple[int, ...]:
+    """The parents of a tree of n classes: families of three, in orders of two, below a root."""
+    low, order = -(-n // 3), -(-n // 6)
+    root = n + low + order
+    of_classes = [n + y // 3 for y in range(n)]
+    return (*of_classes, *(n + low + i // 2 for i in range(low)), *[root] * order, -1)
+
+
 def score_of(name: str, n: int, k: int = 3) -> Score:
     """A registered score of n classes; options that are learned from labels are shares that rise with the class."""
+    if name == "tree":
+        return create_score(name, parents=families(n), nodes=2)
     shares = tuple(2 * np.arange(1, n + 1) / (n * (n + 1)))
     options = {**OPTIONS.get(name, {}), **dict.fromkeys(SCORES[name].learned, shares)}
     return create_score(name, **({"k": k} if name == "log_odds" else options))

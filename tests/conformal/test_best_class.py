@@ -151,7 +151,7 @@ def test_average_sizes_are_those_wanted(name, allow_empty, drawn):
 
 
 def test_every_rule_is_tested_here():
-    assert set(RULES) == {"marginal", "per_class", "interpolated", "clustered", "rc3p", "average_size"}
+    assert set(RULES) == {"marginal", "per_class", "per_node", "interpolated", "clustered", "rc3p", "average_size"}
 
 
 @pytest.mark.parametrize("allow_empty", [False, True])

@@ -44,7 +44,7 @@ def by_formula(name, p, y, u, penalty=0.0, k_reg=0, weight=0.0):
 
 
 def test_every_score_has_a_formula_here():
-    assert {*OPTIONS, "log_odds", "pas"} == set(SCORES)
+    assert {*OPTIONS, "log_odds", "pas", "tree"} == set(SCORES)  # the tree's are in test_tree.py
 
 
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)

@@ -31,8 +31,11 @@ from topk_registry.conformal.thresholds import (
     interpolated,
     marginal,
     per_class,
+    per_group,
+    per_node,
     rc3p,
 )
+from topk_registry.conformal.tree import Tree
 from topk_registry.conformal.tuning import fit_softmax_temperature, tune
 
 __all__ = [
@@ -46,6 +49,7 @@ __all__ = [
     "Score",
     "SetCounts",
     "Thresholds",
+    "Tree",
     "average_size",
     "best_f1",
     "binomial_interval",
@@ -62,6 +66,8 @@ __all__ = [
     "log_odds",
     "marginal",
     "per_class",
+    "per_group",
+    "per_node",
     "probabilities",
     "rc3p",
     "register_score",

@@ -7,7 +7,7 @@ in :mod:`topk_registry.conformal.sets`, by the nodes of an exported graph in ``t
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -106,6 +106,11 @@ def _per_class(samples: CalibrationRows, alpha: float) -> Thresholds:
     return Thresholds(thresholds.per_class(samples.label_scores(), samples.labels, samples.n, alpha))
 
 
+def _per_node(samples: CalibrationRows, alpha: float, *, parents: Sequence[int]) -> Thresholds:
+    own = thresholds.per_node(samples.label_scores(), samples.labels, samples.n, alpha, parents=parents)
+    return Thresholds(own)
+
+
 def _interpolated(
     samples: CalibrationRows, alpha: float, *, share: float = 0.5, largest: float | None = None
 ) -> Thresholds:
@@ -134,6 +139,11 @@ def _average_size(samples: CalibrationRows, alpha: float, *, size: float) -> Thr
 RULES = {
     "marginal": Rule(_marginal, "the label is in the set with probability at least {coverage:g}"),
     "per_class": Rule(_per_class, "within each class the label is in the set with probability at least {coverage:g}"),
+    "per_node": Rule(
+        _per_node,
+        "within each class with enough calibration samples, and within the smallest node of enough around a rarer one, "
+        "the label is in the set with probability at least {coverage:g} at that node's threshold",
+    ),
     "interpolated": Rule(_interpolated, "the label is in the set with probability at least {least:g}"),
     "clustered": Rule(
         _clustered,

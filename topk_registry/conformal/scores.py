@@ -14,6 +14,7 @@ that are the same on every call and a little larger.
     topk       r - U                                                     Angelopoulos et al. 2021
     log_odds   minus the log-odds of y being in a random k-set           ours
     pas        -weight_y p_y / prior_y                                   Ding, Fermanian, Salmon 2025
+    tree       minus the probability outside the last nodes without y    after Mortier et al. 2025; in tree.py
 """
 
 import inspect
@@ -192,8 +193,8 @@ class Raps(Aps):
     k_reg: int = 5
 
     def __post_init__(self) -> None:
-        _check(self.penalty >= 0 and math.isfinite(self.penalty), "penalty must be at least 0", self.penalty)
-        _check(self.k_reg >= 0 and int(self.k_reg) == self.k_reg, "k_reg must be an integer from 0", self.k_reg)
+        check_option(self.penalty >= 0 and math.isfinite(self.penalty), "penalty must be at least 0", self.penalty)
+        check_option(self.k_reg >= 0 and int(self.k_reg) == self.k_reg, "k_reg must be an integer from 0", self.k_reg)
 
     def ordered(self, p: Array, u: Array | float) -> Array:
         xp = array_namespace(p)
@@ -220,7 +221,7 @@ class Saps(Ranked):
     weight: float = 0.2
 
     def __post_init__(self) -> None:
-        _check(0 < self.weight < math.inf, "weight must be above 0", self.weight)
+        check_option(0 < self.weight < math.inf, "weight must be above 0", self.weight)
 
     def ordered(self, p: Array, u: Array | float) -> Array:
         xp = array_namespace(p)
@@ -302,10 +303,10 @@ class Pas(Score):
     weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        _check(len(self.prior) > 1 and min(self.prior) > 0, "prior must be positive, one a class", self.prior)
+        check_option(len(self.prior) > 1 and min(self.prior) > 0, "prior must be positive, one a class", self.prior)
         if self.weights is not None:
             fits = len(self.weights) == len(self.prior) and min(self.weights) > 0
-            _check(fits, f"weights must be positive, one for each of {len(self.prior)} classes", self.weights)
+            check_option(fits, f"weights must be positive, one for each of {len(self.prior)} classes", self.weights)
 
     @property
     def scale(self) -> np.ndarray:
@@ -380,6 +381,7 @@ def as_numpy(values: Array) -> np.ndarray:
     return values.float().numpy() if str(values.dtype) == "torch.bfloat16" else values.numpy()  # numpy has none
 
 
-def _check(right: bool, wanted: str, got: float | Sequence[float]) -> None:
+def check_option(right: bool, wanted: str, got: float | Sequence[float]) -> None:
+    """Raise unless an option of a score is right."""
     if not right:
         raise ValueError(f"{wanted}, got {got!r}")

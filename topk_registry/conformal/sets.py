@@ -40,27 +40,48 @@ class PredictionSets:
     temperature: float = 1.0
     allow_empty: bool = False
 
-    def __call__(self, logits: Array, *, marginals: Array | None = None, u: Array | float = 0.0) -> Array:
+    def __call__(
+        self, logits: Array, *, marginals: Array | None = None, u: Array | float = 0.0, groups: Array | None = None
+    ) -> Array:
         """Return the classes of each row's set, bool [B, n].
 
         Args:
             logits: scores of the model [B, n].
             marginals: an exported file's marginals, for log-odds of numpy arrays.
             u: 0, or one uniform number a row [B, 1] if the calibration had such.
+            groups: the number of each row's group [B], where thresholds are by group; -1, or None for all rows: not
+                told, and the largest threshold serves.
         """
         values = inputs_of(self.score, logits, temperature=self.temperature, marginals=marginals)
-        return self.of_inputs(values, u)
+        return self.of_inputs(values, u, groups)
 
-    def of_inputs(self, values: Array, u: Array | float = 0.0) -> Array:
+    def of_inputs(self, values: Array, u: Array | float = 0.0, groups: Array | None = None) -> Array:
         """Return the sets from the inputs of the score, probabilities or log-odds [B, n]."""
         xp = array_namespace(values)
         scores = self.score(values, u)
         limits = self.thresholds
-        inside = scores <= xp.asarray(limits.scores, dtype=scores.dtype, device=device(scores))
+        own = _of_rows(limits, groups, scores.shape[0])
+        inside = scores <= xp.asarray(own, dtype=scores.dtype, device=device(scores))
         by_rank = self.score.ranked or limits.max_rank is not None
         if limits.max_rank is not None:
             inside &= ranks(values) <= xp.asarray(limits.max_rank, device=device(scores))
+            if limits.groups:  # too few samples: all classes
+                inside |= xp.asarray(np.isposinf(own), device=device(scores))
         return inside if self.allow_empty else inside | best_classes(scores, values if by_rank else None)
+
+
+def _of_rows(limits: Thresholds, groups: Array | None, count: int) -> np.ndarray:
+    """The thresholds that scores [B, n] are compared with."""
+    if not limits.groups:
+        if groups is not None:
+            raise ValueError("these sets have no thresholds by group, got groups")
+        return np.asarray(limits.scores)
+    numbers = np.full(count, -1) if groups is None else as_numpy(groups)
+    if numbers.shape != (count,) or (numbers < -1).any() or (numbers >= len(limits.groups)).any():
+        raise ValueError(
+            f"expected the number of a group, 0 to {len(limits.groups) - 1} or -1, for each of {count} rows"
+        )
+    return limits.of_groups[numbers][:, None]
 
 
 def best_classes(scores: Array, values: Array | None = None) -> Array:

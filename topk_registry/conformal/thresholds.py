@@ -33,19 +33,37 @@ class Thresholds:
     Args:
         scores: one number for all classes, or one a class [n]; infinite: any score.
         max_rank: the largest rank, one for all classes or one a class [n]; None: any.
+        groups: the names of groups of samples, where ``scores`` has one threshold for each of them [G].
     """
 
     scores: float | np.ndarray
     max_rank: int | np.ndarray | None = None
+    groups: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if np.isnan(np.asarray(self.scores)).any():
             raise ValueError(f"thresholds must be numbers, got NaN in {self.scores}")
         if self.max_rank is not None and np.min(self.max_rank) < 1:
             raise ValueError(f"the largest rank must be at least 1, got {np.min(self.max_rank)}")
+        if self.groups and np.shape(self.scores) != (len(self.groups),):
+            raise ValueError(f"expected a threshold for each of {len(self.groups)} groups, got {np.shape(self.scores)}")
+
+    @property
+    def of_groups(self) -> np.ndarray:
+        """The threshold of each group, and last the one of samples whose group is not told: the largest [G + 1]."""
+        own = np.asarray(self.scores, np.float64)
+        return np.append(own, own.max())
+
+    def number_of(self, group: str) -> int:
+        """The number of a group; raise where calibration has not seen it."""
+        if group not in self.groups:
+            raise ValueError(f"no threshold is of group {group!r}; there are {', '.join(self.groups) or 'no groups'}")
+        return self.groups.index(group)
 
     def unlimited(self, n: int) -> np.ndarray:
         """The classes that are in every set, bool [n]."""
+        if self.groups:
+            return np.full(n, bool(np.isposinf(self.scores).all()))
         ranks = n if self.max_rank is None else self.max_rank
         return np.broadcast_to(np.isposinf(self.scores) & (np.asarray(ranks) >= n), (n,))
 
@@ -89,6 +107,52 @@ def per_class(scores: Array, labels: Array, n: int, alpha: float) -> np.ndarray:
     """
     values, labels = _labelled(scores, labels, n)
     return np.array([marginal(values[labels == y], alpha) for y in range(n)])
+
+
+def per_group(scores: Array, groups: Array, names: Sequence[str], alpha: float) -> Thresholds:
+    """A threshold for each group of samples (Mondrian conformal prediction): coverage of 1 - alpha within every group.
+
+    A group with fewer than ceil(1 / alpha) - 1 samples has an infinite threshold: its sets hold all classes.
+
+    Args:
+        scores: of the calibration samples' labels [N].
+        groups: the number of each sample's group [N].
+        names: of the groups; one may have no samples.
+        alpha: see :func:`marginal`.
+    """
+    values, given = _labelled(scores, groups, len(names))
+    return Thresholds(np.array([marginal(values[given == g], alpha) for g in range(len(names))]), None, tuple(names))
+
+
+def per_node(scores: Array, labels: Array, n: int, alpha: float, *, parents: Sequence[int]) -> np.ndarray:
+    """A threshold for each class [n], from its own samples or those around it in a tree.
+
+    A class with at least ceil(1 / alpha) - 1 samples has its own threshold, and coverage of 1 - alpha. A rarer class
+    takes that of the smallest node around it with so many samples, where 1 - alpha holds for all samples of the node
+    together, and not for each of its classes. Where the root has too few, the threshold is infinite.
+
+    Args:
+        scores, labels: of the calibration samples [N].
+        n: number of classes.
+        alpha: see :func:`marginal`.
+        parents: the parent of each node, as of :class:`topk_registry.conformal.Tree`.
+    """
+    values, labels = _labelled(scores, labels, n)
+    inside: list[list[np.ndarray]] = [[] for _ in parents]
+    for y in range(n):
+        inside[y].append(values[labels == y])
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            inside[parent] += inside[node]
+    own = [marginal(np.concatenate(parts), alpha) for parts in inside]
+    enough = [sum(map(len, parts)) >= max(1, fewest(alpha)) for parts in inside]
+    nodes = []
+    for y in range(n):
+        node = y
+        while not enough[node] and parents[node] >= 0:
+            node = parents[node]
+        nodes.append(node)
+    return np.array([own[node] if enough[node] else math.inf for node in nodes])
 
 
 def interpolated(

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topk_registry.data.cifar100 import CLASSES, SUPERCLASSES
+from topk_registry.folders.trees import read_tree
 
 Labels = NDArray[np.int64]
 KHot = NDArray[np.float32]
@@ -102,7 +103,8 @@ def class_counts(labels: Labels, num_classes: int) -> list[int]:
 def superclasses_of(dataset: Any, file: str | Path | None = None) -> list[int]:
     """The superclass of every class [n]: from a file, from the data set itself, or CIFAR-100's published ones.
 
-    A file is JSON: a list with the superclass of each class in order, or an object from class name to superclass.
+    A file is JSON: a list with the superclass of each class in order, or an object from class name to superclass. Or it
+    is a tree of the classes in CSV (:func:`topk_registry.folders.trees.read_tree`), where parents are superclasses.
     """
     classes = class_names_of(dataset)
     if file:
@@ -113,11 +115,18 @@ def superclasses_of(dataset: Any, file: str | Path | None = None) -> list[int]:
         return SUPERCLASSES
     raise ValueError(
         "this data set has no known superclasses: pass --superclasses FILE, a JSON list with the superclass of each "
-        "class in order, or a JSON object from class name to superclass"
+        "class in order, a JSON object from class name to superclass, or a CSV file with the tree of the classes"
     )
 
 
 def _read(file: Path, classes: Sequence[str] | None) -> list[object]:
+    if file.suffix.lower() == ".csv":
+        if classes is None:
+            raise ValueError(
+                f"{file} names classes, and this data set does not: pass a JSON list, one superclass a class"
+            )
+        tree = read_tree(file, classes)
+        return [tree.names[parent] for parent in tree.parents[: len(classes)]]
     content = json.loads(file.read_text(encoding="utf-8"))
     if isinstance(content, list):
         return content

@@ -10,11 +10,11 @@ import numpy as np
 
 from topk_export.calibration.graph import largest_size
 from topk_export.calibration.plan import Plan
-from topk_export.runtime.metadata import SET_SEMANTICS, Metadata
+from topk_export.runtime.metadata import NODE_SEMANTICS, SET_SEMANTICS, Metadata
 from topk_export.runtime.ranking import softmax
 from topk_export.samples import Samples
 from topk_export.verification.graph import set_metadata
-from topk_registry.conformal import RULES, PredictionSets
+from topk_registry.conformal import RULES, PredictionSets, Tree
 from topk_registry.conformal.thresholds import as_fraction
 
 REFERENCE = 1000  # label-free values kept in the file for `topk-registry monitor`
@@ -33,21 +33,24 @@ def facts_of(
     """Return the entries on prediction sets in the file's metadata."""
     limits = sets.thresholds
     n, one = metadata.num_classes, not np.ndim(limits.scores)
+    by_tree = isinstance(sets.score, Tree)
     share = 1 - as_fraction(plan.alpha)
     return {
         "score": sets.score.name,
         "options": sets.score.numbers(),
+        **({} if plan.tree is None else {"tree": {"names": plan.tree.names, "parents": plan.tree.parents}}),
         "rule": plan.rule,
         "rule_options": dict(plan.rule_options),
         "alpha": plan.alpha,
-        "guarantee": RULES[plan.rule].promise.format(coverage=float(share), least=float(max(0, 2 * share - 1))),
+        "guarantee": ("within each group " if limits.groups else "")
+        + RULES[plan.rule].promise.format(coverage=float(share), least=float(max(0, 2 * share - 1))),
         # JSON knows no infinity: where the best class alone covers enough there is no threshold to tell
         "threshold": float(limits.scores) if one and np.isfinite(limits.scores) else None,
         "best_class_alone": bool(one and np.isneginf(limits.scores)),
         "samples_at_threshold": at_threshold,
         "temperature": sets.temperature,
         "allow_empty": sets.allow_empty,
-        "max_size": largest_size(sets, n, plan.max_size),
+        "max_size": n if by_tree else largest_size(sets, n, plan.max_size),
         "samples": len(parts["calibrate"]),
         "tuning_samples": len(parts["tune"]),
         "report_samples": len(parts["report"]),
@@ -69,5 +72,7 @@ def reference_of(logits: np.ndarray, rows: np.ndarray, sizes: np.ndarray, seed: 
 
 def stamp(built: Any, metadata: Metadata, facts: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
     known = {prop.key: prop.value for prop in built.metadata_props}
-    stamped = replace(metadata, sets=dict(facts), outputs={**metadata.outputs, **SET_SEMANTICS})
+    there = {output.name for output in built.graph.output}
+    nodes = {name: text for name, text in NODE_SEMANTICS.items() if name in there}
+    stamped = replace(metadata, sets=dict(facts), outputs={**metadata.outputs, **SET_SEMANTICS, **nodes})
     set_metadata(built, {**known, **stamped.to_props(), "sets_reference": json.dumps(reference)})

@@ -10,15 +10,17 @@ that it will be compared with, to the last bit.
 """
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from topk_export.calibration.score_nodes import PREFIX, Nodes, ScoreNodes, nodes_of
+from topk_export.calibration.score_nodes import PREFIX, Nodes, ScoreNodes, TreeNodes, nodes_of
+from topk_export.runtime.metadata import GROUP
 from topk_export.verification.graph import LOGITS, head_model
-from topk_registry.conformal import PredictionSets, Score
+from topk_registry.conformal import PredictionSets, Score, Thresholds
 
-SET, SIZE, LABELS = "set", "set_size", "labels"
+SET, SIZE, LABELS, NODES = "set", "set_size", "labels", "set_nodes"
 SCORES, CLASSES = "set_scores", "set_classes"
 
 
@@ -37,7 +39,10 @@ def add_sets(model: Any, sets: PredictionSets, n: int, *, max_size: int) -> Any:
     add = Nodes(model.graph)
     limits = sets.thresholds
     nodes = nodes_of(type(sets.score))(add, sets.score)
-    level = _in_graph(nodes, np.atleast_1d(np.asarray(limits.scores, np.float64)))
+    own = limits.of_groups if limits.groups else np.atleast_1d(np.asarray(limits.scores, np.float64))
+    level = _in_graph(nodes, own)
+    if limits.groups:
+        _group_input(model)
     if sets.score.ranked or limits.max_rank is not None:
         count, full = _ranked_set(add, nodes, sets, level, largest_size(sets, n, max_size))
     else:
@@ -45,6 +50,9 @@ def add_sets(model: Any, sets: PredictionSets, n: int, *, max_size: int) -> Any:
     always = limits.unlimited(n)
     if always.any():
         full = add("Or", full, add.constant("always", always[None], np.bool_))
+        count = None
+    elif limits.groups and np.isposinf(own).any():  # groups of too few samples have all classes
+        full = add("Or", full, _of_group(add, add.constant("group_always", np.isposinf(own), np.bool_)))
         count = None
     add("Identity", full, out=SET)
     if count is None:
@@ -55,12 +63,19 @@ def add_sets(model: Any, sets: PredictionSets, n: int, *, max_size: int) -> Any:
     batch = batch_of(model)
     add.output(SET, TensorProto.BOOL, [batch, n])
     add.output(SIZE, TensorProto.INT64, [batch])
+    if isinstance(nodes, TreeNodes) and (limits.groups or not np.ndim(limits.scores)):
+        add("Identity", nodes.set_nodes(SET), out=NODES)
+        add.output(NODES, TensorProto.INT64, [batch, nodes.most])
     return model
 
 
 def largest_size(sets: PredictionSets, n: int, max_size: int) -> int:
     """Return the number of best classes that thresholds can let into a set, at most ``max_size``."""
     limits = sets.thresholds
+    if limits.groups:
+        finite = [q for q in np.asarray(limits.scores, np.float64) if q < np.inf]
+        each = [replace(sets, thresholds=Thresholds(q, limits.max_rank)) for q in finite]
+        return max((largest_size(own, n, max_size) for own in each), default=1)
     scores = np.broadcast_to(np.asarray(limits.scores, np.float64), (n,))
     ranks = np.broadcast_to(n if limits.max_rank is None else limits.max_rank, (n,))
     rest = ~limits.unlimited(n)
@@ -113,10 +128,12 @@ def without_sets(model: Any) -> Any:
     """A copy of a ModelProto without the nodes, constants and outputs of an earlier calibration."""
     model = copy.deepcopy(model)
     graph = model.graph
-    kept = [output for output in graph.output if output.name not in (SET, SIZE, LABELS)]
+    kept = [output for output in graph.output if output.name not in (SET, SIZE, LABELS, NODES)]
+    inputs = [value for value in graph.input if value.name != GROUP]
     nodes = [node for node in graph.node if not node.name.startswith(PREFIX)]
-    constants = [tensor for tensor in graph.initializer if not tensor.name.startswith(PREFIX)]
-    for field, items in ((graph.output, kept), (graph.node, nodes), (graph.initializer, constants)):
+    constants = [tensor for tensor in graph.initializer if not tensor.name.startswith(PREFIX) and tensor.name != GROUP]
+    fields = ((graph.input, inputs), (graph.output, kept), (graph.node, nodes), (graph.initializer, constants))
+    for field, items in fields:
         del field[:]
         field.extend(items)
     return model
@@ -141,7 +158,11 @@ def _ranked_set(add: Nodes, nodes: ScoreNodes, sets: PredictionSets, level: np.n
 
     scores, classes, ranks = ranked_scores(add, nodes, sets.temperature, size)
     limits = add.constant("thresholds", level)
-    inside = add("LessOrEqual", scores, limits if len(level) == 1 else add("Gather", limits, classes))
+    if sets.thresholds.groups:
+        limits = _of_group(add, limits)
+    elif len(level) > 1:
+        limits = add("Gather", limits, classes)
+    inside = add("LessOrEqual", scores, limits)
     limit = sets.thresholds.max_rank
     if limit is not None and np.min(limit) < size:
         largest = add("Gather", add.constant("largest_ranks", limit), classes)
@@ -159,12 +180,29 @@ def _plain_set(add: Nodes, nodes: ScoreNodes, sets: PredictionSets, level: np.nd
 
     scores = nodes.of_classes(nodes.values(sets.temperature))
     limits = add.constant("thresholds", level)
+    if sets.thresholds.groups:
+        limits = _of_group(add, limits)
     row = add.constant("rows", [1], np.int64)
     if not sets.allow_empty:
         smallest = add("Neg", add("ReduceMax", add("Neg", scores), row, keepdims=1))
         limits = add("Max", limits, smallest)
     inside = add("LessOrEqual", scores, limits)
     return add("ReduceSum", add("Cast", inside, to=TensorProto.FLOAT), row, keepdims=0), inside
+
+
+def _group_input(model: Any) -> None:
+    """Add the input ``group`` [groups]: a number for each row, or one for all; by default -1, that of no group."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    # an initializer that is an input too is a default: runtimes that feed the images alone go on as before
+    model.graph.input.append(helper.make_tensor_value_info(GROUP, TensorProto.INT64, ["groups"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), GROUP))
+
+
+def _of_group(add: Nodes, table: str) -> str:
+    """The entry of each row's group [B, 1] or [1, 1]; -1 is the table's last."""
+    key = f"{table.removeprefix(PREFIX)}_column"
+    return add("Unsqueeze", add("Gather", table, GROUP), add.constant(key, [1], np.int64))
 
 
 def _in_graph(nodes: ScoreNodes, thresholds: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 
 from topk_export.calibration.graph import CLASSES, SCORES, SET, score_model, set_model
 from topk_export.calibration.score_nodes import nodes_of
+from topk_export.runtime.metadata import GROUP
 from topk_export.runtime.session import open_session
 from topk_export.verification.graph import LOGITS
 from topk_registry.conformal import Score, SetCounts
@@ -20,29 +21,33 @@ ROWS = 256
 class Heads:
     """Runs heads of the file on the logits that it gave."""
 
-    def __init__(self, model: Any, logits: np.ndarray, device: str) -> None:
-        self.model, self.logits, self.device = model, logits, device
+    def __init__(self, model: Any, logits: np.ndarray, device: str, groups: np.ndarray | None = None) -> None:
+        self.model, self.logits, self.device, self.groups = model, logits, device, groups
 
     def outputs(self, head: Any, rows: np.ndarray, names: list[str]) -> Iterable[tuple[np.ndarray, list[np.ndarray]]]:
         """Row numbers and outputs, a block of rows at a time, through the batch size that the graph may fix."""
         session = open_session(head.SerializeToString(), device=self.device)
         fixed = session.get_outputs()[0].shape[0]
         size = fixed if isinstance(fixed, int) else ROWS
+        by_group = self.groups is not None and any(x.name == GROUP for x in session.get_overridable_initializers())
         for start in range(0, len(rows), size):
             block = rows[start : start + size]
-            x = self.logits[block]
-            padded = np.concatenate((x, np.repeat(x[:1], size - len(x), 0))) if isinstance(fixed, int) else x
-            yield block, [value[: len(block)] for value in session.run(names, {LOGITS: padded})]
+            padded = np.concatenate((block, block[:1].repeat(size - len(block)))) if isinstance(fixed, int) else block
+            given = {LOGITS: self.logits[padded]}
+            if by_group and self.groups is not None:
+                given[GROUP] = self.groups[padded]
+            yield block, [value[: len(block)] for value in session.run(names, given)]
 
-    def evaluate(self, built: Any, rows: np.ndarray, labels: np.ndarray) -> tuple[SetCounts, np.ndarray]:
-        """Coverage and sizes of a calibrated file's sets, and the size of each."""
-        total, sizes = None, []
+    def evaluate(self, built: Any, rows: np.ndarray, labels: np.ndarray) -> tuple[SetCounts, np.ndarray, np.ndarray]:
+        """Coverage and sizes of a calibrated file's sets, the size of each, and whether it holds the label."""
+        total, sizes, hits = None, [], []
         for block, (inside,) in self.outputs(set_model(built), rows, [SET]):
             part = SetCounts.of(inside, labels[block])
             total = part if total is None else total + part
             sizes.append(inside.sum(-1))
+            hits.append(inside[np.arange(len(block)), labels[block]])
         assert total is not None
-        return total, np.concatenate(sizes)
+        return total, np.concatenate(sizes), np.concatenate(hits)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from topk_registry.conformal import RULES, create_score
+from topk_registry.conformal import RULES, Tree, create_score
 from topk_registry.conformal.rules import check_rule, check_size
 from topk_registry.conformal.scores import score_kind
 from topk_registry.conformal.thresholds import check_alpha
 from topk_registry.conformal.tuning import is_tuned
+from topk_registry.folders.trees import ClassTree
 
 MAX_SIZE = 256  # beyond it ranking costs more than the top-k head does at 21,841 classes, and nobody reads the set
 
@@ -31,6 +32,7 @@ class Plan:
         class_weights: how much each class matters to ``pas`` [n].
         allow_empty: let sets be empty.
         seed: of the split.
+        tree: of the classes, for score ``tree`` and rule ``per_node``.
     """
 
     score: str = "lac"
@@ -45,6 +47,7 @@ class Plan:
     class_weights: tuple[float, ...] | None = None
     allow_empty: bool = False
     seed: int = 0
+    tree: ClassTree | None = None
 
     @property
     def tunes(self) -> bool:
@@ -56,6 +59,12 @@ class Plan:
     def score_options(self) -> dict[str, Any]:
         """The options of the score, class weights among them."""
         return {**self.options, **({} if self.class_weights is None else {"weights": self.class_weights})}
+
+    @property
+    def all_rule_options(self) -> dict[str, Any]:
+        """The options of the rule, the tree among them where it takes one."""
+        takes = self.tree is not None and "parents" in (RULES[self.rule].options if self.rule in RULES else ())
+        return {**self.rule_options, **({"parents": self.tree.parents} if takes and self.tree else {})}
 
 
 def split(count: int, plan: Plan) -> dict[str, np.ndarray]:
@@ -69,10 +78,20 @@ def split(count: int, plan: Plan) -> dict[str, np.ndarray]:
     return dict(zip(("report", "tune", "calibrate"), map(np.sort, parts), strict=True))
 
 
-def check(plan: Plan, parts: Mapping[str, np.ndarray], n: int) -> None:
-    """Refuse, before any image is read, what cannot work."""
+def check(plan: Plan, parts: Mapping[str, np.ndarray], n: int, *, groups: bool = False) -> None:
+    """Refuse, before any image is read, what cannot work.
+
+    Args:
+        plan: to check.
+        parts: as :func:`split` draws them.
+        n: number of classes.
+        groups: the samples have groups.
+    """
     check_alpha(plan.alpha)
-    check_rule(plan.rule, plan.rule_options)
+    _check_tree(plan, n)
+    if groups and plan.rule != "marginal":
+        raise ValueError(f"thresholds are by group or by rule {plan.rule}: groups take rule marginal")
+    check_rule(plan.rule, plan.all_rule_options)
     if RULES[plan.rule].covers:
         check_size(len(parts["calibrate"]), plan.alpha)
     if plan.tunes and not len(parts["tune"]):
@@ -85,3 +104,21 @@ def check(plan: Plan, parts: Mapping[str, np.ndarray], n: int) -> None:
         raise ValueError(f"max_size must be at least 1, got {plan.max_size}")
     if plan.temperature is not None and not 0 < plan.temperature < np.inf:
         raise ValueError(f"the temperature must be above 0 and finite, got {plan.temperature!r}")
+
+
+def _check_tree(plan: Plan, n: int) -> None:
+    """Raise unless the tree is there where it is needed, of the file's classes, and used."""
+    by_tree = score_kind(plan.score) is Tree
+    takes = by_tree or plan.rule == "per_node"
+    if takes and plan.tree is None:
+        raise ValueError(
+            f"{'score tree' if by_tree else 'rule per-node'} needs the tree of the classes: pass --tree FILE"
+        )
+    if plan.tree is not None and not takes:
+        raise ValueError(f"a tree is for score tree or rule per-node, got score {plan.score} and rule {plan.rule}")
+    if plan.tree is not None and plan.tree.num_classes != n:
+        raise ValueError(f"the tree has {plan.tree.num_classes} classes, the file {n}")
+    if by_tree and plan.rule not in ("marginal", "average_size"):
+        raise ValueError(
+            f"sets that are nodes have one threshold, or one a group: score tree takes no rule {plan.rule}"
+        )

@@ -47,8 +47,15 @@ def report_page(found: Calibrated) -> str:
         ("Coverage by size", _by_size(found, level)),
         ("Coverage by class", _by_class(found, level)),
         ("Coverage by frequency", _by_frequency(found, level)),
+        *([("Coverage by group", _by_group(found, level))] if found.groups else []),
         ("Temperature", _temperatures(found)),
-        ("Facts", table(("fact", "value"), [(k, v) for k, v in facts.items() if not k.startswith("report_")])),
+        (
+            "Facts",
+            table(
+                ("fact", "value"),
+                [(k, v) for k, v in facts.items() if k not in ("tree", "groups") and not k.startswith("report_")],
+            ),
+        ),
     ]
     lead = (
         f"Score {facts['score']}, {facts['samples']} calibration samples, {facts['report_samples']} others to judge. "
@@ -121,6 +128,20 @@ def _by_frequency(found: Calibrated, level: float) -> str:
     plot = bars(
         [(r[0], r[3]) for r in rows], label="Coverage by frequency", of="calibration samples a class", level=level
     )
+    return plot + table(columns, rows)
+
+
+def _by_group(found: Calibrated, level: float) -> str:
+    rows = []
+    for group in found.groups:
+        share = group.hits / group.seen if group.seen else "no samples"
+        interval = binomial_interval(group.hits, group.seen) if group.seen else ""
+        note = f"{group.missing} calibration samples missing: sets hold all classes" if group.missing else ""
+        rows.append((group.name, group.samples, group.seen, share, interval, group.mean_size, note))
+    plot = bars(
+        [(r.name, r.hits / r.seen) for r in found.groups if r.seen], label="Coverage by group", of="group", level=level
+    )
+    columns = ("group", "calibration samples", "samples", "coverage", "95 % interval", "mean size", "")
     return plot + table(columns, rows)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from topk_export.calibration.facts import facts_of, reference_of, stamp
-from topk_export.calibration.graph import SET, add_sets, set_model
+from topk_export.calibration.graph import NODES, SET, add_sets, set_model
 from topk_export.calibration.heads import HeadRows, Heads
 from topk_export.calibration.plan import Plan, check, split
 from topk_export.calibration.score_nodes import check_fits, nodes_of
@@ -32,6 +32,7 @@ from topk_registry.conformal import (
     SetCounts,
     fit_softmax_temperature,
     marginal,
+    per_group,
     probabilities,
     tune,
 )
@@ -45,6 +46,18 @@ Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 
 @dataclass(frozen=True)
+class GroupCoverage:
+    """A group: its calibration samples, those ``missing`` for a finite threshold, and hits among the report's."""
+
+    name: str
+    samples: int
+    missing: int
+    hits: int
+    seen: int
+    mean_size: float
+
+
+@dataclass(frozen=True)
 class Calibrated:
     """The result of a calibration: the sets, their evaluation, and the facts that are written down."""
 
@@ -54,6 +67,7 @@ class Calibrated:
     class_counts: np.ndarray  # calibration samples of each class [n]
     temperatures: list[dict[str, float]]
     class_names: tuple[str, ...]
+    groups: tuple[GroupCoverage, ...] = ()
 
 
 def quiet(items: Iterable[Any], label: str, total: int) -> Iterable[Any]:
@@ -104,7 +118,8 @@ def calibrate_file(
     n = metadata.num_classes
     labels = check_labels(samples.labels, n)
     parts = split(len(labels), plan)
-    check(plan, parts, n)
+    names, groups = numbered(samples.groups, len(labels))
+    check(plan, parts, n, groups=bool(names))
     proto = storage.load(model)
     check_fits(proto, plan)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -113,12 +128,14 @@ def calibrate_file(
         logits, fingerprint = run_all(predictor, samples, labels, batch_size, progress, Path(folder))
         right = agreement(logits.argmax(-1), labels, metadata.class_names)
         right.check(force=force)
-        runner = Heads(proto, logits, device)
-        found = _calibrate(runner, labels, parts, plan, metadata)
+        runner = Heads(proto, logits, device, groups)
+        found = _calibrate(runner, labels, parts, plan, metadata, names)
         facts = facts_of(found[0], plan, parts, labels, metadata, samples, fingerprint, found[2])
         facts |= {"top1": right.accuracy, "classes": samples.told}
         built = add_sets(proto, found[0], n, max_size=plan.max_size)
-        counts, sizes = runner.evaluate(built, parts["report"], labels)
+        counts, sizes, hits = runner.evaluate(built, parts["report"], labels)
+        by_group = _by_group(names, groups, parts, plan.alpha, sizes, hits)
+        facts |= _facts_of_groups(found[0], by_group)
         facts |= {f"report_{name}": round(value, 6) for name, value in counts.summary().items() if np.isfinite(value)}
         reference = reference_of(logits, parts["report"], sizes, plan.seed)
         stamp(built, metadata, facts, reference)
@@ -126,12 +143,63 @@ def calibrate_file(
 
         storage.save(built, staged, source=Path(model).parent)
         onnx.checker.check_model(str(staged), full_check=True)
-        check_written(staged, samples, parts["report"][:batch_size], runner, built)
+        names_there = [name for name in (SET, NODES) if name in {output.name for output in built.graph.output}]
+        check_written(staged, samples, parts["report"][:batch_size], runner, built, names_there)
         move_into_place(staged, output)
         del logits, runner  # so that every system lets the folder go
     return Calibrated(
-        found[0], facts, counts, np.bincount(labels[parts["calibrate"]], minlength=n), found[1], metadata.class_names
+        found[0],
+        facts,
+        counts,
+        np.bincount(labels[parts["calibrate"]], minlength=n),
+        found[1],
+        metadata.class_names,
+        by_group,
     )
+
+
+def numbered(groups: Sequence[str] | None, count: int) -> tuple[tuple[str, ...], np.ndarray | None]:
+    """The names of groups in order, and the number of each sample's [N]; none and None without groups."""
+    if groups is None:
+        return (), None
+    if len(groups) != count:
+        raise ValueError(f"expected a group for each of {count} samples, got {len(groups)}")
+    names, numbers = np.unique(np.asarray(groups, str), return_inverse=True)
+    return tuple(map(str, names)), numbers.astype(np.int64)
+
+
+def _by_group(
+    names: Sequence[str],
+    groups: np.ndarray | None,
+    parts: Mapping[str, np.ndarray],
+    alpha: float,
+    sizes: np.ndarray,
+    hits: np.ndarray,
+) -> tuple[GroupCoverage, ...]:
+    """The coverage of each group among the report's samples, of sets of these sizes that hit the label or not."""
+    if groups is None:
+        return ()
+    calibrated = np.bincount(groups[parts["calibrate"]], minlength=len(names))
+    reported = groups[parts["report"]]
+    rows = []
+    for g, name in enumerate(names):
+        mine = reported == g
+        size = float(sizes[mine].mean()) if mine.any() else float("nan")
+        missing = max(0, fewest(alpha) - int(calibrated[g]))
+        rows.append(GroupCoverage(name, int(calibrated[g]), missing, int(hits[mine].sum()), int(mine.sum()), size))
+    return tuple(rows)
+
+
+def _facts_of_groups(sets: PredictionSets, by_group: Sequence[GroupCoverage]) -> dict[str, Any]:
+    if not by_group:
+        return {}
+    found = []
+    for row, limit in zip(by_group, np.asarray(sets.thresholds.scores), strict=True):
+        # JSON knows no infinity: of too few samples, or where the best class alone covers enough
+        known = {"threshold": float(limit) if np.isfinite(limit) else None, "all_classes": bool(np.isposinf(limit))}
+        report = {"report_samples": row.seen, "report_hits": row.hits}
+        found.append({"name": row.name, "samples": row.samples, "missing": row.missing, **known, **report})
+    return {"groups": found}
 
 
 def run_all(
@@ -154,7 +222,12 @@ def run_all(
 
 
 def _calibrate(
-    runner: Heads, labels: np.ndarray, parts: Mapping[str, np.ndarray], plan: Plan, metadata: Metadata
+    runner: Heads,
+    labels: np.ndarray,
+    parts: Mapping[str, np.ndarray],
+    plan: Plan,
+    metadata: Metadata,
+    groups: tuple[str, ...] = (),
 ) -> tuple[PredictionSets, list[dict[str, float]], int | None]:
     """The sets, their size at each temperature that was looked at, and the samples at the threshold where it is one."""
     n, rows = metadata.num_classes, parts["calibrate"]
@@ -165,21 +238,27 @@ def _calibrate(
     score = _score(runner, labels, tuning, plan, metadata, temperature)
     limit = min(plan.max_size, n) if score.ranked or RULES[plan.rule].limits_ranks else None
     samples = HeadRows(runner, score, temperature, limit, rows, labels[rows], plan.allow_empty)
-    limits = find_thresholds(samples, plan.alpha, plan.rule, **plan.rule_options)
-    if np.ndim(limits.scores) == 0 and limits.scores == np.inf:
+    if groups and runner.groups is not None:
+        limits = per_group(samples.label_scores(), runner.groups[rows], groups, plan.alpha)
+        enough = np.bincount(runner.groups[rows], minlength=len(groups)) >= max(1, fewest(plan.alpha))
+    else:
+        limits = find_thresholds(samples, plan.alpha, plan.rule, **plan.all_rule_options)
+        enough = np.array(not np.ndim(limits.scores))
+    if (np.isposinf(limits.scores) & enough).any():
         beyond = "have an infinite score" if limit is None else f"are beyond the {limit} best classes, which are all"
         raise ValueError(
             f"more than {plan.alpha:g} of the labels {beyond} that score {score.name} looks at: take a larger "
             "max_size, a larger alpha, or score lac, which looks at all"
         )
     if limits.max_rank is None and limit is not None and limit < n:  # a class beyond has an infinite score
-        limits = replace(limits, max_rank=np.where(np.isposinf(limits.scores), n, limit)[()])
+        ranks = limit if limits.groups else np.where(np.isposinf(limits.scores), n, limit)[()]
+        limits = replace(limits, max_rank=ranks)
     sets = PredictionSets(score, limits, temperature, plan.allow_empty)
     looked = sorted({1.0, temperature}) if len(tuning) else [temperature]
     some = slice(None, None, max(1, len(rows) // 2000))
     few = replace(samples, rows=rows[some], labels=labels[rows[some]])
     sizes = [{"temperature": t, "mean_size": _mean_size(replace(few, temperature=t), plan.alpha)} for t in looked]
-    one = plan.rule == "marginal"
+    one = plan.rule == "marginal" and not groups
     return sets, sizes, int((samples.label_scores() == limits.scores).sum()) if one else None
 
 
@@ -205,12 +284,13 @@ def check_written(
 ) -> None:
     """Run the written file on images, and compare with what its report says."""
     written = Predictor(path, device=runner.device)
-    out = written.run(written.preprocess([samples.images[i] for i in rows]))
+    groups = None if runner.groups is None else runner.groups[rows]
+    out = written.run(written.preprocess([samples.images[i] for i in rows]), groups=groups)
     scale = float(np.abs(runner.logits[rows]).max())
     if np.abs(out[LOGITS] - runner.logits[rows]).max() > 1e-4 * scale:
         raise ExportError("the calibrated file gives other logits than the file it was made of, so none was written")
     # on the file's own logits of this run, which other batches may round otherwise
-    again = Heads(runner.model, out[LOGITS], runner.device)
+    again = Heads(runner.model, out[LOGITS], runner.device, groups)
     parts = [found for _, found in again.outputs(set_model(built), np.arange(len(rows)), list(names))]
     expected = map(np.concatenate, zip(*parts, strict=True))
     if any((out[name] != values).any() for name, values in zip(names, expected, strict=True)):

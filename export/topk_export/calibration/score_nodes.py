@@ -5,7 +5,7 @@ A score that has none is an error that names this file, never another score: ``S
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -14,8 +14,9 @@ from topk_export.errors import ExportError
 from topk_export.runtime.metadata import Metadata
 from topk_export.verification.graph import LOGITS
 from topk_registry import registry
-from topk_registry.conformal import Score, create_score, log_odds
+from topk_registry.conformal import Score, Tree, create_score, log_odds
 from topk_registry.conformal.scores import Aps, Lac, LogOdds, Pas, Rank, Raps, Saps, score_kind
+from topk_registry.conformal.tree import tree_table
 from topk_registry.registry.errors import BrokenPluginError
 
 MARGINALS = "marginals"
@@ -97,10 +98,13 @@ class ScoreNodes:
 NODES: dict[type[Score], type[ScoreNodes]] = {}
 
 
-def nodes_for(kind: type[Score]) -> Callable[[type[ScoreNodes]], type[ScoreNodes]]:
+Kind = TypeVar("Kind", bound=type[ScoreNodes])
+
+
+def nodes_for(kind: type[Score]) -> Callable[[Kind], Kind]:
     """Register the nodes of a score: of this class, not of its subclasses, which compute something else."""
 
-    def register(nodes: type[ScoreNodes]) -> type[ScoreNodes]:
+    def register(nodes: Kind) -> Kind:
         if kind in NODES:
             raise ValueError(f"score {kind.name} has the nodes {NODES[kind].__name__} already")
         NODES[kind] = nodes
@@ -218,3 +222,111 @@ class SapsNodes(ScoreNodes):
         slices = (add.constant(name, [i], np.int64) for name, i in (("from", 0), ("to", 1), ("axis", 1)))
         others = add("Mul", add("Slice", best, *slices), add.constant("others", places > 1))
         return add("Add", others, add.constant("steps", (places - 1) * self.score.weight))
+
+
+@nodes_for(Tree)
+class TreeNodes(ScoreNodes):
+    """Paths of the best classes are looked up, and probabilities outside are sums of masked rows: no MatMul.
+
+    A product of probabilities with the tree's membership matrix would say the same, where GPUs round it to ten bits and
+    quantisation to eight.
+    """
+
+    def __init__(self, add: Nodes, score: Any) -> None:
+        super().__init__(add, score)
+        self._known: tuple[str, str, str] | None = None
+        self._values = ""
+
+    def values(self, temperature: float) -> str:
+        self._values = super().values(temperature)
+        return self._values
+
+    @classmethod
+    def create(cls, plan: Plan, metadata: Metadata, labels: np.ndarray) -> Score:
+        if plan.tree is None:
+            raise ExportError("score tree needs the tree of the classes: pass --tree FILE")
+        return create_score(plan.score, parents=plan.tree.parents, **plan.score_options)
+
+    def of_classes(self, values: str, classes: str | None = None) -> str:
+        from onnx import TensorProto
+
+        add = self.add
+        _, times, own = self._times()
+        one, two = (add.constant(f"tree_axis_{i}", [i], np.int64) for i in (1, 2))
+        times = add("Unsqueeze", times, one)  # [B, 1, n]
+        own = add("Unsqueeze", own, two)  # [B, K, 1]
+        later = add("Not", add("Less", times, own))  # [B, K, n]
+        weights = add("Mul", add("Cast", later, to=TensorProto.FLOAT), add("Unsqueeze", values, one))
+        before = add("Neg", add("ReduceSum", weights, two, keepdims=1))  # [B, K, 1]
+        return add("ReduceMax", self._pick(later, before, add.constant("tree_none", [-2.0])), one, keepdims=0)
+
+    def of_best(self, best: str, classes: str, places: np.ndarray) -> str:
+        # the score of a class depends on all others of its row
+        return self.add("GatherElements", self.of_classes(self._values), classes, axis=1)
+
+    def set_nodes(self, inside: str) -> str:
+        """The nodes of sets [B, m], int64; see :meth:`topk_registry.conformal.Tree.nodes_of`."""
+        from onnx import TensorProto
+
+        add = self.add
+        mine, times, own = self._times()  # [B, m, D], [B, n], [B, K]
+        one, two, three = (add.constant(f"tree_node_axis_{i}", [i], np.int64) for i in (1, 2, 3))
+        none = add.constant("tree_no_node", [-1.0])
+        last = add("ReduceMax", self._pick(inside, times, none), one, keepdims=1)  # [B, 1]
+        come = add("Not", add("Greater", own, last))
+        shape = add.constant("tree_paths", [0, self.most, -1], np.int64)
+        nodes = self._pick(add("Reshape", come, shape), mine, none)
+        nodes = add("ReduceMax", nodes, two, keepdims=0)  # [B, m]
+        if self.most > 1:
+            rows, others = add("Unsqueeze", nodes, two), add("Unsqueeze", nodes, one)  # [B, m, 1], [B, 1, m]
+            held = add("Equal", add("Unsqueeze", mine, two), add("Unsqueeze", others, three))  # [B, m, m, D]
+            held = add("ReduceMax", add("Cast", held, to=TensorProto.FLOAT), three, keepdims=0)
+            first = np.tril(np.ones((self.most, self.most), bool), -1)[None]
+            same = add("And", add("Equal", rows, others), add.constant("tree_first", first, np.bool_))
+            over = add("Cast", add("Or", add("Less", rows, others), same), to=TensorProto.FLOAT)
+            drop = add("ReduceMax", add("Mul", held, over), two, keepdims=0)
+            nodes = self._pick(add("Greater", drop, add.constant("tree_half", [0.5])), none, nodes)
+        return add("Cast", nodes, to=TensorProto.INT64)
+
+    def _pick(self, mask: str, this: str, other: str) -> str:
+        """Where the mask holds this, elsewhere the other, exactly: both are finite. Not every runtime has Where."""
+        from onnx import TensorProto
+
+        add = self.add
+        here, there = (add("Cast", which, to=TensorProto.FLOAT) for which in (mask, add("Not", mask)))
+        return add("Add", add("Mul", here, this), add("Mul", there, other))
+
+    @property
+    def most(self) -> int:
+        return self.score.most(self._classes)
+
+    @property
+    def _classes(self) -> int:
+        return len(self.score.parents) - len(set(self.score.parents) - {-1})
+
+    def _times(self) -> tuple[str, str, str]:
+        """The nodes around the best classes [B, m, D], and the times of classes [B, n] and of these nodes [B, m D]."""
+        self._known = self._known or self._make_times()
+        return self._known
+
+    def _make_times(self) -> tuple[str, str, str]:
+        if not self.score.parents:
+            raise ExportError("score tree is written into a file with the parents of its nodes, got none")
+        add, most = self.add, self.most
+        table = tree_table(self.score.parents, self._classes)
+        _, best = add("TopK", LOGITS, add.constant("tree_most", [most], np.int64), axis=-1, outputs=2)  # [B, m]
+        # numbers of nodes as floats, which every runtime compares; they are exact up to 16 million
+        above = add.constant("tree_above", table.above)
+        mine = add("Gather", above, best)  # [B, m, D]
+        turns = np.arange(most, dtype=np.float32) / np.float32(most)
+        own = add("Gather", add.constant("tree_sizes", table.sizes), best)
+        alone = add("Equal", own, add.constant("tree_one", [1.0]))
+        own = self._pick(alone, add.constant("tree_turns", turns[None, :, None]), own)
+        two = add.constant("tree_at", [2], np.int64)
+        every = add("Unsqueeze", above, add.constant("tree_to", [0, 1], np.int64))  # [1, 1, n, D]
+        here = add("Equal", add("Unsqueeze", mine, two), every)
+        far = add.constant("tree_far", [2.0 * self._classes + 2])
+        times = self._pick(here, add("Unsqueeze", own, two), far)  # [B, m, n, D]
+        times = add("Neg", add("ReduceMax", add("Neg", times), add.constant("tree_over", [1, 3], np.int64), keepdims=0))
+        flat = add("Reshape", own, add.constant("tree_flat", [0, -1], np.int64))
+        return mine, times, flat

@@ -18,7 +18,8 @@ PARTS = ("", "tuning_", "report_")  # of the samples, as the facts count them
 # flags of one kind of file, and what leaves them off
 ONE_LABEL = {"score": None, "rule": None, "average_size": None, "temperature": "1", "allow_empty": False,
              "max_size": None, "tune_share": None, "penalty": None, "k_reg": None, "weight": None,
-             "class_weights": None, "share": None, "clusters": None}  # fmt: skip
+             "class_weights": None, "share": None, "clusters": None, "tree": None, "max_nodes": None,
+             "groups": None, "group_column": None}  # fmt: skip
 SEVERAL_LABELS = {"labels_csv": "", "target_format": None, "target_key": None}
 FLAGS = {"penalty": "lambda"}  # where the flag is not called as its setting
 
@@ -86,19 +87,20 @@ def _data(args: Any) -> dict[str, Any]:
 
 
 def _one_label(args: Any, classes: Sequence[str], output: Path) -> int:
-    from topk_export.calibration.data import open_dataset
+    from topk_export.calibration.data import open_dataset, with_groups
     from topk_export.calibration.plan import MAX_SIZE, Plan
     from topk_export.calibration.report import coverage_lines, report_page
     from topk_export.calibration.run import calibrate_file
     from topk_export.samples import open_folder
     from topk_registry.folders.images import split_folder
+    from topk_registry.folders.trees import read_tree
     from topk_registry.pages import write_page
 
     plan = Plan(
-        score=(args.score or SCORE).replace("-", "_"),
+        score=(args.score or ("tree" if args.tree and args.rule != "per-node" else SCORE)).replace("-", "_"),
         alpha=args.alpha,
         rule="average_size" if args.average_size is not None else (args.rule or "marginal").replace("-", "_"),
-        options=_given(penalty=args.penalty, k_reg=args.k_reg, weight=args.weight),
+        options=_given(penalty=args.penalty, k_reg=args.k_reg, weight=args.weight, nodes=args.max_nodes),
         rule_options=_given(size=args.average_size, share=args.share, clusters=args.clusters),
         temperature=None if args.temperature == "fit" else float(args.temperature),
         report=args.report_share,
@@ -107,15 +109,20 @@ def _one_label(args: Any, classes: Sequence[str], output: Path) -> int:
         class_weights=tuple(json.loads(Path(args.class_weights).read_text())) if args.class_weights else None,
         allow_empty=args.allow_empty,
         seed=args.seed,
+        tree=read_tree(args.tree, classes) if args.tree else None,
     )
+    if args.max_nodes is not None and plan.score != "tree":
+        raise ValueError(f"--max-nodes is of score tree, got score {plan.score}")
+    folder = None
     if args.dataset:
         samples = open_dataset(args.dataset, classes, **_data(args))
     else:
-        samples = open_folder(
-            split_folder(args.data_dir, args.split) or args.data_dir,
-            classes,
-            ignore_unknown=args.ignore_unknown_classes,
-        )
+        folder = split_folder(args.data_dir, args.split) or args.data_dir
+        samples = open_folder(folder, classes, ignore_unknown=args.ignore_unknown_classes)
+    if args.group_column and not args.groups:
+        raise ValueError("--group-column is a column of --groups FILE, which is not given")
+    if args.groups:
+        samples = with_groups(samples, args.groups, column=args.group_column or "group", folder=folder)
     say(samples.line)
     found = calibrate_file(args.model, output, samples, plan, **_runtime(args))
     report = Path(args.report or output.with_suffix(".html"))
@@ -151,6 +158,10 @@ def _parser() -> ArgumentParser:
     add("--allow-empty", action="store_true", help="let sets be empty, as they should be for images of no class")
     add("--max-size", type=positive, metavar="N", help="the most classes of a ranked set (default: 256)")
     add("--json", action="store_true", help="print the facts as JSON")
+    add("--tree", metavar="FILE", help="the tree of the classes, CSV or JSON: sets are nodes of it (--score tree)")
+    add("--max-nodes", type=positive, metavar="M", help="with --tree: the most nodes of a set (default: 1)")
+    add("--groups", metavar="FILE", help="CSV with the group of each image: a threshold for each group")
+    add("--group-column", metavar="NAME", help="the column of --groups (default: group)")
     data = parser.add_argument_group("held-out images, from neither training nor the choice of the model")
     data.add_argument("--data-dir", metavar="DIR", help="a folder with one folder a class")
     data.add_argument("--dataset", default="", metavar="NAME", help="a data set as timm train takes it")
@@ -213,6 +224,8 @@ def _parser() -> ArgumentParser:
 
 
 def _say(facts: dict[str, Any], values: dict[str, Any], summary: dict[str, float], n: int) -> None:
+    from topk_registry.conformal import binomial_interval
+
     low, high = values["interval"]
     options = ", ".join(f"{key} {value:g}" for key, value in facts["options"].items())
     print(f"top-1       {facts['top1']:.1%} of {sum(facts[f'{part}samples'] for part in PARTS)} images")
@@ -223,7 +236,17 @@ def _say(facts: dict[str, Any], values: dict[str, Any], summary: dict[str, float
     if facts["best_class_alone"] and facts["samples_at_threshold"]:
         wanted = 1 - facts["alpha"]
         say(f"note: the best class alone covers at least {wanted:g}, so sets have no other; --allow-empty empties some")
-    if facts["classes_in_every_set"]:
+    for group in facts.get("groups", ()):
+        if group["report_samples"]:
+            hits, seen = group["report_hits"], group["report_samples"]
+            low, high = binomial_interval(hits, seen)
+            print(f"  {group['name']}: coverage {hits / seen:.4f} ({low:.4f} to {high:.4f}) on {seen} images")
+        if group["missing"]:
+            say(
+                f"note: group {group['name']} has {group['samples']} calibration samples, {group['missing']} fewer "
+                "than a threshold takes, so its sets hold all classes"
+            )
+    if facts["classes_in_every_set"] and "groups" not in facts:
         say(
             f"note: {facts['classes_in_every_set']} classes have too few samples for a threshold of their own, so they "
             "are in every set; --rule interpolated or clustered limits them"

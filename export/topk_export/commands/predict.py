@@ -43,7 +43,10 @@ def main(argv: Sequence[str]) -> int:
         threads=args.threads,
         exif=args.exif,
         workers=args.workers,
+        group=args.group,
     )
+    if args.group is None and (names := predictor.metadata.group_names):
+        say(f"note: sets have the largest threshold of all groups; --group takes one of {', '.join(names)}")
     several = predictor.metadata.several
     if args.labels and several:
         raise ModelFileError(
@@ -78,6 +81,7 @@ def _parser() -> ArgumentParser:
         help="also write the fewest classes that hold this share of the softmax",
     )
     parser.add_argument("--max-set", type=positive, metavar="N", help="the most classes of a set to write")
+    parser.add_argument("--group", metavar="NAME", help="the group of these images, where thresholds are by group")
     parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="images a run (default: 32)")
     parser.add_argument("--workers", type=positive, metavar="N", help="threads that read images (default: CPUs, max 8)")
     parser.add_argument("--exif", action="store_true", help="turn images as EXIF says (timm's evaluation does not)")
@@ -175,7 +179,8 @@ def _write_table(results: Iterator[Result]) -> int:
         for ranked in item.top:
             print(f"  {ranked.marginal:8.4f}  {ranked.softmax:8.4f}   {ranked.name}")
         if item.set is not None:
-            print(f"  prediction set of {item.set_size}: {names_of(item.set, item.set_size)}")
+            whole = f"{' and '.join(item.set_nodes)}: " if item.set_nodes is not None else ""
+            print(f"  prediction set of {item.set_size}: {whole}{names_of(item.set, item.set_size)}")
         if item.softmax_set is not None:
             total = sum(ranked.softmax for ranked in item.softmax_set)
             names = names_of(item.softmax_set, item.softmax_set_size)

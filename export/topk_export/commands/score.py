@@ -39,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
         max_set=args.max_set,
         full=args.all_classes,
         exif=args.exif,
+        group=args.group,
         checksum=args.checksum,
         columns=tuple(dict.fromkeys(args.column)),
     )
@@ -214,6 +215,7 @@ def _parser() -> ArgumentParser:
         metavar="N",
         help="images a file of scores, for folders and lists (default: 1000)",
     )
+    source("--group", metavar="NAME", help="the group of all images, where thresholds are by group")
     source("--exif", action="store_true", help="turn images as EXIF says (timm's evaluation does not)")
     rows = parser.add_argument_group("rows").add_argument
     rows("--top", type=positive, metavar="K", help="number of best classes (default: the file's k)")

@@ -65,6 +65,7 @@ def _model(args: Any) -> dict[str, Any]:
         "cuda_graph": args.cuda_graph,
         "max_pixels": args.max_pixels,
         "exif": args.exif,
+        "group": args.group,
     }
 
 
@@ -114,6 +115,7 @@ def _parser() -> ArgumentParser:
         action="store_true",
         help="serve a new content of the file as soon as it is written (default: on SIGHUP)",
     )
+    parser.add_argument("--group", metavar="NAME", help="the group of all images, where thresholds are by group")
     parser.add_argument("--exif", action="store_true", help="turn images as EXIF says (timm's evaluation does not)")
     parser.add_argument("--log", metavar="FILE", help="append a line a prediction, for topk-registry monitor")
     parser.add_argument("--triton", metavar="DIR", help="write a Triton Inference Server repository there, and stop")

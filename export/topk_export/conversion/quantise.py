@@ -148,7 +148,7 @@ class Images:
         try:
             if metadata.several:
                 raise FolderError("folders tell one label an image, and the model has several")
-            _, paths, labels, self.told = open_folder(root, metadata.class_names)
+            paths, labels, self.told = open_folder(root, metadata.class_names)[1:4]
         except FolderError as error:
             paths = images_below(root, SUFFIXES)
             self.told = f"images without labels, so that accuracy is not measured: {error}"

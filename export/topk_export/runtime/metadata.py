@@ -21,6 +21,7 @@ SEMANTICS = {
     "not a softmax",
     "indices": "the k classes of the largest scores [batch, k], int64, best first",
 }
+GROUP = "group"  # the input with the number of each image's group, in a file with thresholds by group
 MULTILABEL = "multilabel"  # the task of a file that gives several labels an image
 PROBABILITY_SEMANTICS = {
     "logits": SEMANTICS["logits"],
@@ -30,6 +31,10 @@ PROBABILITY_SEMANTICS = {
 SET_SEMANTICS = {
     "set": "which classes are in the prediction set [batch, num_classes], bool; see sets for what it promises",
     "set_size": "how many they are [batch], int64",
+}
+NODE_SEMANTICS = {
+    "set_nodes": "the nodes of the tree that the prediction set is made of [batch, nodes], int64, as numbers into "
+    "sets.tree.names; -1 where there are fewer",
 }
 LABEL_SEMANTICS = {
     "labels": "which classes are chosen [batch, num_classes], bool: those whose probability reaches the threshold of "
@@ -74,6 +79,23 @@ class Metadata:
     def needed(self) -> tuple[str, str]:
         """The outputs that predictions are ranked by."""
         return "logits", "probabilities" if self.several else "marginals"
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        """The groups that have thresholds of their own."""
+        return tuple(group["name"] for group in (self.sets or {}).get("groups", ()))
+
+    def group_number(self, group: str) -> int:
+        """The number of a group; raise :class:`ModelFileError` where the file has no threshold for it."""
+        names = self.group_names
+        if not names:
+            raise ModelFileError(f"the file has no thresholds by group, got group {group!r}")
+        if group not in names:
+            raise ModelFileError(
+                f"calibration has seen no group {group!r}; there are {', '.join(names)}. Without a group the largest "
+                "of their thresholds serves"
+            )
+        return names.index(group)
 
     def to_props(self) -> dict[str, str]:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "preprocess"}

@@ -14,7 +14,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from topk_export.errors import ImageError, PredictionError
-from topk_export.runtime.metadata import Metadata
+from topk_export.runtime.metadata import GROUP, Metadata
 from topk_export.runtime.preprocess import MAX_PIXELS, read_image
 from topk_export.runtime.ranking import AnyPrediction, check_outputs, check_wanted, rank_rows
 from topk_export.runtime.session import TYPES, BoundRunner, device_of, open_session
@@ -36,6 +36,8 @@ class Predictor:
         cuda_graph: on a GPU, capture the model as a CUDA graph; needs ``bound_batch``.
         max_pixels: images with more pixels are refused before they are decoded.
         exif: turn images as their EXIF orientation says. timm's evaluation does not, so the default is off.
+        group: the group of all images, in a file with thresholds by group; None: not told, and the largest threshold
+            serves, which covers every group.
         workers: threads that read images, a batch ahead of the model; 1 reads none ahead. Default: the number of CPUs,
             at most 8.
 
@@ -55,6 +57,7 @@ class Predictor:
         max_pixels: int = MAX_PIXELS,
         exif: bool = False,
         workers: int | None = None,
+        group: str | None = None,
     ) -> None:
         self._arguments = {
             "path": os.path.abspath(path),
@@ -66,6 +69,7 @@ class Predictor:
             "max_pixels": max_pixels,
             "exif": exif,
             "workers": workers,
+            "group": group,
         }
         if workers is not None and workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers!r}")
@@ -83,6 +87,9 @@ class Predictor:
         self.workers: int = workers or min(8, os.cpu_count() or 1)
         self._input = self.session.get_inputs()[0]
         self._outputs = {output.name: output for output in self.session.get_outputs()}
+        self._group: int | None = None if group is None else self.metadata.group_number(group)
+        if group is not None and bound_batch is not None:
+            raise ValueError(f"bound_batch runs images alone: it takes no group, got {group!r}")
         self.batch_size: int | None = self._fixed(bound_batch)
         self._bound = None if bound_batch is None else BoundRunner(self.session, (bound_batch, *self.input_shape))
 
@@ -134,15 +141,28 @@ class Predictor:
         except ImageError as error:
             return error
 
-    def run(self, batch: np.ndarray) -> dict[str, np.ndarray]:
-        """Run the model on an input batch as :meth:`preprocess` makes it, and return its outputs by name."""
+    def run(self, batch: np.ndarray, groups: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """Run the model on an input batch as :meth:`preprocess` makes it, and return its outputs by name.
+
+        Args:
+            batch: the input.
+            groups: the number of each image's group [batch], in a file with thresholds by group; see
+                :meth:`Metadata.group_number`. None: the predictor's ``group``.
+        """
+        if groups is None and self._group is not None:
+            groups = np.full(len(batch), self._group, np.int64)
+        if groups is not None:
+            self._check_groups(groups, len(batch))
         if batch.shape[1:] != self.input_shape or batch.dtype != self.input_type:
             raise ValueError(
                 f"the model takes {self.input_type} [batch, {', '.join(map(str, self.input_shape))}], "
                 f"got {batch.dtype} {list(batch.shape)}"
             )
         size = self.batch_size or max(1, len(batch))
-        parts = [self._run(batch[start : start + size]) for start in range(0, len(batch), size)]
+        parts = [
+            self._run(batch[start : start + size], None if groups is None else groups[start : start + size])
+            for start in range(0, len(batch), size)
+        ]
         columns = zip(*parts, strict=True) if parts else ([_empty(output)] for output in self._outputs.values())
         return {name: np.concatenate(list(column)) for name, column in zip(self._outputs, columns, strict=True)}
 
@@ -272,14 +292,24 @@ class Predictor:
             raise ValueError(f"the model has a fixed batch size of {own}, bound_batch is {bound_batch}")
         return own
 
-    def _run(self, part: np.ndarray) -> list[np.ndarray]:
+    def _check_groups(self, groups: np.ndarray, count: int) -> None:
+        names = self.metadata.group_names
+        if not names or self._bound is not None:
+            raise ValueError("groups are of files with thresholds by group, run without bound_batch")
+        if groups.shape != (count,) or (groups < -1).any() or (groups >= len(names)).any():
+            raise ValueError(f"expected a group from 0 to {len(names) - 1}, or -1, for each of {count} images")
+
+    def _run(self, part: np.ndarray, groups: np.ndarray | None = None) -> list[np.ndarray]:
         """One run, the batch padded to its size where that is fixed."""
         n = len(part)
         if self.batch_size is not None and n < self.batch_size:
             part = np.concatenate((part, np.zeros((self.batch_size - n, *part.shape[1:]), part.dtype)))
+        given = {self._input.name: part}
+        if groups is not None:
+            given[GROUP] = np.append(groups, np.full(len(part) - n, -1)).astype(np.int64)
         if self._bound is not None:
             return [value[:n].copy() for value in self._bound(part)]
-        return [value[:n] for value in self.session.run(list(self._outputs), {self._input.name: part})]
+        return [value[:n] for value in self.session.run(list(self._outputs), given)]
 
 
 def _open(arguments: dict[str, Any]) -> Predictor:

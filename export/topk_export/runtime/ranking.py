@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +40,7 @@ class Prediction:
         set_size: the number of classes in the whole prediction set.
         softmax_set: the fewest classes whose shares reach the wanted softmax mass, best first; None when none was.
         softmax_set_size: the number of classes in all of that set.
+        set_nodes: the names of the tree's nodes that the prediction set is made of, in a file calibrated with a tree.
 
     Of each set at most ``max_set`` classes are given, where that was asked for.
     """
@@ -49,6 +50,15 @@ class Prediction:
     set_size: int | None = None
     softmax_set: tuple[Ranked, ...] | None = None
     softmax_set_size: int | None = None
+    set_nodes: tuple[str, ...] | None = None
+
+
+def node_names(outputs: Mapping[str, np.ndarray], metadata: Metadata) -> list[tuple[str, ...]] | None:
+    """The names of the nodes of each row's set; None where the file has no tree."""
+    if "set_nodes" not in outputs or metadata.sets is None:
+        return None
+    names = metadata.sets["tree"]["names"]
+    return [tuple(names[i] for i in row if i >= 0) for row in outputs["set_nodes"]]
 
 
 AnyPrediction = Prediction | LabelPrediction  # by what the file gives
@@ -98,12 +108,13 @@ def rank_rows(
             yield rank_labels(outputs, row, metadata, max_set) if fine else PredictionError(NOT_FINITE)
         return
     sets = outputs.get("set", [None] * len(outputs["logits"]))
-    rows = zip(outputs["logits"], outputs["marginals"], sets, are_numbers(outputs), strict=True)
-    for logits, marginals, inside, fine in rows:
+    nodes = node_names(outputs, metadata) or [None] * len(outputs["logits"])
+    rows = zip(outputs["logits"], outputs["marginals"], sets, nodes, are_numbers(outputs), strict=True)
+    for logits, marginals, inside, names, fine in rows:
         if not fine:
             yield PredictionError(NOT_FINITE)
         else:
-            yield _rank(logits, marginals, inside, metadata, softmax_mass, max_set)
+            yield replace(_rank(logits, marginals, inside, metadata, softmax_mass, max_set), set_nodes=names)
 
 
 def _rank(

@@ -9,7 +9,7 @@ import numpy as np
 from topk_export.errors import ImageError
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.predictor import Predictor
-from topk_export.runtime.ranking import NOT_FINITE, are_numbers
+from topk_export.runtime.ranking import NOT_FINITE, are_numbers, node_names
 
 
 def import_arrow() -> Any:
@@ -33,12 +33,14 @@ def schema(
     labels: bool = False,
     several: bool = False,
     added: Mapping[str, str] | None = None,
+    nodes: bool = False,
 ) -> Any:
     """The columns. Lists are best first; they are null, and ``error`` says why, for an image that has no scores.
 
     Args:
         full: with the logits and marginals of all classes.
         about: is kept in the file.
+        nodes: with the names of the tree's nodes that a set is made of.
         labels: with the class that the folder of an image stands for; null where it stands for none.
         several: of a file of several labels: probabilities in the place of marginals, and the chosen classes.
         added: columns of plug-ins, with Arrow's names of their types.
@@ -55,6 +57,8 @@ def schema(
         ("set_size", pa.int32()),
         ("error", pa.string()),
     ]
+    if nodes:
+        columns.insert(-1, ("set_nodes", pa.list_(pa.string())))
     if labels:
         columns.insert(1, ("label", pa.int32()))
     if several:
@@ -132,6 +136,9 @@ class Rows:
             lists |= {name: self._lists(outputs[name].ravel(), each, missing) for name in needed}
         if "labels" in self.columns.names:
             lists["labels"] = self._members(outputs.get("labels"), order, missing)
+        if (nodes := node_names(outputs, self._predictor.metadata)) is not None and "set_nodes" in self.columns.names:
+            flat = self._arrow.array([name for row in nodes for name in row], self._arrow.string())
+            lists["set_nodes"] = self._lists(flat, np.array([len(row) for row in nodes], np.int64), missing)
         return lists | self._sets(outputs.get("set"), order, missing)
 
     def _of_plug_ins(self, outputs: dict[str, np.ndarray], missing: np.ndarray) -> dict[str, Any]:

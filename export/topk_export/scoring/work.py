@@ -39,6 +39,7 @@ class Settings:
         checksum: tell a changed source by its bytes, and not by its size and time.
         labels: the class of each folder of images, where labels are wanted.
         columns: names of columns of plug-ins.
+        group: the group of all images, in a file with thresholds by group.
     """
 
     model: str
@@ -51,6 +52,7 @@ class Settings:
     checksum: bool = False
     labels: tuple[tuple[str, int], ...] | None = None
     columns: tuple[str, ...] = ()
+    group: str | None = None
 
     def about(self, shard: Shard) -> dict[str, Any]:
         """Return what decides the rows of a shard's file; it is kept in there."""
@@ -58,6 +60,8 @@ class Settings:
         labels = None if self.labels is None else dict(self.labels)
         found = {"schema": 2, **asdict(self), "labels": labels, "shard": shard.digest(), "content": content}
         del found["columns"]  # files without any stay those of earlier versions
+        if self.group is None:
+            del found["group"]
         return found | ({"columns": owners(self.columns)} if self.columns else {})
 
 
@@ -111,7 +115,7 @@ def part_name(number: int) -> str:
 
 def settings_for(model: str, *, batch_size: int | None = None, **options: Any) -> Settings:
     """The settings with a model's digest; the batch size is 32, or less where a model's input is large."""
-    predictor = Predictor(model, device="cpu", threads=1)
+    predictor = Predictor(model, device="cpu", threads=1, group=options.get("group"))
     check_outputs(predictor.output_names, predictor.metadata)
     opened(options.get("columns", ()), predictor.metadata)
     predictor.metadata.preprocess.check_known()
@@ -130,6 +134,7 @@ def score_shard(job: Job) -> Scored:
         full=settings.full,
         labels=settings.labels is not None,
         several=predictor.metadata.several,
+        nodes="set_nodes" in predictor.output_names,
         about={ABOUT: about},
         added={name: column.type for name, column in added.items()},
     )
@@ -193,6 +198,7 @@ def _predictor(place: Place, settings: Settings) -> Predictor:
         threads=place.threads,
         max_pixels=settings.max_pixels,
         exif=settings.exif,
+        group=settings.group,
     )
 
 

@@ -32,6 +32,7 @@ class Ranking(BaseModel):
     set_size: int | None = None
     softmax_set: list[RankedClass] | None = None
     softmax_set_size: int | None = None
+    set_nodes: list[str] | None = None
 
 
 class ProbableClass(BaseModel):

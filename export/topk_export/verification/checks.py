@@ -99,12 +99,30 @@ def check_runs(
         checks.append(_check_indices("model", last["logits"], last["indices"], metadata.k))
     if "set" in last and "set_size" in last:
         checks.append(Check("set_size counts the set", bool((last["set"].sum(-1) == last["set_size"]).all())))
+    if "set" in last and "set_nodes" in last:
+        checks.append(_check_nodes(last["set"], last["set_nodes"], metadata))
     return checks
+
+
+def _check_nodes(sets: np.ndarray, nodes: np.ndarray, metadata: Metadata) -> Check:
+    """Compare each set with the classes below its nodes."""
+    parents = (metadata.sets or {})["tree"]["parents"]
+    members = [{i} if i < metadata.num_classes else set() for i in range(len(parents))]
+    for node, parent in enumerate(parents[:-1]):  # parents come after their nodes
+        members[parent] |= members[node]
+    right = all(
+        set(np.flatnonzero(row).tolist()) == set().union(*(members[i] for i in own if i >= 0))
+        for row, own in zip(sets, nodes, strict=True)
+    )
+    return Check("set_nodes are the nodes of the set", right)
 
 
 def _shape(name: str, batch: int, metadata: Metadata) -> tuple[int, ...]:
     if name == "set_size":
         return (batch,)
+    if name == "set_nodes":
+        most = int((metadata.sets or {}).get("options", {}).get("nodes", 0))
+        return batch, min(most, metadata.num_classes)
     return batch, metadata.k if name == "indices" else metadata.num_classes
 
 

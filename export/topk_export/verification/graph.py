@@ -75,7 +75,10 @@ def traces(model: Any) -> int:
 
 
 def head_model(model: Any) -> Any:
-    """Return the head alone as a ModelProto: input ``logits`` [batch, n], and the outputs that depend on it."""
+    """Return the head alone as a ModelProto: input ``logits`` [batch, n], and the outputs that depend on it.
+
+    Inputs with a default, which the head reads beside the logits, stay inputs with that default.
+    """
     import onnx
     from onnx import helper
 
@@ -88,7 +91,9 @@ def head_model(model: Any) -> Any:
     logits = helper.make_tensor_value_info(LOGITS, onnx.TensorProto.FLOAT, ["batch", n])
     feeders, free = _constant_feeders(model.graph, nodes, inside)
     constants = [tensor for tensor in model.graph.initializer if tensor.name in free]
-    graph = helper.make_graph([*feeders, *nodes], "head", [logits], outputs, constants)
+    defaults = {tensor.name for tensor in constants}
+    others = [value for value in model.graph.input if value.name in defaults]
+    graph = helper.make_graph([*feeders, *nodes], "head", [logits, *others], outputs, constants)
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
@@ -106,7 +111,8 @@ def _constant_feeders(graph: Any, nodes: list[Any], inside: set[str]) -> tuple[l
         if free.intersection(node.output):
             free.update(node.input)
             feeders.append(node)
-    if foreign := free.intersection(value.name for value in graph.input):
+    defaults = {tensor.name for tensor in graph.initializer}
+    if foreign := free.intersection(value.name for value in graph.input) - defaults:
         raise ExportError(f"the head reads the model's {', '.join(sorted(foreign))} beside its logits")
     return feeders[::-1], free
 

@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from tests.conformal.rows import model_rows
+from tests.conformal.rows import families, model_rows
 from topk_export.calibration.graph import add_sets, is_calibrated, score_model, set_model
 from topk_export.verification.checks import hard_rows
 from topk_export.verification.graph import FORBIDDEN_IN_HEAD
@@ -24,6 +24,7 @@ CASES = {
     "topk": ({}, 4.5),
     "log_odds": ({"k": K}, 1.2345),
     "pas": ({"prior": tuple((np.arange(N) + 1) / 300)}, -0.61237),
+    "tree": ({"parents": families(N), "nodes": 2}, -0.11237),
 }
 
 

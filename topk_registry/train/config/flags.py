@@ -169,7 +169,9 @@ class HarderDataFlags:
     )
     label_column: str | None = flag(None, "which labels of --label-file, such as worse_label", metavar="NAME")
     superclasses: str = flag(
-        "", "JSON: the superclass of each class (CIFAR-100's and the built-in data's are known)", metavar="FILE"
+        "",
+        "JSON or CSV tree: the superclass of each class (CIFAR-100's and the built-in data's are known)",
+        metavar="FILE",
     )
     long_tail: str | None = flag(
         None, "remove training images, ever more from class to class: few remain of the last", choices=("pareto", "exp")
