@@ -44,7 +44,7 @@ def with_groups(samples: Samples, file: str | Path, *, column: str = "group", fo
         raise ValueError(f"{file}: expected a column image or file with paths below {folder}, got {listed(columns)}")
     known: dict[str, str] = {}
     for row, group in zip(rows, groups, strict=True):
-        path = _below(row[image] or "", folder)
+        path = _below(Path(folder, row[image] or ""), folder)
         if known.setdefault(path, group) != group:
             raise ValueError(f"{file}: {row[image]} is in two groups, {known[path]} and {group}")
     paths = [_below(path, folder) for path in samples.images]
@@ -56,7 +56,7 @@ def with_groups(samples: Samples, file: str | Path, *, column: str = "group", fo
 
 def _below(path: str | Path, folder: str | Path) -> str:
     """The path below a folder, as tables name it."""
-    return Path(os.path.relpath(Path(folder, path), folder)).as_posix()
+    return Path(os.path.relpath(path, folder)).as_posix()
 
 
 class _Images:

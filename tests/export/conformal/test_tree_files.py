@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -253,7 +254,7 @@ def test_what_does_not_go_together_is_told(calibrate, tree_file, groups_file, tm
         assert not output.exists()
 
 
-def test_tables_of_groups_say_the_group_of_every_image(tmp_path, held_out):
+def test_tables_of_groups_say_the_group_of_every_image(tmp_path, held_out, monkeypatch):
     samples = open_folder(held_out, NAMES)
     table = tmp_path / "groups.csv"
     for text, message in {
@@ -265,6 +266,12 @@ def test_tables_of_groups_say_the_group_of_every_image(tmp_path, held_out):
         table.write_text(text)
         with pytest.raises(ValueError, match=message):
             with_groups(samples, table, folder=held_out)
+    names = [path.relative_to(held_out).as_posix() for path in samples.images]
+    table.write_text("file,group\n" + "".join(f"{name},{name[0]}\n" for name in names))
+    monkeypatch.chdir(held_out.parent)
+    for folder in (held_out, Path(held_out.name)):  # also a relative one
+        found = with_groups(open_folder(folder, NAMES), table, folder=folder)
+        assert found.groups == tuple(name[0] for name in names)
     table.write_text("group\na\nb\n")
     rows = Samples("data", ["x", "y"], np.array([0, 1]))
     assert with_groups(rows, table, folder=None).groups == ("a", "b")
