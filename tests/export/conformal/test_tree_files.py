@@ -266,7 +266,7 @@ def test_tables_of_groups_say_the_group_of_every_image(tmp_path, held_out, monke
         table.write_text(text)
         with pytest.raises(ValueError, match=message):
             with_groups(samples, table, folder=held_out)
-    names = [path.relative_to(held_out).as_posix() for path in samples.images]
+    names = [Path(path).relative_to(held_out).as_posix() for path in samples.images]
     table.write_text("file,group\n" + "".join(f"{name},{name[0]}\n" for name in names))
     monkeypatch.chdir(held_out.parent)
     for folder in (held_out, Path(held_out.name)):  # also a relative one
