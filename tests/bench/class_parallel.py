@@ -22,7 +22,10 @@ import torch.distributed as dist
 from topk_registry.functional import linear_smooth_topk
 from topk_registry.ops.ksubset.chunked.parallel import layout
 
-COLLECTIVES = {"all_gather_into_tensor": 0, "reduce_scatter_tensor": 1, "all_reduce": 0, "all_to_all_single": 0}
+COLLECTIVES = {  # the place of what is sent among a function's arguments; some have an older name too
+    **{"all_gather_single": 0, "all_gather_into_tensor": 0, "reduce_scatter_single": 1, "reduce_scatter_tensor": 1},
+    **{"all_reduce": 0, "all_to_all_single": 0},
+}
 
 
 def main() -> None:
@@ -68,6 +71,8 @@ def _rank(rank: int, ranks: int, folder: str, args: argparse.Namespace) -> None:
         with ExitStack() as stack:
             if sent is not None:
                 for name, place in COLLECTIVES.items():
+                    if not hasattr(dist, name):
+                        continue
                     stack.enter_context(mock.patch.object(dist, name, _counted(name, place, sent)))
             linear_smooth_topk(features, weight, None, target, process_group=group, **options).backward()
 

@@ -50,12 +50,18 @@ def answering(group: Group, what: str) -> Iterator[None]:
         ) from error
 
 
+def _function(*names: str) -> Callable[..., Any]:
+    """The first of these functions of torch.distributed that is there: some were renamed, and the older names warn."""
+    return next(getattr(dist, name) for name in names if hasattr(dist, name))
+
+
 def all_gather(x: Tensor, group: Group, what: str) -> Tensor:
     """Stack a tensor of every rank, which has one shape on all of them: [...] -> [ranks, ...]."""
     out = x.new_empty(dist.get_world_size(group), *x.shape)
     if x.numel():
         with answering(group, what):
-            dist.all_gather_into_tensor(out.flatten(0, 1) if x.ndim else out, x.contiguous(), group=group)
+            gather = _function("all_gather_single", "all_gather_into_tensor")
+            gather(out.flatten(0, 1) if x.ndim else out, x.contiguous(), group=group)
     return out
 
 
@@ -182,7 +188,8 @@ class GatherRows(torch.autograd.Function):
         own = g.new_empty(most, *g.shape[1:])
         if g.numel():
             with answering(ctx.group, "returning the gradient of features"):
-                dist.reduce_scatter_tensor(own, g.contiguous(), group=ctx.group)
+                scatter = _function("reduce_scatter_single", "reduce_scatter_tensor")
+                scatter(own, g.contiguous(), group=ctx.group)
         own = own[: sizes[rank]]
         return own if ctx.factor == 1 else own * ctx.factor, None, None, None
 
