@@ -23,8 +23,12 @@ from topk_registry.functional import linear_smooth_topk
 from topk_registry.ops.ksubset.chunked.parallel import layout
 
 COLLECTIVES = {  # the place of what is sent among a function's arguments; some have an older name too
-    **{"all_gather_single": 0, "all_gather_into_tensor": 0, "reduce_scatter_single": 1, "reduce_scatter_tensor": 1},
-    **{"all_reduce": 0, "all_to_all_single": 0},
+    "all_gather_single": 0,
+    "all_gather_into_tensor": 0,
+    "reduce_scatter_single": 1,
+    "reduce_scatter_tensor": 1,
+    "all_reduce": 0,
+    "all_to_all_single": 0,
 }
 
 
