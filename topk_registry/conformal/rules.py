@@ -141,8 +141,8 @@ RULES = {
     "per_class": Rule(_per_class, "within each class the label is in the set with probability at least {coverage:g}"),
     "per_node": Rule(
         _per_node,
-        "within each class with enough calibration samples, and within the smallest node of enough around a rarer one, "
-        "the label is in the set with probability at least {coverage:g} at that node's threshold",
+        "within each class with enough calibration samples the label is in the set with probability at least "
+        "{coverage:g}; a rarer class has the threshold of the node around it, and nothing is promised for it alone",
     ),
     "interpolated": Rule(_interpolated, "the label is in the set with probability at least {least:g}"),
     "clustered": Rule(
