@@ -49,7 +49,7 @@ class BatchLoss(Adjustable):
 
     def __init__(self, *, ignore_index: int = -100) -> None:
         super().__init__()
-        self.ignore_index = int(ignore_index)
+        self.ignore_index: int = int(ignore_index)
 
     def of_batch(self, logits: Tensor, label: Tensor, counted: Tensor) -> Tensor:
         """The loss [] of a batch.

@@ -17,9 +17,15 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 @pytest.fixture
 def forgotten(without_library):
-    backend.forget_choices()
+    forget()
     yield
+    forget()
+
+
+def forget():
+    """Choose again, with kernels made again."""
     backend.forget_choices()
+    row_loss._kernel.cache_clear()
 
 
 def test_auto_takes_the_first_that_serves():
@@ -87,7 +93,7 @@ def test_kernels_that_do_not_do_here_what_they_should_are_not_used(monkeypatch):
     monkeypatch.setattr(row_loss, "loss_kernel", of(lambda own, options, s, wanted: (s.sum(), s)))
     with pytest.warns(UserWarning, match="numba is installed but its kernels cannot be used here.*results are wrong"):
         assert OPERATOR.choose("auto", CPU, 5, True) == "torch"
-    backend.forget_choices()
+    forget()
     monkeypatch.setattr(row_loss, "loss_kernel", of(fails))
     with pytest.warns(UserWarning, match="numba is installed but its kernels cannot be used here.*no compiler"):
         assert OPERATOR.choose("auto", CPU, 5, True) == "torch"

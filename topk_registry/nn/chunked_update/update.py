@@ -61,7 +61,10 @@ class ChunkedUpdate:
     Large Output Spaces*, ICML 2025.
     """
 
-    expand_states = staticmethod(states.expand_states)
+    @staticmethod
+    def expand_states(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        """Turn states in 8 bits into float32: a hook for ``register_load_state_dict_pre_hook`` of a plain optimizer."""
+        return states.expand_states(optimizer, saved)
 
     def __init__(
         self,
@@ -81,7 +84,11 @@ class ChunkedUpdate:
                 "a gradient scaler needs when='step': it looks at all gradients for an overflow before any weight "
                 "changes, and with when='backward' the layer has changed by then"
             )
-        self.optimizer, self.state, self.when, self.scaler, self.seed = optimizer, state, when, scaler, seed
+        self.optimizer: Optimizer = optimizer
+        self.state: str = state
+        self.when: str = when
+        self.scaler: Any = scaler
+        self.seed: int = seed
         self._rule = rule_of(optimizer)
         self._weight, self._bias = _parameters(layer)
         self._learned = [p for p in (self._weight, self._bias) if p is not None and p.requires_grad]
