@@ -195,7 +195,7 @@ def test_a_quotation_is_current_and_inside_a_line(page):
     assert quotes.update(text, results) == text
     assert quotes.QUOTE.search(text)
     # a line of Markdown that begins with a comment ends the paragraph
-    assert not re.findall(r"(?m)^\s*<!-- \w+ (?:features|images) -->", text)
+    assert not re.findall(r"(?m)^\s*<!-- \w+ (?:features|images|small_sets|rare_classes) -->", text)
 
 
 @pytest.mark.parametrize("page", [TUNE, FAQ])

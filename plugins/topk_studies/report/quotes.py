@@ -143,6 +143,11 @@ FURTHER = {  # quoted in sentences, and no part of the table
             ("smooth", "smooth_topk_svm", "top-5"),
         )
     },
+    "confused": Row(
+        "labels confused as by a weaker model, top-5: `smooth_topk_svm` less cross-entropy",
+        "noise-kinds",
+        ("confusions, top-5 of smooth_topk_svm less ce",),
+    ),
     "adjusted": Row(
         "a long tail, macro top-5: `logit_adjustment` less cross-entropy",
         "rare-classes",
@@ -157,6 +162,11 @@ FURTHER = {  # quoted in sentences, and no part of the table
         "classes in a prediction set: cross-entropy less `conformal_training_low_variance`",
         "small-sets",
         ("set size of ce less conformal_training_low_variance",),
+    ),
+    "leader": Row(
+        "classes in a prediction set: `smooth_topk_svm` less `conformal_training`",
+        "small-sets",
+        ("set size of smooth_topk_svm less conformal_training",),
     ),
     "draws": Row("50 draws less 5", "noise-parameter", ("top-5 of B = 50 less B = 5",)),
 }
