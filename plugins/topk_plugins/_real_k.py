@@ -1,0 +1,43 @@
+"""What losses share whose k may be any real number between 0 and the number of classes."""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from topk_registry import ClassificationLoss, LabelMixture
+
+
+class RealK(ClassificationLoss):
+    """Base of losses with a real k, 0 < k < n, and a temperature; a subclass defines ``row_loss``."""
+
+    option_ranges: ClassVar = {"k": "(0, n)", "tau": "(0, inf)"}
+    tuning_grid: ClassVar = {"tau": (0.3, 1.0, 3.0)}
+    takes_half = True
+
+    def __init__(
+        self,
+        k: float = 5,
+        *,
+        tau: float = 1.0,
+        weight: Tensor | Sequence[float] | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
+        if not 0.0 < k < math.inf:
+            raise ValueError(f"k must be a number above 0 and below the number of classes, got {k!r}")
+        if not 0.0 < tau < math.inf:
+            raise ValueError(f"tau must be positive and finite, got {tau!r}")
+        self.k, self.tau = k, float(tau)
+
+    def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
+        n = logits.shape[min(1, logits.ndim - 1)] if logits.ndim else 0
+        if n > 1 and self.k >= n:
+            raise ValueError(f"k must be below the number of classes: k = {self.k}, logits have {n}")
+        return super().forward(logits, target)
+
+    def extra_repr(self) -> str:
+        return f"k={self.k:g}, tau={self.tau:g}, {super().extra_repr()}"
