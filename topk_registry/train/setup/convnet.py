@@ -1,12 +1,29 @@
 """A small network for 32 x 32 images, registered with timm under a name of ours: the built-in job's default."""
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
-from timm.models import register_model
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 __all__ = ["TopKConvNet", "topk_convnet"]
+
+OF_WEIGHTS = ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")  # what timm hands to every network
+Network = TypeVar("Network", bound="TopKConvNet")
+
+
+def prepared(channels: int, side: int = 32) -> dict[str, Any]:
+    """How images are prepared for a network, under timm's names."""
+    return {
+        "input_size": (channels, side, side),
+        "mean": (0.5,) * channels,
+        "std": (0.165,) * channels,
+        "crop_pct": 1.0,
+        "interpolation": "bilinear",
+    }
+
+
+default_cfgs = generate_default_cfgs({"topk_convnet": prepared(3)})  # timm reads it by this name
 
 
 class TopKConvNet(nn.Module):
@@ -32,7 +49,6 @@ class TopKConvNet(nn.Module):
         depth: int = 1,
         norm: bool = False,
         drop_rate: float = 0.0,
-        **ignored: Any,
     ) -> None:
         super().__init__()
         channels = [in_chans, width, 2 * width, 4 * width]
@@ -43,14 +59,7 @@ class TopKConvNet(nn.Module):
                 self._add(f"{i}_{j}", nn.Conv2d(b, b, 3, 1, 1, bias=not norm), norm)
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Dropout(drop_rate))
         self.num_features = self.head_hidden_size = 16 * channels[-1]
-        self.pretrained_cfg = self.default_cfg = {
-            "input_size": (in_chans, 32, 32),
-            "mean": (0.5,) * in_chans,
-            "std": (0.165,) * in_chans,
-            "crop_pct": 1.0,
-            "interpolation": "bilinear",
-            "num_classes": num_classes,
-        }
+        self.pretrained_cfg = self.default_cfg = {**prepared(in_chans), "num_classes": num_classes}
         self.reset_classifier(num_classes)
 
     def _add(self, name: str, convolution: nn.Conv2d, norm: bool) -> None:
@@ -77,8 +86,13 @@ class TopKConvNet(nn.Module):
         return self.forward_head(self.forward_features(x))
 
 
+def build(network: type[Network], name: str, pretrained: bool, options: dict[str, Any]) -> Network:
+    """Make a network from the options that timm hands on, less those of weights, of which there are none."""
+    if pretrained:
+        raise ValueError(f"{name} has no published weights")
+    return network(**{key: value for key, value in options.items() if key not in OF_WEIGHTS})
+
+
 @register_model
 def topk_convnet(pretrained: bool = False, **kwargs: Any) -> TopKConvNet:
-    if pretrained:
-        raise ValueError("topk_convnet has no published weights")
-    return TopKConvNet(**kwargs)
+    return build(TopKConvNet, "topk_convnet", pretrained, kwargs)

@@ -3,12 +3,14 @@
 from itertools import pairwise
 from typing import Any
 
-from timm.models import register_model
+from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
-from topk_registry.train.setup.convnet import TopKConvNet
+from topk_registry.train.setup.convnet import TopKConvNet, build, prepared
 
 __all__ = ["TopKMLP", "topk_mlp"]
+
+default_cfgs = generate_default_cfgs({"topk_mlp": prepared(3, 8)})  # timm reads it by this name
 
 
 class TopKMLP(TopKConvNet):
@@ -32,7 +34,6 @@ class TopKMLP(TopKConvNet):
         width: int = 256,
         depth: int = 2,
         drop_rate: float = 0.0,
-        **ignored: Any,
     ) -> None:
         super().__init__(num_classes, in_chans)
         sizes = [in_chans * side * side] + depth * [width]
@@ -46,6 +47,4 @@ class TopKMLP(TopKConvNet):
 
 @register_model
 def topk_mlp(pretrained: bool = False, **kwargs: Any) -> TopKMLP:
-    if pretrained:
-        raise ValueError("topk_mlp has no published weights")
-    return TopKMLP(**kwargs)
+    return build(TopKMLP, "topk_mlp", pretrained, kwargs)
