@@ -31,9 +31,9 @@ def test_known_answers_of_philox(counter, key, expected):
     assert np.array(philox(counter, key)).tolist() == expected.tolist()
     place = (counter[1].astype(np.int64) << 32) | counter[0]
     row = (counter[3].astype(np.int64) >> 1 << 32) | counter[2]
-    found = np.zeros(4 * 37, np.uint32)  # enough of them for vector instructions and a remainder
-    for_python(noise.philox_of)(np.full(37, place), row, counter[3] & 1, key, found)
-    assert found.reshape(37, 4).tolist() == [expected.tolist()] * 37
+    found = np.zeros(2 * 48, np.int64)
+    for_python(noise.philox_of)(np.full(48, place), row, np.int64(counter[3] & 1), key, found)
+    assert found.view(np.uint32).reshape(48, 4).tolist() == [expected.tolist()] * 48
 
 
 def test_the_normal_of_a_uniform_is_right_to_1e_9_as_far_as_uniforms_go():

@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 from topk_registry.ops.cpu.numbers import compiled
 
 
-def _numbers(context, builder, array_type, array, start, count):
+def numbers_from(context, builder, array_type, array, start, count):
     """``count`` numbers of an array from ``start`` on, as one vector."""
     kind = context.get_value_type(array_type.dtype)
     data = context.make_array(array_type)(context, builder, array).data
@@ -20,7 +20,7 @@ def _numbers(context, builder, array_type, array, start, count):
     return vector
 
 
-def _repeated(builder, number, count):
+def repeated(builder, number, count):
     """A vector of ``count`` times the same number."""
     none = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
     first = builder.insert_element(none, number, ir.IntType(32)(0))
@@ -32,8 +32,8 @@ def above(typing_context, numbers, start, bound):
     """64 bits: which of 64 numbers from ``start`` on are above the bound."""
 
     def codegen(context, builder, signature, arguments):
-        left = _numbers(context, builder, signature.args[0], arguments[0], arguments[1], 64)
-        found = builder.fcmp_ordered(">", left, _repeated(builder, arguments[2], 64))
+        left = numbers_from(context, builder, signature.args[0], arguments[0], arguments[1], 64)
+        found = builder.fcmp_ordered(">", left, repeated(builder, arguments[2], 64))
         return builder.bitcast(found, ir.IntType(64))
 
     return types.uint64(numbers, types.int64, numbers.dtype), codegen
@@ -44,8 +44,8 @@ def reaching(typing_context, numbers, start, bound):
     """16 bits: which of 16 numbers from ``start`` on are at least the bound."""
 
     def codegen(context, builder, signature, arguments):
-        left = _numbers(context, builder, signature.args[0], arguments[0], arguments[1], 16)
-        found = builder.fcmp_ordered(">=", left, _repeated(builder, arguments[2], 16))
+        left = numbers_from(context, builder, signature.args[0], arguments[0], arguments[1], 16)
+        found = builder.fcmp_ordered(">=", left, repeated(builder, arguments[2], 16))
         return builder.zext(builder.bitcast(found, ir.IntType(16)), ir.IntType(64))
 
     return types.uint64(numbers, types.int64, numbers.dtype), codegen
@@ -56,8 +56,8 @@ def within(typing_context, numbers, start, bounds, of_bounds):
     """64 bits: which of 64 bytes from ``start`` on are at most the bounds from ``of_bounds`` on."""
 
     def codegen(context, builder, signature, arguments):
-        left = _numbers(context, builder, signature.args[0], arguments[0], arguments[1], 64)
-        right = _numbers(context, builder, signature.args[2], arguments[2], arguments[3], 64)
+        left = numbers_from(context, builder, signature.args[0], arguments[0], arguments[1], 64)
+        right = numbers_from(context, builder, signature.args[2], arguments[2], arguments[3], 64)
         return builder.bitcast(builder.icmp_unsigned("<=", left, right), ir.IntType(64))
 
     return types.uint64(numbers, types.int64, bounds, types.int64), codegen

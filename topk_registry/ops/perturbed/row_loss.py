@@ -74,16 +74,9 @@ def definition(
 
 
 @lru_cache(maxsize=64)
-def _kernel(k: int, epsilon: float, num_samples: int, alpha: float | None, scale: float) -> "DrawingKernel":
+def _kernel(k: int, epsilon: float, num_samples: int, alpha: float | None, scale: float) -> RowKernel:
     def tensors(dtype: torch.dtype, own: Tensor | None):
-        return on_cpu(own, dtype), table()
+        return on_cpu(own, dtype), table(), torch.randint(SEEDS, (1,))
 
     numbers = k, num_samples, epsilon, alpha or 0.0, scale
-    return DrawingKernel("perturbed.numba.row:row", numbers, tensors=tensors, of_label=True)
-
-
-class DrawingKernel(RowKernel):
-    """A row kernel whose last number is a seed: one integer from torch's global generator at each call."""
-
-    def of_call(self, numbers: Tensor) -> Tensor:
-        return torch.cat((numbers, torch.randint(SEEDS, (1,)).view(torch.float64)))
+    return RowKernel("perturbed.numba.row:row", numbers, tensors=tensors, of_label=True)

@@ -19,6 +19,9 @@ HOPELESS = np.int32((127 - 66) << 23)  # the bits of 2^-66: no U is as small
 # In epsilon. A normal is at most 9.3, rounding of the two numbers below takes 4 at most.
 FLOOR, OUT_OF_REACH = 4.0, 20.0  # how far below a bound a height may be, and scores that reach no such height
 FARTHEST = np.float32(12)
+# Of the number of scores to expect: what is aimed at, the most, and the least that Newton's method starts from
+AIM, MOST, LEAST = 1.2, 1.7, 0.125
+TOWARDS_AIM = 0.25  # part of the way that the next row's guess goes, taking a slope of 1 for that of a logarithm
 BYTES = np.float32(256.1)  # the tenth is for rounding
 
 
@@ -33,28 +36,29 @@ def _few(k):
 def find_height(row, k, epsilon, guess, bits):
     """Find a height that k scores of nearly every draw reach, and not many more; -inf if there is none.
 
-    Returns it, the least of the scores' tails beyond it, as bits, and whether any score is NaN; ``bits`` <- the tails.
+    Returns it, a guess for a row like this, the least of the scores' tails beyond it, as bits, and whether any score is
+    NaN; ``bits`` <- the tails.
     """
     few, real = _few(k), row.dtype.type
     low, high, height, reach, inverse = -np.inf, np.inf, np.float64(real(guess)), epsilon, real(1 / epsilon)
-    last, lowest = height, np.int32(0)
+    last, lowest, count = height, np.int32(0), few
     if few >= len(row):
         _, lowest, broken = tails(row, real(height), inverse, bits)
-        return -np.inf, lowest, broken
+        return -np.inf, -np.inf, lowest, broken
     for trial in range(24):
         count, lowest, broken = tails(row, real(height), inverse, bits)
         last = height
         if broken:
-            return height, lowest, True
+            return height, height, lowest, True
         if count < few:
             high = height
         else:
             low = height
-            if count <= 1.5 * few:
+            if count <= MOST * few:
                 break
         slope = _slope(row, real(height), inverse, bits)
-        newton = height + epsilon * math.log(count / (1.2 * few)) * count / max(slope, 1e-3)
-        if low < newton < high and trial % 4 < 3 and np.isfinite(low):
+        newton = height + epsilon * math.log(count / (AIM * few)) * count / max(slope, 1e-3)
+        if low < newton < high and trial % 4 < 3 and (np.isfinite(low) or count > LEAST * few):
             height = newton
         elif np.isfinite(low) and np.isfinite(high):
             height = (low + high) / 2
@@ -63,8 +67,8 @@ def find_height(row, k, epsilon, guess, bits):
             reach *= 8
         height = np.float64(real(height))  # rounded once, for all that compare with it
     if low != last and low != -np.inf:
-        _, lowest, _ = tails(row, real(low), inverse, bits)
-    return low, lowest, False
+        count, lowest, _ = tails(row, real(low), inverse, bits)
+    return low, low + TOWARDS_AIM * epsilon * math.log(count / (AIM * few)), lowest, False
 
 
 @summing

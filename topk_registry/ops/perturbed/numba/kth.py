@@ -14,6 +14,7 @@ from topk_registry.ops.perturbed.numba.noise import AT_ONCE, FIRST_BYTES, GROUP,
 from topk_registry.ops.perturbed.numba.table import SHAPE
 
 FEW = 32  # candidates that are ranked without a branch
+LAST = (1 << 64) - 1
 LISTED = 4  # candidates among 64 classes that are listed without a branch: most have none or one
 
 
@@ -44,9 +45,15 @@ def _count_up(places):
 @compiled
 def room(n, k, draws):
     """Scratch memory of :func:`of_row`: one piece, as each costs time."""
-    blocks, size, listed, lines = _sizes(n, k, draws)
-    numbers = blocks * 16 * 2 + blocks + size + 4 * listed + lines + FEW
-    return np.empty(8 * numbers + 4 * (4 * max(size, GROUP) + 16) + 16 * blocks + 64 + listed, np.uint8)
+    blocks, calls, listed, lines = _sizes(n, k, draws)
+    numbers = 16 * 2 * blocks + blocks + 3 * calls + 4 * listed + lines + FEW + 2 * draws + 1
+    return np.empty(8 * numbers + 16 * blocks + 64 + listed, np.uint8)
+
+
+@compiled
+def places(space, draws):
+    """Memory for the class of each draw, in that from :func:`room`."""
+    return array(address_of(space), draws, np.int64)
 
 
 @compiled
@@ -54,7 +61,7 @@ def _sizes(n, k, draws):
     """Blocks of 16 classes; calls of the generator at a time, and classes listed; lines of the search for maxima."""
     blocks = (n + 15) // 16
     size = min(draws * blocks, max(GROUP, blocks))
-    return blocks, size, 16 * size + AT_ONCE, heights.lines(n, k)
+    return blocks, size + AT_ONCE, 16 * size + AT_ONCE, heights.lines(n, k)
 
 
 @compiled
@@ -71,7 +78,7 @@ def of_row(row, r, k, epsilon, key, table, index, guess, space):
     """
     draws, n, real = len(index), len(row), row.dtype.type
     blocks, size, listed, lines = _sizes(n, k, draws)
-    at = address_of(space)  # arrays that numba counts references of cost as much as their contents
+    at = address_of(space) + 8 * draws  # arrays that numba counts references of cost as much as their contents
     packed, at = array(at, 16 * blocks, row.dtype), at + 128 * blocks
     maxima, at = array(at, lines, row.dtype), at + 8 * lines
     few, at = array(at, FEW, np.float64), at + 8 * FEW
@@ -80,8 +87,9 @@ def of_row(row, r, k, epsilon, key, table, index, guess, space):
     place, at = array(at, listed, np.int64), at + 8 * listed
     calls, at = array(at, size, np.int64), at + 8 * size
     active, at = array(at, blocks, np.int64), at + 8 * blocks
+    words, at = array(at, 2 * size, np.int64), at + 16 * size
+    starts, at = array(at, draws + 1, np.int64), at + 8 * (draws + 1)
     bits, at = array(at, 16 * blocks, np.int32), at + 64 * blocks
-    words, at = array(at, 4 * max(size, GROUP) + 16, np.uint32), at + 4 * (4 * max(size, GROUP) + 16)
     limit, at = array(at, 16 * blocks + 64, np.uint8), at + 16 * blocks + 64
     first = array(at, listed, np.uint8)
 
@@ -93,27 +101,29 @@ def of_row(row, r, k, epsilon, key, table, index, guess, space):
         held, near = in_reach(row, k, epsilon, maxima, active, packed)
         if held > 0:
             scores, floor = packed[: 16 * held], near - FLOOR * epsilon
-            height, _, _ = find_height(scores, k, epsilon, near, bits)
+            height, _, _, _ = find_height(scores, k, epsilon, near, bits)
         guess = np.nan if 0 < 2 * held <= blocks else 0.0
     if held == 0 or height < floor:
         scores, held, floor = row, blocks, -np.inf
-        height, lowest, broken = find_height(row, k, epsilon, guess if guess == guess else near, bits)
+        height, next_guess, lowest, broken = find_height(row, k, epsilon, guess if guess == guess else near, bits)
         if broken:
             index[:] = 0
             return np.nan, 0.0
         _count_up(active)
-        guess = np.nan if lowest <= HOPELESS and lines > 0 else height
+        guess = np.nan if lowest <= HOPELESS and lines > 0 else next_guess
     elif guess == guess:
         guess = height
     guess = guess if guess - guess == 0 or guess != guess else 0.0
     _limits(scores, height, bits, held, limit)
-    total, draw, lower, starts = 0.0, 0, 0.5 * epsilon, np.empty(draws + 1, np.int64)
+    total, draw, lower = 0.0, 0, 0.5 * epsilon
     while draw < draws:
         stride = min(draws - draw, max(1, GROUP // held))
         for d in range(stride):
             for a in range(held):
                 calls[d * held + a] = (draw + d) * blocks + active[a]
-        philox_of(calls[: stride * held], r, FIRST_BYTES, key, words)
+        made = (stride * held + AT_ONCE - 1) // AT_ONCE * AT_ONCE
+        calls[stride * held : made] = 0
+        philox_of(calls[:made], r, FIRST_BYTES, key, words)
         _passing(calls, words, limit, held, stride, slot, place, first, starts)
         normals_of(place[: starts[stride]], first, r, key, table, z)
         for d in range(stride):
@@ -163,7 +173,7 @@ def _passing(calls, words, limit, held, stride, slot, place, first, starts):
     ``slot`` <- their places in the ``held`` blocks, ``place`` <- their numbers among all classes and draws.
     ``first`` <- their first bytes.
     """
-    byte, size, m = array(address_of(words), 4 * len(words), np.uint8), 16 * held, 0
+    byte, size, m = array(address_of(words), 8 * len(words), np.uint8), 16 * held, 0
     whole = size // 64 * 64
     for d in range(stride):
         of_draw, of_blocks = byte[d * size : (d + 1) * size], calls[d * held : (d + 1) * held]
@@ -211,19 +221,26 @@ def _above(scores, height, epsilon, slot, z):
 @compiled
 def _kth(v, k, few):
     """Return the place of the k-th largest."""
-    m, best, place = len(v), -np.inf, -1
+    m = len(v)
     if m > FEW:
         return _kth_of_many(v, k)
+    if m <= 16:
+        return _kth_of(v, k, few[:16])
+    return _kth_of(v, k, few)
+
+
+@inlined
+def _kth_of(v, k, few):
     few[:] = -np.inf
-    for i in range(m):
+    for i in range(len(v)):
         few[i] = v[i]
-    for j in range(m):
-        x, reached = few[j], 0
-        for start in range(0, FEW, 16):
-            reached += number_of_bits(reaching(few, start, x))
-        better = (reached >= k) & ((x > best) | (place < 0))
-        best, place = (x, j) if better else (best, place)
-    return place
+    least = np.uint64(LAST)  # how many more than k reach it, and its place
+    for j in range(len(v)):
+        reached = 0
+        for start in range(0, len(few), 16):
+            reached += number_of_bits(reaching(few, start, few[j]))
+        least = min(least, np.uint64((reached - k) * FEW + j))  # a large number where fewer reach it
+    return np.int64(least) & (FEW - 1)
 
 
 @compiled

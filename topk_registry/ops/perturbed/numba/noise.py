@@ -3,71 +3,118 @@
 # numba's intrinsics are called without their first parameter
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
+from topk_registry.ops.cpu.masks import numbers_from, repeated
 from topk_registry.ops.cpu.numbers import bits_64, compiled, inlined, number_64
 from topk_registry.ops.perturbed.numba.table import DEGREE, STEPS
 
-GROUP = 512  # calls of the generator at a time
-AT_ONCE = 16  # calls in one loop
+GROUP = 512  # calls of the generator at a time, a multiple of AT_ONCE
+AT_ONCE = 16  # calls in one step
 FIRST_BYTES, OTHER_BYTES = 0, 1  # what the generator is called for
 
 # Philox4x32-10: Salmon, Moraes, Dror, Shaw, Parallel random numbers: as easy as 1, 2, 3, SC 2011
-MULTIPLY_0, MULTIPLY_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-WEYL_0, WEYL_1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
-HALF = np.uint64(32)
+ROUNDS, MULTIPLY_0, MULTIPLY_1, WEYL_0, WEYL_1 = 10, 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
 
 MANTISSA = np.int64((1 << 52) // STEPS - 1)
-LARGEST = np.int64((1 << 63) - 1)
+LOW = (1 << 32) - 1
 
 
-@inlined
-def _philox(c0, c1, c2, c3, k0, k1):
-    for _ in range(10):
-        p0, p1 = MULTIPLY_0 * np.uint64(c0), MULTIPLY_1 * np.uint64(c2)
-        c0, c2 = np.uint32(p1 >> HALF) ^ c1 ^ k0, np.uint32(p0 >> HALF) ^ c3 ^ k1
-        c1, c3 = np.uint32(p1), np.uint32(p0)
-        k0, k1 = np.uint32(k0 + WEYL_0), np.uint32(k1 + WEYL_1)
-    return c0, c1, c2, c3
+WORD, WIDE = ir.IntType(32), ir.IntType(64)
+VECTOR = ir.VectorType(WIDE, AT_ONCE)
+
+
+def _philox(context, builder, signature, arguments):
+    """The two words of 64 bits of AT_ONCE calls, as vectors: the calls from a place on, a row, a use, two keys."""
+    calls, start, row, use, key_0, key_1 = arguments[:6]
+
+    def product(factor, x):
+        return builder.mul(builder.and_(x, _every(LOW)), _every(factor))
+
+    def mixed(x, y, key):
+        key = repeated(builder, builder.zext(key, WIDE), AT_ONCE)
+        return builder.xor(builder.xor(builder.lshr(x, _every(32)), y), key)
+
+    # 32 bits to a lane of 64: what is above them is never read
+    c0 = numbers_from(context, builder, signature.args[0], calls, start, AT_ONCE)
+    c1, c2 = builder.lshr(c0, _every(32)), repeated(builder, row, AT_ONCE)
+    c3 = repeated(builder, builder.add(builder.shl(builder.lshr(row, WIDE(32)), WIDE(1)), use), AT_ONCE)
+    for _ in range(ROUNDS):
+        first, second = product(MULTIPLY_0, c0), product(MULTIPLY_1, c2)
+        c0, c1, c2, c3 = mixed(second, c1, key_0), second, mixed(first, c3, key_1), first
+        key_0, key_1 = builder.add(key_0, WORD(WEYL_0)), builder.add(key_1, WORD(WEYL_1))
+    halves = (c0, c1), (c2, c3)
+    return [builder.or_(builder.and_(low, _every(LOW)), builder.shl(high, _every(32))) for low, high in halves]
+
+
+def _every(number: int) -> ir.Constant:
+    return ir.Constant(VECTOR, [number] * AT_ONCE)
+
+
+@intrinsic
+def _words(typing_context, calls, start, row, use, key_0, key_1, words):
+    """Two words of 64 bits each of the AT_ONCE calls from ``start`` on, from twice as far on in ``words``."""
+
+    def codegen(context, builder, signature, arguments):
+        found = _philox(context, builder, signature, arguments)
+        order = [lane for i in range(AT_ONCE) for lane in (i, AT_ONCE + i)]
+        both = builder.shuffle_vector(*found, ir.Constant(ir.VectorType(WORD, 2 * AT_ONCE), order))
+        place = builder.add(arguments[1], arguments[1])
+        _store(context, builder, both, signature.args[6], arguments[6], place)
+        return context.get_dummy_value()
+
+    return types.void(calls, *_CALL, words), codegen
+
+
+@intrinsic
+def _uniforms(typing_context, calls, start, row, use, key_0, key_1, first, u):
+    """2^64 U, or what it is below 2^64 where the first byte is above 127, for the AT_ONCE calls from ``start`` on: that
+    byte, and two words of 32 bits."""
+
+    def codegen(context, builder, signature, arguments):
+        word, _ = _philox(context, builder, signature, arguments)
+        rest = builder.or_(builder.shl(builder.and_(word, _every(LOW)), _every(24)), builder.lshr(word, _every(40)))
+        byte = numbers_from(context, builder, signature.args[6], arguments[6], arguments[1], AT_ONCE)
+        byte = builder.zext(byte, VECTOR)
+        m = builder.or_(builder.shl(builder.and_(byte, _every(127)), _every(56)), rest)
+        m = builder.select(builder.icmp_unsigned(">", byte, _every(127)), builder.xor(m, _every((1 << 63) - 1)), m)
+        real = ir.VectorType(ir.DoubleType(), AT_ONCE)
+        found = builder.fadd(builder.sitofp(m, real), ir.Constant(real, [0.5] * AT_ONCE))
+        _store(context, builder, found, signature.args[7], arguments[7], arguments[1])
+        return context.get_dummy_value()
+
+    return types.void(calls, *_CALL, first, u), codegen
+
+
+_CALL = types.int64, types.int64, types.int64, types.uint32, types.uint32
+
+
+def _store(context, builder, vector, array_type, array, start):
+    data = context.make_array(array_type)(context, builder, array).data
+    builder.store(vector, builder.bitcast(builder.gep(data, [start]), vector.type.as_pointer()), align=8)
 
 
 @compiled
 def philox_of(calls, row, use, key, words):
-    """Four words a call."""
-    c2, c3 = np.uint32(row), np.uint32((row >> 32) * 2 + use)
-    k0, k1 = key[0], key[1]
-    for i in range(len(calls)):
-        w0, w1, w2, w3 = _philox(np.uint32(calls[i]), np.uint32(calls[i] >> 32), c2, c3, k0, k1)
-        words[4 * i] = w0
-        words[4 * i + 1] = w1
-        words[4 * i + 2] = w2
-        words[4 * i + 3] = w3
+    """Two words of 64 bits a call, for a multiple of AT_ONCE calls."""
+    for start in range(0, len(calls), AT_ONCE):
+        _words(calls, start, row, use, key[0], key[1], words)
 
 
 @compiled
 def normals_of(place, first, row, key, table, z):
     """The normals of these places, from their first bytes and a call of the generator for each. There is room for
-    AT_ONCE - 1 more places, whose normals are made with the others': loops of one length have no slow remainder."""
-    c2, c3 = np.uint32(row), np.uint32((row >> 32) * 2 + OTHER_BYTES)
+    AT_ONCE - 1 more places, whose normals are made with the others'."""
     for start in range(0, len(place), AT_ONCE):
-        stop = start + AT_ONCE
-        uniforms_of(place[start:stop], first[start:stop], c2, c3, key, z[start:stop])
-        normal_of(first[start:stop], table, z[start:stop])
-
-
-@inlined
-def uniforms_of(place, first, c2, c3, key, u):
-    """2^64 U, or what it is below 2^64 where the first byte is above 127, from that byte and two of four words."""
-    for i in range(AT_ONCE):
-        call = place[i]
-        w0, w1, _, _ = _philox(np.uint32(call), np.uint32(call >> 32), c2, c3, key[0], key[1])
-        rest = (np.int64(w0) << 24) | (np.int64(w1) >> 8)
-        m = (np.int64(first[i] & 127) << 56) | rest
-        u[i] = np.float64(LARGEST - m if first[i] > 127 else m) + 0.5
+        _uniforms(place, start, row, OTHER_BYTES, key[0], key[1], first, z)
+        normal_of(first[start : start + AT_ONCE], table, z[start : start + AT_ONCE])
 
 
 @inlined
 def normal_of(first, table, z):
-    """Q^-1 of :func:`uniforms_of`, in place."""
+    """Q^-1 of :func:`_uniforms`, in place."""
     for i in range(AT_ONCE):
         bits = bits_64(z[i])
         c = table[np.uint64((bits >> 49) - (1022 << 3))]

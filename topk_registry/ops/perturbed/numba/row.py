@@ -4,25 +4,26 @@
 
 import numpy as np
 
-from topk_registry.ops.cpu.jobs import address_of, array
+from topk_registry.ops.cpu.jobs import array
 from topk_registry.ops.cpu.vectors import nothing
 from topk_registry.ops.perturbed.numba import kth
 from topk_registry.ops.perturbed.numba.table import SHAPE
 from topk_registry.ops.rows.numba.hinges import hinge, hinges
 from topk_registry.ops.rows.numba.row import ROOMS, of_label, row_kernel
 
-K, DRAWS, EPSILON, ALPHA, SCALE, SEED = range(6)  # the kernel's numbers; the seed is an integer in the place of one
-OWN, TABLE = range(2)  # the kernel's tensors
+K, DRAWS, EPSILON, ALPHA, SCALE = range(5)  # the kernel's numbers
+OWN, TABLE, SEED = range(3)  # the kernel's tensors
 
 
-@row_kernel(numbers=6, operands=2)
+@row_kernel(numbers=5, operands=3)
 def row(s, m, y, mass, b, number, at, room, g):
-    n, key = len(s), array(address_of(number), 12, np.uint32)[2 * SEED :]
+    n, key = len(s), array(at[SEED], 2, np.uint32)
     table, own = array(at[TABLE], SHAPE, np.float64), array(at[OWN], n if at[OWN] != 0 else 0, s.dtype)
     k, draws, epsilon = np.int64(number[K]), np.int64(number[DRAWS]), number[EPSILON]
     alpha, scale = number[ALPHA], number[SCALE]
     rank = min(k, n + 1 - k)  # counted from the nearer end
-    index, space = np.empty(draws, np.int64), kth.room(n, rank, draws)
+    space = kth.room(n, rank, draws)
+    index = kth.places(space, draws)
     guess = np.float64(room[ROOMS * n])
     if rank < k:
         negative = room[:n]

@@ -77,10 +77,6 @@ class BatchKernel:
         there = [on_cpu(one, torch.float64) for one in own if one is not None]
         return [part for one in there if one is not None for part in (one, one.numel())]
 
-    def of_call(self, numbers: Tensor) -> Tensor:
-        """The numbers for one call, for a subclass to add to."""
-        return numbers
-
     def run(self, own: Own, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
         """See :class:`topk_registry.ops.rows.api.Kernel`.
 
@@ -113,7 +109,7 @@ class BatchKernel:
         if (compiled := self._compiled.get(kind)) is None:
             compiled = self._compiled[kind] = self.compiled(*kind)
         operands = [*compiled.functions, *self.operands(real, own)]
-        weight, numbers = None if weight is None else laid_out(weight, torch.float64), self.of_call(self.numbers)
+        weight, numbers = None if weight is None else laid_out(weight, torch.float64), self.numbers
         gradient = None
         if converted and scores is not given:  # a row is copied before its gradient is written
             gradient = scores
