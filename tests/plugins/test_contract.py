@@ -58,6 +58,27 @@ def test_nan_stays_in_its_row_on_every_backend(name, options, kernels):
         run_check("nan_stays_in_its_row", name, options)
 
 
+@pytest.mark.parametrize("kernels", ["torch", "numba"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("name", "options"), [*ALL, ("smooth_topk_svm", {"k": [1, 3]})], ids=str)
+def test_an_ignored_row_may_hold_anything(name, options, smoothing, kernels):
+    with tr.use_backend(kernels):
+        run_check("ignore_index_skips_rows", name, options)
+        builder = tr.get_loss_builder(name)
+        loss = builder(**tr.accepted_context(builder, {"class_counts": [3.0] * 12}), **options)
+        if hasattr(loss, "label_smoothing"):  # losses of a batch have none
+            loss.label_smoothing = smoothing
+        logits = torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
+        target = torch.tensor([3, -100, 5, -100, 0, -100])
+        logits[1], logits[3, 4], logits[5, 2] = torch.nan, torch.inf, -torch.inf
+        logits.requires_grad_()
+        value = loss(logits, target)
+        value.backward()
+        assert torch.isfinite(value)
+        assert logits.grad.isfinite().all()
+        assert not logits.grad[1::2].any()
+
+
 # torch's own decompositions for forward mode are still written in it
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")
 @pytest.mark.parametrize("check", ["vmap", "per_sample_gradients", "forward_mode"])

@@ -214,7 +214,8 @@ class ClassificationLoss(Adjustable):
         """The loss in torch operations, in at least single precision; ``seen`` is the range of indices, if known."""
         if logits.dtype in (torch.float16, torch.bfloat16) and not self.takes_half:
             logits = logits.float()
-        return self._of_masses(logits, self._masses(logits, target, seen))
+        masses = self._masses(logits, target, seen)
+        return self._of_masses(masses.counted(logits), masses)
 
     def _masses(self, logits: Tensor, target: Tensor | LabelMixture, seen: tuple[int, int] | None) -> Masses:
         """The target with label smoothing and ignored rows."""

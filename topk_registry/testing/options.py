@@ -48,9 +48,11 @@ def weight_scales_rows(subject: Subject) -> None:
 
 
 def ignore_index_skips_rows(subject: Subject) -> None:
-    """Rows labelled ``ignore_index`` cost nothing, push nothing, and are not counted in the mean."""
+    """Rows labelled ``ignore_index`` cost nothing, push nothing, and are not counted in the mean, NaN or not."""
     subject.require("ignore_index")
     logits, labels = subject.logits(), subject.labels()
+    spoilt = logits.clone()
+    spoilt[1] = torch.nan
     kept = torch.tensor([0, 2, 3])
     for index in (-100, int(labels[1])):
         loss = subject.build(ignore_index=index)
@@ -62,6 +64,11 @@ def ignore_index_skips_rows(subject: Subject) -> None:
             lambda loss=loss, marked=marked: loss(logits, marked),
             lambda loss=loss: loss(logits[kept], labels[kept]),
             f"loss with a row of ignore_index = {index}",
+        )
+        subject.expect_same_value(
+            lambda loss=loss, marked=marked: loss(spoilt, marked),
+            lambda loss=loss, marked=marked: loss(logits, marked),
+            f"loss with NaN in a row of ignore_index = {index}",
         )
 
 

@@ -117,6 +117,10 @@ class Masses(NamedTuple):
         """Multiply the losses [B] of labels by their class weights."""
         return loss if self.counts is None else loss * self.counts.to(loss)
 
+    def counted(self, scores: Tensor) -> Tensor:
+        """The scores [B, n] with zeros in ignored rows: whatever these hold, they get no gradient, and spoil no sum."""
+        return scores if self.ignored is None else scores.masked_fill(self.ignored[:, None], 0.0)
+
     def reduced(self, loss: Tensor, reduction: str) -> Tensor:
         """Reduce the losses of rows [B], class weights included, as cross-entropy does."""
         if self.ignored is not None:
