@@ -119,7 +119,7 @@ TRIALS: dict[str, tuple[Trial, ...]] = {
     "noised_topk": grid("epsilon", 0.3, 3.0),
     "focal": grid("gamma", 1.0, 2.0),
     "ldam": grid("max_margin", 0.2, 0.5, rates=HIGH, **COSINE),
-    "noised_topk_imbalanced": grid("max_margin", 0.2, 0.4, rates=HIGH, **COSINE),
+    "noised_topk_imbalanced": grid("epsilon", 0.01, 0.05, rates=HIGH, **COSINE),
     "log_spherical_softmax": grid("epsilon", 0.1, 1.0),
 }
 

@@ -11,9 +11,7 @@ from topk_studies.report.display import list_table
 
 OURS = "noised_topk_imbalanced"
 TAIL = {"long_tail": "exp", "imbalance_factor": 100.0}  # as CIFAR-100-LT
-# Epochs for every loss behind convolutions. Cosine scores need a high rate, and where it is reached within one epoch,
-# the imbalanced noised loss misses the rare classes with some seeds and not with others (docs/results/images.md).
-WARM = {"warmup_epochs": 3}
+WARM = {"warmup_epochs": 3}  # of every loss behind convolutions: cosine scores need a high rate
 IMAGENET_TAIL = {"long_tail": "pareto", "imbalance_factor": 256.0}  # as ImageNet-LT
 
 
