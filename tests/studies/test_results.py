@@ -130,6 +130,25 @@ def test_an_account_and_what_it_quotes_are_written_by_one_command(page, tmp_path
     assert (tmp_path / f"{page}.json").read_text() == (RESULTS / f"{page}.json").read_text()
 
 
+def test_one_study_is_renewed_without_the_others(tmp_path):
+    before = read("images")
+    one = {**before[2], "runs": 1, "tables": []}
+    summary, text = tmp_path / "summary.json", tmp_path / "images.md"
+    summary.write_text(json.dumps([{**one, "study": "of tomorrow"}, one]))
+    text.with_suffix(".json").write_text(json.dumps(before))
+    text.write_text("<!-- claims -->\nold\n<!-- /claims -->\n")
+    assert main([str(summary), str(text)]) == 0
+    after = json.loads(text.with_suffix(".json").read_text())
+    assert [each["study"] for each in after] == [*(each["study"] for each in before), "of tomorrow"]
+    assert [each["runs"] for each in after] == [
+        *(each["runs"] for each in before[:2]),
+        1,
+        *(each["runs"] for each in before[3:]),
+        1,
+    ]
+    assert claims(after) in text.read_text()
+
+
 CHOOSE, README = RESULTS.parent / "guide" / "choose.md", RESULTS.parents[1] / "README.md"
 
 

@@ -2,7 +2,8 @@
 
 ``python -m topk_studies.report.account DIR/summary.json docs/results/features.md``, with the ``--output`` of the
 studies as ``DIR``, also writes the parts of the summary that it quotes beside the text, as
-``docs/results/features.json``.
+``docs/results/features.json``. A study that the summary lacks keeps its place and its results, so that one can be
+renewed without the others.
 
 A text that quotes numbers of a report holds them between ``<!-- claims -->`` and ``<!-- /claims -->``; this writes them
 there, so that they are the report's. Between ``<!-- open -->`` and ``<!-- /open -->`` it writes what the open claims
@@ -53,6 +54,13 @@ def quoted(summaries: Sequence[Mapping[str, Any]]) -> str:
     return "[\n" + ",\n".join(json.dumps(_quoted(summary)) for summary in summaries) + "\n]\n"
 
 
+def renewed(before: Sequence[Mapping[str, Any]], summaries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The studies of before, those of the summaries in their places, and what is new behind."""
+    new = {summary["study"]: summary for summary in summaries}
+    known = [new.pop(summary["study"], summary) for summary in before]
+    return [*known, *new.values()]
+
+
 def _quoted(summary: Mapping[str, Any]) -> dict[str, Any]:
     parts = {name: summary.get(name, "") for name in QUOTED}
     titles = WITH_TABLES.get(summary["study"], ())
@@ -96,9 +104,11 @@ def main(argv: Sequence[str]) -> int:
         print("usage: python -m topk_studies.report.account SUMMARY.json TEXT.md", file=sys.stderr)
         return 2
     summary, path = map(Path, argv)
-    summaries = json.loads(summary.read_text(encoding="utf-8"))
+    results = path.with_suffix(".json")
+    before = json.loads(results.read_text(encoding="utf-8")) if results.exists() else []
+    summaries = renewed(before, json.loads(summary.read_text(encoding="utf-8")))
     path.write_text(update(path.read_text(encoding="utf-8"), summaries), "utf-8")
-    path.with_suffix(".json").write_text(quoted(summaries), "utf-8")
+    results.write_text(quoted(summaries), "utf-8")
     return 0
 
 
