@@ -123,10 +123,8 @@ def test_ignored_rows_cost_nothing_whatever_their_scores(broken, smoothing):
     logits[4, 3] = broken
     value, gradient = value_and_gradient(loss, logits, target)
     torch.testing.assert_close(value, wanted[0])
-    kept = target != -100
-    torch.testing.assert_close(gradient[kept], wanted[1][kept])
-    reference = value_and_gradient(nn.CrossEntropyLoss(label_smoothing=smoothing), logits, target)
-    torch.testing.assert_close(gradient, reference[1], equal_nan=True)  # NaN times zero is NaN there too
+    torch.testing.assert_close(gradient, wanted[1])
+    assert not gradient[target == -100].any()
 
 
 def test_a_class_without_mass_costs_nothing():

@@ -35,6 +35,7 @@ class ArrayKernel:
             ignore_index=ignore_index,
             dtype=scores.dtype,
         )
+        scores = masses.counted(scores)
         m = masses.dense(scores.shape[1], scores.dtype)
         m = m.clone() if weight is None else m * weight.to(m)
         if masses.ignored is not None:

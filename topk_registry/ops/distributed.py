@@ -25,6 +25,13 @@ def whole(t: Any) -> Tensor:
     return t.full_tensor() if is_distributed(t) else t
 
 
+def everywhere(t: Any, mesh: Any) -> Any:
+    """A tensor that each rank of a mesh holds whole, as a DTensor of it; a DTensor as it is."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    return t if isinstance(t, DTensor) else DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
 def by_shards(function: Callable[..., Tensor], logits: Any, *rows: Tensor | None, axis: int = 0) -> Tensor:
     """Call ``function(logits, *rows)`` on the local rows of a DTensor [..., n], and return the DTensor of the results.
 
@@ -33,16 +40,12 @@ def by_shards(function: Callable[..., Tensor], logits: Any, *rows: Tensor | None
         logits: a DTensor.
         rows: more arguments that have the rows of the logits, from ``axis`` on; a plain tensor holds all of them.
     """
-    from torch.distributed.tensor import DTensor, Replicate
-
     mesh, placements = logits.device_mesh, _of_rows(logits)
 
     def local(t: Tensor | None) -> Tensor | None:
         if t is None:
             return None
-        if not isinstance(t, DTensor):
-            t = DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
-        return t.redistribute(mesh, _moved(placements, axis)).to_local()
+        return everywhere(t, mesh).redistribute(mesh, _moved(placements, axis)).to_local()
 
     scores = logits.redistribute(mesh, placements).to_local(grad_placements=placements)
     found = function(scores, *map(local, rows))
@@ -68,17 +71,13 @@ def by_class_shards(
         rows: more arguments, [B, ...].
         cut: they are [B, n], and are cut as the logits are.
     """
-    from torch.distributed.tensor import DTensor, Replicate
-
     mesh, of_rows = logits.device_mesh, _of_rows(logits)
     placements = [p if place == dimension else of_rows[place] for place, p in enumerate(logits.placements)]
 
     def local(t: Tensor | None) -> Tensor | None:
         if t is None:
             return None
-        if not isinstance(t, DTensor):
-            t = DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
-        return t.redistribute(mesh, placements if cut else of_rows).to_local()
+        return everywhere(t, mesh).redistribute(mesh, placements if cut else of_rows).to_local()
 
     scores = logits.redistribute(mesh, placements).to_local(grad_placements=placements)
     found = function(mesh.get_group(dimension), scores, *map(local, rows))
@@ -92,7 +91,7 @@ def by_rows_of_layer(
 
     Ranks along ``dimension`` of the mesh get the same rows, and each gives a part of the gradient of the features.
     """
-    from torch.distributed.tensor import DTensor, Partial, Replicate
+    from torch.distributed.tensor import Partial, Replicate
 
     if features.device_mesh != mesh:
         raise ValueError(f"features and weight must lie on one mesh, got {features.device_mesh} and {mesh}")
@@ -102,9 +101,7 @@ def by_rows_of_layer(
     def local(t: Tensor | None) -> Tensor | None:
         if t is None:
             return None
-        if not isinstance(t, DTensor):
-            t = DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
-        return t.redistribute(mesh, placements).to_local()
+        return everywhere(t, mesh).redistribute(mesh, placements).to_local()
 
     parts = [Partial() if place == dimension else p for place, p in enumerate(placements)]
     x = features.redistribute(mesh, placements).to_local(grad_placements=parts)
