@@ -156,14 +156,14 @@ def test_a_wrong_name_lists_the_right_ones(monkeypatch):
 def test_the_report_says_which_backend_serves_and_why(monkeypatch):
     of_cpu = {record.operator: record for record in report() if record.device == "cpu"}
     assert {name: (r.backend, r.why) for name, r in of_cpu.items()} == dict.fromkeys(
-        ("ksubset", "perturbed", "rows"), ("numba", "the fastest that serves")
+        ("ksubset", "perturbed", "rows", "update"), ("numba", "the fastest that serves")
     )
     with tr.use_backend("torch"):
         assert {(r.backend, r.why) for r in report() if r.device == "cpu"} == {
             ("torch", "chosen by topk_registry.use_backend")
         }
     monkeypatch.setenv("TOPK_REGISTRY_BACKEND", "triton")
-    assert [r.why for r in report() if r.device == "cpu"] == ["numba is switched off"] * 3
+    assert [r.why for r in report() if r.device == "cpu"] == ["numba is switched off"] * 4
     monkeypatch.setenv("TOPK_REGISTRY_BACKEND", "auto")
     backend.forget_choices()
     monkeypatch.setattr(backend, "find_spec", lambda name: None)

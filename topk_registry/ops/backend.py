@@ -25,7 +25,7 @@ import torch
 NAMES = ("numba", "triton", "torch")
 VARIABLE = "TOPK_REGISTRY_BACKEND"
 OLDEST_GPU = (8, 0)  # compute capability that the Triton kernels are compiled and tested for
-OPERATORS = ("ksubset", "perturbed", "rows")  # folders, each with backends.py
+OPERATORS = ("ksubset", "perturbed", "rows", "update")  # folders, each with backends.py
 
 Kernels = TypeVar("Kernels")
 
@@ -59,6 +59,7 @@ class Operator(Generic[Kernels]):
     backends: Mapping[str, Backend[Kernels]]
     trial: Callable[..., bool]  # (kernels, device, *precision): whether they are right on a few scores
     example: tuple[Any, ...] = ()  # a common request
+    what: str = "the top-k losses are"  # slower without its kernels
 
     def __getitem__(self, name: str) -> Backend[Kernels]:
         return self.backends[name]
@@ -94,7 +95,7 @@ class Operator(Generic[Kernels]):
             return ""  # a trial would break the graph off
         found = _problem(one, device, lambda: self.trial(one.kernels(), device, *precision))
         if found and found not in _problems.values():
-            warnings.warn(f"{found}: the top-k losses are slower", stacklevel=2)
+            warnings.warn(f"{found}: {self.what} slower", stacklevel=2)
         return _problems.setdefault(key, found)
 
 
@@ -253,7 +254,7 @@ def forget_choices() -> None:
 class Record:
     """Which backend serves an operator on a device, and why."""
 
-    operator: str  # "ksubset", "perturbed" or "rows"
+    operator: str  # "ksubset", "perturbed", "rows" or "update"
     device: str  # "cpu", "cuda:0", ...
     backend: str  # the backend that serves
     why: str  # in words

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from topk_registry.nn.chunked_update.rounding import RandomBits, from_8_bits, scale_shape, to_8_bits, to_bfloat16
+from topk_registry.ops.update.backends import State
+from topk_registry.ops.update.definition import scale_shape
+from topk_registry.ops.update.torch.backend import read, write
 
 KINDS = ("float32", "bfloat16", "int8")
 CODES, SCALES = "_codes", "_scales"
@@ -34,22 +36,11 @@ def create(state: dict[str, Any], name: str, parameter: Tensor, kind: str) -> No
         state[name] = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
 
 
-def read(state: dict[str, Any], name: str, rows: slice, dtype: torch.dtype) -> Tensor:
-    """The state of some rows in the precision of the step: the state itself where it has that, else a copy."""
+def kept(state: dict[str, Any], name: str, rows: slice = slice(None)) -> State:
+    """A state of some rows as it is kept."""
     if name in state:
-        return state[name][rows].to(dtype)
-    codes, scales = state[name + CODES][rows], state[name + SCALES][rows]
-    return from_8_bits(codes, scales, signed=name not in POSITIVE).to(dtype)
-
-
-def write(state: dict[str, Any], name: str, rows: slice, values: Tensor, bits: RandomBits | None) -> None:
-    """Round the state of some rows to the precision that it is kept in; without ``bits`` to the nearest number."""
-    if name not in state:
-        x = values.float()
-        codes, scales = to_8_bits(x, None if bits is None else bits.like(x), signed=name not in POSITIVE)
-        state[name + CODES][rows], state[name + SCALES][rows] = codes, scales
-    elif state[name].dtype != values.dtype:
-        state[name][rows] = values if bits is None else to_bfloat16(values.float(), bits.like(values))
+        return State(state[name][rows])
+    return State(state[name + CODES][rows], state[name + SCALES][rows], signed=name not in POSITIVE)
 
 
 def converted(saved: dict[str, Any], names: tuple[str, ...], parameter: Tensor, kind: str) -> dict[str, Any]:
@@ -66,20 +57,20 @@ def converted(saved: dict[str, Any], names: tuple[str, ...], parameter: Tensor, 
             f"the saved state has no {', '.join(missing)}: expected that of the same optimizer with the same settings, "
             f"got {', '.join(saved) or 'none'}"
         )
-    kept = {name: value for name, value in saved.items() if not _is_of(name, names)}
+    found = {name: value for name, value in saved.items() if not _is_of(name, names)}
     for name in names:
-        create(kept, name, parameter, kind)
+        create(found, name, parameter, kind)
         given = saved.get(name, saved.get(name + CODES))
         assert given is not None
         if given.shape != parameter.shape:
             raise ValueError(f"the saved state {name} is {list(given.shape)}, the parameter {list(parameter.shape)}")
         for first in range(0, len(parameter), ROWS):
             rows = slice(first, first + ROWS)
-            values = read(saved, name, rows, wide_dtype(parameter)).to(parameter.device)
-            write(kept, name, rows, values, None)
-            if name in kept and kept[name].dtype == values.dtype:
-                kept[name][rows] = values
-    return kept
+            values = read(kept(saved, name), rows, wide_dtype(parameter)).to(parameter.device)
+            write(kept(found, name), rows, values, None)
+            if name in found and found[name].dtype == values.dtype:
+                found[name][rows] = values
+    return found
 
 
 def expand_states(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:

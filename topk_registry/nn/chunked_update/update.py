@@ -11,15 +11,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from topk_registry.nn.chunked_update import states
-from topk_registry.nn.chunked_update.rounding import RandomBits, to_bfloat16
-from topk_registry.nn.chunked_update.rules import rule_of
 from topk_registry.ops.distributed import is_distributed
 from topk_registry.ops.ksubset.chunked.layer import BackwardPass, multiply
 from topk_registry.ops.process_group import all_reduce
+from topk_registry.ops.update.api import step
+from topk_registry.ops.update.backends import Update
+from topk_registry.ops.update.definition import RandomBits
+from topk_registry.ops.update.rules import rule_of
 
 MARK = "_chunked_update"  # of a weight whose gradient never exists as a whole
 MOMENTS = ("backward", "step")
-IN_CACHE = 1 << 17  # numbers that a CPU steps at a time
 COUNT = "updates"  # in the state of a parameter that is rounded at random, where torch keeps no count
 
 
@@ -37,7 +38,7 @@ class ChunkedUpdate:
     same.
 
     The step is that of the optimizer on the whole gradient, up to the order of sums. A weight in bfloat16, and states
-    in 16 or 8 bits, are rounded at random, without bias. Both come back the same from the same ``seed``.
+    in 16 or 8 bits, are rounded at random, without bias. Both come back the same from the same ``seed`` and backend.
 
     Args:
         optimizer: ``torch.optim.SGD``, ``Adam`` or ``AdamW`` with the layer's weight and bias among its parameters.
@@ -271,25 +272,12 @@ class ChunkedUpdate:
 
     def _change(self, first: int, gradients: list[Tensor], counts: list[int]) -> None:
         """Take the step of the rows from ``first`` on."""
-        for parameter, whole, count in zip(self._learned, gradients, counts, strict=True):
-            size = len(whole) if whole.is_cuda else max(1, IN_CACHE * len(whole) // whole.numel())
-            for place, gradient in enumerate(whole.split(size)):
-                start = first + place * size
-                self._step(parameter, slice(start, start + len(gradient)), gradient, count)
-
-    def _step(self, parameter: nn.Parameter, rows: slice, gradient: Tensor, count: int) -> None:
-        group, wide = self._group(parameter), states.wide_dtype(parameter)
-        state = self.optimizer.state.get(parameter, {})
-        values = parameter.detach()[rows]
-        stepped, names = values.to(wide), self._rule.states(group)
-        kept = [states.read(state, name, rows, wide) for name in names]
-        self._rule.step(stepped, gradient, kept, group, count)
-        for name, one in zip(names, kept, strict=True):
-            states.write(state, name, rows, one, self._bits)
-        if parameter.dtype == torch.bfloat16:
-            values.copy_(to_bfloat16(stepped, self._bits.like(stepped)))
-        elif stepped.dtype != values.dtype:
-            values.copy_(stepped)
+        for parameter, gradient, count in zip(self._learned, gradients, counts, strict=True):
+            group, rows = self._group(parameter), slice(first, first + len(gradient))
+            state = self.optimizer.state.get(parameter, {})
+            kept = [states.kept(state, name, rows) for name in self._rule.states(group)]
+            update = Update(self._rule, group, count, self._bits)
+            step(parameter.detach()[rows], gradient, kept, update, first)
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(one is not None for one in (*args[1:], kwargs.get("closure"))):  # the first is the optimizer

@@ -19,7 +19,7 @@ ENDING = {"nt": ".dll"}.get(os.name, ".so")
 # Python around kernels, which may change without them
 NOT_COMPILED = (
     *(f"cpu/{name}.py" for name in ("compiling", "entries", "library", "linking", "threads")),
-    *(f"{operator}/numba/backend.py" for operator in ("ksubset", "perturbed", "rows")),
+    *(f"{operator}/numba/backend.py" for operator in ("ksubset", "perturbed", "rows", "update")),
     "ksubset/numba/chunks.py",
 )
 

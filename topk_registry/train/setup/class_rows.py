@@ -8,10 +8,10 @@ from timm.optim import create_optimizer_v2, optimizer_kwargs
 from torch import Tensor, nn
 
 from topk_registry import registry
-from topk_registry.nn.chunked_update.rules import rule_of
 from topk_registry.nn.chunked_update.update import ChunkedUpdate
 from topk_registry.nn.classifier import find_classifier, replace_classifier
 from topk_registry.ops.ksubset.chunked.parallel import layout
+from topk_registry.ops.update.rules import rule_of
 from topk_registry.registry.options import unbound
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import TrainError

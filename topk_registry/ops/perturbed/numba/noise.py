@@ -9,48 +9,25 @@ from numba.extending import intrinsic
 
 from topk_registry.ops.cpu.masks import numbers_from, repeated
 from topk_registry.ops.cpu.numbers import bits_64, compiled, inlined, number_64
+from topk_registry.ops.cpu.philox import AT_ONCE, LOW, VECTOR, WIDE, WORD, every, words_of
 from topk_registry.ops.perturbed.numba.table import DEGREE, STEPS
 
 GROUP = 512  # calls of the generator at a time, a multiple of AT_ONCE
-AT_ONCE = 16  # calls in one step
 FIRST_BYTES, OTHER_BYTES = 0, 1  # what the generator is called for
 
-# Philox4x32-10: Salmon, Moraes, Dror, Shaw, Parallel random numbers: as easy as 1, 2, 3, SC 2011
-ROUNDS, MULTIPLY_0, MULTIPLY_1, WEYL_0, WEYL_1 = 10, 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
-
 MANTISSA = np.int64((1 << 52) // STEPS - 1)
-LOW = (1 << 32) - 1
-
-
-WORD, WIDE = ir.IntType(32), ir.IntType(64)
-VECTOR = ir.VectorType(WIDE, AT_ONCE)
 
 
 def _philox(context, builder, signature, arguments):
     """The two words of 64 bits of AT_ONCE calls, as vectors: the calls from a place on, a row, a use, two keys."""
     calls, start, row, use, key_0, key_1 = arguments[:6]
 
-    def product(factor, x):
-        return builder.mul(builder.and_(x, _every(LOW)), _every(factor))
-
-    def mixed(x, y, key):
-        key = repeated(builder, builder.zext(key, WIDE), AT_ONCE)
-        return builder.xor(builder.xor(builder.lshr(x, _every(32)), y), key)
-
-    # 32 bits to a lane of 64: what is above them is never read
     c0 = numbers_from(context, builder, signature.args[0], calls, start, AT_ONCE)
-    c1, c2 = builder.lshr(c0, _every(32)), repeated(builder, row, AT_ONCE)
+    c1, c2 = builder.lshr(c0, every(32)), repeated(builder, row, AT_ONCE)
     c3 = repeated(builder, builder.add(builder.shl(builder.lshr(row, WIDE(32)), WIDE(1)), use), AT_ONCE)
-    for _ in range(ROUNDS):
-        first, second = product(MULTIPLY_0, c0), product(MULTIPLY_1, c2)
-        c0, c1, c2, c3 = mixed(second, c1, key_0), second, mixed(first, c3, key_1), first
-        key_0, key_1 = builder.add(key_0, WORD(WEYL_0)), builder.add(key_1, WORD(WEYL_1))
+    c0, c1, c2, c3 = words_of(builder, [c0, c1, c2, c3], [key_0, key_1])
     halves = (c0, c1), (c2, c3)
-    return [builder.or_(builder.and_(low, _every(LOW)), builder.shl(high, _every(32))) for low, high in halves]
-
-
-def _every(number: int) -> ir.Constant:
-    return ir.Constant(VECTOR, [number] * AT_ONCE)
+    return [builder.or_(builder.and_(low, every(LOW)), builder.shl(high, every(32))) for low, high in halves]
 
 
 @intrinsic
@@ -75,11 +52,11 @@ def _uniforms(typing_context, calls, start, row, use, key_0, key_1, first, u):
 
     def codegen(context, builder, signature, arguments):
         word, _ = _philox(context, builder, signature, arguments)
-        rest = builder.or_(builder.shl(builder.and_(word, _every(LOW)), _every(24)), builder.lshr(word, _every(40)))
+        rest = builder.or_(builder.shl(builder.and_(word, every(LOW)), every(24)), builder.lshr(word, every(40)))
         byte = numbers_from(context, builder, signature.args[6], arguments[6], arguments[1], AT_ONCE)
         byte = builder.zext(byte, VECTOR)
-        m = builder.or_(builder.shl(builder.and_(byte, _every(127)), _every(56)), rest)
-        m = builder.select(builder.icmp_unsigned(">", byte, _every(127)), builder.xor(m, _every((1 << 63) - 1)), m)
+        m = builder.or_(builder.shl(builder.and_(byte, every(127)), every(56)), rest)
+        m = builder.select(builder.icmp_unsigned(">", byte, every(127)), builder.xor(m, every((1 << 63) - 1)), m)
         real = ir.VectorType(ir.DoubleType(), AT_ONCE)
         found = builder.fadd(builder.sitofp(m, real), ir.Constant(real, [0.5] * AT_ONCE))
         _store(context, builder, found, signature.args[7], arguments[7], arguments[1])

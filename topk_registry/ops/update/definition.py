@@ -29,11 +29,12 @@ class RandomBits:
         self.seed, self.device = seed, device
         self.generator, self.shifts = torch.Generator(device), torch.Generator()
         self.block = torch.empty(0, dtype=torch.int32, device=device)
-        self.update = 0
+        self.update, self.rank = 0, 0
         self.size = 0
 
     def begin(self, update: int, rank: int) -> None:
         """Draw from the stream of this update and rank from here on."""
+        self.update, self.rank = update, rank
         stream = (self.seed * 0x9E3779B97F4A7C15 + update * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) % 2**63
         self.generator.manual_seed(stream)
         self.shifts.manual_seed(stream ^ 0x5851F42D4C957F2D)
@@ -72,7 +73,7 @@ def to_8_bits(x: Tensor, bits: Tensor | None, *, signed: bool) -> tuple[Tensor, 
     size = x.abs() if signed else x
     scales = _blocks(size).amax(2)
     y = size / _wide(scales.clamp(min=torch.finfo(torch.float32).tiny), x.shape[1])  # a block may be all zeros
-    y.mul_(1 - _least(top)).add_(_least(top))
+    y.mul_(1 - least(top)).add_(least(top))
     codes = torch.full_like(y, NEAREST, dtype=torch.int32) if bits is None else bits & ((1 << LOW) - 1)
     codes.add_(y.view(torch.int32)).bitwise_right_shift_(LOW).sub_((ONE >> LOW) - top)
     if signed:
@@ -87,7 +88,7 @@ def from_8_bits(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
     top = 127 if signed else 255
     whole = codes.to(torch.int32)
     y = (whole & top).add_((ONE >> LOW) - top).bitwise_left_shift_(LOW).view(torch.float32)
-    y.sub_(_least(top)).div_(1 - _least(top)).mul_(_wide(scales, codes.shape[1]))
+    y.sub_(least(top)).div_(1 - least(top)).mul_(_wide(scales, codes.shape[1]))
     if signed:
         y.view(torch.int32).bitwise_or_(whole.bitwise_and_(0x80).bitwise_left_shift_(24))
     return y
@@ -99,7 +100,7 @@ def scale_shape(shape: torch.Size) -> tuple[int, int]:
 
 
 @lru_cache
-def _least(top: int) -> float:
+def least(top: int) -> float:
     """The smallest of the floats that codes count, relative to the scale."""
     return struct.unpack("f", struct.pack("i", ONE - (top << LOW)))[0]
 

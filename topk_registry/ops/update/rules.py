@@ -1,5 +1,6 @@
 """The steps of torch's optimizers on a chunk of rows, by torch's own functions."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,15 +14,33 @@ from torch.optim.sgd import sgd
 REFUSED = ("amsgrad", "maximize", "differentiable")
 
 
+class Numbers(NamedTuple):
+    """What a step multiplies by, see README.md; moments are used by Adam and AdamW, momentum by SGD."""
+
+    is_adam: bool
+    size: float  # of the step: the learning rate, of Adam over the correction of the first moment
+    keep: float  # what decoupled decay leaves of the weight
+    decay: float  # times the weight is added to the gradient
+    first: float  # times the gradient goes into the first state
+    rest: float  # times the first state stays
+    second: float = 0.0  # times the gradient's square goes into the second state
+    second_rest: float = 0.0  # times the second state stays
+    root: float = 1.0  # of the correction of the second moment
+    eps: float = 0.0
+    nesterov: bool = False
+
+
 class Rule(NamedTuple):
     """An optimizer's step.
 
     ``step(rows, gradient, states, group, count)`` changes the rows and their states, all of one dtype, with the
-    settings of a parameter group; ``count`` is the number of this update, from 1.
+    settings of a parameter group; ``count`` is the number of this update, from 1. ``numbers(group, count)`` are those
+    that a compiled kernel needs, see :class:`Numbers`.
     """
 
     states: Callable[[dict[str, Any]], tuple[str, ...]]  # names of the states in a group
     step: Callable[[Tensor, Tensor, list[Tensor], dict[str, Any], int], None]
+    numbers: Callable[[dict[str, Any], int], "Numbers"]
     counts: bool = False  # whether torch's own state has the number of updates
 
 
@@ -86,6 +105,43 @@ def _adam(function: Callable[..., None]) -> Callable[[Tensor, Tensor, list[Tenso
     return step
 
 
+def _numbers_of_sgd(group: dict[str, Any], count: int) -> Numbers:
+    return Numbers(
+        is_adam=False,
+        size=float(group["lr"]),
+        keep=1.0,
+        decay=float(group["weight_decay"]),
+        first=1.0 - (group["dampening"] if count > 1 else 0.0),
+        rest=float(group["momentum"]),
+        nesterov=bool(group["nesterov"]),
+    )
+
+
+def _numbers_of_adam(group: dict[str, Any], count: int) -> Numbers:
+    return _of_adam(group, count, bool(group.get("decoupled_weight_decay")))
+
+
+def _numbers_of_adamw(group: dict[str, Any], count: int) -> Numbers:
+    return _of_adam(group, count, True)
+
+
+def _of_adam(group: dict[str, Any], count: int, decoupled: bool) -> Numbers:
+    first, second = (float(beta) for beta in group["betas"])
+    rate, decay = float(group["lr"]), float(group["weight_decay"])
+    return Numbers(
+        is_adam=True,
+        size=rate / (1 - first**count),
+        keep=1 - rate * decay if decoupled else 1.0,
+        decay=0.0 if decoupled else decay,
+        first=1 - first,
+        rest=first,
+        second=1 - second,
+        second_rest=second,
+        root=math.sqrt(1 - second**count),
+        eps=float(group["eps"]),
+    )
+
+
 def _momentum(group: dict[str, Any]) -> tuple[str, ...]:
     return ("momentum_buffer",) if group["momentum"] else ()
 
@@ -95,7 +151,7 @@ def _moments(group: dict[str, Any]) -> tuple[str, ...]:
 
 
 RULES: dict[type[Optimizer], Rule] = {
-    SGD: Rule(_momentum, _sgd),
-    Adam: Rule(_moments, _adam(adam), counts=True),
-    AdamW: Rule(_moments, _adam(adamw), counts=True),
+    SGD: Rule(_momentum, _sgd, _numbers_of_sgd),
+    Adam: Rule(_moments, _adam(adam), _numbers_of_adam, counts=True),
+    AdamW: Rule(_moments, _adam(adamw), _numbers_of_adamw, counts=True),
 }

@@ -1,0 +1,1 @@
+"""The step in torch operations."""
