@@ -130,7 +130,11 @@ PUBLISHED: dict[str, Trial] = {
     "noised_topk": {"lr": 0.1, "loss_opt": {"epsilon": 0.2, "num_samples": 10}},
     "focal": {"lr": 0.1, "loss_opt": {"gamma": 2.0}},
     "ldam": {"lr": 0.1, "loss_opt": {"max_margin": 0.2, "scale": 40.0}, **COSINE},
-    "noised_topk_imbalanced": {"lr": 0.1, "loss_opt": {"max_margin": 0.2, "scale": 60.0}, **COSINE},
+    "noised_topk_imbalanced": {
+        "lr": 0.1,
+        "loss_opt": {"epsilon": 0.01, "max_margin": 0.2, "scale": 60.0},
+        **COSINE,
+    },
 }
 PUBLISHED_IMAGENET: dict[str, Trial] = {
     "smooth_topk_svm": {"lr": 1.0, "weight_decay": 2.5e-5, "loss_opt": {"tau": 0.1}},
