@@ -31,6 +31,10 @@ COMPARED = {
         "epochs": 1, "num_classes": 12,
     },
     "likelihood": {"loss": "topk_nll", "loss_opt": {"k": 1}, "opt": "momentum", "epochs": 1},
+    "threshold": {
+        "loss": "soft_topk", "loss_opt": {"k": 2.5, "weight": torch.linspace(0.5, 2, 12).tolist()}, "smoothing": 0.1,
+        "epochs": 1, "num_classes": 12,
+    },
 }  # fmt: skip
 UPDATED = {
     "momentum": {"opt": "momentum", "weight_decay": 0.01, "smoothing": 0.1, "epochs": 1},
@@ -111,7 +115,9 @@ def other_numbers_of_processes_go_on():
 @check
 def refusals_on_all_ranks():
     cases = [
-        ({"loss": "focal", "loss_opt": {}}, r"scores of all classes.*serves .*smooth_topk_svm.*topk_nll"),
+        ({"loss": "focal", "loss_opt": {}}, r"scores of all classes.*serves .*smooth_topk_svm.*soft_topk.*topk_nll"),
+        ({"loss": "soft_topk", "class_sample": 0.5}, "soft_topk takes all classes in every step"),
+        ({"loss": "soft_topk", "chunked_update": "int8"}, "--chunked-update needs a loss"),
         ({"loss_opt": {"k": [1, 3], "combine": "likelihood"}}, "combine='mean'"),
         ({"opt": "lamb"}, "'lamb' looks at a whole matrix"),
         ({"multi_crop": 5}, "--multi-crop averages"),

@@ -112,7 +112,7 @@ def spread_loss(
     x, dtype = features, product_dtype(features)
     if not replicated:
         x = GatherRows.apply(features, sizes, group, float(len(sizes)) if averaged else 1.0)
-        target = _gathered(target, sizes, shard)
+        target = gathered(target, sizes, shard)
     elif group is not None and summed:
         x = SameOnAllRanks.apply(features, group, 1.0)
     alpha = torch.as_tensor(alpha, device=features.device, dtype=request.output_dtype(features)).detach()
@@ -335,7 +335,7 @@ def _facts(features: Tensor, weight: Tensor, bias: Tensor | None, k: int) -> dic
     }
 
 
-def _gathered(target: Tensor | LabelMixture, sizes: list[int], shard: Shard) -> Tensor | LabelMixture:
+def gathered(target: Tensor | LabelMixture, sizes: list[int], shard: Shard) -> Tensor | LabelMixture:
     """Gather the targets of all ranks' rows; of distributions, only the columns of this rank's classes."""
     if isinstance(target, LabelMixture):
         shares = target.shares if target.uniform is None else torch.cat((target.shares, target.uniform[:, None]), 1)

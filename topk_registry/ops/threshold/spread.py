@@ -2,6 +2,8 @@
 
 Each step of equation 7 makes the scores of every chunk anew and keeps ten numbers a row, which the ranks gather. They
 are merged in one order, so that all ranks take the same steps, to the bit. The backward pass makes the scores again.
+
+The scores of a few labels a row are kept from the first pass. A target with mass on all classes takes a pass more.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,6 +39,28 @@ class Classes(NamedTuple):
             W = self.weight[first : first + self.chunk].to(self.dtype)
             bias = None if self.bias is None else self.bias[first : first + self.chunk].to(self.dtype)
             yield first, W, wide(F.linear(self.x.to(self.dtype), W, bias))
+
+
+class Goal(NamedTuple):
+    """The masses of a target on this rank's classes, times the classes' weights."""
+
+    labels: Tensor  # [B, m], counted from this rank's first class, -1 for those of other ranks
+    shares: Tensor  # [B, m], of these labels on whatever rank, with their weights
+    others: Tensor | None = None  # further masses of all classes of this rank, [B, size]; None for none
+    factor: Tensor | None = None  # [size], the weights of the classes in ``others``
+
+    def of_chunk(self, first: int, s: Tensor) -> Tensor:
+        """The further masses of the classes of a chunk, like its scores [B, chunk]."""
+        assert self.others is not None, "asked for only where there are some"
+        here = slice(first, first + s.shape[1])
+        q = self.others[:, here].to(s)
+        return q if self.factor is None else q * self.factor[here].to(s)
+
+    def places(self, first: int, size: int) -> tuple[Tensor, Tensor]:
+        """Which labels are in a chunk, and their places in it, 0 for others; each [B, m]."""
+        place = self.labels - first
+        here = (self.labels >= 0) & (place >= 0) & (place < size)
+        return here, torch.where(here, place, 0)
 
 
 class Sums(NamedTuple):
@@ -87,20 +111,19 @@ def step_of(sums: Sums, k: float) -> Tensor:
     return (logs[0] - logs[1]) / slopes.sum(0)
 
 
-class LabelLosses(torch.autograd.Function):
-    """-log p of each row's label [B], the same on all ranks.
+class TargetLosses(torch.autograd.Function):
+    """sum_c q_c w_c (-log p_c) of each row [B], the same on all ranks.
 
     The gradient of features is this rank's part: the sum over the ranks is the whole.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, label: Tensor, k: float, tau: float,
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, goal: Goal, k: float, tau: float,
         chunk: int, dtype: torch.dtype, group: Group | None,
     ) -> Tensor:  # fmt: skip
-        """``label`` counts from this rank's first class, and is -1 for those of other ranks."""
         classes = Classes(x, weight, bias, chunk, dtype)
-        log_total, x_y, possible = _first_pass(classes, label, tau, group)
+        log_total, possible, x_y = _first_pass(classes, goal, tau, group)
         eps = torch.finfo(log_total.dtype).eps
         solvable = (possible > k) & (log_total < torch.inf)
         b = torch.where(solvable, log_total - torch.log(torch.as_tensor(k)).to(log_total), torch.nan)  # equation 4
@@ -121,16 +144,22 @@ class LabelLosses(torch.autograd.Function):
         nearest = (sums.near + torch.stack((step, -step))).amin(0)
         slope = ((nearest - sums.near).exp() * (sums.slope + step * sums.bend)).sum(0)  # to second order in the step
         b = b + step
-        ctx.save_for_backward(x, weight, bias, label, b, nearest, slope, x_y)
-        ctx.options = tau, chunk, dtype
-        return F.softplus(b - x_y, threshold=40.0)
+        shares = goal.shares.to(b)
+        value, push = _losses_and_slopes(shares, b, x_y)
+        if goal.others is not None:
+            more = _last_pass(classes, goal, b, tau, group)
+            value, push = value + more[0], push + more[1]
+        ctx.save_for_backward(x, weight, bias, b, nearest, slope, _slopes(shares, b, x_y), push)
+        ctx.options = goal, tau, chunk, dtype
+        return value
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, label, b, nearest, slope, x_y = ctx.saved_tensors
-        tau, chunk, dtype = ctx.options
-        share = torch.where(g != 0, g * torch.sigmoid(b - x_y) / tau, 0.0)
+        x, weight, bias, b, nearest, slope, pull, push = ctx.saved_tensors
+        goal, tau, chunk, dtype = ctx.options
+        g = g[:, None] / tau
+        push, pull = _product(g, push[:, None]), _product(g, pull)
         of_x: Tensor | None = None
         of_weight = of_bias = None
         if weight is not None:
@@ -138,12 +167,14 @@ class LabelLosses(torch.autograd.Function):
             of_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
             of_bias = torch.empty_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         for first, W, s in Classes(x, weight, bias, chunk, dtype):
-            distance = (s / tau - b[:, None]).abs()
+            s = s / tau
+            distance = (s - b[:, None]).abs()
             v = (nearest[:, None] - distance).exp() / (1 + (-distance).exp()) ** 2
-            ds = torch.where(share[:, None] != 0, v * (share / slope)[:, None], 0.0)
-            place = label - first
-            here = (label >= 0) & (place >= 0) & (place < s.shape[1])
-            ds.scatter_add_(1, torch.where(here, place, 0)[:, None], torch.where(here, -share, 0.0)[:, None])
+            ds = torch.where(push != 0, v * (push / slope[:, None]), 0.0)
+            here, place = goal.places(first, s.shape[1])
+            ds.scatter_add_(1, place, torch.where(here, -pull, 0.0))
+            if goal.others is not None:
+                ds -= _product(g, _slopes(goal.of_chunk(first, s), b, s))
             if W is None or of_x is None:
                 of_x = ds
                 break
@@ -156,22 +187,44 @@ class LabelLosses(torch.autograd.Function):
         return None if of_x is None else of_x.to(x.dtype), of_weight, of_bias, *(None,) * 6
 
 
-def _first_pass(classes: Classes, label: Tensor, tau: float, group: Group | None) -> tuple[Tensor, Tensor, Tensor]:
-    """log sum e^x, the label's x, and how many scores are above -inf, each [B]; of all ranks."""
+def _first_pass(classes: Classes, goal: Goal, tau: float, group: Group | None) -> tuple[Tensor, Tensor, Tensor]:
+    """log sum e^x [B], how many scores are above -inf [B], and the labels' x [B, m]; of all ranks."""
     like = wide(classes.x.new_empty(0, dtype=classes.dtype))
-    nothing = like.new_full((len(label),), -torch.inf)
-    log_total, x_y, possible = nothing, nothing, torch.zeros_like(nothing)
+    log_total, x_y = like.new_full((len(classes.x),), -torch.inf), like.new_full(goal.labels.shape, -torch.inf)
+    possible = torch.zeros_like(log_total)
     for first, _, s in classes:
         x = s / tau
         log_total = torch.logaddexp(log_total, x.logsumexp(1))
         possible = possible + (s > -torch.inf).sum(1)
-        place = label - first
-        here = (label >= 0) & (place >= 0) & (place < s.shape[1])
-        x_y = torch.where(here, x.gather(1, torch.where(here, place, 0)[:, None])[:, 0], x_y)
+        here, place = goal.places(first, s.shape[1])
+        x_y = torch.where(here, x.gather(1, place), x_y)
     if group is None:
-        return log_total, x_y, possible
-    parts = all_gather(torch.stack((log_total, x_y, possible)), group, "finding the threshold")
-    return parts[:, 0].logsumexp(0), parts[:, 1].amax(0), parts[:, 2].sum(0)
+        return log_total, possible, x_y
+    parts = all_gather(torch.cat((log_total[None], possible[None], x_y.T)), group, "finding the threshold")
+    return parts[:, 0].logsumexp(0), parts[:, 1].sum(0), parts[:, 2:].amax(0).T
+
+
+def _last_pass(classes: Classes, goal: Goal, b: Tensor, tau: float, group: Group | None) -> Tensor:
+    """Losses and slopes of the masses on all classes, [2, B]; of all ranks."""
+    found = b.new_zeros(2, len(b))
+    for first, _, s in classes:
+        found += torch.stack(_losses_and_slopes(goal.of_chunk(first, s), b, s / tau))
+    return found if group is None else all_gather(found, group, "adding losses of classes").sum(0)
+
+
+def _losses_and_slopes(q: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """sum_c q_c (-log p_c) and sum_c q_c (1 - p_c), each [B], of masses q and scores x [B, m]."""
+    losses = _product(q, F.softplus(b[:, None] - x, threshold=40.0))
+    return losses.sum(1), _slopes(q, b, x).sum(1)
+
+
+def _slopes(q: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    return _product(q, torch.sigmoid(b[:, None] - x))
+
+
+def _product(factor: Tensor, given: Tensor) -> Tensor:
+    """The product, 0 where the factor is, whatever is given: a class without mass, a row without a loss."""
+    return torch.where(factor != 0, factor * given, 0.0)
 
 
 def _of_all(parts: list[Sums], like: Tensor, group: Group | None) -> Sums:

@@ -94,8 +94,8 @@ def check(config: TrainConfig, parts: Parts) -> None:
     _check_optimizer(config)
 
 
-def check_loss(rehearsal: Rehearsal) -> None:
-    """Refuse a loss that does not train on the scores of a part of the classes.
+def check_loss(rehearsal: Rehearsal, sample: float | None = None) -> None:
+    """Refuse a loss that does not train on the scores of a part of the classes, or on a sample of them.
 
     Raises:
         TrainError: the message names the losses that do.
@@ -109,11 +109,12 @@ def check_loss(rehearsal: Rehearsal) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         features, weight = torch.randn(2, 1, requires_grad=True), torch.randn(context.num_classes, 1)
-        target = torch.arange(2) % context.num_classes
-        if context.soft_targets:
-            target = torch.full((2, context.num_classes), 1 / context.num_classes)
+        labels = torch.arange(2) % context.num_classes
+        soft = torch.full((2, context.num_classes), 1 / context.num_classes)
         try:
-            check_value(criterion.of_linear(features, weight, None, target))
+            check_value(criterion.of_linear(features, weight, None, soft if context.soft_targets else labels))
+            if sample is not None:
+                check_value(criterion.of_linear(features, weight, None, labels, sample=sample))
         except Exception as error:
             raise TrainError(f"{loss} does not train with --class-parallel: {error}") from error
 

@@ -56,7 +56,7 @@ def check(config: TrainConfig, loss: LossSpec, parts: Parts, *, compiles: bool =
     )
     rehearsal = Rehearsal(loss, context, splits=config.aug_splits, seed=config.seed, compiles=compiles)
     if config.class_parallel:
-        class_rows.check_loss(rehearsal)
+        class_rows.check_loss(rehearsal, config.class_sample)
     epochs = config.epochs + config.cooldown_epochs + (config.warmup_epochs if config.warmup_prefix else 0)
     rehearsal.check_schedule(epochs)
     return rehearsal, [
