@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, split_and_size
+from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, check_counts, check_numbers, split_and_size
 
 TINY = 1e-300  # the least probability of a level: below it no sum could tell
 KEPT = 1 << 22  # probabilities that are kept once computed, 32 MiB: every epoch of a study asks for them
@@ -68,14 +68,16 @@ class Ambiguous(DrawnImages):
         label_noise: float = 0.0,
     ) -> None:
         split, size = split_and_size(split, size, eval_size)
-        if families < 1 or fine < 1 or families * fine < 2 or side < 1:
-            raise ValueError(f"need at least 2 classes and 1 pixel, got {families=}, {fine=}, {side=}")
-        shares = {"spread": spread, "ambiguity": ambiguity, "label_noise": label_noise}
-        for name, share in shares.items():
-            if not 0.0 <= share <= 1.0:
-                raise ValueError(f"{name} must be in [0, 1], got {share}")
-        if not noise > 0.0 or not imbalance >= 1.0:
-            raise ValueError(f"noise must be positive and imbalance at least 1, got {noise=}, {imbalance=}")
+        check_counts(families=families, fine=fine, side=side)
+        check_numbers(
+            spread=(spread, "[0, 1]"),
+            noise=(noise, "(0, inf)"),
+            ambiguity=(ambiguity, "[0, 1]"),
+            imbalance=(imbalance, "[1, inf)"),
+            label_noise=(label_noise, "[0, 1]"),
+        )
+        if families * fine < 2:
+            raise ValueError(f"need at least 2 classes, got {families=}, {fine=}")
         n = families * fine
         self.side, self.fine, self.noise, self.ambiguity, self.label_noise = side, fine, noise, ambiguity, label_noise
         self.superclasses = [c % families for c in range(n)]

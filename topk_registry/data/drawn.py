@@ -1,11 +1,14 @@
 """Shared parts of the built-in data sets: splits, sizes, and samples in memory."""
 
+import operator
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+
+from topk_registry.registry.ranges import Interval
 
 BLOCK = 1024  # samples drawn at a time, and always whole, so that one does not depend on how many follow it
 SPLITS = {"train": 1, "validation": 2, "test": 3}  # the numbers go into the seeds
@@ -70,6 +73,31 @@ def split_and_size(split: str, size: int | None, eval_size: int | None) -> tuple
         size = eval_size
     if size is None:
         size = 5000 if split == "train" else 2000
-    if size < 1:
-        raise ValueError(f"need at least 1 sample, got {size=}")
+    check_counts(size=size)
     return split, size
+
+
+def check_counts(**counts: int) -> None:
+    """Raise ValueError unless each of these options is a whole number of at least 1."""
+    for name, count in counts.items():
+        try:
+            fine = operator.index(count) >= 1
+        except TypeError:
+            fine = False
+        if not fine:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}")
+
+
+def check_numbers(**numbers: tuple[float, str]) -> None:
+    """Raise ValueError unless each of these options is in its interval, written as ``"[0, inf)"``; NaN is in none.
+
+    Example:
+        >>> check_numbers(noise=(0.5, "[0, inf)"), ambiguity=(0.2, "[0, 1]"))
+    """
+    for name, (value, interval) in numbers.items():
+        try:
+            fine = value in Interval.parse(interval)
+        except TypeError:  # no number
+            fine = False
+        if not fine:
+            raise ValueError(f"{name} must be in {interval}, got {value!r}")

@@ -12,7 +12,7 @@ Telling superclasses apart is easy; telling the five of a family apart is not, w
 import numpy as np
 from numpy.typing import NDArray
 
-from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, split_and_size
+from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, check_counts, check_numbers, split_and_size
 
 SIZE = 32
 SHIFT = 4
@@ -52,7 +52,9 @@ class Hierarchy(DrawnImages):
         noise: float = 8.0,
     ) -> None:
         split, size = split_and_size(split, size, eval_size)
-        if superclasses < 1 or fine < 1 or superclasses * fine < 2:
+        check_counts(superclasses=superclasses, fine=fine)
+        check_numbers(fine_amplitude=(fine_amplitude, "[0, inf)"), noise=(noise, "[0, inf)"))
+        if superclasses * fine < 2:
             raise ValueError(f"need at least 2 classes, got {superclasses=}, {fine=}")
         n = superclasses * fine
         self.superclasses = [c % superclasses for c in range(n)]

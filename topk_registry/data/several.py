@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, split_and_size
+from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, check_counts, check_numbers, split_and_size
 
 SIZE = 32
 THING = 12  # height and width of a thing
@@ -63,13 +63,12 @@ class Several(DrawnImages):
         noise: float = 2.0,
     ) -> None:
         split, size = split_and_size(split, size, eval_size)
-        if things < 2 or scenes < 1 or not 0 < mean_labels < things:
-            raise ValueError(
-                f"need at least 2 things, 1 scene, and 0 < mean_labels < things, got {things=}, {scenes=}, "
-                f"{mean_labels=}"
-            )
-        if not imbalance >= 1.0 or not noise >= 0.0:
-            raise ValueError(f"imbalance must be at least 1 and noise at least 0, got {imbalance=}, {noise=}")
+        check_counts(things=things, scenes=scenes)
+        if things < 2:
+            raise ValueError(f"need at least 2 classes, got {things=}")
+        check_numbers(
+            mean_labels=(mean_labels, f"(0, {things})"), imbalance=(imbalance, "[1, inf)"), noise=(noise, "[0, inf)")
+        )
         self.classes = [f"thing {c:02d}" for c in range(things)]
         self._noise = noise
         self._things = _patches(np.random.default_rng([seed, 0]), things)

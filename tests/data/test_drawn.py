@@ -1,0 +1,66 @@
+"""Options of the built-in data sets: one check for all, that says what was expected and what came."""
+
+import inspect
+import math
+
+import pytest
+
+from topk_registry.data.ambiguous import Ambiguous
+from topk_registry.data.hierarchy import Hierarchy
+from topk_registry.data.several import Several
+
+KINDS = (Ambiguous, Hierarchy, Several)
+COUNTS = {"size", "superclasses", "families", "fine", "side", "things", "scenes"}
+INTERVALS = {
+    Ambiguous: {
+        "spread": "[0, 1]",
+        "noise": "(0, inf)",
+        "ambiguity": "[0, 1]",
+        "imbalance": "[1, inf)",
+        "label_noise": "[0, 1]",
+    },
+    Hierarchy: {"fine_amplitude": "[0, inf)", "noise": "[0, inf)"},
+    Several: {"mean_labels": "(0, 20)", "imbalance": "[1, inf)", "noise": "[0, inf)"},
+}
+COUNT_CASES = [(kind, name) for kind in KINDS for name in sorted(COUNTS & {*inspect.signature(kind).parameters})]
+NUMBER_CASES = [(kind, name, interval) for kind, each in INTERVALS.items() for name, interval in each.items()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_option_is_tried_here(kind):
+    others = {"split", "eval_size", "seed"}  # the size of a split, and numpy's own seed
+    assert {*inspect.signature(kind).parameters} == others | (COUNTS & {*inspect.signature(kind).parameters}) | {
+        *INTERVALS[kind]
+    }
+
+
+@pytest.mark.parametrize(("kind", "name"), COUNT_CASES)
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, math.nan, "3"])
+def test_a_count_is_a_whole_number_from_one(kind, name, wrong):
+    with pytest.raises(ValueError, match=f"^{name} must be a whole number of at least 1, got {wrong!r}$"):
+        kind(**{"size": 3, name: wrong})
+
+
+@pytest.mark.parametrize(("kind", "name", "interval"), NUMBER_CASES)
+def test_a_number_is_in_its_interval(kind, name, interval):
+    low, high = map(float, interval[1:-1].split(","))
+    outside = [math.nan, -math.inf, math.inf, low - 1, "many", None]
+    outside += [low] if interval[0] == "(" else []
+    outside += [high] if interval[-1] == ")" else [high + 1]
+    for wrong in outside:
+        with pytest.raises(ValueError, match=rf"^{name} must be in ") as error:
+            kind(size=3, **{name: wrong})
+        assert str(error.value) == f"{name} must be in {interval}, got {wrong!r}"
+    inside = [low] if interval[0] == "[" else [low + 1e-3]
+    inside += [high] if interval[-1] == "]" else []
+    for right in inside:
+        assert len(kind(size=3, **{name: right})) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [(Ambiguous, {"families": 1, "fine": 1}), (Hierarchy, {"superclasses": 1, "fine": 1}),
+                          (Several, {"things": 1})],
+)  # fmt: skip
+def test_one_class_is_too_few(kind, options):
+    with pytest.raises(ValueError, match=r"need at least 2 classes, got \w+=1"):
+        kind(size=3, **options)
