@@ -32,6 +32,11 @@ def everywhere(t: Any, mesh: Any) -> Any:
     return t if isinstance(t, DTensor) else DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
+def beside(t: Tensor, scores: Any) -> Any:
+    """A tensor that each rank holds whole, such that it can be mixed with scores, a DTensor or none."""
+    return everywhere(t, scores.device_mesh) if is_distributed(scores) else t
+
+
 def by_shards(function: Callable[..., Tensor], logits: Any, *rows: Tensor | None, axis: int = 0) -> Tensor:
     """Call ``function(logits, *rows)`` on the local rows of a DTensor [..., n], and return the DTensor of the results.
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from topk_registry.ops.distributed import everywhere, is_distributed, whole
+from topk_registry.ops.distributed import beside, whole
 from topk_registry.ops.targets.label_mixture import LabelMixture, widest
 
 
@@ -119,10 +119,7 @@ class Masses(NamedTuple):
 
     def counted(self, scores: Tensor) -> Tensor:
         """The scores [B, n] with zeros in ignored rows: whatever these hold, they get no gradient, and spoil no sum."""
-        if self.ignored is None:
-            return scores
-        ignored = everywhere(self.ignored, scores.device_mesh) if is_distributed(scores) else self.ignored
-        return scores.masked_fill(ignored[:, None], 0.0)
+        return scores if self.ignored is None else scores.masked_fill(beside(self.ignored, scores)[:, None], 0.0)
 
     def reduced(self, loss: Tensor, reduction: str) -> Tensor:
         """Reduce the losses of rows [B], class weights included, as cross-entropy does."""
