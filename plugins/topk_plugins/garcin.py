@@ -102,8 +102,8 @@ class NoisedTopKImbalanced(NoisedTopK):
 
     It is meant for scores in [-1, 1], cosines of normalised features and weights; ``scale`` brings their gradients to
     the usual size. The noise and the gaps m_c, the paper's margins, are in the unit of the cosines. The paper takes an
-    epsilon of 0.01. A short training then leaves some frequent classes among the k best of every image: noise that small
-    draws them no gradient there.
+    epsilon of 0.01. A short training then leaves some frequent classes among the k best of every image: with so little
+    noise no gradient reaches them there.
 
     Use when:
         K answers are shown, a tail is long and mean accuracy over classes counts; with a cosine classifier

@@ -183,6 +183,12 @@ def over_ranks():
                 torch.testing.assert_close(one, whole, rtol=tight, atol=tight)
     with pytest.raises(ValueError, match="tau must be positive"):  # one rank's bad option is an error on all
         linear_soft_topk(x, W[:1], bias[:1], label, process_group=dist.group.WORLD, tau=0.0 if rank else 1.0)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    spread = distribute_tensor(W, init_device_mesh("cpu", (world,)))
+    with pytest.raises(ValueError, match="weight must be a plain tensor with the rows of this rank's classes, got a D"):
+        linear_soft_topk(x, spread, None, label)
 
 
 @pytest.mark.slow
