@@ -83,18 +83,10 @@ CONTESTANTS: dict[str, Callable[[int, int], Contestant]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.learned", description=__doc__)
-    parser.add_argument("--classes", type=int, default=10_000)
-    parser.add_argument("--features", type=int, default=128)
-    parser.add_argument("--images", type=int, default=8, help="to train on, of each class")
-    parser.add_argument("--noise", type=float, default=1.0, help="of the images")
+    add_flags(parser, classes=10_000, features=128, images=8, seeds=3)
     parser.add_argument("--seconds", type=float, default=30.0, help="of one processor, for each contestant")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each contestant at its learning rate")
-    parser.add_argument("--json", type=Path, help="write environment and results to this file")
     args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    splits = features(args.classes, args.features, args.images, args.noise)
-    settings = {name: value for name, value in vars(args).items() if name != "json"}
-    report: dict[str, Any] = {"environment": environment("cpu"), "settings": settings, "results": []}
+    splits, report = begin(args)
     print(f"{args.classes} classes, whose log is {math.log(args.classes):.2f}")
     print(f"{'contestant':38} {'rate':>6} {'steps':>7} {'top 1':>15} {f'top {K}':>15} {'nll':>7}")
     for name, make in CONTESTANTS.items():
@@ -104,6 +96,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.json:
             args.json.write_text(dumps(report))
     return 0
+
+
+def add_flags(parser: argparse.ArgumentParser, *, classes: int, features: int, images: int, seeds: int) -> None:
+    """Add the flags of the data, the seeds and the report."""
+    parser.add_argument("--classes", type=int, default=classes)
+    parser.add_argument("--features", type=int, default=features)
+    parser.add_argument("--images", type=int, default=images, help="to train on, of each class")
+    parser.add_argument("--noise", type=float, default=1.0, help="of the images")
+    parser.add_argument("--seeds", type=int, default=seeds, help="runs of each contestant at its learning rate")
+    parser.add_argument("--json", type=Path, help="write environment and results to this file")
+
+
+def begin(args: argparse.Namespace) -> tuple[dict[str, Split], dict[str, Any]]:
+    """Take one thread from here on; return the data, and a report without results."""
+    torch.set_num_threads(1)
+    splits = features(args.classes, args.features, args.images, args.noise)
+    settings = {name: value for name, value in vars(args).items() if name != "json"}
+    return splits, {"environment": environment("cpu"), "settings": settings, "results": []}
+
+
+def compared(runs: Sequence[tuple[float, float]], own: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Runs of (top 1, top k), one a seed, and how far their top k is from those of ``own``, with its standard error."""
+    less = [top - before for (_, top), (_, before) in zip(runs, own, strict=True)]
+    error = stdev(less) / math.sqrt(len(less)) if len(less) > 1 else math.nan
+    return {"runs": runs, "difference": fmean(less), "error": error}
 
 
 def _line(row: dict[str, Any]) -> str:

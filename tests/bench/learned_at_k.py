@@ -9,18 +9,16 @@ and the difference in top k from cross-entropy, seed by seed, with its standard 
 """
 
 import argparse
-import math
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from tests.bench.learned import BATCH, Split, features
-from tests.bench.report import dumps, environment
+from tests.bench.learned import BATCH, Split, add_flags, begin, compared
+from tests.bench.report import dumps
 from topk_registry import create_loss, get_loss_builder
 
 PLAIN = "ce"
@@ -69,19 +67,10 @@ def accuracies(layer: torch.nn.Linear, split: Split, k: int) -> tuple[float, flo
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.learned_at_k", description=__doc__)
     parser.add_argument("--k", type=int, nargs="+", default=[5, 50])
-    parser.add_argument("--classes", type=int, default=1000)
-    parser.add_argument("--features", type=int, default=128)
-    parser.add_argument("--images", type=int, default=8, help="to train on, of each class")
-    parser.add_argument("--noise", type=float, default=1.0, help="of the images")
+    add_flags(parser, classes=1000, features=128, images=8, seeds=5)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write environment and results to this file")
     args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    splits = features(args.classes, args.features, args.images, args.noise)
-    settings = {name: value for name, value in vars(args).items() if name != "json"}
-    results: list[dict[str, Any]] = []
-    report: dict[str, Any] = {"environment": environment("cpu"), "settings": settings, "results": results}
+    splits, report = begin(args)
     with tqdm(total=len(args.k) * sum(len(trials(name)) + args.seeds for name in NAMES), disable=None) as bar:
 
         def tried(name: str, k: int, trial: dict[str, float], split: str, seed: int) -> tuple[float, float]:
@@ -90,16 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return accuracies(layer, splits[split], k)
 
         for k in args.k:
-            own: list[float] = []
+            own: list[tuple[float, float]] = []
             for name in NAMES:
                 found = [(tried(name, k, trial, "validation", args.seeds)[1], trial) for trial in trials(name)]
                 trial = max(found, key=lambda one: one[0])[1]
                 runs = [tried(name, k, trial, "test", seed) for seed in range(args.seeds)]
-                own = own or [top for _, top in runs]
-                less = [top - before for (_, top), before in zip(runs, own, strict=True)]
-                row = {"k": k, "loss": name, **trial, "validation": found, "runs": runs, "difference": fmean(less)}
-                row["error"] = stdev(less) / math.sqrt(len(less)) if len(less) > 1 else math.nan
-                results.append(row)
+                own = own or runs
+                report["results"].append({"k": k, "loss": name, **trial, "validation": found, **compared(runs, own)})
                 if args.json:
                     args.json.write_text(dumps(report))
     print(table(report))

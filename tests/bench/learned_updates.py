@@ -9,17 +9,15 @@ on test images, and the difference from the optimizer's own step, seed by seed, 
 """
 
 import argparse
-import math
 from collections.abc import Sequence
-from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from tests.bench.learned import BATCH, Split, features
-from tests.bench.report import aligned, dumps, environment
+from tests.bench.learned import BATCH, Split, add_flags, begin, compared
+from tests.bench.report import aligned, dumps
 from topk_registry import ChunkedUpdate, LinearSmoothTopK
 
 K = 5
@@ -72,23 +70,15 @@ def accuracies(head: LinearSmoothTopK, split: Split) -> tuple[float, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.learned_updates", description=__doc__)
-    parser.add_argument("--classes", type=int, default=1000)
-    parser.add_argument("--features", type=int, default=64)
-    parser.add_argument("--images", type=int, default=20, help="to train on, of each class")
-    parser.add_argument("--noise", type=float, default=1.0, help="of the images")
+    add_flags(parser, classes=1000, features=64, images=20, seeds=5)
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--optimizers", nargs="+", choices=RATES, default=list(RATES))
     parser.add_argument(
         "--rates", type=float, nargs="+", help="learning rates to choose from (default: the optimizer's)"
     )
-    parser.add_argument("--json", type=Path, help="write environment and results to this file")
     args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    splits = features(args.classes, args.features, args.images, args.noise)
-    settings = {name: value for name, value in vars(args).items() if name != "json"}
-    results: list[dict[str, Any]] = []
-    report: dict[str, Any] = {"environment": environment("cpu"), "settings": settings, "results": results}
+    splits, report = begin(args)
+    results: list[dict[str, Any]] = report["results"]
     asked = {name: args.rates or RATES[name] for name in args.optimizers}
     runs = sum(map(len, asked.values())) + len(asked) * len(WAYS) * args.seeds
     with tqdm(total=runs, disable=None) as bar:
@@ -102,14 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         for optimizer, rates in asked.items():
             rate = max(rates, key=lambda one: tried(optimizer, one, None, "validation", args.seeds)[1])
-            own: list[float] = []
+            own: list[tuple[float, float]] = []
             for name, way in WAYS.items():
                 found = [tried(optimizer, rate, way, "test", seed) for seed in range(args.seeds)]
-                own = own or [top5 for _, top5 in found]
-                less = [top5 - before for (_, top5), before in zip(found, own, strict=True)]
-                row = {"optimizer": optimizer, "way": name, "rate": rate, "runs": found, "difference": fmean(less)}
-                row["error"] = stdev(less) / math.sqrt(len(less)) if len(less) > 1 else math.nan
-                results.append(row)
+                own = own or found
+                results.append({"optimizer": optimizer, "way": name, "rate": rate, **compared(found, own)})
                 if args.json:
                     args.json.write_text(dumps(report))
     print(table(results))

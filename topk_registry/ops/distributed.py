@@ -47,13 +47,9 @@ def by_shards(function: Callable[..., Tensor], logits: Any, *rows: Tensor | None
     """
     mesh, placements = logits.device_mesh, _of_rows(logits)
 
-    def local(t: Tensor | None) -> Tensor | None:
-        if t is None:
-            return None
-        return everywhere(t, mesh).redistribute(mesh, _moved(placements, axis)).to_local()
-
     scores = logits.redistribute(mesh, placements).to_local(grad_placements=placements)
-    found = function(scores, *map(local, rows))
+    moved = _moved(placements, axis)
+    found = function(scores, *(_local(t, mesh, moved) for t in rows))
     return _spread(found, mesh, placements, logits.shape[: found.ndim])
 
 
@@ -79,13 +75,9 @@ def by_class_shards(
     mesh, of_rows = logits.device_mesh, _of_rows(logits)
     placements = [p if place == dimension else of_rows[place] for place, p in enumerate(logits.placements)]
 
-    def local(t: Tensor | None) -> Tensor | None:
-        if t is None:
-            return None
-        return everywhere(t, mesh).redistribute(mesh, placements if cut else of_rows).to_local()
-
     scores = logits.redistribute(mesh, placements).to_local(grad_placements=placements)
-    found = function(mesh.get_group(dimension), scores, *map(local, rows))
+    cuts = placements if cut else of_rows
+    found = function(mesh.get_group(dimension), scores, *(_local(t, mesh, cuts) for t in rows))
     return _spread(found, mesh, of_rows, logits.shape[:1])
 
 
@@ -103,14 +95,15 @@ def by_rows_of_layer(
     placements = _of_rows(features)
     placements[dimension] = Replicate()
 
-    def local(t: Tensor | None) -> Tensor | None:
-        if t is None:
-            return None
-        return everywhere(t, mesh).redistribute(mesh, placements).to_local()
-
     parts = [Partial() if place == dimension else p for place, p in enumerate(placements)]
     x = features.redistribute(mesh, placements).to_local(grad_placements=parts)
-    return _spread(function(x, *map(local, rows)), mesh, placements, features.shape[:1])
+    found = function(x, *(_local(t, mesh, placements) for t in rows))
+    return _spread(found, mesh, placements, features.shape[:1])
+
+
+def _local(t: Tensor | None, mesh: Any, placements: list[Any]) -> Tensor | None:
+    """This rank's part of a tensor that each rank holds whole, or of a DTensor; None of None."""
+    return None if t is None else everywhere(t, mesh).redistribute(mesh, placements).to_local()
 
 
 def _spread(found: Tensor, mesh: Any, placements: list[Any], shape: torch.Size) -> Tensor:

@@ -40,7 +40,7 @@ class Rule(NamedTuple):
 
     states: Callable[[dict[str, Any]], tuple[str, ...]]  # names of the states in a group
     step: Callable[[Tensor, Tensor, list[Tensor], dict[str, Any], int], None]
-    numbers: Callable[[dict[str, Any], int], "Numbers"]
+    numbers: Callable[[dict[str, Any], int], Numbers]
     counts: bool = False  # whether torch's own state has the number of updates
 
 

@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 
 from topk_registry.ops.cpu.masks import repeated
 from topk_registry.ops.cpu.numbers import compiled
-from topk_registry.ops.cpu.philox import AT_ONCE, VECTOR, WIDE, WORD, every, words_of
+from topk_registry.ops.cpu.philox import AT_ONCE, LOW, VECTOR, WIDE, WORD, every, words_of
 
 
 @intrinsic
@@ -28,7 +28,7 @@ def _words(typing_context, start, row, update, rank, key_0, key_1, low, high):
             made = context.make_array(signature.args[6 + number % 2])(context, builder, arguments[6 + number % 2])
             half = builder.udiv(made.nitems, WIDE(2)) if number > 1 else WIDE(0)
             place = builder.gep(made.data, [builder.add(start, half)])
-            words = builder.trunc(builder.and_(vector, every((1 << 32) - 1)), ir.VectorType(WORD, AT_ONCE))
+            words = builder.trunc(builder.and_(vector, every(LOW)), ir.VectorType(WORD, AT_ONCE))
             builder.store(words, builder.bitcast(place, words.type.as_pointer()), align=4)
         return context.get_dummy_value()
 

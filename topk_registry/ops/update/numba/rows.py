@@ -84,12 +84,8 @@ def sgd(x, g, p, has_momentum, nesterov, numbers):
 @compiled
 def adam(x, g, p, q, numbers):
     """w <- keep w - size m / (sqrt(v) / root + eps), see README.md."""
-    size, keep, decay, first = (
-        np.float32(numbers[0]),
-        np.float32(numbers[1]),
-        np.float32(numbers[2]),
-        np.float32(numbers[3]),
-    )
+    size, keep = np.float32(numbers[0]), np.float32(numbers[1])
+    decay, first = np.float32(numbers[2]), np.float32(numbers[3])
     rest, second, second_rest = np.float32(numbers[4]), np.float32(numbers[5]), np.float32(numbers[6])
     root, eps = np.float32(numbers[7]), np.float32(numbers[8])
     for i in range(len(x)):
@@ -101,14 +97,20 @@ def adam(x, g, p, q, numbers):
 
 
 @compiled
+def codes_of_row(values, scales, r, d):
+    """A row's codes, its scales, and how many columns share one."""
+    blocks = (d + BLOCK - 1) // BLOCK
+    width = (d + blocks - 1) // blocks
+    return array(values + r * d, d, np.uint8), array(scales + 4 * r * blocks, blocks, np.float32), width
+
+
+@compiled
 def read(kind, values, scales, r, signed, out):
     """A row of a state, wide."""
     d = len(out)
     if kind == CODES:
-        blocks = (d + BLOCK - 1) // BLOCK
-        width = (d + blocks - 1) // blocks
-        codes, scale = array(values + r * d, d, np.uint8), array(scales + 4 * r * blocks, blocks, np.float32)
-        for b in range(blocks):
+        codes, scale, width = codes_of_row(values, scales, r, d)
+        for b in range(len(scale)):
             from_codes(codes[b * width : (b + 1) * width], scale[b], signed, out[b * width : (b + 1) * width])
     elif kind == BFLOAT16:
         widen(array(values + 2 * r * d, d, np.uint16), True, out)
@@ -121,10 +123,8 @@ def write(kind, values, scales, r, signed, x, bits):
     """A row of a state, rounded to what it is kept in."""
     d = len(x)
     if kind == CODES:
-        blocks = (d + BLOCK - 1) // BLOCK
-        width = (d + blocks - 1) // blocks
-        codes, scale = array(values + r * d, d, np.uint8), array(scales + 4 * r * blocks, blocks, np.float32)
-        for b in range(blocks):
+        codes, scale, width = codes_of_row(values, scales, r, d)
+        for b in range(len(scale)):
             part = slice(b * width, (b + 1) * width)
             scale[b] = to_codes(x[part], bits[part], signed, codes[part])
     elif kind == BFLOAT16:
