@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from topk_registry.executors.errors import WorkerDiedError
-from topk_registry.executors.local import GPUS, LocalExecutor, environments, visible_gpus
+from topk_registry.executors.local import GPUS, THREADS, LocalExecutor, environments, processors, visible_gpus
 from topk_registry.executors.pool import Interruptible
 
 LOCKED = """
@@ -161,6 +161,25 @@ def test_workers_take_turns_over_the_gpus(monkeypatch):
     assert all(GPUS not in each for each in environments(2, "cpu") + environments(2, "cuda:1"))
     monkeypatch.setenv(GPUS, "")
     assert all(GPUS not in each for each in environments(2, "cuda"))  # no GPU: the CPU, as in timm train
+
+
+@pytest.mark.parametrize(("wanted", "threads"), [(None, 8), ("3", 3), ("64", 8), ("0", 1), ("8,2", 8)])
+def test_workers_share_the_processors_of_this_process(monkeypatch, wanted, threads):
+    monkeypatch.setattr("topk_registry.executors.local.processors", lambda: 16)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if wanted is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+    assert environments(2, "cpu") == [dict.fromkeys(THREADS, str(threads))] * 2
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processors cannot be taken away here")
+def test_processors_that_a_process_may_not_use_do_not_count():
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert processors() == 1
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def meet(folder: Path, count: int) -> str:

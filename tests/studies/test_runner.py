@@ -1,11 +1,11 @@
 """Running what the cache lacks, in processes that may fail."""
 
-import os
 from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
 
+from topk_registry.executors.local import processors
 from topk_studies.engine.runner import Words, run_study
 from topk_studies.engine.study import Options
 
@@ -64,17 +64,19 @@ def test_what_a_run_prints_is_no_answer(stub, store):
     assert not any(record.error for record in records)
 
 
-def test_jobs_run_side_by_side_and_share_the_processors(stub, store):
+def test_jobs_run_side_by_side_and_share_the_processors(stub, store, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     records = run_study(stub.study, Options(), store, jobs=2, **QUIET)
     assert sorted(record.result["y"] for record in records) == [0, 1, 4, 9, 900]
-    assert {record.result["threads"] for record in records} == {str(max(1, os.cpu_count() // 2))}
+    assert {record.result["threads"] for record in records} == {str(max(1, processors() // 2))}
 
 
 def test_studies_that_measure_time_run_alone(stub, store, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(stub.study, "ALONE", True)
     monkeypatch.setattr(stub.study, "COUNT", 3)
     records = run_study(stub.study, Options(flags={"0": "talk"}), store, jobs=4, **QUIET)
-    assert {record.result["threads"] for record in records} == {str(os.cpu_count())}
+    assert {record.result["threads"] for record in records} == {str(processors())}
 
 
 def test_words_tell_runs_apart_and_no_more():

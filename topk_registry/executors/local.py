@@ -37,10 +37,17 @@ class LocalExecutor(PoolExecutor):
 
 
 def environments(workers: int, device: str, gpus: Sequence[str] | None = None) -> list[dict[str, str]]:
-    """The variables that each worker process starts with."""
-    threads = dict.fromkeys(THREADS, str(max(1, (os.cpu_count() or 1) // workers)))
+    """The variables that each worker process starts with: its share of the processors, or fewer threads where
+    OMP_NUM_THREADS says so."""
+    share, wanted = max(1, processors() // workers), os.environ.get("OMP_NUM_THREADS", "")
+    threads = dict.fromkeys(THREADS, str(min(share, max(1, int(wanted))) if wanted.isdecimal() else share))
     names = (visible_gpus() if gpus is None else gpus) if device == "cuda" else []
     return [{**threads, **({GPUS: names[i % len(names)]} if names else {})} for i in range(workers)]
+
+
+def processors() -> int:
+    """Number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def visible_gpus() -> Sequence[str]:

@@ -21,7 +21,7 @@ from topk_export.scoring.work import Place, settings_for
 from topk_registry.cli import ArgumentParser, positive
 from topk_registry.executors.errors import WorkerDiedError
 from topk_registry.executors.interrupts import interruptible
-from topk_registry.executors.local import GPUS, LocalExecutor
+from topk_registry.executors.local import GPUS, LocalExecutor, processors
 from topk_registry.executors.pool import PoolExecutor
 from topk_registry.executors.ray import RayExecutor
 
@@ -125,10 +125,6 @@ def _place(args: Any) -> Place:
     )
 
 
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @contextmanager
 def _executor(args: Any, place: Place, total: int) -> Iterator[tuple[PoolExecutor, int]]:
     """The executor of the shards and its number of workers."""
@@ -141,7 +137,7 @@ def _executor(args: Any, place: Place, total: int) -> Iterator[tuple[PoolExecuto
 
 def _local(args: Any, place: Place, total: int) -> PoolExecutor:
     gpus = nvidia_gpus() if place.device != "cpu" else 0
-    count = args.workers or gpus or max(1, _processors() // (args.threads or 1))
+    count = args.workers or gpus or max(1, processors() // (args.threads or 1))
     # what the environment names, it names for good reasons
     names = None if GPUS in os.environ else [str(i) for i in range(gpus)]
     return LocalExecutor(min(count, total), device="cuda" if gpus else "cpu", gpus=names)
