@@ -87,6 +87,27 @@ def test_distributions(reduction, k, weighted, dtype):
             assert (a - b).abs().max() <= tolerance * b.abs().max()
 
 
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.2}, {"sample": 0.9}, {"class_weight": torch.ones(60)}])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_features_of_ignored_rows_may_hold_anything(options, reduction, bad):
+    features, *parameters, target = layer()
+    ignored = torch.arange(12) % 3 == 0
+    target = target.masked_fill(ignored, -100)
+
+    def loss_and_gradients(x):
+        x = x.detach().requires_grad_()
+        drawn = {"generator": torch.Generator().manual_seed(0)} if "sample" in options else {}
+        loss = linear_smooth_topk(x, *parameters, target, chunk=17, reduction=reduction, **options, **drawn)
+        return loss.detach(), *torch.autograd.grad(loss.sum(), (x, *parameters))
+
+    wanted = loss_and_gradients(features)
+    assert wanted[1][ignored].eq(0).all()
+    assert all(one.isfinite().all() for one in wanted)
+    found = loss_and_gradients(features.masked_fill(ignored[:, None], bad))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
 def test_polynomials_of_sampled_classes_are_unbiased(monkeypatch):
     """The mean over all draws: sigma_1 / e_y = exp(-l_y) for k = 1, and sigma_2 / sigma_1 / e_y for k = 2."""
     features, weight, bias, _ = layer(7, B=1, dtype=torch.float64)

@@ -126,7 +126,7 @@ def spread_loss(
             raise ValueError(f"sampling needs at least 2 k = {2 * k} classes, there are {shard.n}")
         shard, weight, bias = sampled(shard, weight, bias, labels, sample, k * tau, generator)
     rows = row_losses(
-        x, weight, bias, masses.target, shard, k=k, tau=tau, alpha=alpha, class_weight=class_weight,
+        masses.counted(x), weight, bias, masses.target, shard, k=k, tau=tau, alpha=alpha, class_weight=class_weight,
         chunk=chunk_size(x, k, chunk), dtype=dtype, update=update,
     )  # fmt: skip
     loss = masses.reduced(rows, reduction)

@@ -132,7 +132,8 @@ def linear_smooth_topk(
     masses = Masses.of(target, n, weight=class_weight, ignore_index=ignore_index, seen=seen)
     label = masses.labels
     assert label is not None, "other targets are spread_loss's"
-    margin = linear_label_margins(features, weight, bias, label, k, temperature=k * tau, chunk=chunk)
+    x = masses.counted(features)
+    margin = linear_label_margins(x, weight, bias, label, k, temperature=k * tau, chunk=chunk)
     wanted = alpha.to(margin)[label] if isinstance(alpha, Tensor) and alpha.ndim else alpha
     loss = soft_hinge(wanted - margin / k, tau)
     loss = loss if class_weight is None else masses.weighted(loss)

@@ -118,7 +118,8 @@ class Masses(NamedTuple):
         return loss if self.counts is None else loss * self.counts.to(loss)
 
     def counted(self, scores: Tensor) -> Tensor:
-        """The scores [B, n] with zeros in ignored rows: whatever these hold, they get no gradient, and spoil no sum."""
+        """The scores [B, n], or features [B, d], with zeros in ignored rows: whatever these hold, they get no gradient,
+        and spoil no sum."""
         return scores if self.ignored is None else scores.masked_fill(beside(self.ignored, scores)[:, None], 0.0)
 
     def reduced(self, loss: Tensor, reduction: str) -> Tensor:
