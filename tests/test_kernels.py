@@ -20,7 +20,7 @@ from topk_registry.cli.main import main
 from topk_registry.ops.backend import NotCompiledError, use_backend, without_compiling
 from topk_registry.ops.cpu import entries, library
 from topk_registry.ops.rows import curve
-from topk_registry.ops.softmax.api import softmax_loss
+from topk_registry.ops.softmax.api import softmax_rows
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def _odd_curve(log_p, log_not, p, not_p, own, numbers):
 def test_without_numba_and_library_a_curve_is_computed_by_torch(monkeypatch):
     monkeypatch.setattr(curve, "find_spec", lambda name: None)
     curve.is_compilable.cache_clear()
-    rows = softmax_loss(curve.Curve(lambda log_p, log_not, own: -2 * log_p, _odd_curve))
+    rows = softmax_rows(curve.Curve(lambda log_p, log_not, own: -2 * log_p, _odd_curve))
     with pytest.warns(UserWarning, match=r"_odd_curve is compiled by numba, which is not installed: torch operations"):
         kernel = rows.kernel()
     assert kernel is None

@@ -96,6 +96,7 @@ def test_the_names_of_each_namespace_are_these(namespace):
     for name in module.__all__:
         value = getattr(module, name)
         assert not callable(value) or value.__doc__, f"{name} has no docstring"
+        assert not inspect.isfunction(value) or value.__name__ == name, f"{name} calls itself {value.__name__}"
 
 
 @pytest.mark.parametrize("name", sorted(topk_registry._HOMES))

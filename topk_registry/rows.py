@@ -5,22 +5,21 @@ A function called ``*_rows`` returns a :class:`RowLoss`, which holds the loss's 
 """
 
 from topk_registry.losses.own_kernel import array_kernel
-from topk_registry.ops.ksubset.row_loss import smooth_topk_loss as smooth_topk_rows
-from topk_registry.ops.lapsum.api import lapsum_loss as lapsum_rows
-from topk_registry.ops.perturbed.row_loss import perturbed_hinge_loss as perturbed_hinge_rows
-from topk_registry.ops.ranking.api import ranking_loss as ranking_rows
-from topk_registry.ops.robust.api import aldr_loss as aldr_rows
+from topk_registry.ops.ksubset.row_loss import smooth_topk_rows
+from topk_registry.ops.lapsum.api import lapsum_rows
+from topk_registry.ops.perturbed.row_loss import perturbed_hinge_rows
+from topk_registry.ops.ranking.api import ranking_rows
+from topk_registry.ops.robust.api import aldr_rows
 from topk_registry.ops.rows.api import RowLoss, row_losses
 from topk_registry.ops.rows.curve import Curve
-from topk_registry.ops.selection.api import topk_hinge_loss as topk_hinge_rows
-from topk_registry.ops.sigmoid.api import sigmoid_loss as sigmoid_rows
-from topk_registry.ops.softmax.api import softmax_loss as softmax_rows
-from topk_registry.ops.softmax.ldr import ldr_loss as ldr_rows
-from topk_registry.ops.sparse.api import sparse_topk_loss as sparse_topk_rows
-from topk_registry.ops.squares.api import quadratic_bound_loss as quadratic_bound_rows
-from topk_registry.ops.squares.api import squares_loss as squares_rows
+from topk_registry.ops.selection.api import topk_hinge_rows
+from topk_registry.ops.sigmoid.api import sigmoid_rows
+from topk_registry.ops.softmax.api import softmax_rows
+from topk_registry.ops.softmax.ldr import ldr_rows
+from topk_registry.ops.sparse.api import sparse_topk_rows
+from topk_registry.ops.squares.api import quadratic_bound_rows, squares_rows
 from topk_registry.ops.squares.definition import quadratic_bound_of_sums
-from topk_registry.ops.threshold.api import soft_topk_loss as soft_topk_rows
+from topk_registry.ops.threshold.api import soft_topk_rows
 
 __all__ = [
     "Curve",

@@ -14,7 +14,7 @@ from topk_registry.ops.ksubset.request import SINGLE, SINGLE_TEMPERATURE
 from topk_registry.ops.rows.api import Kernel, RowLoss
 
 
-def smooth_topk_loss(k: int, *, tau: float = 1.0, alpha: float | Tensor = 1.0) -> RowLoss:
+def smooth_topk_rows(k: int, *, tau: float = 1.0, alpha: float | Tensor = 1.0) -> RowLoss:
     """The smooth top-k SVM as a loss for :func:`topk_registry.rows.row_losses`; see :func:`smooth_topk_hinge`.
 
     Args:

@@ -35,9 +35,9 @@ def trial(kernels: Kernels, device: torch.device, double: bool) -> bool:
 
 def _of_loss(s: Tensor, label: Tensor, k: int, theta: float) -> bool:
     """The same of the kernel of the loss: what most first calls need is then all that is compiled."""
-    from topk_registry.ops.ksubset.row_loss import smooth_topk_loss
+    from topk_registry.ops.ksubset.row_loss import smooth_topk_rows
 
-    loss = smooth_topk_loss(k, tau=theta / k)
+    loss = smooth_topk_rows(k, tau=theta / k)
     assert loss.kernel is not None
     kernel = loss.kernel()
     assert kernel is not None

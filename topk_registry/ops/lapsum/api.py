@@ -7,7 +7,7 @@ from topk_registry.ops.rows.api import RowLoss
 from topk_registry.ops.rows.numba.backend import row_kernel
 
 
-def lapsum_loss(k: float, *, tau: float = 1.0) -> RowLoss:
+def lapsum_rows(k: float, *, tau: float = 1.0) -> RowLoss:
     """The loss -log p_y of a label y, p its weight in LapSum's soft top-k, for :func:`topk_registry.rows.row_losses`.
 
     Args:

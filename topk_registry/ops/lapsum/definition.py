@@ -12,7 +12,7 @@ REACH = 600.0  # e^600 is a double; where b is no integer rank, it lies within l
 
 
 def lapsum(k: float, tau: float, scores: Tensor, target: Tensor | None) -> Tensor:
-    """The losses of :func:`topk_registry.ops.lapsum.api.lapsum_loss`."""
+    """The losses of :func:`topk_registry.ops.lapsum.api.lapsum_rows`."""
     s = wide(scores)
     x = s.double() / tau
     b = threshold(x, k)

@@ -14,7 +14,7 @@ from topk_registry.ops.rows.numba.backend import RowKernel, on_cpu
 from topk_registry.ops.targets.table import of_table, wide
 
 
-def perturbed_hinge_loss(
+def perturbed_hinge_rows(
     k: int,
     *,
     epsilon: float = 1.0,

@@ -10,7 +10,7 @@ from topk_registry.ops.rows.numba.backend import row_kernel
 COMPILED = {"neuralsort": 0, "softsort": 1}  # relaxations that the row kernel knows, by its numbers for them
 
 
-def ranking_loss(
+def ranking_rows(
     sizes: Sequence[int],
     shares: Sequence[float],
     *,

@@ -50,7 +50,7 @@ class Ranking(NamedTuple):
 
 
 def ranked(ranking: Ranking, scores: Tensor, target: Tensor | None) -> Tensor:
-    """The losses of :func:`topk_registry.ops.ranking.api.ranking_loss`."""
+    """The losses of :func:`topk_registry.ops.ranking.api.ranking_rows`."""
     s = wide(scores)
     every = ranking.candidates is None or ranking.candidates >= s.shape[1]
     if target is not None and not target.is_floating_point():

@@ -11,7 +11,7 @@ from topk_registry.ops.rows.numba.backend import row_kernel
 WARMEST = 10.0
 
 
-def aldr_loss(*, temperature: float = 1.0, alpha: float = 2.0, gap: float = 1.0) -> RowLoss:
+def aldr_rows(*, temperature: float = 1.0, alpha: float = 2.0, gap: float = 1.0) -> RowLoss:
     """The loss ALDR-KL, for :func:`topk_registry.rows.row_losses`.
 
     Masses are one distribution and its weight: they share one temperature, and cost their sum times the loss of the

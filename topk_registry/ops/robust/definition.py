@@ -15,7 +15,7 @@ LEAST = -1e30  # in place of -inf, whose product with a probability of 0 is NaN
 
 
 def aldr(temperature: float, alpha: float, gap: float, scores: Tensor, target: Tensor | None) -> Tensor:
-    """The losses of :func:`topk_registry.ops.robust.api.aldr_loss`."""
+    """The losses of :func:`topk_registry.ops.robust.api.aldr_rows`."""
     s = wide(scores)
     return nan_where_broken(_aldr(temperature, alpha, gap, s, target), s)
 

@@ -13,7 +13,7 @@ AGAINST = {"rival": 0, "rank": 1, "mean": 2}
 LARGEST_K_ON_GPU = 64  # its kernel takes a pass for each; beyond, the selection of torch is better
 
 
-def topk_hinge_loss(k: int, *, against: str = "rival", alpha: float | Tensor = 1.0, factor: float = 1.0) -> RowLoss:
+def topk_hinge_rows(k: int, *, against: str = "rival", alpha: float | Tensor = 1.0, factor: float = 1.0) -> RowLoss:
     """The hinge (alpha_y + factor (t - s_y))_+ of a label y on a threshold t.
 
     It is a loss for :func:`topk_registry.rows.row_losses`.

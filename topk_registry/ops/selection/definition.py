@@ -13,7 +13,7 @@ from topk_registry.ops.targets.table import nan_where_broken, of_table, wide
 
 
 def hinge(against: str, k: int, alpha: float | Tensor, factor: float, scores: Tensor, target: Tensor | None) -> Tensor:
-    """The losses of :func:`topk_registry.ops.selection.api.topk_hinge_loss`."""
+    """The losses of :func:`topk_registry.ops.selection.api.topk_hinge_rows`."""
     s = wide(scores)
     label = None if target is None or target.is_floating_point() else target
     if against == "mean":

@@ -12,7 +12,7 @@ from topk_registry.ops.rows.numba.backend import RowKernel
 from topk_registry.ops.targets.table import wide
 
 
-def sigmoid_loss(curve: Curve) -> RowLoss:
+def sigmoid_rows(curve: Curve) -> RowLoss:
     """The loss phi(p_y) + sum_{c != y} psi(p_c) of a label y, p = sigmoid(scores), for
     :func:`topk_registry.rows.row_losses`.
 

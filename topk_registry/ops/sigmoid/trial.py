@@ -5,7 +5,7 @@ import torch
 from topk_registry.ops.rows.backends import Kernels
 from topk_registry.ops.rows.curve import Curve
 from topk_registry.ops.rows.numba.backend import RowKernel
-from topk_registry.ops.sigmoid.api import sigmoid_loss
+from topk_registry.ops.sigmoid.api import sigmoid_rows
 from topk_registry.ops.targets.masses import Options, Reduction
 
 
@@ -18,7 +18,7 @@ def _no_definition(log_p: torch.Tensor, log_not: torch.Tensor, own: None) -> tor
     raise AssertionError("a trial is of kernels")
 
 
-LOSS = sigmoid_loss(Curve(_no_definition, _absolute, others=True, logarithms=False))
+LOSS = sigmoid_rows(Curve(_no_definition, _absolute, others=True, logarithms=False))
 ON_CPU = RowKernel("rows.numba.trial:score_of_label", ())  # which the first call compiles
 
 

@@ -13,7 +13,7 @@ from topk_registry.ops.softmax.definition import label_log_probabilities, log_pr
 from topk_registry.ops.targets.table import of_table, wide
 
 
-def softmax_loss(curve: Curve | None = None, *, scale: float = 1.0, shift: Tensor | None = None) -> RowLoss:
+def softmax_rows(curve: Curve | None = None, *, scale: float = 1.0, shift: Tensor | None = None) -> RowLoss:
     """The loss phi(p_y) of a label y, p = softmax(scale * (scores + shift)), for :func:`topk_registry.rows.row_losses`.
 
     With the curve's ``off``, psi, it is phi(p_y) + sum_{c != y} psi(p_c).

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from topk_registry.ops.rows.api import RowLoss
 from topk_registry.ops.rows.curve import Curve
-from topk_registry.ops.softmax.api import softmax_loss
+from topk_registry.ops.softmax.api import softmax_rows
 from topk_registry.ops.softmax.definition import log_probabilities
 from topk_registry.ops.targets.table import of_table, wide
 
@@ -39,7 +39,7 @@ def _robust_far(log_p, log_not, p, not_p, own, numbers):
     return numbers[1] * (max(z, 0.0) + math.log1p(e) - numbers[2]), -most if z > 0.0 else -e * most
 
 
-def ldr_loss(n: int, *, temperature: float = 1.0, gap: float = 1.0) -> RowLoss:
+def ldr_rows(n: int, *, temperature: float = 1.0, gap: float = 1.0) -> RowLoss:
     """The loss LDR-KL of n classes, temperature * log mean_l exp(z_l / temperature), for
     :func:`topk_registry.rows.row_losses`.
 
@@ -62,11 +62,11 @@ def ldr_loss(n: int, *, temperature: float = 1.0, gap: float = 1.0) -> RowLoss:
         form,
         (first, temperature, math.log(n)),
     )
-    return replace(softmax_loss(curve, scale=1 / temperature), definition=definition)
+    return replace(softmax_rows(curve, scale=1 / temperature), definition=definition)
 
 
 def ldr(temperature: float, gap: float, scores: Tensor, target: Tensor | None) -> Tensor:
-    """The losses of :func:`ldr_loss`."""
+    """The losses of :func:`ldr_rows`."""
     s, n = wide(scores), scores.shape[1]
     a = s.detach().amax(-1, keepdim=True)  # held fixed: the losses do not depend on the origin
     u = (s - a) / temperature

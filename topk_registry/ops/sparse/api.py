@@ -7,7 +7,7 @@ from topk_registry.ops.rows.numba.backend import row_kernel
 from topk_registry.ops.sparse.definition import sparse_topk
 
 
-def sparse_topk_loss(k: int, *, tau: float = 1.0) -> RowLoss:
+def sparse_topk_rows(k: int, *, tau: float = 1.0) -> RowLoss:
     """How much the best sparse mask of k gains over the best one that holds the label, for
     :func:`topk_registry.rows.row_losses`.
 

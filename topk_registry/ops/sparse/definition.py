@@ -8,7 +8,7 @@ from topk_registry.ops.targets.table import nan_where_broken, of_table, wide
 
 
 def sparse_topk(k: int, tau: float, scores: Tensor, target: Tensor | None) -> Tensor:
-    """The losses of :func:`topk_registry.ops.sparse.api.sparse_topk_loss`."""
+    """The losses of :func:`topk_registry.ops.sparse.api.sparse_topk_rows`."""
     s = wide(scores)
     x = s.double() / tau
     if target is None or target.is_floating_point():

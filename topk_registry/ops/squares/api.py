@@ -8,7 +8,7 @@ from topk_registry.ops.rows.numba.backend import row_kernel
 from topk_registry.ops.squares import definition
 
 
-def squares_loss(*, epsilon: float = 1.0, shift: float = 0.0) -> RowLoss:
+def squares_rows(*, epsilon: float = 1.0, shift: float = 0.0) -> RowLoss:
     """The negative log-likelihood log sum_j w_j - log w_y of a label y, w = (scores + shift)^2 + epsilon, for
     :func:`topk_registry.rows.row_losses`.
 
@@ -21,7 +21,7 @@ def squares_loss(*, epsilon: float = 1.0, shift: float = 0.0) -> RowLoss:
     return RowLoss(loss, partial(row_kernel, "squares.numba.kernel:row", *numbers), partial(_on_gpu, *numbers))
 
 
-def quadratic_bound_loss() -> RowLoss:
+def quadratic_bound_rows() -> RowLoss:
     """Bouchard's upper bound on cross-entropy, quadratic in the scores and at its tightest, for
     :func:`topk_registry.rows.row_losses`."""
     numbers = 1.0, 0.0, 0.0

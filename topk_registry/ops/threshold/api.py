@@ -7,7 +7,7 @@ from topk_registry.ops.rows.numba.backend import row_kernel
 from topk_registry.ops.threshold.definition import soft_topk
 
 
-def soft_topk_loss(k: float, *, tau: float = 1.0) -> RowLoss:
+def soft_topk_rows(k: float, *, tau: float = 1.0) -> RowLoss:
     """The loss -log p_y of a label y, p = sigmoid(s / tau - b) with b such that p adds up to k, for
     :func:`topk_registry.rows.row_losses`.
 

@@ -12,7 +12,7 @@ STEPS = 5  # from log 2 to below a double's rounding, by equation 6
 
 
 def soft_topk(k: float, tau: float, scores: Tensor, target: Tensor | None) -> Tensor:
-    """The losses of :func:`topk_registry.ops.threshold.api.soft_topk_loss`."""
+    """The losses of :func:`topk_registry.ops.threshold.api.soft_topk_rows`."""
     s = wide(scores)
     x = s.double() / tau
     b = threshold(x, k)
