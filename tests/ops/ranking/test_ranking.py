@@ -84,6 +84,31 @@ def test_compiled_rows_agree_with_the_definition(name, kind):
             torch.testing.assert_close(found, right, rtol=0, atol=allowed * largest + rounding)
 
 
+@pytest.mark.parametrize("scale", [0.01, 0.3, 1.0, 5.0, 100.0])
+@pytest.mark.parametrize("k", [7, 20, 50])
+@pytest.mark.parametrize("softmax", [True, False])
+def test_low_classes_by_the_few_ranks_that_count_for_them(scale, k, softmax):
+    """Many ranks and many classes below the candidates: masses on all of them, on few, and on the lowest alone."""
+    pytest.importorskip("numba")
+    loss = ranking_rows((1, k), (0.3, 0.7), candidates=2 * k + 2, softmax=softmax)
+    s = scale * torch.randn(3, 400, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
+    s[2, s[2].argsort()[:9]] = -torch.inf
+    all_classes = torch.full_like(s, 1 / 400).masked_fill(s.isinf(), 0.0)
+    lowest = torch.zeros_like(s).scatter(1, s[:2].argsort(1)[:, 9:13], 0.25)
+    few = torch.zeros_like(s).scatter(1, s.argsort(1)[:, [300, 399]], torch.tensor([0.3, 0.7]).double().expand(3, 2))
+    for target in (all_classes, lowest, few):
+        for dtype in (torch.float64, torch.float32):
+            x = s.to(dtype)
+            with use_backend("torch"):
+                wanted = both(loss, x.double(), target)
+            value, gradient = both(loss, x, target.to(dtype))
+            # the exponents are of up to 2 k scores, and rounded as they are large; so are those of the definition
+            eps = torch.finfo(dtype).eps * (1 + float(x[x.isfinite()].abs().max()))
+            torch.testing.assert_close(value.double(), wanted[0], rtol=16 * eps, atol=16 * eps)
+            largest = max(1.0, float(wanted[1].abs().max()))
+            torch.testing.assert_close(gradient.double(), wanted[1], rtol=0, atol=max(16, 2 * k) * eps * largest)
+
+
 @pytest.mark.parametrize("name", ["torch", "numba"])
 def test_classes_that_are_ruled_out_take_no_part(name):
     """Of 30 classes 24 are left: the loss is that of these alone, and infinite for the others."""

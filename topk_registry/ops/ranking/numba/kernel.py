@@ -10,13 +10,15 @@ import numpy as np
 from topk_registry.ops.cpu import select
 from topk_registry.ops.cpu.functions import BLOCK, exp, log
 from topk_registry.ops.cpu.jobs import address_of, array
-from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, inlined, summing
+from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, copy, inlined, summing
 from topk_registry.ops.cpu.vectors import nothing, scale_by, total_of
 from topk_registry.ops.rows.numba.row import of_label, row_kernel
 
 KIND, CANDIDATES, K, TAU, COUNT, WEIGHTS = range(6)  # the kernel's numbers; weights are the last
 NEURALSORT = 0
 ROW_BLOCK = 2 * BLOCK  # classes at a time: each rank is a loop over them
+MOST_LABELS = 3  # up to so many classes with mass are ranked one by one, as labels
+TIERS = (8,)  # ranks that count for the lowest classes
 FAR = 1e30  # below the candidates: a class that is ruled out, with its cost still a number
 LEAST = 1e-280  # chances below are compared by their logarithms
 RANGE = 690.0  # exponents up to here have numbers
@@ -33,15 +35,30 @@ def row(s, m, y, mass, b, number, at, room, g):
         return nothing(g)
     if m is None or y >= 0:
         return at_label(s, y, mass, kind, candidates, k, number[TAU], weights, g)
-    return at_masses(s, m, kind, candidates, k, number[TAU], weights, g)
+    if labels_among(m) > MOST_LABELS:
+        return at_masses(s, m, kind, candidates, k, number[TAU], weights, g)
+    value = 0.0
+    for i in range(len(m)):
+        if m[i] != 0:
+            value += at_label(s, i, np.float64(m[i]), kind, candidates, k, number[TAU], weights, g)
+    return value
 
 
 row_of_label = of_label(row)
 
 
 @compiled
+def labels_among(m):
+    """The number of classes with mass."""
+    count = 0
+    for i in range(len(m)):
+        count += m[i] != 0
+    return count
+
+
+@compiled
 def at_label(s, y, mass, kind, candidates, k, tau, weights, g):
-    """Equation 1 of the label among its candidates."""
+    """Equation 1 of the label among its candidates; its gradient is added to g."""
     own = np.float64(s[y])
     top, where, size = highest(s, y, candidates - 1)
     if own == -np.inf:
@@ -59,18 +76,17 @@ def at_label(s, y, mass, kind, candidates, k, tau, weights, g):
     if kind == NEURALSORT:
         cost = at_place(x, place, tau, weights, slopes)
     if cost != cost:
-        logits, chances, norms = ranks(x, kind, tau, weights)
+        chances, totals, norms, spread = ranks(x, kind, tau, weights)
         share = np.zeros(len(weights))
-        cost = cost_at(logits, norms, place, weights, share)
+        cost = cost_at(x, spread, norms, place, kind, tau, weights, share)
         for r in range(len(weights)):
             row = chances[r]
-            for i in range(size + 1):
-                row[i] *= share[r]
+            scale_by(row, share[r] / totals[r])
             row[place] -= share[r]
         pull(chances, kind, tau, slopes)
     for i in range(size + 1):
         j = i if i < place else i - 1
-        g[y if i == place else where[j]] = mass * slopes[i] / tau
+        g[y if i == place else where[j]] += mass * slopes[i] / tau
     return mass * cost
 
 
@@ -94,19 +110,15 @@ def at_place(x, place, tau, weights, slopes):
         chance = weights[0] * e[place] / total
         of_factored = chance * tau
         add_scaled(e, of_factored / total, factored)
-    best = first_of_ranks(x, spread, e, u)
+    _, fades = bests_of(x, spread, R)
+    first_of_ranks(x, spread, e, u)
     for r in range(1, R + 1):
-        factor = np.float64(m + 1 - 2 * r)
-        if r > 1:
-            before, best = best, factor * x[r - 1] - spread[r - 1]
-            next_rank(e, u, math.exp(before - best))
-        if weights[r] > 0:
-            total = total_of(e)
-            own = weights[r] * e[place] / total
-            chance += own
-            of_each += own
-            of_factored += own * factor
-            add_twice(e, own / total, own / total * factor, each, factored)
+        total = next_rank(e, u, fades[r]) if r > 1 else total_of(e)
+        factor, own = np.float64(m + 1 - 2 * r), weights[r] * e[place] / total
+        chance += own
+        of_each += own
+        of_factored += own * factor
+        add_twice(e, own / total, own / total * factor, each, factored)
     if not chance > LEAST:
         return np.nan
     each[place] -= of_each
@@ -143,22 +155,34 @@ def out_of_range(x, spread, R):
 
 
 @compiled
+def bests_of(x, spread, R):
+    """Of NeuralSort's ranks 1 to R: the logit of the class that suits each, and the factor of all exponentials that
+    keeps them relative to it when they go on from the rank before."""
+    best, fade = np.zeros(R + 1), np.ones(R + 1)
+    for r in range(1, R + 1):
+        best[r] = (len(x) + 1 - 2 * r) * x[r - 1] - spread[r - 1]
+    for r in range(2, R + 1):
+        fade[r] = exp(best[r - 1] - best[r])
+    return best, fade
+
+
+@compiled
 def first_of_ranks(x, spread, e, u):
-    """e <- the exponentials of the first rank relative to the best, u <- what they are multiplied by for the next one;
-    return the logit of the best."""
+    """e <- the exponentials of the first rank relative to the best, u <- what they are multiplied by for the next."""
     factor = np.float64(len(x) - 1)
     best = factor * x[0] - spread[0]
     for i in range(len(x)):
         e[i] = exp(factor * x[i] - spread[i] - best)
     for i in range(len(x)):
         u[i] = exp(-2.0 * x[i])
-    return best
 
 
 @compiled
 def next_rank(e, u, factor):
+    """e <- the exponentials of the next rank; return their sum."""
     for i in range(len(e)):
         e[i] *= u[i] * factor
+    return total_of(e)
 
 
 @compiled
@@ -174,19 +198,28 @@ def add_twice(e, factor, other, out, second):
         second[i] += other * e[i]
 
 
+@inlined
+def logit(x, spread, i, r, kind, tau):
+    """The logit of a class for softmax, or for a rank from 1 on, by equations 2 and 3."""
+    if r == 0:
+        return tau * x[i]
+    if kind == NEURALSORT:
+        return np.float64(len(x) + 1 - 2 * r) * x[i] - spread[i]
+    return -abs(x[i] - x[r - 1])
+
+
 @compiled
-def cost_at(logits, norms, j, weights, share):
-    """Equation 1 of the class j, and what each rank contributes to its sum."""
+def cost_at(x, spread, norms, i, kind, tau, weights, share):
+    """Equation 1 of the class i, and what each rank contributes to its sum."""
     best, total = -np.inf, 0.0
     for r in range(len(weights)):
         if weights[r] > 0:
-            share[r] = logits[r, j] - norms[r] + math.log(weights[r])
+            share[r] = logit(x, spread, i, r, kind, tau) - norms[r] + math.log(weights[r])
             best = max(best, share[r])
     for r in range(len(weights)):
         share[r] = math.exp(share[r] - best) if weights[r] > 0 else 0.0
         total += share[r]
-    for r in range(len(weights)):
-        share[r] /= total
+    scale_by(share, 1 / total)
     return -best - math.log(total)
 
 
@@ -204,43 +237,34 @@ def highest(s, skip, count):
 
 @compiled
 def ranks(x, kind, tau, weights):
-    """Logits of softmax and of the ranks that count [R + 1, m], of descending scores x over tau, the chances, and the
-    logarithms of the sums of exponentials [R + 1]. A rank that does not count has none."""
+    """Exponentials of softmax and of the ranks [R + 1, m], of descending scores x over tau; the sums [R + 1] that make
+    chances of them, the logarithms of the sums of exponentials of logits [R + 1], and the spread of x [m].
+
+    The exponentials of a softmax that does not count are 0.
+    """
     m, R = len(x), len(weights) - 1
-    logits, chances, norms = np.full((R + 1, m), -np.inf), np.zeros((R + 1, m)), np.zeros(R + 1)
-    spread, e, u, before = spread_of(x), np.empty(m), np.empty(m), 0.0
+    chances, totals, norms = np.zeros((R + 1, m)), np.ones(R + 1), np.zeros(R + 1)
+    spread, u = spread_of(x), np.empty(m)
     in_steps = kind == NEURALSORT and not out_of_range(x, spread, R)
+    bests, fades = bests_of(x, spread, R if kind == NEURALSORT else 0)
     for r in range(R + 1):
-        if in_steps and r == 1:
-            before = first_of_ranks(x, spread, e, u)
-        elif in_steps and r > 1:
-            best = (m + 1 - 2 * r) * x[r - 1] - spread[r - 1]
-            next_rank(e, u, math.exp(before - best))
-            before = best
-        if weights[r] == 0:
+        chance, best = chances[r], bests[r] if kind == NEURALSORT else 0.0
+        if r == 0 and weights[r] == 0:
             continue
-        row, chance = logits[r], chances[r]
-        if r == 0:
-            for i in range(m):
-                row[i] = tau * x[i]
-        elif kind == NEURALSORT:
-            factor = np.float64(m + 1 - 2 * r)
-            for i in range(m):
-                row[i] = factor * x[i] - spread[i]
+        if in_steps and r > 1:
+            copy(chances[r - 1], chance)
+            totals[r] = next_rank(chance, u, fades[r])
         else:
-            for i in range(m):
-                row[i] = -abs(x[i] - x[r - 1])
-        best = row[max(r - 1, 0)]  # rank r suits the r-th best
-        if in_steps and r > 0:
-            for i in range(m):
-                chance[i] = e[i]
-        else:
-            for i in range(m):
-                chance[i] = exp(row[i] - best)
-        total = total_of(chance)
-        norms[r] = best + math.log(total)
-        scale_by(chance, 1 / total)
-    return logits, chances, norms
+            if in_steps and r == 1:
+                first_of_ranks(x, spread, chance, u)
+            else:
+                for i in range(m):
+                    chance[i] = logit(x, spread, i, r, kind, tau) - best
+                for i in range(m):
+                    chance[i] = exp(chance[i])
+            totals[r] = total_of(chance)
+        norms[r] = best + math.log(totals[r])
+    return chances, totals, norms, spread
 
 
 @compiled
@@ -252,11 +276,7 @@ def pull(cotangents, kind, tau, slopes):
     if kind == NEURALSORT:
         each = np.zeros(m)
         for r in range(1, R + 1):
-            row, factor = cotangents[r], np.float64(m + 1 - 2 * r)
-            for i in range(m):
-                each[i] += row[i]
-            for i in range(m):
-                slopes[i] += row[i] * factor
+            add_twice(cotangents[r], 1.0, np.float64(m + 1 - 2 * r), each, slopes)
         pull_spread(each, slopes)
         return
     for r in range(1, R + 1):
@@ -287,116 +307,168 @@ def at_masses(s, m, kind, candidates, k, tau, weights, g):
     top, where, size = highest(s, NO_CLASS, candidates)
     if size <= k:
         return nothing(g)
-    x, slopes = np.empty(size), np.zeros(size)
+    x, mass, slopes = np.empty(size), np.empty(size), np.zeros(size)
     for j in range(size):
         x[j] = (np.float64(top[j]) - np.float64(top[0])) / tau
-    mass = np.empty(size)
     for j in range(size):
         mass[j], m[where[j]] = m[where[j]], 0
-    value = of_highest(x, mass, kind, tau, weights, slopes)
-    if size < len(s):
-        # with fewer scores than candidates, all others are ruled out, and only that they have no mass matters
-        rivals = min(candidates - 1, size)
-        value += of_others(s, m, x[:rivals], top[rivals - 1], kind, tau, weights, slopes, g)
+    chances, totals, norms, spread = ranks(x, kind, tau, weights)
+    value, sums, rivals = 0.0, np.zeros(len(weights)), np.ones(len(weights))
+    if size < candidates:  # all others are ruled out, and only that they have no mass matters
+        value = np.inf if labels_among(m) > 0 else 0.0
+    elif size < len(s):
+        value = of_others(s, m, x, top[size - 2], kind, tau, weights, chances, totals, norms, rivals, sums, slopes, g)
+    value += of_highest(x, mass, kind, tau, weights, chances, totals, norms, spread, rivals, sums, slopes)
     for j in range(size):
         g[where[j]] = slopes[j] / tau
     return value
 
 
 @compiled
-def of_highest(x, mass, kind, tau, weights, slopes):
-    """The cost of the candidates x with these masses; their gradient is added to ``slopes``."""
-    logits, chances, norms = ranks(x, kind, tau, weights)
-    m, value, total = len(x), 0.0, np.zeros(len(x))
+def of_highest(x, mass, kind, tau, weights, chances, totals, norms, spread, rivals, sums, slopes):
+    """The cost of the candidates x with these masses; their gradient is added to ``slopes``, and that of the offsets of
+    all others, whose slopes are ``sums``, by equation 7. It uses up the memory of :func:`ranks`."""
+    m, value, total, rare = len(x), 0.0, np.zeros(len(x)), 0
     for r in range(len(weights)):
-        row, weight = chances[r], weights[r]
-        for i in range(m):
-            total[i] += weight * row[i]
+        add_scaled(chances[r], weights[r] / totals[r], total)
+    where = np.empty(m, np.int64)
     for i in range(m):
         if mass[i] == 0:
             total[i] = 0.0  # becomes the mass over the total
         elif total[i] > LEAST:
             value -= mass[i] * math.log(total[i])
             total[i] = mass[i] / total[i]
-        else:
-            total[i] = -1.0  # chances that round to nothing: below, by their logarithms
-    share = np.zeros((len(weights), m))
-    for i in range(m):
-        if total[i] < 0:
-            column = np.zeros(len(weights))
-            value += mass[i] * cost_at(logits, norms, i, weights, column)
-            for r in range(len(weights)):
-                share[r, i] = mass[i] * column[r]
-            total[i] = 0.0
+        else:  # chances that round to nothing: by their logarithms
+            total[i], where[rare] = 0.0, i
+            rare += 1
+    share = np.zeros((rare, len(weights)))
+    for j in range(rare):
+        value += mass[where[j]] * cost_at(x, spread, norms, where[j], kind, tau, weights, share[j])
+        scale_by(share[j], mass[where[j]])
     for r in range(len(weights)):
-        row, own, weight = chances[r], share[r], weights[r]
+        row, scale = chances[r], 1 / totals[r]
+        pulled = weights[r] * scale * product_of(row, total)
+        for j in range(rare):
+            pulled += share[j, r]
+        pulled, weight, last = scale * pulled + sums[r] / rivals[r], scale * weights[r], row[m - 1]
         for i in range(m):
-            own[i] += weight * row[i] * total[i]
-        pulled = total_of(own)
-        for i in range(m):
-            row[i] = row[i] * pulled - own[i]
+            row[i] *= pulled - weight * total[i]
+        row[m - 1] -= last * sums[r] / rivals[r]
+        for j in range(rare):
+            row[where[j]] -= share[j, r]
     pull(chances, kind, tau, slopes)
     return value
 
 
+@summing
+def product_of(x, y):
+    """The scalar product."""
+    total = 0.0
+    for i in range(len(x)):
+        total += x[i] * y[i]
+    return total
+
+
 @compiled
-def of_others(s, m, x, low, kind, tau, weights, slopes, g):
-    """The cost of the classes with mass below the rivals x, and their gradient; the rivals' is added to ``slopes``."""
-    R, count, real = len(weights) - 1, len(x), s.dtype.type
-    _, rivals, norms = ranks(x, kind, tau, weights)
-    offsets, steps, sums = np.zeros(R + 1), np.ones(R + 1), np.zeros(R + 1)
-    of_all = 0.0
+def of_others(s, m, x, low, kind, tau, weights, chances, totals, norms, rivals, sums, slopes, g):
+    """The cost of the classes with mass below the rivals, which are x but for the last, and their gradient.
+
+    ``low`` is the score of the lowest rival. ``rivals`` <- the sums of their exponentials [R + 1], ``sums`` <- the
+    slopes of the offsets [R + 1]; what of these is not of logits is added to ``slopes``.
+    """
+    R, count, real = len(weights) - 1, len(x) - 1, s.dtype.type
+    offsets, steps, of_all = np.zeros(R + 1), np.ones(R + 1), 0.0
     for j in range(count):
         of_all += x[j] - x[count - 1]
     for r in range(R + 1):
+        # the best of a rank is a rival, of exponential 1
+        rivals[r] = totals[r] - chances[r, count] if r > 0 or weights[0] > 0 else 1.0
+        norm = norms[r] + math.log(rivals[r] / totals[r])
         if r == 0:
-            offsets[r], steps[r] = norms[r] - tau * x[count - 1], tau
+            offsets[r], steps[r] = norm - tau * x[count - 1], tau
         elif kind == NEURALSORT:
             steps[r] = 2 * (count + 1 - r) - 1
-            offsets[r] = norms[r] + of_all - (count + 1 - 2 * r) * x[count - 1]
+            offsets[r] = norm - x[count] + of_all - (count + 1 - 2 * r) * x[count - 1]
         else:
-            offsets[r] = norms[r] + x[r - 1] - x[count - 1]
-    where, some = np.empty(len(s), np.int64), 0
-    for i in range(len(s)):
-        where[some] = i
-        some += m[i] != 0
-    length, value, scale = min(ROW_BLOCK, some), 0.0, real(-1 / tau)
-    below, numbers = np.empty(length, s.dtype), np.empty((7, length), s.dtype)
-    parts = np.empty((R + 1, length), s.dtype)
-    for start in range(0, some, ROW_BLOCK):
-        places = where[start : min(start + ROW_BLOCK, some)]
-        falls, mass, slope = below[: len(places)], numbers[5, : len(places)], numbers[6, : len(places)]
-        for j in range(len(places)):
-            falls[j], mass[j] = s[places[j]], m[places[j]]
-        fall(falls, low, real(1 / tau), falls)
-        value += cost_of(falls, mass, offsets, steps, weights, numbers, parts, slope, sums)
-        for j in range(len(places)):
-            g[places[j]] = scale * slope[j]
+            offsets[r] = norm + x[r - 1] - x[count - 1]
+    value, scale = 0.0, real(-1 / tau)
+    length, nearest = min(ROW_BLOCK, len(s)), np.inf
+    where, below = np.empty(len(s), np.int64), np.empty(length, s.dtype)
+    numbers, parts = np.empty((7, length), s.dtype), np.empty((R + 1, length), s.dtype)
+    for tier in range(len(TIERS) + 1):
+        # the classes between two distances, from the lowest ones on: for those few ranks count
+        last = min(TIERS[tier], R) if tier < len(TIERS) else R
+        farthest, nearest = nearest, reach(offsets, steps, weights, last, s.itemsize)
+        some = classes_between(s, m, low, real(1 / tau), nearest, farthest, where)
+        for start in range(0, some, ROW_BLOCK):
+            places = where[start : min(start + ROW_BLOCK, some)]
+            falls, mass, slope = below[: len(places)], numbers[5, : len(places)], numbers[6, : len(places)]
+            for j in range(len(places)):
+                falls[j], mass[j] = s[places[j]], m[places[j]]
+            for j in range(len(places)):
+                falls[j] = fallen(falls[j], low, real(1 / tau))
+            value += cost_of(falls, mass, offsets, steps, weights, last, numbers, parts, slope, sums)
+            for j in range(len(places)):
+                g[places[j]] = scale * slope[j]
+        if last == R:
+            break
     all_sums = 0.0
-    for r in range(R + 1):
-        all_sums += sums[r] if r > 0 else 0.0
-        row = rivals[r]
-        for j in range(count):
-            row[j] *= sums[r]
-    pull(rivals, kind, tau, slopes[:count])
+    for r in range(1, R + 1):
+        all_sums += sums[r]
     for j in range(count):
         slopes[j] += all_sums if kind == NEURALSORT else sums[j + 1] if j < R else 0.0
+    if kind == NEURALSORT:
+        slopes[count] -= all_sums
     return value
 
 
 @compiled
-def fall(s, low, scale, below):
-    """How far each score is below ``low``, over tau; 0 above it."""
-    far, zero = s.dtype.type(FAR), s.dtype.type(0)
-    for i in range(len(s)):
-        d = (low - s[i]) * scale
-        d = d if d < far else far
-        below[i] = d if d > zero else zero
+def reach(offsets, steps, weights, last, itemsize):
+    """How far below the rivals a class is at least of which the ``last`` ranks alone count, by equation 6; 0 where all
+    do, and no class is so low where the ranks' steps are the same."""
+    R = len(weights) - 1
+    if last == R:
+        return 0.0
+    step = steps[R - 1] - steps[R]
+    if step <= 0:
+        return np.inf
+    # the ranks that are left out add up to less than half a rounding of value and slope
+    least = math.log(2.0 ** (-26 if itemsize == 4 else -55) * weights[R] * steps[R] / (steps[1] * R))
+    nearest = 0.0
+    for j in range(last, R):
+        nearest = max(nearest, (offsets[R] - offsets[R - j] - least) / (step * j))
+    return nearest
 
 
 @compiled
-def cost_of(below, mass, offsets, steps, weights, numbers, parts, slope, sums):
-    """The cost of a block of classes; their slopes in ``below``, and the slopes of the offsets added to ``sums``.
+def classes_between(s, m, low, scale, nearest, farthest, where):
+    """List the classes with mass that are from ``nearest`` to below ``farthest`` under ``low``, over tau."""
+    some = 0
+    if nearest == 0 and farthest == np.inf:
+        for i in range(len(s)):
+            where[some] = i
+            some += m[i] != 0
+        return some
+    for i in range(len(s)):
+        d = np.float64(fallen(s[i], low, scale))
+        where[some] = i
+        some += (m[i] != 0) & (d >= nearest) & (d < farthest)
+    return some
+
+
+@inlined
+def fallen(score, low, scale):
+    """How far a score is below ``low``, over tau; 0 above it."""
+    d = (low - score) * scale
+    far, zero = type(d)(FAR), type(d)(0)
+    d = d if d < far else far
+    return d if d > zero else zero
+
+
+@compiled
+def cost_of(below, mass, offsets, steps, weights, last, numbers, parts, slope, sums):
+    """The cost of a block of classes of which the ``last`` ranks count; ``slope`` <- their slopes, and the slopes of
+    the offsets are added to ``sums``.
 
     Chances are relative to e^-best, where best is about the cost. A chance of rank r relative to the last rank R is
     exp(offset_R - offset_r) u^(R - r), u = exp((step_R - step_r) below / (R - r)) being the same for all r: so a class
@@ -416,7 +488,7 @@ def cost_of(below, mass, offsets, steps, weights, numbers, parts, slope, sums):
         fade, u = real(steps[R] - steps[R - 1]) if R > 1 else real(0), softmax  # softmax has been added
         for i in range(n):
             u[i] = exp(fade * below[i])
-        for r in range(R, 0, -1):
+        for r in range(R, R - last, -1):
             factor = real(math.exp(offsets[R] - offsets[r]))
             factor = factor if factor > least else real(0)
             add_rank(power, factor, real(weights[r]), unit, parts[r, :n], total)
@@ -425,7 +497,7 @@ def cost_of(below, mass, offsets, steps, weights, numbers, parts, slope, sums):
                 power[i] = fallen if fallen > least else real(0)
     value += expected(mass, best, total, below, real(FAR))
     for r in range(R + 1):
-        if weights[r] > 0:
+        if weights[r] > 0 and (r == 0 or r > R - last):
             sums[r] += slopes_of(total, parts[r, :n], real(steps[r]), slope)
     for i in range(n):
         slope[i] = slope[i] if below[i] < real(FAR) else real(0)
