@@ -19,7 +19,6 @@ from topk_export.serve.model import ServedModel
 from topk_export.serve.service import Service
 from topk_export.serve.triton import TYPES as TRITON_TYPES
 from topk_export.serve.upload import read_body
-from topk_registry.folders.images import listed
 
 NAMES = {
     np.dtype(kind): name
@@ -221,7 +220,7 @@ def _group_tensor(predictor: Predictor, limits: Limits, tensor: Mapping[str, Any
     if given.dtype.kind not in "iu" or (given < NO_GROUP).any() or (given >= len(names)).any():
         raise ValueError(
             f"expected numbers from 0 to {len(names) - 1}, or {NO_GROUP} for none, as {GROUP}; they stand for "
-            f"{listed(names)}"
+            f"{', '.join(names)}"
         )
     return given.astype(np.int64).reshape(shape)
 

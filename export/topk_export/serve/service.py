@@ -21,7 +21,6 @@ from topk_export.serve.log import Lines, answer_entry
 from topk_export.serve.metrics import Metrics
 from topk_export.serve.model import ServedModel
 from topk_export.serve.releases import Release
-from topk_registry.folders.images import listed
 
 
 class Service:
@@ -124,7 +123,7 @@ class Service:
         """Raise a 400 where a request tells no group, and must."""
         names = model.predictor.metadata.group_names
         if self.limits.require_group and names and not told:
-            raise HTTPException(400, f"expected the group of each image, got none; there are {listed(names)}")
+            raise HTTPException(400, f"expected the group of each image, got none; there are {', '.join(names)}")
 
     def scrape(self) -> bytes:
         self.metrics.waiting.set(self.model.batcher.waiting)
