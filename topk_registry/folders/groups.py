@@ -1,9 +1,13 @@
 """The group of each image, such as day or night, read from a CSV table."""
 
 import csv
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from topk_registry.folders.images import listed
 
@@ -31,6 +35,18 @@ class GroupTable(NamedTuple):
             raise ValueError(f"{self.file}: expected a row for each of {count} samples, got {len(self.groups)}")
         return tuple(self.groups)
 
+    def below(self, paths: Sequence[str | Path], folder: str | Path) -> tuple[str, ...]:
+        """The groups of images below a folder, which the table names by their paths below it.
+
+        Raises:
+            ValueError: the table lacks an image.
+        """
+        known = self.by_image(lambda image: _below(Path(folder, image), folder), where=f"below {folder}")
+        names = [_below(path, folder) for path in paths]
+        if missing := [name for name in names if name not in known]:
+            raise ValueError(f"{self.file}: {len(missing)} of {len(names)} images have no row: {listed(missing, 3)}")
+        return tuple(known[name] for name in names)
+
     def by_image(self, key: Callable[[str], str], *, where: str) -> dict[str, str]:
         """The group of each image, by the key of its name.
 
@@ -50,6 +66,25 @@ class GroupTable(NamedTuple):
             if (other := known.setdefault(key(image), group)) != group:
                 raise ValueError(f"{self.file}: {image} is in two groups, {other} and {group}")
         return known
+
+
+def _below(path: str | Path, folder: str | Path) -> str:
+    """The path below a folder, as tables name it."""
+    return Path(os.path.relpath(path, folder)).as_posix()
+
+
+def numbered(groups: Sequence[str] | None, count: int) -> tuple[tuple[str, ...], NDArray[np.int64] | None]:
+    """The names of groups in order, and the number of each sample's [N]; none and None without groups.
+
+    Raises:
+        ValueError: there is not one for each of ``count`` samples.
+    """
+    if groups is None:
+        return (), None
+    if len(groups) != count:
+        raise ValueError(f"expected a group for each of {count} samples, got {len(groups)}")
+    names, numbers = np.unique(np.asarray(groups, str), return_inverse=True)
+    return tuple(map(str, names)), numbers.astype(np.int64)
 
 
 def read_groups(file: str | Path, *, column: str = "group") -> GroupTable:

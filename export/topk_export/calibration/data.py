@@ -1,6 +1,5 @@
 """Held-out images with one label or several, from any data set that ``timm train`` reads."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ import numpy as np
 
 from topk_export.samples import Samples
 from topk_registry.folders.groups import read_groups
-from topk_registry.folders.images import listed
 
 
 def with_groups(samples: Samples, file: str | Path, *, column: str = "group", folder: str | Path | None) -> Samples:
@@ -28,16 +26,7 @@ def with_groups(samples: Samples, file: str | Path, *, column: str = "group", fo
     table = read_groups(file, column=column)
     if folder is None:
         return samples._replace(groups=table.in_order(len(samples.labels)))
-    known = table.by_image(lambda image: _below(Path(folder, image), folder), where=f"below {folder}")
-    paths = [_below(path, folder) for path in samples.images]
-    if missing := [path for path in paths if path not in known]:
-        raise ValueError(f"{file}: {len(missing)} of {len(paths)} images have no row: {listed(missing, 3)}")
-    return samples._replace(groups=tuple(known[path] for path in paths))
-
-
-def _below(path: str | Path, folder: str | Path) -> str:
-    """The path below a folder, as tables name it."""
-    return Path(os.path.relpath(path, folder)).as_posix()
+    return samples._replace(groups=table.below(samples.images, folder))
 
 
 class _Images:

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from tests.browser import chromium, complaints
-from tests.export.colours import COLOURS
-from tests.export.conformal.test_tree_files import TREE
+from tests.export.colours import COLOURS, TREE
 from tests.export.groups import GROUPS, expected_sets, grouped
 from tests.export.serve.service import Service
 from topk_export import Predictor

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from tests.conformal.rows import families, model_rows
-from tests.export.colours import COLOURS
+from tests.export.colours import COLOURS, TREE
 from topk_export import Predictor, verify
 from topk_export.calibration.data import with_groups
 from topk_export.calibration.graph import add_sets, set_model, without_sets
@@ -26,22 +26,6 @@ from topk_registry.conformal import PredictionSets, Thresholds, create_score, pr
 from topk_registry.folders.trees import read_tree
 
 NAMES, N = tuple(COLOURS), 24
-TREE = """child,parent
-black,dark
-brown,dark
-grey,dark
-purple,dark
-red,warm
-orange,warm
-yellow,warm
-pink,warm
-blue,cool
-green,cool
-turquoise,cool
-white,bright
-warm,bright
-cool,bright
-"""
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,7 @@ from PIL import Image
 
 from tests.export.colours import COLOURS, encoded
 from tests.export.groups import GROUPS, expected_sets, grouped
-from tests.export.serve.service import Service, form, request, served, wait_until
-from tests.export.serve.test_serving import batches
+from tests.export.serve.service import Service, batches, form, request, served, wait_until
 from topk_export import Predictor
 from topk_export.commands import serve
 
