@@ -2,7 +2,9 @@
 
 import base64
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.parse import quote, urlencode
 
 import numpy as np
@@ -11,9 +13,11 @@ from PIL import Image
 
 from tests.export.colours import COLOURS, encoded
 from tests.export.groups import GROUPS, expected_sets, grouped
-from tests.export.serve.service import Service, batches, form, request, served, wait_until
+from tests.export.serve.service import Service, batches, form, request, served, served_by, wait_until
 from topk_export import Predictor
 from topk_export.commands import serve
+from topk_export.serve.releases import Releases, open_release
+from topk_export.serve.server import Plan
 
 NAMES = list(COLOURS)
 
@@ -172,6 +176,37 @@ def test_flags_that_make_no_sense_are_told(file, model_file, capsys):
     assert "--require-group expects a file with thresholds by group" in capsys.readouterr().err
     assert serve.main([str(file), "--device", "cpu", "--group", "dusk"]) == 1
     assert "calibration has seen no group 'dusk'" in capsys.readouterr().err
+
+
+def test_groups_are_those_of_the_content_that_answers(file, model_file, tmp_path, wanted):
+    """A swap to a file without groups, and one that lacks the service's own group, which is dropped."""
+    served_file = Path(shutil.copy(file, tmp_path / "served.onnx"))
+    options = {"device": "cpu", "threads": 1}
+    with Releases(served_file) as releases:
+        first = releases.read()
+        releases.keep(first)
+        with served_by(open_release(first, options), Plan(options), first) as (port, service):
+            wait_until(lambda: request(port, "GET", "/readyz")[0] == 200)
+            assert names(ask(port, IMAGES[0], "day")[1]) == wanted(0, 0)
+            served_file.write_bytes(model_file.read_bytes())
+            second = releases.read()
+            for step in ("prepare", "hold", "switch"):
+                assert service.take(step, second) == []
+            status, answer = ask(port, IMAGES[0], "day")
+            assert (status, "the file has no thresholds by group" in answer["detail"]) == (400, True)
+            assert ask(port, IMAGES[0])[0] == 200
+        releases.keep(second)
+        served_file.write_bytes(file.read_bytes())
+        first = releases.read()
+        releases.keep(first)
+        options["group"] = "day"
+        with served_by(open_release(first, options), Plan(options), first) as (port, service):
+            wait_until(lambda: request(port, "GET", "/readyz")[0] == 200)
+            served_file.write_bytes(model_file.read_bytes())
+            (problem,) = service.take("prepare", releases.read())
+            assert "the file has no thresholds by group, got group 'day'" in problem
+            assert service.take("drop", first) == []
+            assert names(ask(port, IMAGES[0])[1]) == wanted(0, 0)
 
 
 def test_the_interface_describes_groups(port):
