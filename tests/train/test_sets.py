@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conformal.rows import labelled_rows, model_rows
-from topk_registry.conformal import LabelCounts, false_negative_control
+from tests.conformal.rows import families, labelled_rows, model_rows
+from topk_registry.conformal import LabelCounts, Tree, binomial_interval, calibrate, false_negative_control
 from topk_registry.train.config.validate_flags import SETS
 from topk_registry.train.engine.sets import LabelSetEvaluation, SetEvaluation
 from topk_registry.train.errors import TrainError
@@ -37,6 +37,91 @@ def test_every_score_covers_what_was_asked_for_and_no_more(score):
     assert found["set_empty"] == 0
     assert ("set_penalty" in found) == (score == "raps")
     assert ("set_weight" in found) == (score == "saps")
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_sets_along_a_tree_are_those_of_the_definition(nodes):
+    logits, labels = model_rows(500, 8, seed=3)
+    score = Tree(families(8), nodes)
+    evaluation = SetEvaluation("tree", 0.1, {"parents": families(8), "nodes": nodes}, seed=4)
+    for part in torch.arange(500).split(64):
+        evaluation.update(torch.from_numpy(logits[part]).softmax(-1), torch.from_numpy(labels[part]))
+    found = evaluation.results()
+    order = torch.randperm(500, generator=torch.Generator().manual_seed(4)).numpy()
+    measured, rest = order[:250], order[250:]
+    p = np.float64(torch.from_numpy(logits).softmax(-1).float().numpy())
+    inside = calibrate(np.log(p[rest]), labels[rest], alpha=0.1, score=score)(np.log(p[measured]))
+    assert found["set_coverage"] == pytest.approx(100 * inside[np.arange(250), labels[measured]].mean())
+    assert found["set_mean_size"] == pytest.approx(inside.sum(-1).mean())
+    assert found["set_mean_nodes"] == pytest.approx((score.nodes_of(p[measured], inside) >= 0).sum(-1).mean())
+    assert 1 <= found["set_mean_nodes"] <= nodes == found["set_nodes"]
+    sizes = evaluation.tables()["set_by_size"]
+    assert sum(row["samples"] for row in sizes) == 250
+    assert all(row["interval"][0] <= row["coverage"] <= row["interval"][1] for row in sizes)
+
+
+def rows_by_group(count, seed):
+    """Rows of which those of group "b", a third, are harder than the model knows; and the groups."""
+    logits, labels = model_rows(count, 8, seed=seed)
+    rng = np.random.default_rng([seed, 1])
+    groups = np.where(rng.random(count) < 1 / 3, "b", "a")
+    moved = (groups == "b") & (rng.random(count) < 0.3)
+    labels = np.where(moved, rng.integers(0, 8, count), labels)
+    return logits, labels, groups.tolist()
+
+
+@pytest.mark.parametrize("score", ["lac", "tree"])
+def test_each_group_is_covered_as_asked(score):
+    """Over repetitions the coverage of each group is 1 - alpha, where one threshold leaves the hard group below."""
+    options = {"parents": families(8)} if score == "tree" else {}
+    hits, seen, single, alpha = {"a": 0, "b": 0}, {"a": 0, "b": 0}, {"a": 0, "b": 0}, 0.2
+    for seed in range(60):
+        logits, labels, groups = rows_by_group(300, seed)
+        evaluation = SetEvaluation(score, alpha, options, seed=seed, groups=groups)
+        evaluation.update(torch.from_numpy(logits).softmax(-1), torch.from_numpy(labels))
+        evaluation.results()
+        for row in evaluation.by_group:
+            hits[row.name] += row.hits
+            seen[row.name] += row.seen
+            assert row.missing == 0
+        order = torch.randperm(300, generator=torch.Generator().manual_seed(seed)).numpy()
+        sets = calibrate(logits[order[150:]], labels[order[150:]], alpha=alpha, score=score, **options)
+        inside = sets(logits[order[:150]])[np.arange(150), labels[order[:150]]]
+        for name in single:
+            single[name] += int(inside[np.array(groups)[order[:150]] == name].sum())
+    for name, total in seen.items():
+        # calibrated on about half of the group's samples a repetition, and measured on as many: four deviations
+        error = 4 * math.sqrt(alpha * (1 - alpha) * 2 / total)
+        assert hits[name] / total > 1 - alpha - error
+        if score == "lac":  # nodes come in steps, and their sets cover more
+            assert hits[name] / total < 1 - alpha + 1 / 45 + error  # 1 / (N + 1), N about 50 and more
+    assert single["b"] / seen["b"] < 1 - alpha - 0.05 < 1 - alpha < single["a"] / seen["a"]
+
+
+def test_a_group_of_too_few_samples_has_all_classes_and_says_what_it_lacks():
+    logits, labels, groups = rows_by_group(300, 0)
+    groups[7] = groups[11] = groups[200] = 'r"a, re'
+    evaluation = SetEvaluation("lac", 0.1, {}, seed=0, groups=groups)
+    evaluation.update(torch.from_numpy(logits).softmax(-1), torch.from_numpy(labels))
+    evaluation.results()
+    rows = {row["group"]: row for row in evaluation.tables()["set_by_group"]}
+    assert list(rows) == ["a", "b", 'r"a, re']
+    rare = rows['r"a, re']
+    assert rare["calibration_samples"] + rare["samples"] == 3
+    assert rare["missing"] == 9 - rare["calibration_samples"]
+    if rare["samples"]:
+        assert (rare["coverage"], rare["mean_size"]) == (100, 8)
+    for name, row in rows.items():
+        (own,) = (each for each in evaluation.by_group if each.name == name)
+        if row["samples"]:
+            assert row["interval"] == pytest.approx([100 * x for x in binomial_interval(own.hits, own.seen)], abs=1e-4)
+    lacks = [group.lack for group in evaluation.by_group]
+    samples = rare["calibration_samples"]
+    assert lacks == ["", "", f'group r"a, re has {samples} calibration samples, {9 - samples} fewer than a threshold '
+                     "takes, so its sets hold all classes"]  # fmt: skip
+    evaluation.groups = groups[:-1]
+    with pytest.raises(TrainError, match="expected a group for each of 300 samples, got 299"):
+        evaluation.results()
 
 
 def test_a_best_class_that_is_enough_stands_alone():

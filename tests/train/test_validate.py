@@ -12,7 +12,7 @@ from topk_registry.cli.main import main
 from topk_registry.train.config.validate_flags import create_parser
 from topk_registry.train.validate import config_of
 
-from .conftest import unclosed_files
+from .conftest import TINY, unclosed_files
 
 # those of timm 1.0.31's validate.py
 TIMM_FLAGS = [
@@ -322,6 +322,71 @@ def test_prediction_sets(train, validate, score):
     _, plain, _ = validate(*checkpoint)
     assert plain["top1"] == results["top1"]
     assert not [name for name in plain if name.startswith("set_")]
+
+
+@unclosed_files
+def test_sets_along_a_tree_and_by_group(image_folder, train, validate, tmp_path):
+    run = train("--epochs", "1", "--data-dir", image_folder, "--img-size", "24", tiny=TINY[7:])
+    assert run.status == 0, run.err
+    checkpoint = ("--checkpoint", run.folder / "last.pth.tar")
+    tree, table = tmp_path / "tree.csv", tmp_path / "groups.csv"
+    tree.write_text('genus,species\n"a, ""b""",class0\n"a, ""b""",class1\nc,class2\nc,class3\n')
+    images = sorted((image_folder / "validation").rglob("*.png"))
+    names = [path.relative_to(image_folder / "validation") for path in images]
+    lines = [f"{name},{'ü & 1' if i % 3 else 'rare'}" for i, name in enumerate(names)]
+    table.write_text("\n".join(["image,time of day", *lines]) + "\n", encoding="utf-8")
+    report = tmp_path / "out.csv"
+    flags = ("--tree", tree, "--max-nodes", "2", "--alpha", "0.2", "--groups", table, "--group-column", "time of day")
+    status, results, err = validate(*checkpoint, *flags, "--results-file", report)
+    assert status == 0, err
+    assert 1 <= results["set_mean_nodes"] <= results["set_nodes"] == 2
+    groups = results["set_by_group"]
+    assert [row["group"] for row in groups] == ["rare", "ü & 1"]
+    assert sum(row["calibration_samples"] + row["samples"] for row in groups) == 24
+    assert sum(row["samples"] for row in results["set_by_size"]) == 12
+    with report.open() as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["set_mean_nodes"]) == results["set_mean_nodes"]
+    assert "set_by_group" not in row
+    status, results, err = validate(*checkpoint, *flags, "--alpha", "0.1")  # 24 images are few for two groups
+    assert status == 0, err
+    for each in results["set_by_group"]:
+        if each["missing"]:
+            assert f"group {each['group']} has {each['calibration_samples']} calibration samples, " in err
+    assert "so its sets hold all classes" in err
+    for wrong, message in (
+        (("--sets", "tree"), "score tree needs the tree of the classes: pass --tree FILE"),
+        (("--sets", "lac", "--tree", tree), "--tree is of score tree, got --sets lac"),
+        (("--sets", "lac", "--max-nodes", "2"), "--max-nodes is of score tree, got --sets lac"),
+        (("--groups", table), "name their score by --sets"),
+        (("--sets", "lac", "--groups", table), "expected a column 'group', got image, time of day"),
+        (("--sets", "lac", "--group-column", "x"), "--group-column is a column of --groups FILE, which is not given"),
+        (("--sets", "lac", "--groups", tmp_path / "none.csv"), "none.csv"),
+        (("--tree", tmp_path / "none.csv"), "none.csv"),
+        (("--tree", table), "--tree: "),
+        (("--tree", tree, "--max-nodes", "0"), "nodes must be an integer from 1"),
+    ):
+        status, _, err = validate(*checkpoint, *wrong)
+        assert (status, message in err) == (2, True), err
+    table.write_text("\n".join(["image,group", *lines[:-2]]), encoding="utf-8")
+    status, _, err = validate(*checkpoint, "--sets", "lac", "--groups", table)
+    assert status == 2
+    assert "2 of 24 images have no row: class3/4.png, class3/5.png" in err
+
+
+def test_groups_of_a_data_set_are_in_its_order(train, validate, tmp_path):
+    run = train("--epochs", "1")
+    options = ("--dataset-opt", "superclasses=4", "fine=3", "eval_size=60")
+    checkpoint = ("--checkpoint", run.folder / "last.pth.tar", *options)
+    table = tmp_path / "groups.csv"
+    table.write_text("group\n" + "".join(f"{'ab'[i % 2]}\n" for i in range(60)))
+    status, results, err = validate(*checkpoint, "--sets", "lac", "--alpha", "0.2", "--groups", table)
+    assert status == 0, err
+    assert [row["group"] for row in results["set_by_group"]] == ["a", "b"]
+    table.write_text("group\na\n")
+    status, _, err = validate(*checkpoint, "--sets", "lac", "--groups", table)
+    assert status == 2
+    assert "expected a row for each of 60 samples, got 1" in err
 
 
 def test_sets_that_cannot_be_say_why(train, validate):

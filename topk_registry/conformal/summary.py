@@ -1,7 +1,7 @@
 """Coverage and sizes of evaluated sets: over samples, sizes, classes and groups of classes."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from topk_registry.conformal.coverage import binomial_interval
 from topk_registry.conformal.scores import Array, as_numpy
+from topk_registry.conformal.thresholds import fewest
 
 SIZE_BINS = ((0, 0), (1, 1), (2, 3), (4, 10), (11, 100), (101, math.inf))  # Angelopoulos et al. 2021 cut so
 
@@ -93,6 +94,82 @@ class SetCounts:
                 label = str(low) if low == high else f"{low} or more" if high == math.inf else f"{low} to {high}"
                 rows.append({"size": label, "samples": seen, **_share(hits, seen)})
         return rows
+
+
+@dataclass(frozen=True)
+class GroupCoverage:
+    """A group of samples with a threshold of its own, and what its sets cover.
+
+    Args:
+        name: of the group.
+        samples: that calibrated it.
+        missing: how many more a finite threshold takes; the group's sets hold all classes where it is not 0.
+        hits: of the evaluated samples, those whose label is in the set.
+        seen: the evaluated samples.
+        mean_size: of their sets; NaN where there are none.
+    """
+
+    name: str
+    samples: int
+    missing: int
+    hits: int
+    seen: int
+    mean_size: float
+
+    @property
+    def coverage(self) -> float:
+        """NaN where there are no samples."""
+        return self.hits / self.seen if self.seen else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The exact 95 % interval of the coverage."""
+        return binomial_interval(self.hits, self.seen) if self.seen else (0.0, 1.0)
+
+    @property
+    def told(self) -> str:
+        """Coverage and its interval, in words."""
+        if not self.seen:
+            return f"{self.name}: no images to measure the coverage on"
+        low, high = self.interval
+        return f"{self.name}: coverage {self.coverage:.4f} ({low:.4f} to {high:.4f}) on {self.seen} images"
+
+    @property
+    def lack(self) -> str:
+        """What its sets are for want of samples, in words; empty where nothing is missing."""
+        if not self.missing:
+            return ""
+        return (
+            f"group {self.name} has {self.samples} calibration samples, {self.missing} fewer than a threshold takes, "
+            "so its sets hold all classes"
+        )
+
+
+def group_coverage(
+    names: Sequence[str],
+    calibrated: np.ndarray,
+    evaluated: np.ndarray,
+    sizes: np.ndarray,
+    hits: np.ndarray,
+    alpha: float,
+) -> tuple[GroupCoverage, ...]:
+    """The coverage of each group.
+
+    Args:
+        names: of the groups.
+        calibrated: the number of the group of each calibration sample.
+        evaluated: the same of each evaluated sample [N].
+        sizes: of the evaluated samples' sets [N].
+        hits: which of them hold the label, bool [N].
+        alpha: the share of labels that may be missed.
+    """
+    counts, rows = np.bincount(calibrated, minlength=len(names)), []
+    for g, name in enumerate(names):
+        mine, samples = evaluated == g, int(counts[g])
+        size = float(sizes[mine].mean()) if mine.any() else math.nan
+        missing = max(0, fewest(alpha) - samples)
+        rows.append(GroupCoverage(name, samples, missing, int(hits[mine].sum()), int(mine.sum()), size))
+    return tuple(rows)
 
 
 def _share(hits: int, seen: int) -> dict[str, Any]:

@@ -31,7 +31,7 @@ RECORDED = {
     "loss_record",
 }
 # flags that measure the one label of an image
-ONE_LABEL = ("real_labels", "metrics_avg", "report", "valid_labels")
+ONE_LABEL = ("real_labels", "metrics_avg", "report", "valid_labels", "tree", "max_nodes", "groups", "group_column")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,8 +48,11 @@ def main(argv: Sequence[str]) -> int:
         print(f"timm validate: {error}", file=sys.stderr)
         return 2
     for each in results if isinstance(results, list) else [results]:
-        width = max(map(len, map(label, each)))
-        print("\n".join(f"{label(name):{width}}  {value}" for name, value in each.items()))
+        plain, tables = _split(each)
+        width = max(map(len, map(label, plain)))
+        print("\n".join(f"{label(name):{width}}  {value}" for name, value in plain.items()))
+        for name, rows in tables.items():
+            print("\n".join((label(name), *map(_line, rows))))
     if args.results_file:
         _write(Path(args.results_file), results, args.results_format)
     print(f"--result\n{json.dumps(results, indent=4)}")
@@ -202,6 +205,7 @@ def prepare(args: Namespace, data: Any = None) -> Prepared:
 def validate(args: Namespace) -> dict[str, Any]:
     """The metrics of a checkpoint or a pretrained model, accuracies in percent."""
     from topk_registry.train.engine import measures
+    from topk_registry.train.engine.sets import SetEvaluation
     from topk_registry.train.setup import datasets
     from topk_registry.train.setup.inference import optimised
     from topk_registry.train.setup.loaders import end_workers
@@ -210,7 +214,15 @@ def validate(args: Namespace) -> dict[str, Any]:
     ready = prepare(args)
     config, data, data_config = ready.config, ready.data, ready.data_config
     several = config.task == MULTILABEL
-    observers = measures.create(args, data.validation, seed=config.seed, class_counts=data.counts, several=several)
+    observers = measures.create(
+        args,
+        data.validation,
+        seed=config.seed,
+        class_counts=data.counts,
+        several=several,
+        names=ready.names,
+        folder=_folder(config),
+    )
     if not (args.real_labels or several):
         observers.append(measures.LabelCheck(ready.names))
     evaluator = ready.evaluator(args)
@@ -223,8 +235,13 @@ def validate(args: Namespace) -> dict[str, Any]:
     finally:
         end_workers(evaluator.loader)
     assert metrics is not None
+    tables: dict[str, Any] = {}
     for observer in observers:
         metrics |= observer.results()
+        if isinstance(observer, SetEvaluation):
+            tables |= observer.tables()
+            for lack in filter(None, (group.lack for group in observer.by_group)):
+                print(f"timm validate: {lack}", file=sys.stderr)
     if args.report:
         _write_report(args, ready, kept)
     unreadable = report_unreadable(data.validation, "evaluation")
@@ -236,11 +253,37 @@ def validate(args: Namespace) -> dict[str, Any]:
         "dataset": datasets.name_of(config),
         **{name: round(value, 4) if math.isfinite(value) else None for name, value in metrics.items()},
         **({} if several else {f"top{k}_err": round(100 - metrics[f"top{k}"], 4) for k in (1, 5)}),
+        **tables,
         "param_count": round(ready.parameters / 1e6, 2),
         "img_size": data_config["input_size"][-1],
         "crop_pct": data_config["crop_pct"],
         "interpolation": data_config["interpolation"],
     }
+
+
+def _folder(config: TrainConfig) -> Path | None:
+    """The folder of the evaluation's images; None where they are no folder of images."""
+    from topk_registry.folders.images import split_folder
+
+    if config.dataset or not config.data_dir:
+        return None
+    return split_folder(config.data_dir, config.val_split) or Path(config.data_dir)
+
+
+def _split(results: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Results of one number or text, and tables of rows."""
+    tables = {name: value for name, value in results.items() if isinstance(value, list)}
+    return {name: value for name, value in results.items() if name not in tables}, tables
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    """A row of coverage for people."""
+    name = next(str(row[key]) for key in ("group", "size") if key in row)
+    if "coverage" not in row:
+        return f"  {name}: no images to measure the coverage on"
+    low, high = row["interval"]
+    size = f", mean size {row['mean_size']}" if "mean_size" in row else ""
+    return f"  {name}: coverage {row['coverage']} ({low} to {high}) on {row['samples']} images{size}"
 
 
 def _check_flags(args: Namespace) -> None:
@@ -377,5 +420,5 @@ def _criterion(config: TrainConfig, data: Any) -> Any:
 def _write(path: Path, results: Any, form: str) -> None:
     from topk_registry.train.report.console import csv_text, write_text
 
-    rows = results if isinstance(results, list) else [results]
+    rows = [_split(each)[0] for each in (results if isinstance(results, list) else [results])]
     write_text(path, json.dumps(results, indent=4) + "\n" if form == "json" else csv_text(rows))

@@ -1,7 +1,5 @@
 """Held-out images with one label or several, from any data set that ``timm train`` reads."""
 
-import csv
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +7,7 @@ from typing import Any
 import numpy as np
 
 from topk_export.samples import Samples
-from topk_registry.folders.images import listed
-
-IMAGE = ("image", "file", "filename", "file_name", "path", "image_name", "image_path", "name", "id")
+from topk_registry.folders.groups import read_groups
 
 
 def with_groups(samples: Samples, file: str | Path, *, column: str = "group", folder: str | Path | None) -> Samples:
@@ -27,36 +23,10 @@ def with_groups(samples: Samples, file: str | Path, *, column: str = "group", fo
     Raises:
         ValueError: the table does not say the group of a sample.
     """
-    with Path(file).open(encoding="utf-8-sig", newline="") as stream:
-        reader = csv.DictReader(stream)
-        columns, rows = list(reader.fieldnames or ()), list(reader)
-    if column not in columns:
-        raise ValueError(f"{file}: expected a column {column!r}, got {listed(columns) or 'no columns'}")
-    groups = [(row[column] or "").strip() for row in rows]
-    if empty := [line for line, group in enumerate(groups, 2) if not group]:
-        raise ValueError(f"{file}: {len(empty)} rows have no {column}, the first is line {empty[0]}")
+    table = read_groups(file, column=column)
     if folder is None:
-        if len(rows) != len(samples.labels):
-            raise ValueError(f"{file}: expected a row for each of {len(samples.labels)} samples, got {len(rows)}")
-        return Samples(samples.name, samples.images, samples.labels, samples.told, tuple(groups))
-    image = next((name for name in columns if name.lower() in IMAGE and name != column), None)
-    if image is None:
-        raise ValueError(f"{file}: expected a column image or file with paths below {folder}, got {listed(columns)}")
-    known: dict[str, str] = {}
-    for row, group in zip(rows, groups, strict=True):
-        path = _below(Path(folder, row[image] or ""), folder)
-        if known.setdefault(path, group) != group:
-            raise ValueError(f"{file}: {row[image]} is in two groups, {known[path]} and {group}")
-    paths = [_below(path, folder) for path in samples.images]
-    if missing := [path for path in paths if path not in known]:
-        raise ValueError(f"{file}: {len(missing)} of {len(paths)} images have no row: {listed(missing, 3)}")
-    found = tuple(known[path] for path in paths)
-    return Samples(samples.name, samples.images, samples.labels, samples.told, found)
-
-
-def _below(path: str | Path, folder: str | Path) -> str:
-    """The path below a folder, as tables name it."""
-    return Path(os.path.relpath(path, folder)).as_posix()
+        return samples._replace(groups=table.in_order(len(samples.labels)))
+    return samples._replace(groups=table.below(samples.images, folder))
 
 
 class _Images:

@@ -134,12 +134,12 @@ def _by_frequency(found: Calibrated, level: float) -> str:
 def _by_group(found: Calibrated, level: float) -> str:
     rows = []
     for group in found.groups:
-        share = group.hits / group.seen if group.seen else "no samples"
-        interval = binomial_interval(group.hits, group.seen) if group.seen else ""
+        share = group.coverage if group.seen else "no samples"
+        interval = group.interval if group.seen else ""
         note = f"{group.missing} calibration samples missing: sets hold all classes" if group.missing else ""
         rows.append((group.name, group.samples, group.seen, share, interval, group.mean_size, note))
     plot = bars(
-        [(r.name, r.hits / r.seen) for r in found.groups if r.seen], label="Coverage by group", of="group", level=level
+        [(r.name, r.coverage) for r in found.groups if r.seen], label="Coverage by group", of="group", level=level
     )
     columns = ("group", "calibration samples", "samples", "coverage", "95 % interval", "mean size", "")
     return plot + table(columns, rows)

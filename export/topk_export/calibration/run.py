@@ -38,23 +38,13 @@ from topk_registry.conformal import (
 )
 from topk_registry.conformal.rules import find_thresholds
 from topk_registry.conformal.scores import score_kind
+from topk_registry.conformal.summary import GroupCoverage, group_coverage
 from topk_registry.conformal.thresholds import check_labels, fewest
 from topk_registry.conformal.tuning import is_tuned
 from topk_registry.folders.agreement import agreement
+from topk_registry.folders.groups import numbered
 
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
-
-
-@dataclass(frozen=True)
-class GroupCoverage:
-    """A group: its calibration samples, those ``missing`` for a finite threshold, and hits among the report's."""
-
-    name: str
-    samples: int
-    missing: int
-    hits: int
-    seen: int
-    mean_size: float
 
 
 @dataclass(frozen=True)
@@ -134,7 +124,10 @@ def calibrate_file(
         facts |= {"top1": right.accuracy, "classes": samples.told}
         built = add_sets(proto, found[0], n, max_size=plan.max_size)
         counts, sizes, hits = runner.evaluate(built, parts["report"], labels)
-        by_group = _by_group(names, groups, parts, plan.alpha, sizes, hits)
+        by_group: tuple[GroupCoverage, ...] = ()
+        if groups is not None:
+            calibrated, reported = groups[parts["calibrate"]], groups[parts["report"]]
+            by_group = group_coverage(names, calibrated, reported, sizes, hits, plan.alpha)
         facts |= _facts_of_groups(found[0], by_group)
         facts |= {f"report_{name}": round(value, 6) for name, value in counts.summary().items() if np.isfinite(value)}
         reference = reference_of(logits, parts["report"], sizes, plan.seed)
@@ -156,38 +149,6 @@ def calibrate_file(
         metadata.class_names,
         by_group,
     )
-
-
-def numbered(groups: Sequence[str] | None, count: int) -> tuple[tuple[str, ...], np.ndarray | None]:
-    """The names of groups in order, and the number of each sample's [N]; none and None without groups."""
-    if groups is None:
-        return (), None
-    if len(groups) != count:
-        raise ValueError(f"expected a group for each of {count} samples, got {len(groups)}")
-    names, numbers = np.unique(np.asarray(groups, str), return_inverse=True)
-    return tuple(map(str, names)), numbers.astype(np.int64)
-
-
-def _by_group(
-    names: Sequence[str],
-    groups: np.ndarray | None,
-    parts: Mapping[str, np.ndarray],
-    alpha: float,
-    sizes: np.ndarray,
-    hits: np.ndarray,
-) -> tuple[GroupCoverage, ...]:
-    """The coverage of each group among the report's samples, of sets of these sizes that hit the label or not."""
-    if groups is None:
-        return ()
-    calibrated = np.bincount(groups[parts["calibrate"]], minlength=len(names))
-    reported = groups[parts["report"]]
-    rows = []
-    for g, name in enumerate(names):
-        mine = reported == g
-        size = float(sizes[mine].mean()) if mine.any() else float("nan")
-        missing = max(0, fewest(alpha) - int(calibrated[g]))
-        rows.append(GroupCoverage(name, int(calibrated[g]), missing, int(hits[mine].sum()), int(mine.sum()), size))
-    return tuple(rows)
 
 
 def _facts_of_groups(sets: PredictionSets, by_group: Sequence[GroupCoverage]) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def _one_label(args: Any, classes: Sequence[str], output: Path) -> int:
     if args.json:
         print(json.dumps({**found.facts, "coverage": values, "file": str(output), "report": str(report)}, indent=2))
         return 0
-    _say(found.facts, values, summary, len(found.class_names))
+    _say(found.facts, values, summary, len(found.class_names), found.groups)
     print(f"wrote       {output}\nreport      {report}")
     return 0
 
@@ -223,9 +223,9 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _say(facts: dict[str, Any], values: dict[str, Any], summary: dict[str, float], n: int) -> None:
-    from topk_registry.conformal import binomial_interval
-
+def _say(
+    facts: dict[str, Any], values: dict[str, Any], summary: dict[str, float], n: int, groups: Sequence[Any]
+) -> None:
     low, high = values["interval"]
     options = ", ".join(f"{key} {value:g}" for key, value in facts["options"].items())
     print(f"top-1       {facts['top1']:.1%} of {sum(facts[f'{part}samples'] for part in PARTS)} images")
@@ -236,17 +236,11 @@ def _say(facts: dict[str, Any], values: dict[str, Any], summary: dict[str, float
     if facts["best_class_alone"] and facts["samples_at_threshold"]:
         wanted = 1 - facts["alpha"]
         say(f"note: the best class alone covers at least {wanted:g}, so sets have no other; --allow-empty empties some")
-    for group in facts.get("groups", ()):
-        if group["report_samples"]:
-            hits, seen = group["report_hits"], group["report_samples"]
-            low, high = binomial_interval(hits, seen)
-            print(f"  {group['name']}: coverage {hits / seen:.4f} ({low:.4f} to {high:.4f}) on {seen} images")
-        if group["missing"]:
-            say(
-                f"note: group {group['name']} has {group['samples']} calibration samples, {group['missing']} fewer "
-                "than a threshold takes, so its sets hold all classes"
-            )
-    if facts["classes_in_every_set"] and "groups" not in facts:
+    for group in groups:
+        print(f"  {group.told}")
+        if group.lack:
+            say(f"note: {group.lack}")
+    if facts["classes_in_every_set"] and not groups:
         say(
             f"note: {facts['classes_in_every_set']} classes have too few samples for a threshold of their own, so they "
             "are in every set; --rule interpolated or clustered limits them"

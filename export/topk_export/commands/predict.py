@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import numpy as np
 from topk_export.commands.common import add_runtime_flags, command, say, share
 from topk_export.commands.label_rows import names_of, write_label_csv, write_label_table
 from topk_export.errors import ImageError, ModelFileError, PredictionError, SourceError
+from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.predictor import Predictor
-from topk_export.runtime.ranking import Prediction
+from topk_export.runtime.ranking import Prediction, node_above
 from topk_export.scoring.files import is_url
 from topk_export.scoring.sources import images_below, is_list, listed, told
 from topk_registry.cli import ArgumentParser, positive
@@ -25,6 +27,7 @@ from topk_registry.folders.classes import class_map
 from topk_registry.folders.images import natural_key
 
 Failure = (ImageError, PredictionError)
+CSV_COLUMNS = ("file", "rank", "index", "class", "marginal", "softmax", "in_top_k", "in_set", "in_softmax_set")
 Result = tuple[Path, Any]  # a prediction, or one of these errors
 
 
@@ -60,7 +63,8 @@ def main(argv: Sequence[str]) -> int:
     results = _with_progress(zip(paths, stream, strict=True), len(paths))
     if labels is not None:
         results = _judged(results, labels, predictor.metadata.class_names, force=args.force)
-    in_csv, in_table = (write_label_csv, write_label_table) if several else (_write_csv, _write_table)
+    one_csv = partial(_write_csv, predictor.metadata)
+    in_csv, in_table = (write_label_csv, write_label_table) if several else (one_csv, _write_table)
     write = _write_json if args.json else in_csv if args.csv else in_table
     return 1 if write(results) else 0
 
@@ -197,10 +201,12 @@ def _write_json(results: Iterator[Result]) -> int:
     return bad
 
 
-def _write_csv(results: Iterator[Result]) -> int:
+def _write_csv(metadata: Metadata, results: Iterator[Result]) -> int:
     bad = 0
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(("file", "rank", "index", "class", "marginal", "softmax", "in_top_k", "in_set", "in_softmax_set"))
+    # of a file with a tree also the node that brings the class into the set
+    node = ("node",) if "tree" in (metadata.sets or {}) else ()
+    writer.writerow((*CSV_COLUMNS, *node))
     for path, item in results:
         if isinstance(item, Failure):
             bad += 1
@@ -209,5 +215,7 @@ def _write_csv(results: Iterator[Result]) -> int:
         rows = {row.index: row for row in (*item.top, *(item.softmax_set or ()), *(item.set or ()))}
         for rank, row in enumerate(sorted(rows.values(), key=lambda row: -row.softmax), 1):
             inside = ("" if chosen is None else int(row in chosen) for chosen in (item.top, item.set, item.softmax_set))
-            writer.writerow((path, rank, row.index, row.name, f"{row.marginal:.9g}", f"{row.softmax:.9g}", *inside))
+            above = [node_above(row.index, item.set_nodes or (), metadata) or "" for _ in node]
+            numbers = f"{row.marginal:.9g}", f"{row.softmax:.9g}"
+            writer.writerow((path, rank, row.index, row.name, *numbers, *inside, *above))
     return bad

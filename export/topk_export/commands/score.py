@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from topk_export.commands.common import add_runtime_flags, command, say
-from topk_export.errors import ModelFileError
+from topk_export.errors import ModelFileError, SourceError
 from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.session import nvidia_gpus
 from topk_export.scoring import files
 from topk_export.scoring.driver import Summary, jobs, prepare, score, tidy
 from topk_export.scoring.labels import accuracy, labels_of
-from topk_export.scoring.sources import KINDS, Shard, shards_of, told
+from topk_export.scoring.sources import KINDS, Groups, Shard, shards_of, told
 from topk_export.scoring.work import Place, settings_for
 from topk_registry.cli import ArgumentParser, positive
 from topk_registry.executors.errors import WorkerDiedError
@@ -24,6 +24,8 @@ from topk_registry.executors.interrupts import interruptible
 from topk_registry.executors.local import GPUS, LocalExecutor, processors
 from topk_registry.executors.pool import PoolExecutor
 from topk_registry.executors.ray import RayExecutor
+from topk_registry.folders.groups import read_groups
+from topk_registry.folders.images import listed
 
 HAS_ERRORS = 3
 
@@ -31,7 +33,11 @@ HAS_ERRORS = 3
 @command
 def main(argv: Sequence[str]) -> int:
     """Score folders, lists, tar shards or Parquet of images into Parquet files, restartably."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.group is not None and (args.groups or args.group_column):
+        parser.error("--group is the group of all images, --groups and --group-column tell the group of each")
+    groups = _groups(args)
     settings = settings_for(
         args.model,
         batch_size=args.batch_size,
@@ -44,12 +50,14 @@ def main(argv: Sequence[str]) -> int:
         columns=tuple(dict.fromkeys(args.column)),
     )
     skipped: Counter[str] = Counter()
-    total = sum(1 for _ in _shards(args, skipped))
+    total = sum(1 for _ in _shards(args, skipped, groups))
     if +skipped:
         say(told(skipped))
     if not total:
         say("error: the sources hold no images")
         return 1
+    if groups is not None:
+        _check_groups(groups, args.model)
     classes: Sequence[str] = ()
     if args.labels:
         metadata = Predictor(args.model, device="cpu", threads=1).metadata
@@ -67,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
         with files.held(args.output):
             prepare(args.output, total, overwrite=args.overwrite)
             with interruptible(), _executor(args, place, total) as (executor, workers), _progress(total) as tell:
-                work = jobs(_shards(args, Counter()), settings, place)
+                work = jobs(_shards(args, Counter(), groups), settings, place)
                 summary = score(work, executor, workers=workers, again=args.retry_errors, told=tell)
             tidy(args.output)
     except KeyboardInterrupt:
@@ -99,7 +107,34 @@ def _summed(summary: Summary, output: str, argv: Sequence[str]) -> int:
     return HAS_ERRORS if summary.errors else 0
 
 
-def _shards(args: Any, skipped: Counter[str]) -> Iterator[Shard]:
+def _groups(args: Any) -> Groups | None:
+    """Read the table of groups; say where none are told and the file has thresholds by group.
+
+    Raises:
+        ModelFileError: groups are told, and the file has no thresholds by group.
+    """
+    names = Predictor(args.model, device="cpu", threads=1).metadata.group_names
+    told = args.groups or args.group_column
+    if told and not names:
+        raise ModelFileError(f"groups of images are for files with thresholds by group, {args.model} has none")
+    if names and not told and args.group is None:
+        say(
+            "note: sets have the largest threshold of all groups; --group, --groups or --group-column tells one of "
+            f"{listed(names)}"
+        )
+    return Groups(read_groups(args.groups, column=args.group_column or "group")) if args.groups else None
+
+
+def _check_groups(groups: Groups, model: str) -> None:
+    """Raise an error unless the table has a group for every image, and the file a threshold for each group."""
+    if missing := groups.missing:
+        raise SourceError(f"{groups.file}: {len(missing)} images have no row: {listed(missing, 3)}")
+    metadata = Predictor(model, device="cpu", threads=1).metadata
+    for group in sorted(groups.used):
+        metadata.group_number(group)
+
+
+def _shards(args: Any, skipped: Counter[str], groups: Groups | None = None) -> Iterator[Shard]:
     """List the shards, as is done twice: to count, and to work."""
     return shards_of(
         args.source,
@@ -108,6 +143,8 @@ def _shards(args: Any, skipped: Counter[str]) -> Iterator[Shard]:
         root=args.root,
         column=args.image_column,
         skipped=skipped,
+        groups=groups,
+        group_column="" if args.groups else args.group_column,
     )
 
 
@@ -212,6 +249,17 @@ def _parser() -> ArgumentParser:
         help="images a file of scores, for folders and lists (default: 1000)",
     )
     source("--group", metavar="NAME", help="the group of all images, where thresholds are by group")
+    source(
+        "--groups",
+        metavar="FILE",
+        help="CSV table with the group of each image of folders and lists: columns image and group",
+    )
+    source(
+        "--group-column",
+        default="",
+        metavar="NAME",
+        help="column of the groups, in --groups FILE (default: group) or, without it, in Parquet sources",
+    )
     source("--exif", action="store_true", help="turn images as EXIF says (timm's evaluation does not)")
     rows = parser.add_argument_group("rows").add_argument
     rows("--top", type=positive, metavar="K", help="number of best classes (default: the file's k)")

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from topk_export.commands.common import add_runtime_flags, command, milliseconds, port, say, seconds
+from topk_export.errors import ModelFileError
 from topk_registry.cli import ArgumentParser, positive
+from topk_registry.folders.images import listed
 
 PIXELS = 25_000_000  # phones take 12 to 24 million; a decoded image of this size is 75 MB
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -15,6 +17,8 @@ def main(argv: Sequence[str]) -> int:
     """Serve an exported file over HTTP."""
     parser = _parser()
     args = parser.parse_args(argv)
+    if args.group is not None and args.require_group:
+        parser.error("--group is the group of requests that name none, which --require-group refuses")
     if args.triton:
         from topk_export.serve.triton import write_repository
 
@@ -41,11 +45,16 @@ def main(argv: Sequence[str]) -> int:
         predictor = open_release(release, plan.model)
         check_outputs(predictor.output_names, predictor.metadata)
         predictor.metadata.preprocess.check_known()
+        names = predictor.metadata.group_names
+        if args.require_group and not names:
+            raise ModelFileError(f"--require-group expects a file with thresholds by group, {args.model} has none")
         listener = listen(args.host, args.port)
         host = f"[{args.host}]" if ":" in args.host else args.host
         url = f"http://{host}:{listener.getsockname()[1]}/"
         say(f"{args.model} on {predictor.device}: {url} (API at {url}docs, metrics at {url}metrics)")
         say(f"serving version {release.version}, SHA-256 {release.sha256}")
+        if names and args.group is None and not args.require_group:
+            say(f"note: requests name a group, {listed(names)}; without one the largest of their thresholds serves")
         if args.host not in LOOPBACK and not plan.access.keys:
             say("warning: everyone who reaches this address may use the service: see --api-key-file")
         with listener:
@@ -83,6 +92,7 @@ def _limits(args: Any) -> Any:
         client_requests=args.max_per_client,
         batch=args.max_batch,
         delay_seconds=args.max_delay / 1e3,
+        require_group=args.require_group,
     )
 
 
@@ -115,7 +125,12 @@ def _parser() -> ArgumentParser:
         action="store_true",
         help="serve a new content of the file as soon as it is written (default: on SIGHUP)",
     )
-    parser.add_argument("--group", metavar="NAME", help="the group of all images, where thresholds are by group")
+    parser.add_argument(
+        "--group", metavar="NAME", help="the group of images whose request names none, where thresholds are by group"
+    )
+    parser.add_argument(
+        "--require-group", action="store_true", help="refuse requests that name no group, where thresholds are by group"
+    )
     parser.add_argument("--exif", action="store_true", help="turn images as EXIF says (timm's evaluation does not)")
     parser.add_argument("--log", metavar="FILE", help="append a line a prediction, for topk-registry monitor")
     parser.add_argument("--triton", metavar="DIR", help="write a Triton Inference Server repository there, and stop")

@@ -22,6 +22,7 @@ SEMANTICS = {
     "indices": "the k classes of the largest scores [batch, k], int64, best first",
 }
 GROUP = "group"  # the input with the number of each image's group, in a file with thresholds by group
+NO_GROUP = -1  # the number of a group that is not told: the largest threshold of all serves
 MULTILABEL = "multilabel"  # the task of a file that gives several labels an image
 PROBABILITY_SEMANTICS = {
     "logits": SEMANTICS["logits"],

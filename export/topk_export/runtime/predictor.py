@@ -14,7 +14,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from topk_export.errors import ImageError, PredictionError
-from topk_export.runtime.metadata import GROUP, Metadata
+from topk_export.runtime.metadata import GROUP, NO_GROUP, Metadata
 from topk_export.runtime.preprocess import MAX_PIXELS, read_image
 from topk_export.runtime.ranking import AnyPrediction, check_outputs, check_wanted, rank_rows
 from topk_export.runtime.session import TYPES, BoundRunner, device_of, open_session
@@ -87,11 +87,9 @@ class Predictor:
         self.workers: int = workers or min(8, os.cpu_count() or 1)
         self._input = self.session.get_inputs()[0]
         self._outputs = {output.name: output for output in self.session.get_outputs()}
-        self._group: int | None = None if group is None else self.metadata.group_number(group)
-        if group is not None and bound_batch is not None:
-            raise ValueError(f"bound_batch runs images alone: it takes no group, got {group!r}")
+        self._group = NO_GROUP if group is None else self.metadata.group_number(group)
         self.batch_size: int | None = self._fixed(bound_batch)
-        self._bound = None if bound_batch is None else BoundRunner(self.session, (bound_batch, *self.input_shape))
+        self._bound = None if bound_batch is None else self._bind(bound_batch)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -141,17 +139,30 @@ class Predictor:
         except ImageError as error:
             return error
 
+    def group_number(self, group: str | None) -> int | None:
+        """Return the number that :meth:`run` takes for a group; None in a file without thresholds by group.
+
+        Args:
+            group: its name; None: the predictor's own ``group``.
+
+        Raises:
+            ModelFileError: the file has no threshold for it.
+        """
+        if group is not None:
+            return self.metadata.group_number(group)
+        return self._group if self.metadata.group_names else None
+
     def run(self, batch: np.ndarray, groups: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """Run the model on an input batch as :meth:`preprocess` makes it, and return its outputs by name.
 
         Args:
             batch: the input.
             groups: the number of each image's group [batch], in a file with thresholds by group; see
-                :meth:`Metadata.group_number`. None: the predictor's ``group``.
+                :meth:`group_number`. -1 is a group that is not told. None: the predictor's ``group`` for all.
         """
-        if groups is None and self._group is not None:
-            groups = np.full(len(batch), self._group, np.int64)
-        if groups is not None:
+        if groups is None and (own := self.group_number(None)) is not None:
+            groups = np.full(len(batch), own, np.int64)
+        elif groups is not None:
             self._check_groups(groups, len(batch))
         if batch.shape[1:] != self.input_shape or batch.dtype != self.input_type:
             raise ValueError(
@@ -294,22 +305,26 @@ class Predictor:
 
     def _check_groups(self, groups: np.ndarray, count: int) -> None:
         names = self.metadata.group_names
-        if not names or self._bound is not None:
-            raise ValueError("groups are of files with thresholds by group, run without bound_batch")
-        if groups.shape != (count,) or (groups < -1).any() or (groups >= len(names)).any():
-            raise ValueError(f"expected a group from 0 to {len(names) - 1}, or -1, for each of {count} images")
+        if not names:
+            raise ValueError("groups are of files with thresholds by group, and this file has none")
+        if groups.shape != (count,) or (groups < NO_GROUP).any() or (groups >= len(names)).any():
+            raise ValueError(f"expected a group from 0 to {len(names) - 1}, or {NO_GROUP}, for each of {count} images")
 
     def _run(self, part: np.ndarray, groups: np.ndarray | None = None) -> list[np.ndarray]:
         """One run, the batch padded to its size where that is fixed."""
         n = len(part)
         if self.batch_size is not None and n < self.batch_size:
             part = np.concatenate((part, np.zeros((self.batch_size - n, *part.shape[1:]), part.dtype)))
-        given = {self._input.name: part}
+        told = {}
         if groups is not None:
-            given[GROUP] = np.append(groups, np.full(len(part) - n, -1)).astype(np.int64)
+            told[GROUP] = np.append(groups, np.full(len(part) - n, NO_GROUP)).astype(np.int64)
         if self._bound is not None:
-            return [value[:n].copy() for value in self._bound(part)]
-        return [value[:n] for value in self.session.run(list(self._outputs), given)]
+            return [value[:n].copy() for value in self._bound(part, **told)]
+        return [value[:n] for value in self.session.run(list(self._outputs), {self._input.name: part, **told})]
+
+    def _bind(self, size: int) -> BoundRunner:
+        groups = {GROUP: np.full(size, NO_GROUP, np.int64)} if self.metadata.group_names else {}
+        return BoundRunner(self.session, (size, *self.input_shape), groups)
 
 
 def _open(arguments: dict[str, Any]) -> Predictor:

@@ -1,7 +1,7 @@
 """From the outputs of a run to ranked classes: the k best, the prediction set, and a share of the softmax."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -59,6 +59,15 @@ def node_names(outputs: Mapping[str, np.ndarray], metadata: Metadata) -> list[tu
         return None
     names = metadata.sets["tree"]["names"]
     return [tuple(names[i] for i in row if i >= 0) for row in outputs["set_nodes"]]
+
+
+def node_above(index: int, nodes: Collection[str], metadata: Metadata) -> str | None:
+    """The one of these nodes of the tree that a class is, or lies below; None where it lies below none."""
+    assert metadata.sets is not None
+    names, parents = metadata.sets["tree"]["names"], metadata.sets["tree"]["parents"]
+    while index >= 0 and names[index] not in nodes:
+        index = parents[index]
+    return names[index] if index >= 0 else None
 
 
 AnyPrediction = Prediction | LabelPrediction  # by what the file gives

@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -170,21 +171,31 @@ def _check_device(session: Any, device: str, require_gpu: bool, cause: str) -> N
 
 
 class BoundRunner:
-    """Run a model at one fixed shape, in input and output buffers that stay on the device, as CUDA graphs need."""
+    """Run a model at one fixed shape, in input and output buffers that stay on the device, as CUDA graphs need.
 
-    def __init__(self, session: Any, shape: tuple[int, ...]) -> None:
+    Args:
+        session: of the model.
+        shape: of the one input.
+        others: values of inputs that have defaults, by name; a call may give others of the same shape.
+    """
+
+    def __init__(self, session: Any, shape: tuple[int, ...], others: Mapping[str, np.ndarray] | None = None) -> None:
         ort = import_onnxruntime()
         kind = "cpu" if device_of(session) == "cpu" else "cuda"
         (source,) = session.get_inputs()
         self._session, self._binding = session, session.io_binding()
-        self._input = ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, TYPES[source.type]), kind, 0)
-        self._binding.bind_ortvalue_input(source.name, self._input)
+        self._source = source.name
+        values = {source.name: np.zeros(shape, TYPES[source.type]), **(others or {})}
+        self._inputs = {name: ort.OrtValue.ortvalue_from_numpy(value, kind, 0) for name, value in values.items()}
+        for name, value in self._inputs.items():
+            self._binding.bind_ortvalue_input(name, value)
         for output in session.get_outputs():
             full = (shape[0], *output.shape[1:])
             value = ort.OrtValue.ortvalue_from_shape_and_type(full, TYPES[output.type], kind, 0)
             self._binding.bind_ortvalue_output(output.name, value)
 
-    def __call__(self, x: np.ndarray) -> list[np.ndarray]:
-        self._input.update_inplace(np.ascontiguousarray(x))
+    def __call__(self, x: np.ndarray, **others: np.ndarray) -> list[np.ndarray]:
+        for name, value in {self._source: x, **others}.items():
+            self._inputs[name].update_inplace(np.ascontiguousarray(value))
         self._session.run_with_iobinding(self._binding)
         return self._binding.copy_outputs_to_cpu()

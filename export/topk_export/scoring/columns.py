@@ -84,7 +84,7 @@ def check_column(factory: Callable[..., Column], *, num_classes: int = 10) -> No
 
 
 def _opened(name: str, metadata: Metadata) -> Column:
-    if name in schema(full=True, labels=True, several=metadata.several, about={}).names:
+    if name in schema(full=True, labels=True, nodes=True, groups=True, several=metadata.several, about={}).names:
         raise ValueError(f"{name!r} is a column of every file of scores: ask for another")
     column = registry.columns.create(name, metadata=metadata)
     _tried(name, column, _example(metadata, 2))

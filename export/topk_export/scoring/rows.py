@@ -34,6 +34,7 @@ def schema(
     several: bool = False,
     added: Mapping[str, str] | None = None,
     nodes: bool = False,
+    groups: bool = False,
 ) -> Any:
     """The columns. Lists are best first; they are null, and ``error`` says why, for an image that has no scores.
 
@@ -41,6 +42,7 @@ def schema(
         full: with the logits and marginals of all classes.
         about: is kept in the file.
         nodes: with the names of the tree's nodes that a set is made of.
+        groups: with the group of an image, whose threshold made its set.
         labels: with the class that the folder of an image stands for; null where it stands for none.
         several: of a file of several labels: probabilities in the place of marginals, and the chosen classes.
         added: columns of plug-ins, with Arrow's names of their types.
@@ -59,6 +61,8 @@ def schema(
     ]
     if nodes:
         columns.insert(-1, ("set_nodes", pa.list_(pa.string())))
+    if groups:
+        columns.insert(1, ("group", pa.string()))
     if labels:
         columns.insert(1, ("label", pa.int32()))
     if several:
@@ -100,11 +104,25 @@ class Rows:
         self._full = "logits" in columns.names
         self._share = "probability" if metadata.several else "marginal"
 
-    def of(self, names: Sequence[str], inputs: Sequence[np.ndarray | ImageError]) -> Any:
-        """A record batch, one row an image: its scores, or why it has none."""
+    def of(
+        self,
+        names: Sequence[str],
+        inputs: Sequence[np.ndarray | ImageError],
+        groups: Sequence[str | None] | None = None,
+    ) -> Any:
+        """A record batch, one row an image: its scores, or why it has none.
+
+        Args:
+            names: of the images.
+            inputs: of the model, or what is wrong with the image.
+            groups: of the images; None: the predictor's.
+        """
+        groups = groups or [None] * len(names)
         errors = [str(x) if isinstance(x, ImageError) else None for x in inputs]
-        good = [x for x in inputs if not isinstance(x, ImageError)]
-        outputs = self._predictor.run(np.stack(good) if good else self._predictor.preprocess([]))
+        good = [(x, group) for x, group in zip(inputs, groups, strict=True) if not isinstance(x, ImageError)]
+        batch = np.stack([x for x, _ in good]) if good else self._predictor.preprocess([])
+        told = self._predictor.metadata.group_names and [self._predictor.group_number(group) for _, group in good]
+        outputs = self._predictor.run(batch, np.array(told, np.int64)) if told else self._predictor.run(batch)
         fine = are_numbers(outputs)
         for row in np.flatnonzero([error is None for error in errors])[~fine]:
             errors[row] = NOT_FINITE
@@ -113,6 +131,7 @@ class Rows:
         cells = {
             "path": self._arrow.array([_text(name) for name in names], self._arrow.string()),
             "label": self._arrow.array([self._labels.get(folder_of(name)) for name in names], self._arrow.int32()),
+            "group": self._arrow.array([group and _text(group) for group in groups], self._arrow.string()),
             "error": self._arrow.array([error and _text(error) for error in errors], self._arrow.string()),
             **self._scores(outputs, missing),
             **self._of_plug_ins(outputs, missing),

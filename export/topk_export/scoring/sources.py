@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from tarfile import EOFHeaderError  # type: ignore  # typeshed has it not
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from topk_export.errors import ImageError, SourceError
 from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.scoring import files
+from topk_registry.folders.groups import GroupTable
 
 KINDS = ("auto", "images", "list", "tar", "parquet")
 TARS = (".tar", ".tar.gz", ".tgz")
@@ -30,6 +31,7 @@ COLUMNS = ("image", "img", "jpg", "png", "bytes", "content", "path", "file_name"
 
 Entry = tuple[str, str]  # the name of a file, and its stamp where listing told it
 Item = tuple[str, Any]  # the name of an image, and the image: a path, a URL, its bytes, or what is wrong with it
+Grouped = tuple[str, Any, str | None]  # and its group, where it is told
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Shard:
         root: what relative paths of the images begin from.
         column: of the images in Parquet; empty to look for it.
         stamps: of images whose folder told sizes and times when it was listed, as those of URLs do.
+        groups: of images, by a table; empty where it has no row, or where no groups are told.
+        group_column: of the groups in Parquet; empty where no groups are told.
     """
 
     kind: str
@@ -49,6 +53,13 @@ class Shard:
     root: str = ""
     column: str = ""
     stamps: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    group_column: str = ""
+
+    @property
+    def grouped(self) -> bool:
+        """True where the shard tells the group of each image."""
+        return bool(self.groups or self.group_column)
 
     def __len__(self) -> int:
         """The number of images, 0 where only reading the file tells."""
@@ -60,7 +71,7 @@ class Shard:
 
     def digest(self) -> str:
         """Tell this shard from others by its names."""
-        return _digest((self.kind, self.column, *self.names))
+        return digest((self.kind, self.column, *self.names))
 
     def content(self, *, checksum: bool) -> str:
         """Tell the content of the shard's files by their sizes and times; with ``checksum`` by their bytes.
@@ -68,12 +79,12 @@ class Shard:
         Images of a list of URLs have no stamps, for asking would take a request for each.
         """
         if checksum:
-            return _digest(_or_missing(files.sha256_of, self._place(name)) for name in self.names)
+            return digest(_or_missing(files.sha256_of, self._place(name)) for name in self.names)
         if self.stamps:
-            return _digest(self.stamps)
+            return digest(self.stamps)
         places = [self._place(name) for name in self.names]
         asked = [place for place in places if self.kind != "images" or not files.is_url(place)]
-        return _digest(_or_missing(files.stamp_of, place) for place in asked)
+        return digest(_or_missing(files.stamp_of, place) for place in asked)
 
     def items(self) -> Iterator[Item]:
         """Every image with its name, in order.
@@ -81,16 +92,28 @@ class Shard:
         Raises:
             SourceError: the file cannot be read on; everything before has been given.
         """
+        return ((name, image) for name, image, _ in self.grouped_items())
+
+    def grouped_items(self) -> Iterator[tuple[str, Any, str | None]]:
+        """Every image with its name and its group; None where the shard tells no groups.
+
+        Raises:
+            SourceError: as :meth:`items` does.
+        """
         if self.kind == "images":
-            return ((name, self._place(name)) for name in self.names)
-        read = _tar_items if self.kind == "tar" else _parquet_items
-        return _explained(self.names[0], read(self.names[0], self._place(self.names[0]), self.column, self.root))
+            groups = self.groups or (None,) * len(self.names)
+            return ((name, self._place(name), group) for name, group in zip(self.names, groups, strict=True))
+        name, place = self.names[0], self._place(self.names[0])
+        if self.kind == "tar":
+            return _explained(name, ((*item, None) for item in _tar_items(name, place)))
+        return _explained(name, _parquet_items(name, place, self.column, self.root, self.group_column))
 
     def _place(self, name: str) -> str:
         return placed(name, self.root)
 
 
-def _digest(parts: Iterable[str]) -> str:
+def digest(parts: Iterable[str]) -> str:
+    """Tell these texts from others."""
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -113,6 +136,8 @@ def shards_of(
     root: str = "",
     column: str = "",
     skipped: Counter[str] | None = None,
+    groups: "Groups | None" = None,
+    group_column: str = "",
 ) -> Iterator[Shard]:
     """Yield the shards of all sources, in order.
 
@@ -123,11 +148,63 @@ def shards_of(
         root: what the relative paths in lists and Parquet files begin from.
         column: of the images in Parquet.
         skipped: counts the files of folders that are left out, by their endings.
+        groups: of images in folders and lists.
+        group_column: of the groups in Parquet, where no table has them.
+
+    Raises:
+        SourceError: a source is none, or tells no groups where they are asked for.
     """
     here, skipped = os.getcwd(), Counter() if skipped is None else skipped
     for source in sources:
         for name in files.expanded(source) if source != "-" else ["-"]:
-            yield from _shards(name, kind, size, here, os.path.join(here, root), column, skipped)
+            for shard in _shards(name, kind, size, here, os.path.join(here, root), column, skipped):
+                yield _with_groups(shard, name, groups, group_column)
+
+
+def _with_groups(shard: Shard, source: str, groups: "Groups | None", column: str) -> Shard:
+    if groups is not None:
+        if shard.kind != "images":
+            raise SourceError(
+                f"--groups is of images in folders and lists, and {shard.title} is one file; --group-column alone "
+                "names the column of groups in Parquet"
+            )
+        return replace(shard, groups=tuple(groups.of(name, source) for name in shard.names))
+    if column and shard.kind != "parquet":
+        raise SourceError(f"--group-column without --groups is of Parquet files, and {shard.title} is none")
+    return replace(shard, group_column=column)
+
+
+class Groups:
+    """The groups of a table, and which of them were looked up.
+
+    Args:
+        table: with a column of images: paths below the folder that is scored, or as the scores name them.
+    """
+
+    def __init__(self, table: GroupTable) -> None:
+        self._known = table.by_image(_key, where="of the images")
+        self.file, self.used, self.missing = table.file, set[str](), list[str]()
+
+    def of(self, name: str, source: str) -> str:
+        """The group of an image by the name that its scores have; empty where the table has no row for it.
+
+        Args:
+            name: of the image.
+            source: the folder or list that it is from.
+        """
+        prefix = f"{source.rstrip('/')}/"
+        below = name.removeprefix(prefix) if files.is_url(name) else os.path.relpath(name, source)
+        group = self._known.get(_key(below)) or self._known.get(_key(name), "")
+        if group:
+            self.used.add(group)
+        else:
+            self.missing.append(name)
+        return group
+
+
+def _key(name: str) -> str:
+    """The form of a path that a table is looked up by."""
+    return name if files.is_url(name) else os.path.normpath(name)
 
 
 def _shards(
@@ -239,7 +316,7 @@ def _standard_input() -> str:
     return _kept[0]
 
 
-def _explained(name: str, items: Iterator[Item]) -> Iterator[Item]:
+def _explained(name: str, items: Iterator[Grouped]) -> Iterator[Grouped]:
     try:
         yield from items
     except (SourceError, ImportError):
@@ -260,7 +337,7 @@ class _Member(tarfile.TarInfo):
             raise
 
 
-def _tar_items(name: str, place: str, _column: str, _root: str) -> Iterator[Item]:
+def _tar_items(name: str, place: str) -> Iterator[Item]:
     with files.opened(place) as file, tarfile.open(fileobj=file, mode="r|*", tarinfo=_Member) as archive:
         for member in archive:
             if member.isfile() and member.name.lower().endswith(IMAGES):
@@ -272,17 +349,21 @@ def _tar_items(name: str, place: str, _column: str, _root: str) -> Iterator[Item
             raise SourceError(f"{name} cannot be read: it is cut off")
 
 
-def _parquet_items(name: str, place: str, column: str, root: str) -> Iterator[Item]:
+def _parquet_items(name: str, place: str, column: str, root: str, group_column: str) -> Iterator[Grouped]:
     import pyarrow.parquet as pq
 
     with files.opened(place) as file, pq.ParquetFile(file) as table:
         column = column or _find_column(name, table.schema_arrow.names)
-        if column not in table.schema_arrow.names:
-            raise SourceError(f"{name} has no column {column!r}; there are {', '.join(table.schema_arrow.names)}")
+        wanted = [column, group_column] if group_column else [column]
+        for each in wanted:
+            if each not in table.schema_arrow.names:
+                raise SourceError(f"{name} has no column {each!r}; there are {', '.join(table.schema_arrow.names)}")
         row = 0
-        for batch in table.iter_batches(batch_size=64, columns=[column]):
-            for value in batch.column(0):
-                yield _cell(f"{name}/{row}", value.as_py(), root)
+        for batch in table.iter_batches(batch_size=64, columns=wanted):
+            groups = batch.column(group_column).to_pylist() if group_column else [None] * len(batch)
+            for value, group in zip(batch.column(column), groups, strict=True):
+                told = ("" if group is None else str(group).strip()) if group_column else None
+                yield (*_cell(f"{name}/{row}", value.as_py(), root), told)
                 row += 1
 
 

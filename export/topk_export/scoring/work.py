@@ -17,7 +17,7 @@ from topk_export.runtime.weights import digest_of, files_of
 from topk_export.scoring import files
 from topk_export.scoring.columns import opened, owners, values_of
 from topk_export.scoring.rows import Rows, import_arrow, schema
-from topk_export.scoring.sources import Shard, load
+from topk_export.scoring.sources import Shard, digest, load
 
 ROW_GROUP = 4096  # rows: megabytes of the k best, tens of megabytes of a thousand classes
 BATCH_BYTES = 32 << 20  # of one batch's input, so that large inputs make small batches
@@ -62,6 +62,10 @@ class Settings:
         del found["columns"]  # files without any stay those of earlier versions
         if self.group is None:
             del found["group"]
+        if shard.groups:
+            found["groups"] = digest(shard.groups)
+        if shard.group_column:
+            found["group_column"] = shard.group_column
         return found | ({"columns": owners(self.columns)} if self.columns else {})
 
 
@@ -135,6 +139,7 @@ def score_shard(job: Job) -> Scored:
         labels=settings.labels is not None,
         several=predictor.metadata.several,
         nodes="set_nodes" in predictor.output_names,
+        groups=settings.group is not None or job.shard.grouped,
         about={ABOUT: about},
         added={name: column.type for name, column in added.items()},
     )
@@ -174,16 +179,27 @@ def _groups(job: Job, rows: Rows) -> Iterator[Any]:
 def _batches(job: Job, rows: Rows) -> Iterator[Any]:
     predictor = _predictor(job.place, job.settings)
 
-    def read(item: tuple[str, Any]) -> tuple[str, np.ndarray | ImageError]:
-        name, image = item
+    def read(item: tuple[str, Any, str | None]) -> tuple[str, np.ndarray | ImageError, str | None]:
+        name, image, group = item
         try:
-            return name, predictor.input_of(load(image))
+            if group is not None:
+                check_group(group, predictor)
+            return name, predictor.input_of(load(image)), group or job.settings.group
         except ImageError as error:
-            return name, error
+            return name, error, group or job.settings.group
 
-    for batch in read_ahead(read, job.shard.items(), batch=job.settings.batch_size, workers=job.place.readers):
-        names, inputs = zip(*batch, strict=True)
-        yield rows.of(names, inputs)
+    for batch in read_ahead(read, job.shard.grouped_items(), batch=job.settings.batch_size, workers=job.place.readers):
+        yield rows.of(*zip(*batch, strict=True))
+
+
+def check_group(group: str, predictor: Predictor) -> None:
+    """Raise an ImageError where a row tells no group, or one that the file has no threshold for."""
+    if not group:
+        raise ImageError(f"expected a group, got none; there are {', '.join(predictor.metadata.group_names)}")
+    try:
+        predictor.group_number(group)
+    except ModelFileError as error:
+        raise ImageError(str(error)) from error
 
 
 @lru_cache(maxsize=1)

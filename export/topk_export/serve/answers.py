@@ -74,7 +74,10 @@ class Answers(BaseModel):
 
 KSERVE = "/v2"
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "no image, or one that cannot be decoded"},
+    400: {
+        "model": Problem,
+        "description": "no image that can be decoded, or an option that the model does not take",
+    },
     401: {"model": Problem, "description": "an API key is needed"},
     403: {"model": Problem, "description": "a page of another site sent this"},
     408: {"model": Problem, "description": "the body came too slowly"},

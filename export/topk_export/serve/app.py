@@ -6,7 +6,7 @@ are bounded. A client's fault is a 4xx that says what; 503 means try again.
 
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -95,30 +95,54 @@ def _add_predictions(app: FastAPI, service: Service) -> None:
     wanted = Annotated[float | None, Query(gt=0, le=1)]
     most = Annotated[int, Query(ge=1, le=limits.max_set)]
     few = min(SET, limits.max_set)
+    one = Annotated[str | None, Query(description="name of the image's group, of sets.groups in /model")]
+    each = Annotated[
+        list[str] | None,
+        Query(description="name of the group of all images, or of each in order; of sets.groups in /model"),
+    ]
 
     @app.post("/predict", responses={**PROBLEMS, 200: {"model": Answer | LabelsAnswer}}, openapi_extra=ONE)
-    async def predict(request: Request, softmax_mass: wanted = None, max_set: most = few) -> Response:  # type: ignore[valid-type]
+    async def predict(
+        request: Request,
+        softmax_mass: wanted = None,  # type: ignore[valid-type]
+        max_set: most = few,  # type: ignore[valid-type]
+        group: one = None,  # type: ignore[valid-type]
+    ) -> Response:
         """Return the top-k classes of one image: the body, the form's file ``image``, or base64 in JSON.
 
         With a calibrated model also its prediction set; with ``softmax_mass`` the fewest classes whose shares reach it;
-        at most ``max_set`` classes of each. A model of several labels gives the chosen labels too, and takes no
+        at most ``max_set`` classes of each. A model with thresholds by group takes the ``group`` of the image; without
+        one the largest threshold serves. A model of several labels gives the chosen labels too, and takes no
         ``softmax_mass``.
         """
         start = time.perf_counter()
         async with service.turn(request) as model:
             _check_wanted(model, softmax_mass, max_set)
+            _for_each(request.query_params.getlist("group"), 1)
+            service.group(model, group)
             image, facts = await one_image(request, limits), facts_of(request.scope)
-            content = await service.predict(model, image, softmax_mass, max_set, facts)
+            content = await service.predict(model, image, softmax_mass, max_set, facts, group)
             return await _answered(service, model, content, start)
 
     @app.post("/predictions", responses={**PROBLEMS, 200: {"model": Answers}}, openapi_extra=SEVERAL)
-    async def predictions(request: Request, softmax_mass: wanted = None, max_set: most = few) -> Response:  # type: ignore[valid-type]
-        """Return the same for several images: the form's files ``image``, or base64 in JSON."""
+    async def predictions(
+        request: Request,
+        softmax_mass: wanted = None,  # type: ignore[valid-type]
+        max_set: most = few,  # type: ignore[valid-type]
+        group: each = None,  # type: ignore[valid-type]
+    ) -> Response:
+        """Return the same for several images: the form's files ``image``, or base64 in JSON.
+
+        Of a model with thresholds by group: ``group`` once for all images, or once for each, in their order.
+        """
         start = time.perf_counter()
         async with service.turn(request) as model:
             _check_wanted(model, softmax_mass, max_set)
+            for name in group or [None]:
+                service.group(model, name)
             images, facts = await several_images(request, limits), facts_of(request.scope)
-            found = await service.predict_all(model, images, softmax_mass, max_set, facts)
+            groups = _for_each(group or [], len(images))
+            found = await service.predict_all(model, images, softmax_mass, max_set, facts, groups)
             return await _answered(service, model, {"predictions": found}, start)
 
 
@@ -127,6 +151,14 @@ def _check_wanted(model: ServedModel, softmax_mass: float | None, max_set: int) 
         check_wanted(softmax_mass, max_set, model.predictor.metadata)
     except ValueError as error:
         raise HTTPException(400, str(error)) from error
+
+
+def _for_each(groups: list[str], count: int) -> Sequence[str | None]:
+    """Return the group of each image; raise a 400 where they are neither none, nor one for all, nor one for each."""
+    if len(groups) not in (0, 1, count):
+        wanted = "one group" if count == 1 else f"one group for all {count} images, or one for each"
+        raise HTTPException(400, f"expected {wanted}, got {len(groups)}")
+    return groups if len(groups) == count else (groups or [None]) * count
 
 
 async def _answered(service: Service, model: ServedModel, content: dict[str, Any], start: float) -> Response:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from topk_export.runtime.metadata import NO_GROUP
+
 
 class OverloadedError(RuntimeError):
     """The queue is full, or the server is shutting down."""
@@ -16,6 +18,7 @@ class OverloadedError(RuntimeError):
 
 class _Waiting(NamedTuple):
     x: np.ndarray
+    group: int | None
     since: float
     answer: "asyncio.Future[dict[str, np.ndarray]]"
 
@@ -27,7 +30,8 @@ class Batcher:
     thread, while the next one fills. An input beyond ``max_queue`` raises :class:`OverloadedError` at once.
 
     Args:
-        run: maps a batch [B, ...] to outputs by name, each [B, ...].
+        run: maps a batch [B, ...] to outputs by name, each [B, ...]. A second argument is the number of each input's
+            group [B]; it is left out where no input of the batch has one.
         max_batch: the most inputs in a batch.
         max_delay: the most seconds that an input waits for others to share its batch.
         max_queue: the most inputs that may wait.
@@ -37,7 +41,7 @@ class Batcher:
 
     def __init__(
         self,
-        run: Callable[[np.ndarray], dict[str, np.ndarray]],
+        run: Callable[..., dict[str, np.ndarray]],
         *,
         max_batch: int = 16,
         max_delay: float = 0.005,
@@ -70,14 +74,19 @@ class Batcher:
         self._queue.clear()
         await asyncio.to_thread(self._thread.shutdown)
 
-    async def __call__(self, x: np.ndarray) -> dict[str, np.ndarray]:
-        """Run one input [1, ...] in a batch with others, and return its own outputs by name, each [1, ...]."""
+    async def __call__(self, x: np.ndarray, group: int | None = None) -> dict[str, np.ndarray]:
+        """Run one input [1, ...] in a batch with others, and return its own outputs by name, each [1, ...].
+
+        Args:
+            x: the input.
+            group: the number of its group, in a file with thresholds by group.
+        """
         if self._task is None:
             raise _closing()
         if len(self._queue) >= self._max_queue:
             raise OverloadedError(f"{self._max_queue} requests are waiting already")
         loop = asyncio.get_running_loop()
-        item = _Waiting(x, loop.time(), loop.create_future())
+        item = _Waiting(x, group, loop.time(), loop.create_future())
         self._queue.append(item)
         self._news.set()
         return await item.answer
@@ -103,10 +112,10 @@ class Batcher:
             await self._news.wait()
 
     async def _answer(self, batch: list[_Waiting]) -> None:
-        joined, loop = np.concatenate([item.x for item in batch]), asyncio.get_running_loop()
+        joined, loop = (np.concatenate([item.x for item in batch]), *_groups(batch)), asyncio.get_running_loop()
         start = loop.time()
         try:
-            outputs = await loop.run_in_executor(self._thread, self._run, joined)
+            outputs = await loop.run_in_executor(self._thread, self._run, *joined)
         except asyncio.CancelledError:
             _fail(batch, _closing())
             raise
@@ -150,6 +159,14 @@ class WarmUp:
             return "the model is warming up"
         error = self._task.exception()
         return None if error is None else f"the model does not run: {error}"
+
+
+def _groups(batch: Iterable[_Waiting]) -> tuple[np.ndarray, ...]:
+    """The number of each input's group [B], as the arguments of a run: none where no input has one."""
+    numbers = [item.group for item in batch]
+    if all(number is None for number in numbers):
+        return ()
+    return (np.array([NO_GROUP if number is None else number for number in numbers], np.int64),)
 
 
 def _closing() -> OverloadedError:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, HTTPException, Request, Response
 
+from topk_export.runtime.metadata import GROUP, NO_GROUP
 from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.session import TYPES
 from topk_export.serve.answers import KSERVE, as_json, encode
@@ -88,8 +89,9 @@ def router(service: Service) -> APIRouter:
             body = await read_body(request, service.limits)
             with current.stage("input"):
                 header = request.headers.get(LENGTH)
-                head, x = await service.lane(_parse, current.predictor, service.limits, body, header)
-            outputs = await service.run(current, x)
+                head, x, groups = await service.lane(_parse, current.predictor, service.limits, body, header)
+                service.check_group(current, told=groups is not None)
+            outputs = await service.run(current, x, groups)
             with current.stage("output"):
                 content, length = await service.lane(_answer, current, head, outputs)
         if length is None:
@@ -105,16 +107,16 @@ def _metadata(model: ServedModel) -> dict[str, Any]:
         {"name": output.name, "datatype": NAMES[np.dtype(TYPES[output.type])], "shape": [-1, *output.shape[1:]]}
         for output in predictor.session.get_outputs()
     ]
-    source = {
-        "name": predictor.input_name,
-        "datatype": NAMES[predictor.input_type],
-        "shape": [-1, *predictor.input_shape],
-    }
+    inputs = [
+        {"name": predictor.input_name, "datatype": NAMES[predictor.input_type], "shape": [-1, *predictor.input_shape]}
+    ]
+    if predictor.metadata.group_names:
+        inputs.append({"name": GROUP, "datatype": NAMES[np.dtype(np.int64)], "shape": [-1]})
     return {
         "name": predictor.name,
         "versions": [str(model.release.version)],
         "platform": "onnxruntime_onnx",
-        "inputs": [source],
+        "inputs": inputs,
         "outputs": outputs,
     }
 
@@ -126,6 +128,9 @@ def _config(predictor: Predictor, limits: Limits) -> dict[str, Any]:
             for value in values
         ]
 
+    # a request may leave it out: the largest threshold serves then
+    groups = [{"name": GROUP, "data_type": "TYPE_INT64", "dims": [], "optional": True}]
+    groups = groups if predictor.metadata.group_names else []
     batching = {
         "preferred_batch_size": [limits.batch],
         "max_queue_delay_microseconds": round(1e6 * limits.delay_seconds),
@@ -136,21 +141,22 @@ def _config(predictor: Predictor, limits: Limits) -> dict[str, Any]:
         "backend": "onnxruntime",
         "version_policy": {"latest": {"num_versions": 1}},
         "max_batch_size": limits.images,
-        "input": tensors(predictor.session.get_inputs()),
+        "input": tensors(predictor.session.get_inputs()) + groups,
         "output": tensors(predictor.session.get_outputs()),
         "dynamic_batching": batching,
     }
 
 
-def _parse(predictor: Predictor, limits: Limits, body: bytes, length: str | None) -> tuple[dict[str, Any], np.ndarray]:
-    """Return a request's JSON and its input tensor."""
+def _parse(
+    predictor: Predictor, limits: Limits, body: bytes, length: str | None
+) -> tuple[dict[str, Any], np.ndarray, list[int] | None]:
+    """Return a request's JSON, its input tensor, and the number of each row's group where it tells them."""
     try:
         size = len(body) if length is None else int(length)
         if not 0 <= size <= len(body):
             raise ValueError(f"{LENGTH} is {size}, the body has {len(body)} bytes")
         head = json.loads(body[:size])
-        (tensor,) = head["inputs"]
-        x = _tensor(predictor, limits, tensor, body[size:])
+        x, groups = _inputs(predictor, limits, head["inputs"], body[size:])
         names = [output["name"] for output in head.get("outputs", ())]
         if unknown := set(names) - set(predictor.output_names):
             there = ", ".join(predictor.output_names)
@@ -167,7 +173,56 @@ def _parse(predictor: Predictor, limits: Limits, body: bytes, length: str | None
             f"the answer could have {largest} bytes, and at most {limits.answer_bytes} are sent: ask for fewer rows or "
             "outputs, or for binary data",
         )
-    return head, x
+    return head, x, groups
+
+
+def _inputs(
+    predictor: Predictor, limits: Limits, tensors: list[Any], binary: bytes
+) -> tuple[np.ndarray, list[int] | None]:
+    """Return the input, and the number of each row's group where the request has that tensor, in either order."""
+    names = predictor.metadata.group_names
+    if len(tensors) not in (1, 1 + bool(names)):
+        takes = f"{predictor.input_name} and, if it likes, {GROUP}" if names else predictor.input_name
+        raise ValueError(f"the model takes {takes}, got {len(tensors)} inputs")
+    given: dict[bool, np.ndarray] = {}
+    for tensor in tensors:
+        is_group = bool(names) and tensor["name"] == GROUP
+        if is_group in given:
+            raise ValueError(f"inputs names {tensor['name']} twice")
+        own, binary = _binary(tensor, binary)
+        given[is_group] = (_group_tensor if is_group else _tensor)(predictor, limits, tensor, own)
+    if binary:
+        raise ValueError(f"{len(binary)} bytes follow the JSON that no input counts by its binary_data_size")
+    if False not in given:
+        raise ValueError(f"the input {predictor.input_name} is missing")
+    if (groups := given.get(True)) is not None and len(groups) != len(given[False]):
+        raise ValueError(f"expected a {GROUP} for each of {len(given[False])} rows, got {len(groups)}")
+    return given[False], None if groups is None else groups.tolist()
+
+
+def _binary(tensor: Mapping[str, Any], binary: bytes) -> tuple[bytes | None, bytes]:
+    """Return the bytes of a tensor, None where its data are numbers in the JSON, and the bytes of those after it."""
+    size = tensor.get("parameters", {}).get("binary_data_size")
+    if size is None:
+        return None, binary
+    if not isinstance(size, int) or not 0 <= size <= len(binary):
+        raise ValueError(f"binary_data_size is {size}, but {len(binary)} bytes follow the JSON")
+    return binary[:size], binary[size:]
+
+
+def _group_tensor(predictor: Predictor, limits: Limits, tensor: Mapping[str, Any], binary: bytes | None) -> np.ndarray:
+    """Return the number of each row's group [batch]."""
+    kind, shape = NAMES[np.dtype(np.int64)], tuple(tensor["shape"])
+    if tensor["datatype"] != kind or len(shape) != 1:
+        raise ValueError(f"the model takes {GROUP} {kind} [batch], got {tensor['datatype']} {list(shape)}")
+    given = np.asarray(tensor["data"]) if binary is None else np.frombuffer(binary, np.int64)
+    names = predictor.metadata.group_names
+    if given.dtype.kind not in "iu" or (given < NO_GROUP).any() or (given >= len(names)).any():
+        raise ValueError(
+            f"expected numbers from 0 to {len(names) - 1}, or {NO_GROUP} for none, as {GROUP}; they stand for "
+            f"{', '.join(names)}"
+        )
+    return given.astype(np.int64).reshape(shape)
 
 
 def _wanted(head: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, bool]:
@@ -186,7 +241,7 @@ def _length(predictor: Predictor, wanted: Mapping[str, bool], rows: int) -> int:
     )
 
 
-def _tensor(predictor: Predictor, limits: Limits, tensor: Mapping[str, Any], binary: bytes) -> np.ndarray:
+def _tensor(predictor: Predictor, limits: Limits, tensor: Mapping[str, Any], binary: bytes | None) -> np.ndarray:
     wanted = predictor.input_type
     shape = tuple(tensor["shape"])
     expected = predictor.input_name, NAMES[wanted], predictor.input_shape
@@ -195,11 +250,8 @@ def _tensor(predictor: Predictor, limits: Limits, tensor: Mapping[str, Any], bin
         raise ValueError(f"the model takes {takes}, got {tensor['name']} {tensor['datatype']} {list(shape)}")
     if not 1 <= shape[0] <= limits.images:
         raise ValueError(f"the batch must be 1 to {limits.images}, got {shape[0]}")
-    size = tensor.get("parameters", {}).get("binary_data_size")
-    if size is None:
+    if binary is None:
         return _numbers(tensor["data"], wanted).reshape(shape)
-    if size != len(binary):
-        raise ValueError(f"binary_data_size is {size}, but {len(binary)} bytes follow the JSON")
     return _finite(np.frombuffer(binary, wanted)).reshape(shape)
 
 

@@ -23,6 +23,7 @@ class Limits:
         batch: inputs of one run of the model.
         delay_seconds: time that an input waits for others to join its run.
         decoders: threads that decode images.
+        require_group: refuse requests that name no group, where the model has thresholds by group.
     """
 
     body_bytes: int = 10_000_000
@@ -39,6 +40,7 @@ class Limits:
     batch: int = 16
     delay_seconds: float = 0.005
     decoders: int = min(8, max(2, os.cpu_count() or 1))
+    require_group: bool = False
 
 
 @dataclass(frozen=True)

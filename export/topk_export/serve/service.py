@@ -2,14 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 from fastapi import HTTPException, Request
 
-from topk_export.errors import ImageError, ImageTooLargeError, PredictionError
+from topk_export.errors import ImageError, ImageTooLargeError, ModelFileError, PredictionError
 from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.ranking import check_outputs
 from topk_export.serve.answers import encode, ranking
@@ -107,18 +107,43 @@ class Service:
             with model.used():
                 yield model
 
+    def group(self, model: ServedModel, name: str | None) -> int | None:
+        """Return the number of a request's group, by its name; None where the model has no thresholds by group.
+
+        Raises:
+            HTTPException: 400, the model has no such group, or the request names none where it must.
+        """
+        self.check_group(model, told=name is not None)
+        try:
+            return model.predictor.group_number(name)
+        except ModelFileError as error:
+            raise HTTPException(400, str(error)) from error
+
+    def check_group(self, model: ServedModel, *, told: bool) -> None:
+        """Raise a 400 where a request tells no group, and must."""
+        names = model.predictor.metadata.group_names
+        if self.limits.require_group and names and not told:
+            raise HTTPException(400, f"expected the group of each image, got none; there are {', '.join(names)}")
+
     def scrape(self) -> bytes:
         self.metrics.waiting.set(self.model.batcher.waiting)
         return self.metrics.text()
 
     async def predict(
-        self, model: ServedModel, body: bytes, softmax_mass: float | None, max_set: int, facts: Mapping[str, Any]
+        self,
+        model: ServedModel,
+        body: bytes,
+        softmax_mass: float | None,
+        max_set: int,
+        facts: Mapping[str, Any],
+        group: str | None = None,
     ) -> dict:
-        """Return the fields of a ranking for one encoded image."""
+        """Return the fields of a ranking for one encoded image, of the group of this name."""
+        number = self.group(model, group)
         try:
             with model.stage("input"):
                 x = await model.decoder(body)
-            outputs = await model.batcher(x)
+            outputs = await model.batcher(x, number)
             with model.stage("output"):
                 found = await self.lane(ranking, model.predictor, outputs, softmax_mass, max_set)
         except OverloadedError as error:
@@ -130,7 +155,7 @@ class Service:
         except PredictionError as error:
             raise HTTPException(500, str(error)) from error
         if self._log is not None:
-            self._log(answer_entry(found, facts))
+            self._log(answer_entry(found, facts if group is None else {**facts, "group": group}))
         return found
 
     async def predict_all(
@@ -140,23 +165,33 @@ class Service:
         softmax_mass: float | None,
         max_set: int,
         facts: Mapping[str, Any],
+        groups: Sequence[str | None],
     ) -> list[dict]:
         """Return a ranking for each image, or ``{"detail": ...}`` where the image is at fault."""
 
-        async def one(body: bytes) -> dict:
+        async def one(body: bytes, group: str | None) -> dict:
             try:
-                return await self.predict(model, body, softmax_mass, max_set, facts)
+                return await self.predict(model, body, softmax_mass, max_set, facts, group)
             except HTTPException as error:
                 if error.status_code == 503:
                     raise
                 return {"detail": error.detail}
 
-        return list(await asyncio.gather(*map(one, bodies)))
+        return list(await asyncio.gather(*map(one, bodies, groups)))
 
-    async def run(self, model: ServedModel, x: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the model's outputs for inputs [batch, ...], which share runs with other requests."""
+    async def run(
+        self, model: ServedModel, x: np.ndarray, groups: Sequence[int | None] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return the model's outputs for inputs [batch, ...], which share runs with other requests.
+
+        Args:
+            model: the release.
+            x: the inputs.
+            groups: the number of each input's group [batch].
+        """
+        numbers = [None] * len(x) if groups is None else groups
         try:
-            rows = await asyncio.gather(*(model.batcher(x[i : i + 1]) for i in range(len(x))))
+            rows = await asyncio.gather(*(model.batcher(x[i : i + 1], number) for i, number in enumerate(numbers)))
         except OverloadedError as error:
             raise try_later(str(error)) from error
         return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

@@ -167,6 +167,11 @@ function show(model, outputs) {
     $("labels").textContent = "Labels: " + names(order.filter(i => outputs.labels.data[i]));
     $("labels").hidden = false;
   }
+  if (outputs.set_nodes) {
+    const nodes = Array.from(outputs.set_nodes.data, Number).filter(i => i >= 0).map(i => model.sets.tree.names[i]);
+    $("nodes").textContent = (nodes.length === 1 ? "Node: " : "Nodes: ") + nodes.join(" and ");
+    $("nodes").hidden = false;
+  }
   if (outputs.set) {
     const inside = order.filter(i => outputs.set.data[i]);
     $("set").textContent = (several ? "Set of " : "Prediction set of ") + inside.length + ": " + names(inside);

@@ -10,7 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from topk_export.runtime.metadata import Metadata
+from topk_export.errors import naming
+from topk_export.runtime.metadata import GROUP, Metadata
 from topk_export.runtime.session import open_session
 from topk_export.runtime.weights import copy_model
 
@@ -36,6 +37,9 @@ def write_repository(
     A model of a fixed batch size gets ``max_batch_size: 0`` and its batch in the shapes: Triton batches only models
     whose first axis is free.
 
+    A model with thresholds by group gets the input ``group``, and ``groups.txt`` has the names by number. Each request
+    tells it, as -1 where it is not known: Triton has no optional inputs for models that it batches.
+
     Args:
         model: an exported file.
         folder: the repository, made where it does not exist.
@@ -56,6 +60,10 @@ def write_repository(
         (entry / "1").mkdir(parents=True)
         copy_model(model, entry / "1" / "model.onnx")
         (entry / "labels.txt").write_text("\n".join(metadata.class_names) + "\n", encoding="utf-8")
+        if metadata.group_names:
+            (entry / "groups.txt").write_text("\n".join(metadata.group_names) + "\n", encoding="utf-8")
+            _need_group(entry / "1" / "model.onnx")
+            session = open_session(entry / "1" / "model.onnx", device="cpu")
         (entry / "config.pbtxt").write_text(_config(name, session, max_batch_size), encoding="utf-8")
         written = [entry]
         if ensemble:
@@ -67,9 +75,29 @@ def write_repository(
     return folder / written[-1].name
 
 
+def _need_group(model: Path) -> None:
+    """Take the default of a file's input ``group`` away, in place; it has the batch's size."""
+    try:
+        import onnx
+    except ImportError as error:
+        raise ImportError(
+            "onnx is not installed, which a repository of a model with thresholds by group needs: pip install onnx"
+        ) from error
+
+    proto = onnx.load(str(model), load_external_data=False)
+    constants = [tensor for tensor in proto.graph.initializer if tensor.name != GROUP]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(constants)
+    source, *others = proto.graph.input
+    (group,) = (value for value in others if value.name == GROUP)
+    group.type.tensor_type.shape.dim[0].CopyFrom(source.type.tensor_type.shape.dim[0])
+    with naming(model):
+        onnx.save(proto, str(model))
+
+
 def _write_ensemble(entry: Path, session: Any, metadata: Metadata, max_batch_size: int) -> list[Path]:
     """Write the entries that prepare images and that join the steps, beside the model's; return their paths."""
-    (source,) = session.get_inputs()
+    source, *others = session.get_inputs()
     metadata.preprocess.check_known()
     first, joined = (entry.with_name(f"{entry.name}_{kind}") for kind in ("preprocess", "ensemble"))
     for path in (first, joined):
@@ -77,18 +105,22 @@ def _write_ensemble(entry: Path, session: Any, metadata: Metadata, max_batch_siz
     shutil.copyfile(Path(__file__).with_name("triton_preprocess.py"), first / "1" / "model.py")
     recipe = asdict(metadata.preprocess) | {"output": source.name, "in_graph": metadata.in_graph}
     (first / "1" / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
-    lines = [f"name: {json.dumps(first.name)}", 'backend: "python"', *_image_input(max_batch_size), "output ["]
+    lines = [f"name: {json.dumps(first.name)}", 'backend: "python"', *_image_input(max_batch_size, []), "output ["]
     lines += [*_tensors([source], False), "]"]
     (first / "config.pbtxt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     outputs = session.get_outputs()
     steps = [
         _step(first.name, {"image": "image"}, {source.name: "prepared"}),
-        _step(entry.name, {source.name: "prepared"}, {output.name: output.name for output in outputs}),
+        _step(
+            entry.name,
+            {source.name: "prepared", **{other.name: other.name for other in others}},
+            {output.name: output.name for output in outputs},
+        ),
     ]
     lines = [
         f"name: {json.dumps(joined.name)}",
         'platform: "ensemble"',
-        *_image_input(max_batch_size),
+        *_image_input(max_batch_size, _tensors(others, False, ensemble=True)),
         "output [",
         *_tensors(outputs, False, labels=True, ensemble=True),
         "]",
@@ -101,9 +133,9 @@ def _write_ensemble(entry: Path, session: Any, metadata: Metadata, max_batch_siz
     return [first, joined]
 
 
-def _image_input(max_batch_size: int) -> list[str]:
-    image = '  { name: "image" data_type: TYPE_STRING dims: [ 1 ] }'
-    return [f"max_batch_size: {max_batch_size}", "input [", image, "]"]
+def _image_input(max_batch_size: int, others: list[str]) -> list[str]:
+    image = '  { name: "image" data_type: TYPE_STRING dims: [ 1 ] }' + ("," if others else "")
+    return [f"max_batch_size: {max_batch_size}", "input [", image, *others, "]"]
 
 
 def _step(name: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> str:

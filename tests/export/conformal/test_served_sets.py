@@ -7,13 +7,15 @@ import json
 import pytest
 
 from tests.browser import chromium, complaints
-from tests.export.colours import COLOURS
+from tests.export.colours import COLOURS, TREE
+from tests.export.groups import GROUPS, expected_sets, grouped
 from tests.export.serve.service import Service
 from topk_export import Predictor
 from topk_export.calibration.plan import Plan
 from topk_export.calibration.run import calibrate_file
 from topk_export.samples import open_folder
 from topk_registry.cli.main import main
+from topk_registry.folders.trees import read_tree
 
 
 @pytest.fixture(scope="module")
@@ -58,4 +60,51 @@ def test_the_page_shows_the_set_and_its_promise(calibrated, held_out, tmp_path):
         assert shown == "Prediction set: " + ", ".join(ranked.name for ranked in prediction.set)
         promise = wait.until(lambda b: b.find_element("id", "promise").text)
         assert "within each class the label is in the set with probability at least 0.8" in promise
+        assert complaints(browser) == []
+
+
+@pytest.mark.slow
+def test_the_page_shows_nodes(colours_file, held_out, tmp_path):
+    (tmp_path / "tree.csv").write_text(TREE)
+    plan = Plan("tree", 0.2, tree=read_tree(tmp_path / "tree.csv", tuple(COLOURS)), options={"nodes": 2})
+    calibrate_file(colours_file, tmp_path / "tree.onnx", open_folder(held_out, tuple(COLOURS)), plan, device="cpu")
+    images = sorted(held_out.rglob("*.png"))[::40]
+    found = Predictor(tmp_path / "tree.onnx", device="cpu")(images)
+    image, prediction = max(zip(images, found, strict=True), key=lambda pair: len(pair[1].set_nodes))
+    with Service(tmp_path / "tree.onnx", tmp_path / "log") as service, chromium() as browser:
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        browser.get(service.url)
+        browser.find_element("id", "file").send_keys(str(image))
+        wait = WebDriverWait(browser, 20, poll_frequency=0.05)
+        shown = wait.until(lambda b: b.find_element("id", "nodes").text)
+        names = prediction.set_nodes
+        assert shown == ("Node: " if len(names) == 1 else "Nodes: ") + " and ".join(names)
+        assert complaints(browser) == []
+
+
+@pytest.mark.slow
+def test_a_group_is_chosen_on_the_page(model_file, held_out, tmp_path):
+    file = grouped(model_file, tmp_path / "grouped.onnx")
+    image = next(held_out.rglob("*.png"))
+    predictor = Predictor(file, device="cpu")
+    logits = predictor.run(predictor.preprocess([image]))["logits"]
+    with Service(file, tmp_path / "log") as service, chromium() as browser:
+        from selenium.webdriver.support.ui import Select, WebDriverWait
+
+        browser.get(service.url)
+        wait = WebDriverWait(browser, 20, poll_frequency=0.05)
+        choice = Select(wait.until(lambda b: b.find_element("id", "group")))
+        wait.until(lambda b: len(choice.options) == 1 + len(GROUPS))
+        browser.find_element("id", "file").send_keys(str(image))
+        wait.until(lambda b: b.find_element("id", "set").text)
+        for g, group in enumerate(GROUPS):
+            choice.select_by_visible_text(group)
+            inside = expected_sets(logits, [g])[0]
+            wait.until(
+                lambda b, inside=inside: (
+                    {name for name, there in zip(COLOURS, inside, strict=True) if there}
+                    == set(b.find_element("id", "set").text.removeprefix("Prediction set: ").split(", "))
+                )
+            )
         assert complaints(browser) == []

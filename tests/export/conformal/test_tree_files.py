@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from tests.conformal.rows import families, model_rows
-from tests.export.colours import COLOURS
+from tests.export.colours import COLOURS, TREE
 from topk_export import Predictor, verify
 from topk_export.calibration.data import with_groups
 from topk_export.calibration.graph import add_sets, set_model, without_sets
@@ -26,22 +26,6 @@ from topk_registry.conformal import PredictionSets, Thresholds, create_score, pr
 from topk_registry.folders.trees import read_tree
 
 NAMES, N = tuple(COLOURS), 24
-TREE = """child,parent
-black,dark
-brown,dark
-grey,dark
-purple,dark
-red,warm
-orange,warm
-yellow,warm
-pink,warm
-blue,cool
-green,cool
-turquoise,cool
-white,bright
-warm,bright
-cool,bright
-"""
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +141,58 @@ def test_commands_show_nodes(calibrate, tree_file, held_out, capsys, tmp_path):
     assert main(["score", str(output), str(held_out), "-o", str(tmp_path / "scores"), "--device", "cpu"]) == 0
     rows = {row["path"]: row for row in pq.read_table(tmp_path / "scores").to_pylist()}
     assert [tuple(rows[str(path)]["set_nodes"]) for path in images] == [each.set_nodes for each in found]
+
+
+ODD = '''level,group,colour
+"a, ""b""","x, y",black
+"a, ""b""","x, y",brown
+"a, ""b""","x, y",grey
+"a, ""b""",=1+1,purple
+"a, ""b""",=1+1,pink
+é <'i'>,Ä & ö/ü,red
+é <'i'>,Ä & ö/ü,orange
+é <'i'>,Ä & ö/ü,yellow
+é <'i'>,cool,blue
+é <'i'>,cool,green
+é <'i'>,cool,turquoise
+,white lone,white
+'''
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_csv_has_the_node_of_each_class(calibrate, held_out, tmp_path, capsys, nodes):
+    """Names that CSV, HTML and shells read otherwise come back as the file of the tree has them."""
+    (tmp_path / "odd.csv").write_text(ODD, encoding="utf-8")
+    flags = ("--tree", tmp_path / "odd.csv", "--alpha", "0.1", "--max-nodes", nodes)
+    status, output, printed = calibrate(*flags, output=f"odd{nodes}.onnx")
+    assert status == 0, printed.err
+    tree = read_tree(tmp_path / "odd.csv", NAMES)
+    images = sorted(held_out.rglob("*.png"))[::7]
+    found = Predictor(output, device="cpu")(images)
+    assert len({name for prediction in found for name in prediction.set_nodes}) > 5
+    assert max(len(prediction.set_nodes) for prediction in found) == (1 if nodes == 1 else nodes)
+    capsys.readouterr()
+    assert main(["predict", str(output), *map(str, images), "--csv", "--device", "cpu"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines(keepends=True)))
+    assert list(rows[0])[-1] == "node"
+    for image, prediction in zip(images, found, strict=True):
+        mine = [row for row in rows if row["file"] == str(image)]
+        inside = {row["class"]: row["node"] for row in mine if row["in_set"] == "1"}
+        assert set(inside) == {ranked.name for ranked in prediction.set}
+        assert set(inside.values()) == set(prediction.set_nodes)
+        for name, node in inside.items():
+            assert tree.members[tree.names.index(node), NAMES.index(name)]
+        assert all(row["node"] == "" for row in mine if row["in_set"] == "0")
+    assert main(["predict", str(output), str(images[0]), "--csv", "--device", "cpu"]) == 0
+    assert main(["predict", str(output), str(images[0]), "--json", "--device", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["set_nodes"] == list(found[0].set_nodes)
+
+
+def test_csv_without_a_tree_has_no_nodes(calibrate, held_out, capsys):
+    status, output, _ = calibrate("--score", "lac")
+    assert status == 0
+    assert main(["predict", str(output), str(next(held_out.rglob("*.png"))), "--csv", "--device", "cpu"]) == 0
+    assert "node" not in capsys.readouterr().out.splitlines()[0]
 
 
 def test_more_nodes_make_smaller_sets(calibrate, tree_file):

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from tests.export.colours import COLOURS, ColourClassifier, K, noise
+from tests.export.groups import GROUPS, expected_sets, grouped
 from topk_export import DeviceError, ImageError, ModelFileError, Prediction, PredictionError, Predictor
 from topk_export.runtime import session as runtime
 from topk_export.runtime.ranking import rank_rows, softmax
@@ -171,6 +172,35 @@ def test_bound_buffers_give_the_same_and_do_not_alias(predictor, model_file):
     bound.run(-x)
     close(first, copies)
     close(first, predictor.run(x))
+
+
+@pytest.mark.parametrize("options", [{}, {"bound_batch": 3}, {"bound_batch": 8}])
+def test_groups_are_those_of_their_images_also_in_bound_buffers(model_file, tmp_path, options):
+    file = grouped(model_file, tmp_path / "grouped.onnx")
+    predictor = Predictor(file, device="cpu", **options)
+    rng = np.random.default_rng(0)
+    x = predictor.preprocess([noise(32, 40, seed=i) for i in range(7)])
+    x *= rng.uniform(0.2, 3, (7, 1, 1, 1)).astype(np.float32)
+    logits = predictor.run(x)["logits"]
+    for _ in range(4):  # a run keeps nothing of the groups of the one before
+        numbers = rng.integers(-1, len(GROUPS), 7)
+        outputs = predictor.run(x, numbers)
+        np.testing.assert_array_equal(outputs["set"], expected_sets(logits, numbers.tolist()))
+        np.testing.assert_array_equal(outputs["set_size"], outputs["set"].sum(-1))
+        assert predictor.run(x)["set"].all()  # not told: the largest threshold
+    one = pickle.loads(pickle.dumps(Predictor(file, device="cpu", group=GROUPS[1], **options)))
+    np.testing.assert_array_equal(one.run(x)["set"], expected_sets(logits, [1] * 7))
+    np.testing.assert_array_equal(one.run(x, np.zeros(7, int))["set"], expected_sets(logits, [0] * 7))
+    assert [one.group_number(name) for name in (None, "day", *GROUPS[2:])] == [1, 0, 2, 3]
+    assert predictor.group_number(None) == -1
+    with pytest.raises(ValueError, match="expected a group from 0 to 3, or -1, for each of 7 images"):
+        predictor.run(x, np.full(7, 4))
+    with pytest.raises(ModelFileError, match="calibration has seen no group 'dusk'"):
+        predictor.group_number("dusk")
+    plain = Predictor(model_file, device="cpu", **options)
+    assert plain.group_number(None) is None
+    with pytest.raises(ValueError, match="groups are of files with thresholds by group, and this file has none"):
+        plain.run(x, np.zeros(7, int))
 
 
 def test_no_images_are_no_predictions(predictor, model_file):

@@ -7,6 +7,7 @@ import subprocess
 import tarfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.export.colours import COLOURS, png
+from topk_export.commands import score
+from topk_export.scoring import files, work
 
 BROKEN = "broken.png"
 
@@ -67,6 +70,28 @@ def table(tmp_path: Path, contents: dict[str, bytes], folder: Path) -> Callable[
         return path
 
     return write
+
+
+@pytest.fixture
+def run(model_file, tmp_path, capsys, monkeypatch):
+    """``run(source, ...)``: status, output folder, and what was printed; shards are done by a thread."""
+
+    class Thread(ThreadPoolExecutor):
+        workers = (None,)
+
+        def kill(self):
+            self.shutdown()
+
+    monkeypatch.setattr(score, "_local", lambda args, place, total: Thread(1))
+    work._predictor.cache_clear()
+
+    def call(*argv, model=model_file, output="scores"):
+        capsys.readouterr()
+        output = output if files.is_url(output) else tmp_path / output
+        status = score.main([str(model), *map(str, argv), "--output", str(output), "--device", "cpu"])
+        return status, output, "".join(capsys.readouterr())
+
+    return call
 
 
 def parts(output: Path) -> dict[str, bytes]:

@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import tarfile
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnx
@@ -24,28 +23,6 @@ from topk_export.scoring import files, work
 from topk_export.scoring.sources import shards_of
 from topk_registry import registry
 from topk_registry.registry.errors import BrokenPluginError, UnknownPluginError
-
-
-@pytest.fixture
-def run(model_file, tmp_path, capsys, monkeypatch):
-    """``run(source, ...)``: status, output folder, and what was printed; shards are done by a thread."""
-
-    class Thread(ThreadPoolExecutor):
-        workers = (None,)
-
-        def kill(self):
-            self.shutdown()
-
-    monkeypatch.setattr(score, "_local", lambda args, place, total: Thread(1))
-    work._predictor.cache_clear()
-
-    def call(*argv, model=model_file, output="scores"):
-        capsys.readouterr()
-        output = output if files.is_url(output) else tmp_path / output
-        status = score.main([str(model), *map(str, argv), "--output", str(output), "--device", "cpu"])
-        return status, output, "".join(capsys.readouterr())
-
-    return call
 
 
 @pytest.mark.slow

@@ -99,6 +99,15 @@ def predict(port: int, image: bytes, *, query: str = "", kind: str = "image/png"
     return request(port, "POST", f"/predict{query}", image, {"Content-Type": kind})[:2]
 
 
+def batches(port: int) -> tuple[float, float]:
+    """How many batches have run, and how many inputs were in them."""
+    text = request(port, "GET", "/metrics")[1]
+    count, total = (re.search(rf"^topk_batch_size_{what} (\S+)", text, re.MULTILINE) for what in ("count", "sum"))
+    assert count
+    assert total
+    return float(count[1]), float(total[1])
+
+
 def form(image: bytes, field: str = "image") -> tuple[bytes, dict[str, str]]:
     """A multipart body with one file, and its headers."""
     head = (

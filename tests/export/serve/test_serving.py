@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.export.colours import COLOURS, K, encoded, noise, png, png_of
-from tests.export.serve.service import Held, Service, form, predict, request, served, wait_until
+from tests.export.serve.service import Held, Service, batches, form, predict, request, served, wait_until
 from topk_export.commands import bench
 from topk_export.serve import loadtest
 from topk_export.serve.server import listen
@@ -61,15 +61,6 @@ def test_concurrent_requests_get_their_own_answers_and_share_batches(service):
         return runs < inputs
 
     wait_until(share)  # where the clients' process gets little time, a request may be answered before the next comes
-
-
-def batches(port: int) -> tuple[float, float]:
-    """How many batches have run, and how many inputs were in them."""
-    text = request(port, "GET", "/metrics")[1]
-    count, total = (re.search(rf"^topk_batch_size_{what} (\S+)", text, re.MULTILINE) for what in ("count", "sum"))
-    assert count
-    assert total
-    return float(count[1]), float(total[1])
 
 
 @pytest.mark.parametrize(

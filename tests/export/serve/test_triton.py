@@ -14,6 +14,7 @@ from PIL import Image
 from tritonclient.utils import triton_to_np_dtype
 
 from tests.export.colours import COLOURS, K, encoded, noise
+from tests.export.groups import GROUPS, grouped
 from topk_export import Predictor
 from topk_export.calibration.graph import add_sets
 from topk_export.commands import serve
@@ -239,7 +240,14 @@ class Server:
     def _onnx(self, config: Any, entry: Path, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         session = onnxruntime.InferenceSession(entry / "1" / "model.onnx", providers=["CPUExecutionProvider"])
         names = [output.name for output in config.output]
-        found = dict(zip(names, session.run(names, tensors), strict=True))
+        given = {
+            each.name: tensors[each.name].reshape(-1, *each.reshape.shape)
+            if each.HasField("reshape")
+            else tensors[each.name]
+            for each in config.input
+        }
+        assert given.keys() == {each.name for each in session.get_inputs()}  # Triton takes no others, and needs all
+        found = dict(zip(names, session.run(names, given), strict=True))
         for output in config.output:
             if output.HasField("reshape"):
                 assert found[output.name].shape[1:] == tuple(output.reshape.shape)
@@ -269,6 +277,36 @@ def test_the_steps_of_the_ensemble_give_the_predictors_bits(triton, file, tmp_pa
     assert got.keys() == expected.keys()
     for name, value in expected.items():
         assert got[name].tobytes() == value.tobytes(), name
+
+
+def test_a_repository_carries_groups(triton, model_file, tmp_path, monkeypatch):
+    model = grouped(model_file, tmp_path / "colours.onnx")
+    joined = write_repository(model, tmp_path / "models", max_batch_size=4, ensemble=True)
+    entry = joined.with_name("colours")
+    assert (entry / "groups.txt").read_text(encoding="utf-8").splitlines() == list(GROUPS)
+    for config in (read(triton, entry), read(triton, joined)):
+        group = config.input[1]
+        assert (group.name, group.data_type, tuple(group.dims)) == ("group", triton.TYPE_INT64, (1,))
+        assert not group.optional  # which Triton's ONNX backend refuses in models that it batches
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", Backend)
+    images = [encoded(Image.fromarray(noise(32, 40, seed=i)), "PNG") for i in range(4)]
+    numbers = [0, 3, 1, -1]
+    given = {"image": np.array([[image] for image in images], object), "group": np.array(numbers)[:, None]}
+    got = Server(triton, joined.parent).infer(joined.name, given)
+    predictor = Predictor(model, device="cpu")
+    expected = predictor.run(predictor.preprocess(images), np.array(numbers))
+    assert got["set"].sum(-1).tolist() == expected["set_size"].tolist()
+    for name, value in expected.items():
+        assert got[name].tobytes() == value.tobytes(), name
+    again = Predictor(entry / "1" / "model.onnx", device="cpu")  # the entry's file predicts, too
+    np.testing.assert_array_equal(again.run(predictor.preprocess(images), np.array(numbers))["set"], expected["set"])
+
+
+def test_a_fixed_batch_of_groups_is_part_of_the_shapes(triton, edited, tmp_path):
+    model = grouped(edited(batch=4), tmp_path / "fixed.onnx")
+    config = read(triton, write_repository(model, tmp_path / "models"))
+    assert config.max_batch_size == 0
+    assert shapes(config.input) == {"input": (4, 3, 32, 40), "group": (4,)}
 
 
 def test_a_fixed_batch_has_no_ensemble(edited, tmp_path):

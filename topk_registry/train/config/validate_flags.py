@@ -102,6 +102,18 @@ def create_parser() -> argparse.ArgumentParser:
     )
     add("--alpha", type=float, default=0.1, metavar="A", help="the share of labels that sets may miss (default: 0.1)")
     add("--sets-opt", nargs="*", default={}, action=ParseOptions, metavar="K=V", help="options of the sets' score")
+    add(
+        "--tree", default="", metavar="FILE", help="the tree of the classes (CSV or JSON), for --sets tree, its default"
+    )
+    add("--max-nodes", type=int, default=None, metavar="M", help="most nodes of a set of --sets tree (default: 1)")
+    add(
+        "--groups",
+        default="",
+        metavar="FILE",
+        help="CSV table with the group of each image, for a threshold by group: columns image (paths below the split's "
+        "folder; without it a row for each sample) and group",
+    )
+    add("--group-column", default="", metavar="NAME", help="column of --groups with the groups (default: group)")
     add("--loss", metavar="NAME", help="the loss whose probabilities rank the classes (default: the checkpoint's)")
     add("--loss-opt", nargs="*", action=ParseOptions, metavar="K=V", help="options of the loss")
     add("--seed", type=int, metavar="S", help="random seed")

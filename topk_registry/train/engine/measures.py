@@ -13,8 +13,11 @@ from timm.data import RealLabelsImagenet
 from torch import Tensor
 
 from topk_registry.folders.agreement import agreement
+from topk_registry.folders.groups import read_groups
+from topk_registry.folders.trees import read_tree
 from topk_registry.train.engine.sets import LabelSetEvaluation, SetEvaluation
 from topk_registry.train.errors import TrainError
+from topk_registry.train.setup.pictures import path_of
 
 
 class Observer(Protocol):
@@ -107,9 +110,26 @@ class Precision:
 
 
 def create(
-    args: Namespace, dataset: Any, *, seed: int, class_counts: Sequence[int] | None, several: bool = False
+    args: Namespace,
+    dataset: Any,
+    *,
+    seed: int,
+    class_counts: Sequence[int] | None,
+    several: bool = False,
+    names: Sequence[str] = (),
+    folder: Path | None = None,
 ) -> list[Observer]:
-    """The measurements that the flags of ``timm validate`` ask for, of images with one label or several."""
+    """The measurements that the flags of ``timm validate`` ask for, of images with one label or several.
+
+    Args:
+        args: the flags.
+        dataset: that is evaluated.
+        seed: of the samples that calibrate sets.
+        class_counts: training samples of each class.
+        several: images have several labels.
+        names: of the classes.
+        folder: of the images, where they are files; tables of groups name paths below it.
+    """
     total = len(dataset) if hasattr(dataset, "__len__") else 0
     observers: list[Observer] = [Progress(args.log_freq, total)]
     if args.real_labels:
@@ -120,9 +140,11 @@ def create(
         if args.sets_opt:
             raise TrainError(f"--sets-opt is of scores, and --task multilabel has none: got {', '.join(args.sets_opt)}")
         observers.append(LabelSetEvaluation(args.sets, args.alpha, seed=seed))
-    elif args.sets:
-        options = dict(args.sets_opt or {})
-        observers.append(SetEvaluation(args.sets, args.alpha, options, seed=seed, class_counts=class_counts))
+    elif score := args.sets or ("tree" if args.tree else ""):
+        options, groups = _set_options(args, score, names), _groups(args, dataset, folder)
+        observers.append(SetEvaluation(score, args.alpha, options, seed=seed, class_counts=class_counts, groups=groups))
+    elif args.max_nodes is not None or args.groups:
+        raise TrainError("--max-nodes and --groups are of prediction sets: name their score by --sets")
     if args.metrics_avg:
         try:
             import sklearn  # noqa: F401
@@ -130,6 +152,43 @@ def create(
             raise TrainError("--metrics-avg needs scikit-learn: pip install scikit-learn") from error
         observers.append(Precision(args.metrics_avg))
     return observers
+
+
+def _set_options(args: Namespace, score: str, names: Sequence[str]) -> dict[str, Any]:
+    """The options of the sets' score, the tree of the classes among them."""
+    options = dict(args.sets_opt or {})
+    if score != "tree":
+        for flag in ("tree", "max_nodes"):
+            if getattr(args, flag):
+                raise TrainError(f"--{flag.replace('_', '-')} is of score tree, got --sets {score}")
+        return options
+    if args.max_nodes is not None:
+        options["nodes"] = args.max_nodes
+    if args.tree:
+        try:
+            options["parents"] = read_tree(args.tree, names).parents
+        except (OSError, ValueError) as error:
+            raise TrainError(f"--tree: {error}") from error
+    elif "parents" not in options:
+        raise TrainError("score tree needs the tree of the classes: pass --tree FILE")
+    return options
+
+
+def _groups(args: Namespace, dataset: Any, folder: Path | None) -> tuple[str, ...] | None:
+    """The group of each sample, of a table; None where there is none."""
+    if not args.groups:
+        if args.group_column:
+            raise TrainError("--group-column is a column of --groups FILE, which is not given")
+        return None
+    if not hasattr(dataset, "__len__"):
+        raise TrainError("--groups tells the group of each sample, and the samples of a stream have no order")
+    try:
+        table = read_groups(args.groups, column=args.group_column or "group")
+        if folder is None:
+            return table.in_order(len(dataset))
+        return table.below([path_of(dataset, i) for i in range(len(dataset))], folder)
+    except (OSError, ValueError) as error:
+        raise TrainError(f"--groups: {error}") from error
 
 
 def valid_labels(file: str) -> Tensor | None:

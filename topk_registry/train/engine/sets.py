@@ -1,6 +1,7 @@
 """Prediction sets in an evaluation: half of its samples calibrates, the other half is measured."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,20 +9,24 @@ from torch import Tensor
 from topk_registry.conformal import (
     LabelCounts,
     PredictionSets,
+    Tree,
     binomial_interval,
     create_score,
     false_negative_control,
     inputs_of,
+    per_group,
     tune,
 )
 from topk_registry.conformal.rules import check_size, find_thresholds
 from topk_registry.conformal.scores import score_kind
 from topk_registry.conformal.sets import ScoredRows
+from topk_registry.conformal.summary import GroupCoverage, group_coverage
 from topk_registry.conformal.tuning import is_tuned
+from topk_registry.folders.groups import numbered
 from topk_registry.metrics import SetCoverage
 from topk_registry.train.errors import TrainError
 
-SIZES = ("mean_size", "median_size")
+SIZES = ("mean_size", "median_size", "mean_nodes")
 RISK_CONTROL = "risk-control"  # what --sets names for several labels an image
 OF_SETS = ("false_negative_rate", "mean_size", "median_size", "empty", "macro_recall", "worst_class_recall")
 
@@ -43,6 +48,7 @@ class SetEvaluation:
         options: of the score.
         seed: of the split.
         class_counts: training samples of each class, for coverage by frequency.
+        groups: of each sample of the evaluation, in order, for a threshold by group.
     """
 
     def __init__(
@@ -53,6 +59,7 @@ class SetEvaluation:
         *,
         seed: int,
         class_counts: Sequence[int] | None = None,
+        groups: Sequence[str] | None = None,
     ) -> None:
         try:
             if score_kind(score).learned and not options:
@@ -61,7 +68,9 @@ class SetEvaluation:
             check_size(2**62, alpha)
         except (TypeError, ValueError) as error:
             raise TrainError(f"--sets: {error}") from error
-        self.alpha, self.seed, self.class_counts = alpha, seed, class_counts
+        self.alpha, self.seed, self.class_counts, self.groups = alpha, seed, class_counts, groups
+        self.by_size: list[dict[str, Any]] = []
+        self.by_group: tuple[GroupCoverage, ...] = ()
         self.tunes = is_tuned(self.score.name, options)
         self._kept: list[tuple[Tensor, Tensor]] = []
 
@@ -77,21 +86,54 @@ class SetEvaluation:
         measured, rest = order[: len(order) // 2], order[len(order) // 2 :]
         tuned = len(rest) // 5 if self.tunes else 0
         try:
+            names, numbers = numbered(self.groups, len(labels))
             check_size(len(rest) - tuned, self.alpha)
             values = inputs_of(self.score, logits_of(p))  # log-odds take logits
             score = tune(self.score, values[rest[:tuned]], labels[rest[:tuned]], self.alpha) if tuned else self.score
             own = rest[tuned:]
-            limits = find_thresholds(ScoredRows(score, values[own], labels[own].numpy()), self.alpha, "marginal")
+            rows = ScoredRows(score, values[own], labels[own].numpy())
+            if numbers is None:
+                limits = find_thresholds(rows, self.alpha, "marginal")
+            else:
+                limits = per_group(rows.label_scores(), numbers[own], names, self.alpha)
         except ValueError as error:
             raise TrainError(f"--sets: {error}") from error
         metric = SetCoverage(p.shape[1], class_counts=self.class_counts)
-        metric.update(PredictionSets(score, limits).of_inputs(values[measured]), labels[measured])
+        groups = None if numbers is None else numbers[measured]
+        inside = PredictionSets(score, limits).of_inputs(values[measured], groups=groups)
+        metric.update(inside, labels[measured])
         found = metric.compute(sync=False)
+        if isinstance(score, Tree):
+            found["mean_nodes"] = float((score.nodes_of(values[measured], inside) >= 0).sum(-1).mean())
+        self.by_size = metric.counts(sync=False).by_size()
+        if numbers is not None and groups is not None:
+            hits = inside.gather(1, labels[measured, None])[:, 0].numpy()
+            self.by_group = group_coverage(names, numbers[own], groups, inside.sum(1).numpy(), hits, self.alpha)
         low, high = binomial_interval(round(found["coverage"] * len(measured)), len(measured))
         found |= {"coverage_low": low, "coverage_high": high}
         options = {name: float(value) for name, value in score.numbers().items()}
         percent = {name: value if name in SIZES else 100 * value for name, value in found.items()}
         return {f"set_{name}": value for name, value in {**percent, **options}.items()}
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Coverage by size of the sets and by group, with exact 95 % intervals, of the last results; in percent."""
+        sizes = [{**row, **_percent(row["coverage"], row["interval"])} for row in self.by_size]
+        groups = [
+            {
+                "group": row.name,
+                "calibration_samples": row.samples,
+                "missing": row.missing,
+                "samples": row.seen,
+                **(_percent(row.coverage, row.interval) if row.seen else {}),
+                **({"mean_size": round(row.mean_size, 4)} if row.seen else {}),
+            }
+            for row in self.by_group
+        ]
+        return {"set_by_size": sizes, **({"set_by_group": groups} if groups else {})}
+
+
+def _percent(coverage: float, interval: tuple[float, float]) -> dict[str, Any]:
+    return {"coverage": round(100 * coverage, 4), "interval": [round(100 * bound, 4) for bound in interval]}
 
 
 class LabelSetEvaluation:
