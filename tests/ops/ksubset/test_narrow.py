@@ -7,10 +7,9 @@ import torch
 from tests import oracles
 from tests.ops.compiled import for_python
 from topk_registry.ops.ksubset import smooth_topk_hinge
-from topk_registry.ops.ksubset.numba import narrow
+from topk_registry.ops.ksubset.numba import backend, narrow
 
-of_tests = narrow.centred, narrow.expand, narrow.is_tried, narrow.krawtchouk
-centred, expand, is_tried, krawtchouk = map(for_python, of_tests)
+centred, expand, krawtchouk = map(for_python, (narrow.centred, narrow.expand, narrow.krawtchouk))
 SIZES = [(90, 32), (100, 50), (300, 40)]
 SIZES_OF_TARGETS = [(40, 6), (100, 50), (300, 20)]
 KINDS = ("gaussian", "two values", "one leader")
@@ -99,9 +98,9 @@ def test_distributions(kind, n, k, tier, side):
 
 def test_small_k_is_not_tried():
     """There other rows are as quick, or quicker."""
-    tried = [(k, left_out) for k in (5, 6, 31, 32) for left_out in (0, 1)]
-    found = [is_tried(expand(300, left_out, k, 4)) for k, left_out in tried]
-    assert found == [k >= (narrow.LEAST_K_OF_LABEL if left_out else narrow.LEAST_K) for k, left_out in tried]
+    made = [backend.loss_kernel(k, 1.0, 1 / k, 1 / k) for k in (5, 6, 31, 32)]
+    assert [one.of_targets.endswith("_of_large_k") for one in made] == [False, True, True, True]
+    assert [one.of_labels.endswith("_of_large_k") for one in made] == [False, False, False, True]
 
 
 def test_terms_are_coefficients_of_products():

@@ -43,13 +43,6 @@ def store(x, brain, row):
 
 
 @compiled
-def clear(row):
-    """Zeros, in any precision."""
-    for i in range(len(row)):
-        row[i] = 0
-
-
-@compiled
 def fill(row, number):
     """The same number everywhere."""
     for i in range(len(row)):
@@ -57,9 +50,9 @@ def fill(row, number):
 
 
 @compiled
-def maximum(x):
-    """The largest score; NaN where there is one whose sign is not negative."""
-    best = place_of(x[0])
+def largest_of(x):
+    """The largest number, -inf of none; NaN where there is one whose sign is not negative."""
+    best = place_of(x.dtype.type(-np.inf))
     for i in range(len(x)):
         best = max(best, place_of(x[i]))
     return number_at(best)

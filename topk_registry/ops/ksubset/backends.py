@@ -8,20 +8,17 @@ from torch import Tensor
 from topk_registry.ops.backend import Backend, Operator, trial_in
 from topk_registry.ops.cpu.entries import reject
 from topk_registry.ops.cpu.library import is_prebuilt
-from topk_registry.ops.hinge import Hinge
 
 
 @dataclass(frozen=True)
 class Kernels:
     """The functions of a backend, on rows s [B, n] with 2k <= n in single or double precision.
 
-    A backend with ``expected_hinges`` computes soft targets by a kernel of its own, see soft_targets.py.
+    A backend with ``expected_hinges`` computes hinges of targets by a kernel of its own, see soft_targets.py.
     """
 
     label_margins: Callable[[Tensor, Tensor, int, float], tuple[Tensor, Tensor]]
     """(s, label [B], k, theta) -> (margin [B], gradient [B, n])"""
-    label_hinges: Callable[[Tensor, Tensor, int, float, Hinge], tuple[Tensor, ...]]
-    """(s, label [B], k, theta, hinge) -> (margin [B], gradient [B, n], value [B], slope [B])"""
     margins: Callable[[Tensor, int, float], Tensor]
     """(s, k, theta) -> [B, n]"""
     margins_backward: Callable[[Tensor, Tensor, int, float], Tensor]

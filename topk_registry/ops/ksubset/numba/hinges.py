@@ -6,8 +6,11 @@ import math
 import numpy as np
 
 from topk_registry.ops.cpu.blocks import PIECE, largest_size
-from topk_registry.ops.cpu.numbers import compiled, inlined, log32, log64, summing
+from topk_registry.ops.cpu.functions import log_of_normal
+from topk_registry.ops.cpu.numbers import compiled, inlined, summing
 from topk_registry.ops.ksubset.numba.rows import in_fours
+
+LEAST_TAU = 4 * np.finfo(np.float64).tiny  # below it the loss is at its limit, but 1 / tau would overflow
 
 
 @compiled
@@ -21,26 +24,14 @@ def hinge(margin, alpha, scale, tau):
 
 
 @compiled
-def hinge_rows(margin, label, alpha, scale, tau, value, slope):
-    """Hinges on margins [B] and their slopes; alpha [1] or [n]."""
-    tau = max(tau, 4 * np.finfo(np.float64).tiny)
-    for r in range(len(margin)):
-        if np.isnan(margin[r]):  # the label may be no class
-            value[r] = slope[r] = np.nan
-        else:
-            value[r], slope[r] = hinge(margin[r], np.float64(alpha[label[r] if len(alpha) > 1 else 0]), scale, tau)
-
-
-@compiled
-def hinge_of(margin, label, alpha, scale, tau, factor, value, slope):
-    """The hinge of one row, if there is one, and the factor of the gradient of its margin."""
+def hinge_of(margin, y, alpha, scale, tau, factor):
+    """The hinge of a row and its slope, both times its factor; 0 and 1 where alpha is empty: there is no hinge."""
     if len(alpha) == 0:
-        return 1.0
-    hinge_rows(margin, label, alpha, scale, tau, value, slope)
-    if len(factor) == 0:
-        return 1.0
-    value[0] *= factor[0]
-    return np.float64(slope[0]) * factor[0]
+        return 0.0, 1.0
+    if np.isnan(margin):  # the label may be no class
+        return np.nan, np.nan
+    value, slope = hinge(margin, alpha[y if len(alpha) > 1 else 0], scale, max(tau, LEAST_TAU))
+    return factor * value, factor * slope
 
 
 @compiled
@@ -150,7 +141,7 @@ def _chains(mass, gain, scale, pieces, out):
 
 
 @inlined
-def _distance(a, score):
+def distance(a, score):
     return a - score  # exact, so not to be reordered with other sums
 
 
@@ -159,16 +150,10 @@ def _hinges(scores, mass, alpha, pieces, a, shift, scale, tau):
     """The sums of mass L and of chain d."""
     zero = mass.dtype.type(0)
     value = of_last = zero
-    if mass.itemsize == 4:
-        for i in range(len(mass)):
-            cost = alpha[i] + scale * _distance(a, scores[i]) + tau * (log32(pieces[COST + i]) - shift)
-            value += cost * mass[i] if mass[i] != zero else zero
-            of_last += pieces[E + i] * pieces[D + i]
-    else:
-        for i in range(len(mass)):
-            cost = alpha[i] + scale * _distance(a, scores[i]) + tau * (log64(pieces[COST + i]) - shift)
-            value += cost * mass[i] if mass[i] != zero else zero
-            of_last += pieces[E + i] * pieces[D + i]
+    for i in range(len(mass)):
+        cost = alpha[i] + scale * distance(a, scores[i]) + tau * (log_of_normal(pieces[COST + i]) - shift)
+        value += cost * mass[i] if mass[i] != zero else zero
+        of_last += pieces[E + i] * pieces[D + i]
     return value, of_last
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.numbers import ZERO, borrowed, compiled, largest_integer
-from topk_registry.ops.ksubset.numba import groups, large, narrow, polynomial, rows
+from topk_registry.ops.ksubset.numba import groups, polynomial, rows
 from topk_registry.ops.ksubset.numba.hinges import hinge_of
 
 # Memory for labels' margins: scratch of the search for the top group; a row's scores x, the odds of each row, a piece
@@ -32,59 +32,11 @@ def label_memory(width, n, k, dtype):
 
 
 @compiled
-def narrow_memory(width, n, k, dtype):
-    """Memory for :func:`narrow_label_rows`, which works on a row at a time."""
-    others = large.label_memory(n, k, dtype)
-    return narrow.Memory(others, narrow.expand(n - 1, 1, k, others.x.itemsize), np.empty((3, narrow.MOST + 1)))
-
-
-@compiled
-def narrow_label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factors, value, slope, memory):
-    """:func:`label_rows` for large k: a row is narrow, or its classes are left out by division."""
-    for r in range(len(s)):
-        at = slice(r, r + 1)
-        if not narrow_label_row(
-            s[r], brain, label[at], k, theta, margin[at], gradient[r], alpha, scale, tau, factors[at], value[at],
-            slope[at], memory,
-        ):  # fmt: skip
-            large.label_row(
-                s[r], brain, label[at], k, theta, margin[at], gradient[r], alpha, scale, tau, factors[at], value[at],
-                slope[at], memory.of_others,
-            )  # fmt: skip
-
-
-@compiled
-def narrow_label_row(
-    s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factor, value, slope, memory
-):  # fmt: skip
-    """One row of :func:`label_rows`, all else as there; False, and nothing written, where the row is not narrow."""
-    n, expansion, terms = len(gradient), memory.expansion, borrowed(memory.terms)
-    x, odds = borrowed(memory.of_others.x), borrowed(memory.of_others.odds)
-    y = label[0]
-    if not 0 <= y < n:
-        return False
-    w, power, a_m, h = odds, terms[0], terms[1], terms[2]
-    blocks.load(s[:n], brain, x)
-    of_label, x[y] = x[y], -np.inf
-    count, a, u = narrow.centred(x, n - 1, theta, expansion, w, power, a_m)
-    if count == 0 or np.isnan(of_label):
-        return False
-    ratio = narrow.label_polynomial(a_m[: count + 1], n - 1, k, expansion, h)
-    margin[0] = np.float64(of_label) - np.float64(a) + theta * math.log(u * ratio)
-    of_margin = hinge_of(margin, label, alpha, scale, tau, factor, value, slope)
-    narrow.label_gradient(w, expansion.p, h, count, of_margin)
-    w[y] = of_margin
-    blocks.store(w, brain, gradient)
-    return True
-
-
-@compiled
-def label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factors, value, slope, memory):
+def label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factors, value, memory):
     """The margin of each row's label, and its gradient to the scores. The label's factor is left out from the start.
 
-    With alpha [1] or [n], also a hinge on the margin and its slope; with factors [B], the value and the gradient are
-    those of the hinge times the row's factor. Scores may be in half precision, see :func:`blocks.load`; a row of s may
-    be longer than n, the length of a gradient's.
+    With alpha [1] or [n], the value and the gradient are those of a hinge on the margin, times the row's factor. Scores
+    may be in half precision, see :func:`blocks.load`; a row of s may be longer than n, the length of a gradient's.
     """
     (B, n), real = gradient.shape, memory.x.dtype.type
     space, power = groups.borrowed_space(memory.space), borrowed(memory.power)
@@ -116,16 +68,7 @@ def label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, f
         margin[r] = np.nan
         if size[r] >= 0:
             margin[r] = np.float64(of_label[r]) - np.float64(a[r]) + theta * math.log(u[r] * rho)
-        of_margin = hinge_of(
-            margin[r : r + 1],
-            label[r : r + 1],
-            alpha,
-            scale,
-            tau,
-            factors[r : r + 1],
-            value[r : r + 1],
-            slope[r : r + 1],
-        )
+        value[r], of_margin = hinge_of(margin[r], label[r], alpha, scale, tau, factors[r])
         if size[r] < 0:
             blocks.fill(odds[r], real(np.nan))
             blocks.store(odds[r], brain, gradient[r])

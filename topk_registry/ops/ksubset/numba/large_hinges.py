@@ -8,36 +8,37 @@ import numpy as np
 
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.numbers import borrowed, compiled, exp64, log64, summing
-from topk_registry.ops.ksubset.numba import groups, large, rows
-from topk_registry.ops.ksubset.numba.hinges import D, E, horner_twice, moments, tail_hinges
+from topk_registry.ops.ksubset.numba import groups, large, narrow, rows
+from topk_registry.ops.ksubset.numba.hinges import LEAST_TAU, D, E, horner_twice, moments, tail_hinges
 from topk_registry.ops.ksubset.numba.targets import FEW, gaps_and_gains, holds, mass_among, masses, one_hinge
 
 # Classes of one side of the top group that have mass: odds or their reciprocals, scores less the k-th largest, masses,
 # gaps, places; and their direct gradients.
 Massive = namedtuple("Massive", "v distance mass gap where slope")
 # Memory for a row: that of its split, its polynomial and the sides of its top group; masses, the direct gradient,
-# cotangents of the coefficients and what becomes of them; and gaps and gains of the classes, or PIECE equal ones.
+# cotangents of the coefficients and what becomes of them; gaps and gains of the classes, or PIECE equal ones; and of
+# narrow rows the expansion and room for its terms.
 HingeMemory = namedtuple(
     "HingeMemory",
     "space x odds pieces wide c where E power polynomial low high massive_low massive_high mass direct dc series "
-    "slopes alphas gains",
+    "slopes alphas gains expansion terms",
 )
 
 
 @compiled
-def hinge_memory(n, k, dtype, alpha, gain):
-    """Memory for :func:`hinge_row`, gaps and gains included."""
+def hinge_memory(width, n, k, dtype, alpha, tau):
+    """Memory for :func:`hinge_rows`, which works on a row at a time; gaps and gains included."""
     m = blocks.padded(n)
     most, x = min(5 * k + 5, m), np.empty(m, dtype)
     polynomial = large.polynomial_memory(k, n, x.itemsize)
     lead = len(polynomial.c) // 2
-    alphas, gains = gaps_and_gains(n, alpha, gain, dtype)
+    alphas, gains = gaps_and_gains(n, alpha, tau, dtype)
     return HingeMemory(
         groups.space(m, k + 1, dtype), x, np.empty(m, dtype), np.empty(4 * blocks.PIECE, dtype),
         np.empty(4 * blocks.PIECE), rows.coefficients(k, dtype), np.empty(most, np.int64), np.empty(most),
         np.empty(large.powers_of(k)), polynomial, large.side(most), large.side(most), massive(most), massive(most),
         np.zeros(m, dtype), np.empty(m, dtype), np.zeros(2 * lead), np.zeros(lead),
-        np.zeros((lead, 1)), alphas, gains,
+        np.zeros((lead, 1)), alphas, gains, narrow.expand(n, 0, k, x.itemsize), np.zeros((10, narrow.MOST + 1)),
     )  # fmt: skip
 
 
@@ -49,30 +50,72 @@ def massive(most):
 
 
 @compiled
-def hinge_row(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory):
-    """One row of :func:`topk_registry.ops.ksubset.numba.expected.hinge_rows`."""
+def hinge_rows(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory):
+    """:func:`topk_registry.ops.ksubset.numba.expected.hinge_rows` for large k."""
+    n, x, mass, d = out.shape[1], borrowed(memory.x), borrowed(memory.mass), borrowed(memory.odds)
+    few, few_mass, terms, tau = np.empty(FEW, np.int64), np.empty(FEW), borrowed(memory.terms), max(tau, LEAST_TAU)
+    for r in range(len(s)):
+        blocks.load(s[r, :n], brain, x)
+        count = masses(r, q, labels, shares, uniform, weight, factor, mass[:n], few, few_mass)
+        size, a, u = narrow.centred(x, n, theta, memory.expansion, d, terms[0], terms[1])
+        if size > 0:
+            value[r] = narrow_row(n, size, a, u, count, few, few_mass, alpha, k, theta, scale, tau, memory)
+        else:
+            value[r] = divided_row(count, few, few_mass, alpha, k, theta, scale, tau, memory)
+        blocks.store(borrowed(memory.direct), brain, out[r])
+
+
+@compiled
+def narrow_row(n, size, a, u, count, few, few_mass, alpha, k, theta, scale, tau, memory):
+    """Return the hinge of a narrow row, of ``size`` terms; its gradient goes to memory."""
+    expansion, terms, real = memory.expansion, borrowed(memory.terms), memory.x.dtype.type
+    x, d, g = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.direct)
+    a_m, inverse, ratio, of_ratio = terms[1, : size + 1], terms[3, : size + 1], terms[4], terms[5]
+    ratio[:] = 0
+    of_equal = narrow.ratio_polynomial(a_m, n, k, expansion, terms[2, : size + 1], inverse, ratio[: size + 1])
+    shift, total = math.log(u * of_equal), 0.0
+    if count < 0:
+        total = narrow.hinges(
+            x, d, borrowed(memory.mass), memory.alphas, memory.gains, a, size, expansion, of_equal, shift, scale, tau,
+            ratio, of_ratio, g, borrowed(memory.pieces),
+        )  # fmt: skip
+    else:
+        blocks.fill(g, real(0))
+        of_ratio[:] = 0
+        for f in range(count):
+            i = few[f]
+            if few_mass[f] != 0:
+                v, gap = np.float64(d[i]), np.float64(alpha[i if len(alpha) > 1 else 0])
+                cost, own, through = narrow.hinge_of_class(
+                    np.float64(x[i]), np.float64(a), v, few_mass[f], gap, shift, theta, scale, tau,
+                    ratio[: size + 1], of_ratio,
+                )  # fmt: skip
+                total += cost
+                g[i] += real(own + (expansion.p + v) * (1 - expansion.p - v) * through)
+    narrow.ratio_slopes(a_m, expansion, inverse, ratio, of_ratio, terms[6:9], terms[9])
+    narrow.add_slopes(d, expansion.p, terms[9], g)
+    return total
+
+
+@compiled
+def divided_row(count, few, few_mass, alpha, k, theta, scale, tau, memory):
+    """Return the hinge of a row whose classes are left out by division; its gradient goes to memory."""
     x, w, power, pieces = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.power), borrowed(memory.pieces)
     E_top, where, of_tail, wide = borrowed(memory.E), borrowed(memory.where), borrowed(memory.c), borrowed(memory.wide)
     up, down = borrowed(memory.polynomial.up), borrowed(memory.polynomial.down)
     low, low_where = large.borrowed_side(memory.low)
     high, high_where = large.borrowed_side(memory.high)
     mass, g, dc = borrowed(memory.mass), borrowed(memory.direct), borrowed(memory.dc)
-    n, real = len(out), memory.x.dtype.type
-    blocks.load(s[:n], brain, x)
+    real = memory.x.dtype.type
     space = groups.borrowed_space(memory.space)
     size, kth, beyond, u, gap, most, powers = groups.at_kth(x, k, theta, space, w, E_top, where, power, pieces)
     if size < 0:
-        value[0] = np.nan
         blocks.fill(g, real(np.nan))
-        blocks.store(g, brain, out)
-        return
+        return np.nan
     c = large.multiply(E_top, size, u, power, powers, k, u * gap, memory.polynomial)
     rho, below, above, limit = large.balance(c, size, k, False, up, down, of_tail)
     lead, tilt, shift = len(c) // 2, gap * u * rho, math.log(u * rho)
     lower, higher = large.divide(E_top, where, size, u * rho, limit, low, low_where, high, high_where)
-    few, few_mass = np.empty(FEW, np.int64), np.empty(FEW)
-    tau = max(tau, 4 * np.finfo(np.float64).tiny)
-    count = masses(0, q, labels, shares, uniform, weight, factor, mass[:n], few, few_mass)
     known = few[: max(count, 0)]
     lower_mass = gather(
         low[:lower], low_where, x, kth, beyond, alpha, count < 0, mass, known, few_mass, memory.massive_low
@@ -107,7 +150,6 @@ def hinge_row(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, th
     total += side_hinges(
         higher_mass, memory.massive_high, in_down, -1.0, theta, shift, scale, tau, dc, lead + k, above, wide
     )
-    value[0] = total
     for j in range(size):
         g[where[j]] = 0
     add_direct(lower_mass, memory.massive_low, g)
@@ -122,7 +164,7 @@ def hinge_row(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, th
     rows.add_slopes(w, slopes, 0, tail_terms, g, pieces)
     add_through(low, low_where, lower, c, dc, end - steps, 1, steps, wide, g)
     add_through(high, high_where, higher, c, dc, end - 1, -1, steps, wide, g)
-    blocks.store(g, brain, out)
+    return total
 
 
 @compiled

@@ -11,16 +11,14 @@ from collections import namedtuple
 import numpy as np
 
 from topk_registry.ops.cpu import blocks
-from topk_registry.ops.cpu.numbers import compiled, inlined, log32, log64, summing
+from topk_registry.ops.cpu.functions import log_of_normal
+from topk_registry.ops.cpu.numbers import compiled, summing
 from topk_registry.ops.ksubset.numba import rows
-from topk_registry.ops.ksubset.numba.hinges import hinge
-from topk_registry.ops.ksubset.numba.narrow_from import LEAST_K, LEAST_K_OF_LABEL
+from topk_registry.ops.ksubset.numba.hinges import distance, hinge
 
 FEW, MOST = 6, 12  # terms beyond the first
 LARGEST = 4.0  # odds beyond which a row is not tried
 Expansion = namedtuple("Expansion", "p limits kappa")  # see :func:`expand`
-# The memory of rows that are not narrow, the expansion and room for its terms.
-Memory = namedtuple("Memory", "of_others expansion terms")
 
 
 @compiled
@@ -28,10 +26,10 @@ def expand(N, left_out, k, itemsize):
     """Return p_0, the largest ratios r for FEW and for MOST terms, and kappa [4, .].
 
     The rows of kappa are of coefficients k - 1 and k of N factors, and of the same less ``left_out`` of N - 1 factors.
-    The ratios are 0 where the expansion would be of no use.
+    The ratios are 0, and no row is narrow, where there are too few factors for the terms.
     """
     terms, limits, p = np.zeros((4, MOST + 1)), np.zeros(2), 0.5
-    if k >= (LEAST_K_OF_LABEL if left_out > 0 else LEAST_K) and N > 2 * MOST - 2:
+    if N > 2 * MOST - 2:
         p = np.float64(np.float32((k - 0.5) / N))
         rounding = 2.0**-30 if itemsize == 4 else 2.0**-59
         for tier, count in enumerate((FEW, MOST)):
@@ -40,12 +38,6 @@ def expand(N, left_out, k, itemsize):
             krawtchouk(N, p, k - 1 + j, terms[j])
             krawtchouk(N - 1, p, k - 1 + j - left_out, terms[2 + j])
     return Expansion(p, limits, terms)
-
-
-@compiled
-def is_tried(expansion):
-    """Whether a row may be narrow."""
-    return expansion.limits[0] != 0
 
 
 @compiled
@@ -74,9 +66,9 @@ def centred(x, N, theta, expansion, w, power, a_m):
     their powers, a_m <- the coefficients of (17).
     """
     p, limits = expansion.p, expansion.limits
-    a = blocks.maximum(x)
+    a = blocks.largest_of(x)
     power[:] = 0
-    if not is_tried(expansion) or not np.isfinite(a):
+    if limits[0] == 0 or not np.isfinite(a):
         return 0, a, 1.0
     inverse, floor = rows.limits(w, theta)
     mass, real = rows.odds(x, a, inverse, floor, w), x.dtype.type
@@ -331,23 +323,13 @@ def _slopes(d, mass, gain, p, q, odds, scale, ratio, of_ratio, cost, out):
         out[i] = chain * (on * off * slope - value)
 
 
-@inlined
-def _distance(a, score):
-    return a - score  # exact, so not to be reordered with other sums
-
-
 @summing
 def _costs(scores, mass, alpha, cost, a, shift, scale, tau):
     zero = mass.dtype.type(0)
     value = zero
-    if mass.itemsize == 4:
-        for i in range(len(mass)):
-            one = alpha[i] + scale * _distance(a, scores[i]) + tau * (log32(cost[i]) - shift)
-            value += one * mass[i] if mass[i] != zero else zero
-    else:
-        for i in range(len(mass)):
-            one = alpha[i] + scale * _distance(a, scores[i]) + tau * (log64(cost[i]) - shift)
-            value += one * mass[i] if mass[i] != zero else zero
+    for i in range(len(mass)):
+        one = alpha[i] + scale * distance(a, scores[i]) + tau * (log_of_normal(cost[i]) - shift)
+        value += one * mass[i] if mass[i] != zero else zero
     return value
 
 

@@ -9,15 +9,8 @@ import math
 import numpy as np
 
 from topk_registry.ops.cpu.blocks import FRONT, PIECE, largest_size, total
-from topk_registry.ops.cpu.numbers import (
-    LOG2E,
-    compiled,
-    log32,
-    log64,
-    power_of_2_32,
-    power_of_2_64,
-    summing,
-)
+from topk_registry.ops.cpu.functions import log_of_normal, power_of_2
+from topk_registry.ops.cpu.numbers import LOG2E, compiled, power_of_2_64, summing
 
 
 @compiled
@@ -28,32 +21,20 @@ def limits(s, theta):
 
 
 @compiled
-def _odds32(score, a, inverse, floor):
+def _odds_of(score, a, inverse, floor, zero):
     u = (score - a) * inverse
-    u = np.float32(0) if u > np.float32(0) else u
+    u = zero if u > zero else u
     u = floor if u < floor else u
-    return np.float32(0) if u == floor else power_of_2_32(u)
-
-
-@compiled
-def _odds64(score, a, inverse, floor):
-    u = (score - a) * inverse
-    u = 0.0 if u > 0.0 else u
-    u = floor if u < floor else u
-    return 0.0 if u == floor else power_of_2_64(u)
+    return zero if u == floor else power_of_2(u)
 
 
 @summing
 def _odds(row, a, inverse, floor, w):
-    mass = w.dtype.type(0)
-    if row.itemsize == 4:
-        for i in range(len(row)):
-            w[i] = _odds32(row[i], a, inverse, floor)
-            mass += w[i]
-    else:
-        for i in range(len(row)):
-            w[i] = _odds64(row[i], a, inverse, floor)
-            mass += w[i]
+    zero = w.dtype.type(0)
+    mass = zero
+    for i in range(len(row)):
+        w[i] = _odds_of(row[i], a, inverse, floor, zero)
+        mass += w[i]
     return mass
 
 
@@ -214,12 +195,8 @@ def tail_margins(row, w, out, c, scale, a, theta, shift, count, piece):
         for i in range(len(v)):
             v[i] *= scale
         horner(v, c, d)
-        if w.itemsize == 4:
-            for i in range(len(v)):
-                found[i] = (scores[i] - a) + theta * (log32(d[i] / (last - v[i] * d[i])) + shift)
-        else:
-            for i in range(len(v)):
-                found[i] = (scores[i] - a) + theta * (log64(d[i] / (last - v[i] * d[i])) + shift)
+        for i in range(len(v)):
+            found[i] = (scores[i] - a) + theta * (log_of_normal(d[i] / (last - v[i] * d[i])) + shift)
 
 
 @summing

@@ -13,12 +13,13 @@ FEW = 8  # classes with mass: up to this many are visited one by one
 
 
 @compiled
-def gaps_and_gains(n, alpha, gain, dtype):
-    """Gaps and gains of n classes in padded memory, or PIECE equal ones."""
+def gaps_and_gains(n, alpha, tau, dtype):
+    """Gaps alpha and gains exp(-alpha / tau) of n classes in padded memory, or PIECE equal ones."""
     length = blocks.padded(n) if len(alpha) > 1 else blocks.PIECE
     alphas, gains = np.zeros(length, dtype), np.ones(length, dtype)
-    for i in range(n if len(alpha) > 1 else len(alphas)):
-        alphas[i], gains[i] = alpha[i if len(alpha) > 1 else 0], gain[i if len(alpha) > 1 else 0]
+    for i in range(n if len(alpha) > 1 else length):
+        gap = alpha[i if len(alpha) > 1 else 0]
+        alphas[i], gains[i] = gap, math.exp(-gap / tau)
     return alphas, gains
 
 
