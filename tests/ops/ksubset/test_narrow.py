@@ -41,7 +41,7 @@ def ratio_of(x: np.ndarray, p: float) -> float:
 
 def terms_of(s: np.ndarray, k: int) -> int:
     """How many terms beyond the first the kernel takes."""
-    x, terms = np.append(s, np.full(-len(s) % 64, -np.inf, np.float32)), np.empty((2, narrow.MOST + 1))
+    x, terms = np.append(s, np.full(-len(s) % 64, -np.inf, np.float32)), np.empty((2, narrow.MOST_TERMS + 1))
     x[0] = -np.inf
     numbers = expand(len(s) - 1, 1, k, 4)
     return centred(x, len(s) - 1, 1.0, numbers, np.empty_like(x), terms[0], terms[1])[0]
@@ -53,7 +53,7 @@ def terms_of(s: np.ndarray, k: int) -> int:
 def test_losses_and_gradients(kind, n, k, tier, side):
     s = row_of(kind, n, k, tier, side)
     if kind != "one leader":  # odds that are too large end the search before
-        assert terms_of(s, k) == ((narrow.FEW, narrow.MOST, 0)[tier + (side > 1)])
+        assert terms_of(s, k) == ((narrow.FEW_TERMS, narrow.MOST_TERMS, 0)[tier + (side > 1)])
     loss, gradient = oracles.mp_smooth_svm(s.tolist(), 0, k, 1 / k)
     for dtype, eps in ((torch.float32, 2.0**-23), (torch.float64, 2.0**-50)):
         x = torch.tensor(s[None], dtype=dtype, requires_grad=True)
@@ -107,10 +107,10 @@ def test_terms_are_coefficients_of_products():
     """[X^x] (X - 1)^m (q + p X)^(N - m) by multiplying out."""
     n, k, p = 31, 8, 7.5 / 31
     for N, x in ((n, k - 1), (n, k), (n - 1, k - 2), (n - 1, k - 1)):
-        row = np.empty(narrow.MOST + 1)
+        row = np.empty(narrow.MOST_TERMS + 1)
         krawtchouk(N, p, x, row)
         of_equal = np.polynomial.Polynomial([1 - p, p])
-        for m in range(narrow.MOST + 1):
+        for m in range(narrow.MOST_TERMS + 1):
             product = np.polynomial.Polynomial([-1, 1]) ** m * of_equal ** (N - m)
             assert row[m] == pytest.approx(product.coef[x] / (of_equal**N).coef[x], rel=1e-8, abs=1e-10)
 

@@ -79,7 +79,7 @@ class Precision(NamedTuple):
     stored: type  # of the scores in memory; np.uint16 for both kinds of half precision
     real: type  # of the numbers that it computes with
     half: bool
-    brain: bool  # bfloat16
+    is_bfloat16: bool  # bfloat16
 
 
 PRECISIONS = {

@@ -9,6 +9,10 @@ from topk_registry.ops.backend import Backend, Operator, trial_in
 from topk_registry.ops.cpu.entries import reject
 from topk_registry.ops.cpu.library import is_prebuilt
 
+# from which k on the CPU's kernels take rows one at a time, see "Large k" in README.md and docs/speed.md: of targets on
+# many classes, and of labels; those for small k are compiled without the code for large ones, and conversely
+LARGE_K, LARGE_K_OF_LABEL = 6, 32
+
 
 @dataclass(frozen=True)
 class Kernels:
@@ -56,4 +60,5 @@ OPERATOR: Operator[Kernels] = Operator(
     },
     trial_in("topk_registry.ops.ksubset.trial"),
     example=(5, False),
+    tried=lambda k, double: (k >= LARGE_K_OF_LABEL, double),
 )

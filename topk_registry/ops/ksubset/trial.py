@@ -4,19 +4,21 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.hinge import Hinge
-from topk_registry.ops.ksubset.backends import OPERATOR, Kernels
+from topk_registry.ops.ksubset.backends import LARGE_K_OF_LABEL, OPERATOR, Kernels
 from topk_registry.ops.ksubset.torch.expected import expected_hinges
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Options, Reduction
 
 
-def trial(kernels: Kernels, device: torch.device, double: bool) -> bool:
+def trial(kernels: Kernels, device: torch.device, large: bool, double: bool) -> bool:
     """Whether kernels give on a few scores what torch operations give.
 
     Tests try the kernels themselves. This tries what they need on this machine: compilers, a driver, a place for what
     is compiled.
     """
-    s, label, k, theta = torch.linspace(0, 30, 39).sin().view(3, 13), torch.tensor([0, 6, 12]), 2, 0.5
+    k, label, theta = LARGE_K_OF_LABEL if large and device.type == "cpu" else 2, torch.tensor([0, 6, 12]), 0.5
+    n = 6 * k + 1
+    s = torch.linspace(0, 30, 3 * n).sin().view(3, n)
     if device.type == "cpu":
         return _of_loss(s.double() if double else s, label, k, theta)
     dtype = torch.float64 if double else torch.float32

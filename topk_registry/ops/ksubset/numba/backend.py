@@ -12,16 +12,13 @@ from torch import Tensor
 from topk_registry.ops.cpu import threads
 from topk_registry.ops.cpu.entries import body
 from topk_registry.ops.hinge import Hinge
-from topk_registry.ops.ksubset.backends import Kernels
+from topk_registry.ops.ksubset.backends import LARGE_K, LARGE_K_OF_LABEL, Kernels
 from topk_registry.ops.ksubset.request import check_finite
 from topk_registry.ops.rows.numba.backend import BatchKernel
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Options, Reduction
 from topk_registry.ops.tensors import operand
 
-# from which k on rows are taken one at a time, see "Large k" in README.md and docs/speed.md; entries for small k are
-# compiled without the code for large ones, and conversely
-LARGE_K, LARGE_K_OF_LABEL = 6, 32  # of targets on many classes, and of labels
 NO_LABEL = -1 << 63  # ignore_index where no label is ignored
 # below this temperature the loss no longer depends on it, but its reciprocal would overflow
 LEAST = {dtype: 4 * torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}

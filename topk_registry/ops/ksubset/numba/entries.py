@@ -133,7 +133,7 @@ def losses_of_labels_of_large_k(precision):
 
 
 def _losses_of_labels(precision, memory_of, label_rows):
-    stored, real, _, brain = precision
+    stored, real, _, is_bfloat16 = precision
 
     def body(job):
         batch = batch_of(job)
@@ -148,7 +148,7 @@ def _losses_of_labels(precision, memory_of, label_rows):
                 ignored[r] = label[i + r] == batch.field[IGNORED]
                 place[r] = 0 if ignored[r] else label[i + r]
                 factors[r] = batch.factor * (weight[place[r]] if len(weight) else 1.0)
-            at = s[i:j], brain, place, k, theta, margin, gradient[i:j]
+            at = s[i:j], is_bfloat16, place, k, theta, margin, gradient[i:j]
             label_rows(*at, alpha, scale, tau, factors, losses[i:j], memory)
             forget(ignored, losses[i:j], gradient[i:j])
 
@@ -170,7 +170,7 @@ def losses_of_targets_of_large_k(precision):
 
 
 def _losses_of_targets(precision, memory_of, hinge_rows):
-    stored, real, _, brain = precision
+    stored, real, _, is_bfloat16 = precision
 
     def body(job):
         batch = batch_of(job)
@@ -195,8 +195,8 @@ def _losses_of_targets(precision, memory_of, hinge_rows):
                     shares[r, 0] = 0.0 if ignored[r] else 1 - smoothing
                     uniform[r] = 0.0 if ignored[r] else smoothing
             hinge_rows(
-                s[i:j], brain, q[i:j], known, shares, uniform, batch.weight, alpha, batch.factor, k, theta, scale, tau,
-                losses[i:j], gradient[i:j], memory,
+                s[i:j], is_bfloat16, q[i:j], known, shares, uniform, batch.weight, alpha, batch.factor, k, theta,
+                scale, tau, losses[i:j], gradient[i:j], memory,
             )  # fmt: skip
             forget(ignored, losses[i:j], gradient[i:j])
 

@@ -10,10 +10,10 @@ from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.numbers import borrowed, compiled
 from topk_registry.ops.ksubset.numba import kernels, polynomial, rows
 from topk_registry.ops.ksubset.numba.hinges import LEAST_TAU, hinge, tail_hinges
-from topk_registry.ops.ksubset.numba.targets import FEW, gaps_and_gains, holds, mass_among, masses, one_hinge
+from topk_registry.ops.ksubset.numba.targets import FEW_CLASSES, gaps_and_gains, holds, mass_among, masses, one_hinge
 
 # Memory for hinges: that for all classes; masses, scores x, the direct gradient of each row, cotangents of the
-# coefficients; and gaps and gains of the classes, or PIECE equal ones.
+# coefficients; and gaps and gains of the classes, or CACHE_BLOCK equal ones.
 HingeMemory = namedtuple("HingeMemory", "both mass x direct g_c alphas gains")
 
 
@@ -29,7 +29,9 @@ def hinge_memory(width, n, k, dtype, alpha, tau):
 
 
 @compiled
-def hinge_rows(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory):
+def hinge_rows(
+    s, is_bfloat16, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory
+):  # fmt: skip
     """value <- factor sum_c q_c w_c L_c, out <- its gradient; see :mod:`topk_registry.ops.ksubset.soft_targets`.
 
     The target is q [B, n], or labels and shares [B, m] with uniform [B] or [0]; the other is empty. weight is [n] or
@@ -37,20 +39,20 @@ def hinge_rows(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, t
     """
     (B, n), real = out.shape, memory.mass.dtype.type
     size, where, kth, a, u, gap, most, P, p, q_top, before, after = kernels.both_tilts(
-        s, brain, n, k, theta, memory.both
+        s, is_bfloat16, n, k, theta, memory.both
     )
-    odds, pieces, c = borrowed(memory.both.odds), borrowed(memory.both.pieces), borrowed(memory.both.c)
+    odds, scratch, c = borrowed(memory.both.odds), borrowed(memory.both.scratch), borrowed(memory.both.c)
     alphas, gains, mass = borrowed(memory.alphas), borrowed(memory.gains), borrowed(memory.mass)
     x, direct, g_c = borrowed(memory.x), borrowed(memory.direct), borrowed(memory.g_c)
     T = len(before) - 1
     g_below, g_product = np.zeros((T, 2 * B)), np.zeros((k + 1, 2 * B))
     below, last = kernels.leave_one_out(before, after)
-    few, few_mass, tau = np.empty(FEW, np.int64), np.empty(FEW), max(tau, LEAST_TAU)
+    few, few_mass, tau = np.empty(FEW_CLASSES, np.int64), np.empty(FEW_CLASSES), max(tau, LEAST_TAU)
     for r in range(B):
         value[r] = np.nan
         if size[r] < 0:
             continue
-        blocks.load(s[r, :n], brain, x)
+        blocks.load(s[r, :n], is_bfloat16, x)
         count = masses(r, q, labels, shares, uniform, weight, factor, mass[:n], few, few_mass)
         g, total = direct[r], 0.0
         for j in range(size[r]):
@@ -70,7 +72,7 @@ def hinge_rows(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, t
         if count < 0:
             powers = 1 + rows.reach(most[r] * rho, k, x.itemsize)
             total += tail_hinges(
-                x, odds[r], mass, alphas, gains, kth[r], c, powers, tilt, shift, scale, tau, g, g_c, pieces
+                x, odds[r], mass, alphas, gains, kth[r], c, powers, tilt, shift, scale, tau, g, g_c, scratch
             )
         else:
             blocks.fill(g, real(0))
@@ -94,5 +96,5 @@ def hinge_rows(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, t
         if size[r] < 0:
             blocks.fill(direct[r], real(np.nan))
         else:
-            kernels.add_slopes(r, size[r], where, odds[r], most[r], P, g_below, direct[r], pieces)
-        blocks.store(direct[r], brain, out[r])
+            kernels.add_slopes(r, size[r], where, odds[r], most[r], P, g_below, direct[r], scratch)
+        blocks.store(direct[r], is_bfloat16, out[r])

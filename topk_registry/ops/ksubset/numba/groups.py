@@ -74,7 +74,7 @@ def split(row, k, depth, limit, theta, space, w, E, where):
 
 
 @compiled
-def at_kth(row, k, theta, space, w, E, where, P, piece):
+def at_kth(row, k, theta, space, w, E, where, P, scratch):
     """(size, kth, beyond, u, gap, most, powers): :func:`split` for the margins of all classes.
 
     kth: the k-th largest score, to which E is relative. w is relative to the next one, and gap are the odds of that.
@@ -85,7 +85,7 @@ def at_kth(row, k, theta, space, w, E, where, P, piece):
     kth, beyond, gap = a, 0.0, 1.0
     if size < 0:
         return size, kth, beyond, 1.0, gap, 0.0, 0
-    most, powers = most / u, power_sums(w, most, P, piece)
+    most, powers = most / u, power_sums(w, most, P, scratch)
     if size > 0:
         kth = space[0][k - 1]
         distance = (np.float64(kth) - np.float64(a)) / theta
@@ -110,11 +110,11 @@ def borrowed_space(space):
 
 
 @compiled
-def power_sums(w, most, P, piece):
+def power_sums(w, most, P, scratch):
     """The power sums of a tail, and how many: the others are too small to matter, with tilted odds of at most ``most``,
     and are 0."""
     count = rows.reach(most / (1 - most), len(P), w.itemsize)
-    rows.power_sums(w, P[:count], piece)
+    rows.power_sums(w, P[:count], scratch)
     for j in range(count, len(P)):
         P[j] = 0
     return count
