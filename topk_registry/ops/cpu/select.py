@@ -130,22 +130,23 @@ def _lower_bound(row, maxima, folded, T):
     copy(maxima, folded)
     for start in range(few, lines, few):
         for j in range(few):
-            folded[j] = max(folded[j], maxima[start + j])
+            folded[j] = max(folded[j], maxima[start + j]) + row.dtype.type(0)  # see maxima_of_lines
     return reached_by(folded, T + 1)
 
 
 @compiled
 def maxima_of_lines(row, maxima):
     """The largest of every len(maxima)-th score, from each of the first on; a row is at least as long."""
-    n, lines = len(row), len(maxima)
+    # "+ 0" changes no number but -0, and keeps LLVM from storing under a mask, which is slow on AMD's processors
+    n, lines, zero = len(row), len(maxima), row.dtype.type(0)
     copy(row, maxima)
     for start in range(lines, n - lines + 1, lines):
         stripe = row[start : start + lines]
         for j in range(lines):
-            maxima[j] = stripe[j] if stripe[j] > maxima[j] else maxima[j]
+            maxima[j] = (stripe[j] if stripe[j] > maxima[j] else maxima[j]) + zero
     rest = row[n - n % lines :]
     for j in range(len(rest)):
-        maxima[j] = rest[j] if rest[j] > maxima[j] else maxima[j]
+        maxima[j] = (rest[j] if rest[j] > maxima[j] else maxima[j]) + zero
 
 
 @compiled

@@ -9,7 +9,7 @@ from topk_registry.ops.cpu import select
 from topk_registry.ops.cpu.functions import BLOCK
 from topk_registry.ops.cpu.jobs import address_of, array
 from topk_registry.ops.cpu.masks import places_above
-from topk_registry.ops.cpu.numbers import borrowed, compiled, copy, inlined, summing
+from topk_registry.ops.cpu.numbers import borrowed, compiled, inlined, summing
 from topk_registry.ops.cpu.vectors import largest_of, nothing, total_of
 from topk_registry.ops.rows.numba.row import of_label, row_kernel
 
@@ -69,11 +69,7 @@ def lower_bound(s, k, space):
     if lines > n:
         return lowest(s)
     maxima = space[:lines]
-    copy(s, maxima)
-    for start in range(lines, n, lines):
-        part = s[start : start + lines]
-        for j in range(len(part)):
-            maxima[j] = part[j] if part[j] > maxima[j] else maxima[j]
+    select.maxima_of_lines(s, maxima)
     found = select.reached_by(maxima, k)
     return found if found > -np.inf else lowest(s)
 
