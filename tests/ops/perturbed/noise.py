@@ -1,4 +1,4 @@
-"""The noise of the kernels, number by number: Philox4x32-7 and the inverse of the normal distribution, in numpy."""
+"""The noise of the kernels, number by number: Philox4x32-10 and the inverse of the normal distribution, in numpy."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,12 @@ import numpy as np
 import torch
 
 MASK, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
-ROUNDS = 7  # of the noise
 
 
-def philox(counter: Sequence[np.ndarray], key: Sequence[int], rounds: int = 10) -> list[np.ndarray]:
+def philox(counter: Sequence[np.ndarray], key: Sequence[int]) -> list[np.ndarray]:
     """The four words of four counters and two keys, after Salmon, Moraes, Dror and Shaw (2011)."""
     (c0, c1, c2, c3), (k0, k1) = (words.astype(np.uint64) for words in counter), map(int, key)
-    for _ in range(rounds):
+    for _ in range(10):
         p0, p1 = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
         c0, c1, c2, c3 = p1 >> HALF ^ c1 ^ np.uint64(k0), p1 & MASK, p0 >> HALF ^ c3 ^ np.uint64(k1), p0 & MASK
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
@@ -25,9 +24,9 @@ def uniforms(seed: int, draws: int, rows: int, n: int) -> np.ndarray:
     blocks = -(-n // 16)
     draw, row, block, c = np.ogrid[:draws, :rows, :blocks, :16]
     call = draw * blocks + block
-    first = np.stack(philox(_counter(call, row, 0), key, ROUNDS), -1)[..., 0, :, None]  # [draws, rows, blocks, 4, 1]
+    first = np.stack(philox(_counter(call, row, 0), key), -1)[..., 0, :, None]  # [draws, rows, blocks, words, 1]
     byte = (first >> np.arange(0, 32, 8, dtype=np.uint64)) & np.uint64(255)
-    rest = philox(_counter(call * 16 + c, row, 1), key, ROUNDS)
+    rest = philox(_counter(call * 16 + c, row, 1), key)
     u = byte.reshape(rest[0].shape) << np.uint64(56) | rest[0] << np.uint64(24) | rest[1] >> np.uint64(8)
     return u.reshape(draws, rows, 16 * blocks)[..., :n]
 

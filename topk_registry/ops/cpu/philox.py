@@ -1,4 +1,4 @@
-"""Philox4x32, random words by number: of many counters at once, as vectors.
+"""Philox4x32-10, random words by number: of many counters at once, as vectors.
 
 Reference: Salmon, Moraes, Dror, Shaw, *Parallel random numbers: as easy as 1, 2, 3*, SC 2011.
 """
@@ -10,14 +10,13 @@ from llvmlite import ir
 from topk_registry.ops.cpu.masks import repeated
 
 AT_ONCE = 16  # counters in one step
-ROUNDS = 10  # unless told otherwise, as its authors advise
-MULTIPLY_0, MULTIPLY_1, WEYL_0, WEYL_1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
+ROUNDS, MULTIPLY_0, MULTIPLY_1, WEYL_0, WEYL_1 = 10, 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
 LOW = (1 << 32) - 1
 WORD, WIDE = ir.IntType(32), ir.IntType(64)
 VECTOR = ir.VectorType(WIDE, AT_ONCE)
 
 
-def words_of(builder: Any, counters: list[Any], keys: list[Any], rounds: int = ROUNDS) -> list[Any]:
+def words_of(builder: Any, counters: list[Any], keys: list[Any]) -> list[Any]:
     """The four words of AT_ONCE counters [4] and two keys of 32 bits: 32 bits to a lane of 64.
 
     What is above them in a lane is never read, and of any value in the words that are returned.
@@ -31,7 +30,7 @@ def words_of(builder: Any, counters: list[Any], keys: list[Any], rounds: int = R
         return builder.xor(builder.xor(builder.lshr(x, every(32)), y), key)
 
     (c0, c1, c2, c3), (key_0, key_1) = counters, keys
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         first, second = product(MULTIPLY_0, c0), product(MULTIPLY_1, c2)
         c0, c1, c2, c3 = mixed(second, c1, key_0), second, mixed(first, c3, key_1), first
         key_0, key_1 = builder.add(key_0, WORD(WEYL_0)), builder.add(key_1, WORD(WEYL_1))

@@ -15,7 +15,7 @@ from topk_registry.ops.perturbed.numba.table import SHAPE
 
 FEW = 32  # candidates that are ranked without a branch
 LAST = (1 << 64) - 1
-LISTED = 2  # candidates among 64 classes that are listed without a branch: most have none or one
+LISTED = 4  # candidates among 64 classes that are listed without a branch: most have none or one
 
 
 @entry()

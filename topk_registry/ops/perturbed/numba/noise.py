@@ -13,7 +13,6 @@ from topk_registry.ops.cpu.philox import AT_ONCE, LOW, VECTOR, WIDE, WORD, every
 from topk_registry.ops.perturbed.numba.table import DEGREE, STEPS
 
 GROUP = 512  # calls of the generator at a time, a multiple of AT_ONCE
-ROUNDS = 7  # of the generator, see ../README.md
 FIRST_BYTES, OTHER_BYTES = 0, 1  # what the generator is called for
 
 MANTISSA = np.int64((1 << 52) // STEPS - 1)
@@ -26,7 +25,7 @@ def _philox(context, builder, signature, arguments):
     c0 = numbers_from(context, builder, signature.args[0], calls, start, AT_ONCE)
     c1, c2 = builder.lshr(c0, every(32)), repeated(builder, row, AT_ONCE)
     c3 = repeated(builder, builder.add(builder.shl(builder.lshr(row, WIDE(32)), WIDE(1)), use), AT_ONCE)
-    c0, c1, c2, c3 = words_of(builder, [c0, c1, c2, c3], [key_0, key_1], ROUNDS)
+    c0, c1, c2, c3 = words_of(builder, [c0, c1, c2, c3], [key_0, key_1])
     halves = (c0, c1), (c2, c3)
     return [builder.or_(builder.and_(low, every(LOW)), builder.shl(high, every(32))) for low, high in halves]
 
