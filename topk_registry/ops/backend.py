@@ -57,9 +57,11 @@ class Operator(Generic[Kernels]):
 
     name: str
     backends: Mapping[str, Backend[Kernels]]
-    trial: Callable[..., bool]  # (kernels, device, *precision): whether they are right on a few scores
+    trial: Callable[..., bool]  # (kernels, device, *tried): whether they are right on a few scores
     example: tuple[Any, ...] = ()  # a common request
     what: str = "the top-k losses are"  # slower without its kernels
+    # (*request): what a trial depends on, the precision at least
+    tried: Callable[..., tuple[Any, ...]] = lambda *request: request[-1:]
 
     def __getitem__(self, name: str) -> Backend[Kernels]:
         return self.backends[name]
@@ -87,13 +89,13 @@ class Operator(Generic[Kernels]):
 
     def problem(self, one: Backend[Kernels], device: torch.device, *request: Any) -> str:
         """Why a backend cannot be used on a device, "" if it can. Found out once, with a warning."""
-        precision = request[-1:]
-        key = one.home, device, precision
+        tried = self.tried(*request)
+        key = one.home, device, tried
         if key in _problems:
             return _problems[key]
         if device.type == "cuda" and _captures():
             return ""  # a trial would break the graph off
-        found = _problem(one, device, lambda: self.trial(one.kernels(), device, *precision))
+        found = _problem(one, device, lambda: self.trial(one.kernels(), device, *tried))
         if found and found not in _problems.values():
             warnings.warn(f"{found}: {self.what} slower", stacklevel=2)
         return _problems.setdefault(key, found)

@@ -20,7 +20,7 @@ from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset import custom_ops, definition, request, smooth_topk_hinge
 from topk_registry.ops.ksubset.chunked import layer
 from topk_registry.ops.ksubset.chunked.api import linear_label_margins, linear_topk
-from topk_registry.ops.ksubset.torch import all_classes as composite
+from topk_registry.ops.ksubset.torch import backend as composite
 from topk_registry.ops.ksubset.torch.backend import kernels as torch_kernels
 from topk_registry.ops.ksubset.torch.expected import expected_hinges
 from topk_registry.ops.ksubset.torch.rows import State, finish
@@ -373,13 +373,14 @@ def test_hinges_come_with_margins_and_gradients(form, per_class, request):
     s, label = every_kind(40)
     alpha = torch.linspace(0, 2, 40) if per_class else torch.tensor(1.0)
     of = Hinge(alpha.to(DEVICE), 1 / 3, 0.2)
-    margin, gradient, value, slope = cuda.label_hinges(s, label, 3, 0.6, of)
-    for found, wanted in zip((margin, gradient), cuda.label_margins(s, label, 3, 0.6), strict=True):
-        assert torch.equal(found, wanted)
-    for found, wanted in zip((value, slope), of.definition(margin, label), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=2 * EPS, atol=2e-38)
+    value, gradient = cuda.expected_hinges(s, label, 3, 0.6, of, None, 1.0)
+    margin, of_margin = cuda.label_margins(s, label, 3, 0.6)
+    wanted, slope = of.definition(margin, label)
+    torch.testing.assert_close(value, wanted, rtol=2 * EPS, atol=2e-38)
+    torch.testing.assert_close(gradient, slope[:, None] * of_margin, rtol=8 * EPS, atol=2 * EPS)
     label[3] = 40  # no class
-    for found in cuda.label_hinges(s, label, 3, 0.6, of)[2:]:
+    value, gradient = cuda.expected_hinges(s, label, 3, 0.6, of, None, 1.0)
+    for found in (value, gradient.sum(1)):
         assert found.isnan().tolist() == [row == 3 for row in range(len(s))]
 
 
@@ -778,7 +779,7 @@ def test_compiles_for_gpus_and_stays_in_registers(n, k, dtype, capability, monke
     launches = Launches(monkeypatch)
     s, label = torch.zeros(2, n, dtype=dtype), torch.zeros(2, dtype=torch.long)
     cuda.label_margins(s, label, k, 1.0)
-    cuda.label_hinges(s, label, k, 1.0, Hinge(torch.ones(n), 0.2, 0.1))
+    cuda.expected_hinges(s, label, k, 1.0, Hinge(torch.ones(n), 0.2, 0.1), None, 1.0)
     if capability == 90 and n == 21_841:
         state = chunks.summarise(s, k, 1.0)
         chunks.gradient(s, label, finish(state, 1.0), 1.0, torch.ones(2))

@@ -7,10 +7,9 @@ import torch
 from tests import oracles
 from tests.ops.compiled import for_python
 from topk_registry.ops.ksubset import smooth_topk_hinge
-from topk_registry.ops.ksubset.numba import narrow
+from topk_registry.ops.ksubset.numba import backend, narrow
 
-of_tests = narrow.centred, narrow.expand, narrow.is_tried, narrow.krawtchouk
-centred, expand, is_tried, krawtchouk = map(for_python, of_tests)
+centred, expand, krawtchouk = map(for_python, (narrow.centred, narrow.expand, narrow.krawtchouk))
 SIZES = [(90, 32), (100, 50), (300, 40)]
 SIZES_OF_TARGETS = [(40, 6), (100, 50), (300, 20)]
 KINDS = ("gaussian", "two values", "one leader")
@@ -42,7 +41,7 @@ def ratio_of(x: np.ndarray, p: float) -> float:
 
 def terms_of(s: np.ndarray, k: int) -> int:
     """How many terms beyond the first the kernel takes."""
-    x, terms = np.append(s, np.full(-len(s) % 64, -np.inf, np.float32)), np.empty((2, narrow.MOST + 1))
+    x, terms = np.append(s, np.full(-len(s) % 64, -np.inf, np.float32)), np.empty((2, narrow.MOST_TERMS + 1))
     x[0] = -np.inf
     numbers = expand(len(s) - 1, 1, k, 4)
     return centred(x, len(s) - 1, 1.0, numbers, np.empty_like(x), terms[0], terms[1])[0]
@@ -54,7 +53,7 @@ def terms_of(s: np.ndarray, k: int) -> int:
 def test_losses_and_gradients(kind, n, k, tier, side):
     s = row_of(kind, n, k, tier, side)
     if kind != "one leader":  # odds that are too large end the search before
-        assert terms_of(s, k) == ((narrow.FEW, narrow.MOST, 0)[tier + (side > 1)])
+        assert terms_of(s, k) == ((narrow.FEW_TERMS, narrow.MOST_TERMS, 0)[tier + (side > 1)])
     loss, gradient = oracles.mp_smooth_svm(s.tolist(), 0, k, 1 / k)
     for dtype, eps in ((torch.float32, 2.0**-23), (torch.float64, 2.0**-50)):
         x = torch.tensor(s[None], dtype=dtype, requires_grad=True)
@@ -99,19 +98,19 @@ def test_distributions(kind, n, k, tier, side):
 
 def test_small_k_is_not_tried():
     """There other rows are as quick, or quicker."""
-    tried = [(k, left_out) for k in (5, 6, 31, 32) for left_out in (0, 1)]
-    found = [is_tried(expand(300, left_out, k, 4)) for k, left_out in tried]
-    assert found == [k >= (narrow.LEAST_K_OF_LABEL if left_out else narrow.LEAST_K) for k, left_out in tried]
+    made = [backend.loss_kernel(k, 1.0, 1 / k, 1 / k) for k in (5, 6, 31, 32)]
+    assert [one.of_targets.endswith("_of_large_k") for one in made] == [False, True, True, True]
+    assert [one.of_labels.endswith("_of_large_k") for one in made] == [False, False, False, True]
 
 
 def test_terms_are_coefficients_of_products():
     """[X^x] (X - 1)^m (q + p X)^(N - m) by multiplying out."""
     n, k, p = 31, 8, 7.5 / 31
     for N, x in ((n, k - 1), (n, k), (n - 1, k - 2), (n - 1, k - 1)):
-        row = np.empty(narrow.MOST + 1)
+        row = np.empty(narrow.MOST_TERMS + 1)
         krawtchouk(N, p, x, row)
         of_equal = np.polynomial.Polynomial([1 - p, p])
-        for m in range(narrow.MOST + 1):
+        for m in range(narrow.MOST_TERMS + 1):
             product = np.polynomial.Polynomial([-1, 1]) ** m * of_equal ** (N - m)
             assert row[m] == pytest.approx(product.coef[x] / (of_equal**N).coef[x], rel=1e-8, abs=1e-10)
 

@@ -10,7 +10,7 @@ from tests.ops.ksubset.scores import KINDS, scores
 from topk_registry.ops.cpu import library, masks, select
 from topk_registry.ops.cpu import threads as team
 from topk_registry.ops.ksubset.numba import backend as cpu
-from topk_registry.ops.ksubset.torch import all_classes as composite
+from topk_registry.ops.ksubset.torch import backend as composite
 
 INF, NAN = float("inf"), float("nan")
 SIZES = [(2, 1), (3, 1), (7, 3), (40, 20), (100, 5), (513, 5), (1300, 50)]

@@ -5,7 +5,7 @@ import numpy as np
 from topk_registry.ops.cpu import storage
 from topk_registry.ops.cpu.numbers import compiled, number_at, place_of, summing
 
-PIECE = 1024  # scores to work on at a time
+CACHE_BLOCK = 1024  # scores to work on at a time
 PAD = 64  # rows are padded to a multiple of this: no loop of vector instructions has scores left over
 FRONT = 4  # zeros in front of coefficients, see in_fours
 
@@ -17,14 +17,14 @@ def padded(n):
 
 
 @compiled
-def load(row, brain, x):
+def load(row, is_bfloat16, x):
     """Copy a row to padded memory, in its precision; the scores beyond the row's end are -inf.
 
-    Scores of 16 bits are float16, or bfloat16 where ``brain`` says so.
+    Scores of 16 bits are float16, or bfloat16 where ``is_bfloat16`` says so.
     """
     n = len(row)
     if row.itemsize == 2:
-        storage.widen(row, brain, x[:n])
+        storage.widen(row, is_bfloat16, x[:n])
     else:
         for i in range(n):
             x[i] = row[i]
@@ -33,20 +33,13 @@ def load(row, brain, x):
 
 
 @compiled
-def store(x, brain, row):
+def store(x, is_bfloat16, row):
     """Copy padded memory to a row, in bfloat16 where its numbers have 16 bits."""
     if row.itemsize == 2:
         storage.narrow(x[: len(row)], row)
     else:
         for i in range(len(row)):
             row[i] = x[i]
-
-
-@compiled
-def clear(row):
-    """Zeros, in any precision."""
-    for i in range(len(row)):
-        row[i] = 0
 
 
 @compiled
@@ -57,9 +50,9 @@ def fill(row, number):
 
 
 @compiled
-def maximum(x):
-    """The largest score; NaN where there is one whose sign is not negative."""
-    best = place_of(x[0])
+def largest_of(x):
+    """The largest number, -inf of none; NaN where there is one whose sign is not negative."""
+    best = place_of(x.dtype.type(-np.inf))
     for i in range(len(x)):
         best = max(best, place_of(x[i]))
     return number_at(best)

@@ -29,8 +29,6 @@ from topk_registry.ops.cpu.numbers import (
     expm1_64,
     log32,
     log64,
-    number_32,
-    number_64,
     power_of_2_32,
     power_of_2_64,
 )
@@ -81,7 +79,7 @@ class Precision(NamedTuple):
     stored: type  # of the scores in memory; np.uint16 for both kinds of half precision
     real: type  # of the numbers that it computes with
     half: bool
-    brain: bool  # bfloat16
+    is_bfloat16: bool  # bfloat16
 
 
 PRECISIONS = {
@@ -145,15 +143,6 @@ def entry(kind: CFunction = BODY, dtypes: tuple[torch.dtype, ...] = (torch.float
     return mark
 
 
-def number_of(bits) -> Any:
-    """The number that an integer of its size has the bits of."""
-
-
-@overload(number_of)
-def _number_of(bits):
-    return (lambda bits: number_32(bits)) if bits == types.int32 else (lambda bits: number_64(bits))
-
-
 def exp(x) -> Any:
     """exp(x), 0 below the range of normal numbers and the largest power above it."""
 
@@ -168,6 +157,10 @@ def expm1(x) -> Any:
 
 def log(x) -> Any:
     """log(x) of a normal number; -inf of 0 and of denormal numbers."""
+
+
+def log_of_normal(x) -> Any:
+    """log(x) of a positive normal number."""
 
 
 def log1p(x) -> Any:
@@ -200,6 +193,11 @@ def _exp(x):
 @overload(power_of_2, **_OPTIONS)
 def _power_of_2(x):
     return (lambda x: power_of_2_32(x)) if x == types.float32 else (lambda x: power_of_2_64(x))
+
+
+@overload(log_of_normal, **_OPTIONS)
+def _log_of_normal(x):
+    return (lambda x: log32(x)) if x == types.float32 else (lambda x: log64(x))
 
 
 @overload(expm1, **_OPTIONS)

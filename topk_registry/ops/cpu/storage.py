@@ -22,9 +22,9 @@ _number, _bits = cast(types.uint32, types.float32), cast(types.float32, types.ui
 
 
 @compiled
-def widen(half, brain, wide):
-    """Numbers in float16, or in bfloat16 where ``brain`` says so, to float32."""
-    if brain:
+def widen(half, is_bfloat16, wide):
+    """Numbers in float16, or in bfloat16 where ``is_bfloat16`` says so, to float32."""
+    if is_bfloat16:
         for i in range(len(half)):
             wide[i] = _number(np.uint32(half[i]) << np.uint32(16))
     else:

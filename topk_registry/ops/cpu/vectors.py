@@ -4,8 +4,8 @@
 
 import numpy as np
 
-from topk_registry.ops.cpu.functions import BLOCK, compiled, exp, log, number_of, total_of
-from topk_registry.ops.cpu.jobs import address_of, array
+from topk_registry.ops.cpu.blocks import largest_of
+from topk_registry.ops.cpu.functions import BLOCK, compiled, exp, log, total_of
 
 __all__ = [
     "exponentials",
@@ -16,26 +16,6 @@ __all__ = [
     "scale_by",
     "total_of",
 ]
-
-
-@compiled
-def largest_of(x):
-    """The largest number, -inf of none. NaN counts as the largest, unless its sign is negative.
-
-    Read as an integer, a number keeps its order once the bits of the negative ones are turned over; integers, unlike
-    numbers that may be NaN, are compared by vector instructions.
-    """
-    if x.itemsize == 4:
-        bits, best = array(address_of(x), len(x), np.int32), np.int32(-0x7F800001)
-        for i in range(len(bits)):
-            key = np.int32(bits[i] ^ ((bits[i] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-            best = key if key > best else best
-        return x.dtype.type(number_of(np.int32(best ^ ((best >> np.int32(31)) & np.int32(0x7FFFFFFF)))))
-    wide, most = array(address_of(x), len(x), np.int64), np.int64(-0x7FF0000000000001)
-    for i in range(len(wide)):
-        key = wide[i] ^ ((wide[i] >> 63) & 0x7FFFFFFFFFFFFFFF)
-        most = key if key > most else most
-    return x.dtype.type(number_of(most ^ ((most >> 63) & 0x7FFFFFFFFFFFFFFF)))  # one type whichever branch
 
 
 @compiled

@@ -8,20 +8,21 @@ from torch import Tensor
 from topk_registry.ops.backend import Backend, Operator, trial_in
 from topk_registry.ops.cpu.entries import reject
 from topk_registry.ops.cpu.library import is_prebuilt
-from topk_registry.ops.hinge import Hinge
+
+# from which k on the CPU's kernels take rows one at a time, see "Large k" in README.md and docs/speed.md: of targets on
+# many classes, and of labels; those for small k are compiled without the code for large ones, and conversely
+LARGE_K, LARGE_K_OF_LABEL = 6, 32
 
 
 @dataclass(frozen=True)
 class Kernels:
     """The functions of a backend, on rows s [B, n] with 2k <= n in single or double precision.
 
-    A backend with ``expected_hinges`` computes soft targets by a kernel of its own, see soft_targets.py.
+    A backend with ``expected_hinges`` computes hinges of targets by a kernel of its own, see soft_targets.py.
     """
 
     label_margins: Callable[[Tensor, Tensor, int, float], tuple[Tensor, Tensor]]
     """(s, label [B], k, theta) -> (margin [B], gradient [B, n])"""
-    label_hinges: Callable[[Tensor, Tensor, int, float, Hinge], tuple[Tensor, ...]]
-    """(s, label [B], k, theta, hinge) -> (margin [B], gradient [B, n], value [B], slope [B])"""
     margins: Callable[[Tensor, int, float], Tensor]
     """(s, k, theta) -> [B, n]"""
     margins_backward: Callable[[Tensor, Tensor, int, float], Tensor]
@@ -59,4 +60,5 @@ OPERATOR: Operator[Kernels] = Operator(
     },
     trial_in("topk_registry.ops.ksubset.trial"),
     example=(5, False),
+    tried=lambda k, double: (k >= LARGE_K_OF_LABEL, double),
 )

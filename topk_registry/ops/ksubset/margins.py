@@ -113,17 +113,19 @@ def at_labels(
     if way is Route.GRAPH:
         return value(custom_ops.label_margins(s, label, size, theta, backend)[0])
     on_cpu = logits.device.type == "cpu"  # values are looked at there only: elsewhere that would stall the device
-    if on_cpu and not OPERATOR[backend].checks_labels:
+    if on_cpu and (alpha is not None or not OPERATOR[backend].checks_labels):  # of margins the kernel does
         check_range(label, logits.shape[1], name="label")
 
-    def kernel(s: Tensor, wanted: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    def kernel(s: Tensor, wanted: bool) -> tuple[Tensor | None, ...]:
         kernels = OPERATOR[backend].kernels()
-        if alpha is None:
-            margin, gradient = kernels.label_margins(s, label, size, theta)
-            found = sign * margin, gradient, margin.new_full((), sign)
+        hinge = None if alpha is None else Hinge(alpha, sign / k, tau)
+        if hinge is not None and kernels.expected_hinges is not None:
+            margin, gradient = kernels.expected_hinges(s, label, size, theta, hinge, None, 1.0)
+            found = margin, gradient, None
         else:
-            margin, gradient, *hinge = kernels.label_hinges(s, label, size, theta, Hinge(alpha, sign / k, tau))
-            found = hinge[0], gradient, hinge[1]
+            margin, gradient = kernels.label_margins(s, label, size, theta)
+            of_margin = (sign * margin, margin.new_full((), sign)) if hinge is None else hinge.definition(margin, label)
+            found = of_margin[0], gradient, of_margin[1]
         if on_cpu and not isfinite(margin.sum()):  # so with too few scores, or a label out of range
             check_range(label, s.shape[1], name="label")
             check_finite(sign * s, k)

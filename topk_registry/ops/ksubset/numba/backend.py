@@ -12,8 +12,7 @@ from torch import Tensor
 from topk_registry.ops.cpu import threads
 from topk_registry.ops.cpu.entries import body
 from topk_registry.ops.hinge import Hinge
-from topk_registry.ops.ksubset.backends import Kernels
-from topk_registry.ops.ksubset.numba.narrow_from import LEAST_K, LEAST_K_OF_LABEL
+from topk_registry.ops.ksubset.backends import LARGE_K, LARGE_K_OF_LABEL, Kernels
 from topk_registry.ops.ksubset.request import check_finite
 from topk_registry.ops.rows.numba.backend import BatchKernel
 from topk_registry.ops.targets.label_mixture import LabelMixture
@@ -34,20 +33,8 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
     """The margin theta l_y [B] of each row's label and its gradient to the scores: [B, n], [B] -> [B], [B, n]."""
     s, label = operand(s, s.shape, s.dtype, s.device), operand(label, s.shape[:1], torch.int64, s.device)
     margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
-    no_hinge = (None, None, None)
-    run_on_rows(_of_labels(k), s, k, theta, label, margin, gradient, *no_hinge, numbers=(0, 0.0, 0.0))
+    run_on_rows(f"label_margins{'_of_large_k' if k >= LARGE_K_OF_LABEL else ''}", s, k, theta, label, margin, gradient)
     return margin, gradient
-
-
-def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -> tuple[Tensor, ...]:
-    """:func:`label_margins`, then the hinge's value [B] and slope [B] at the margins."""
-    s, label = operand(s, s.shape, s.dtype, s.device), operand(label, s.shape[:1], torch.int64, s.device)
-    alpha = operand(hinge.alpha, hinge.alpha.shape, s.dtype, s.device)
-    margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
-    value, slope = s.new_empty(s.shape[0]), s.new_empty(s.shape[0])
-    numbers = (alpha.numel(), hinge.scale, hinge.tau)
-    run_on_rows(_of_labels(k), s, k, theta, label, margin, gradient, alpha, value, slope, numbers=numbers)
-    return margin, gradient, value, slope
 
 
 def expected_hinges(
@@ -66,8 +53,8 @@ def expected_hinges(
 def loss_kernel(k: int, theta: float, scale: float, tau: float, in_double: bool = False) -> BatchKernel:
     """Return the kernel of a hinge on margins, in double precision or in that of the scores."""
     return BatchKernel(
-        f"ksubset.numba.entries:losses_of_labels{'_if_narrow' if k >= LEAST_K_OF_LABEL else ''}",
-        f"ksubset.numba.entries:losses_of_targets{'_if_narrow' if k >= LEAST_K else ''}",
+        f"ksubset.numba.entries:losses_of_labels{'_of_large_k' if k >= LARGE_K_OF_LABEL else ''}",
+        f"ksubset.numba.entries:losses_of_targets{'_of_large_k' if k >= LARGE_K else ''}",
         (k, theta, scale, tau),
         shares=partial(threads_and_step, k),
         # of float16 scores the gradient is in single precision anyway
@@ -92,18 +79,12 @@ def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     return out
 
 
-def _of_labels(k: int) -> str:
-    return "label_margins_if_narrow" if k >= LEAST_K_OF_LABEL else "label_margins"
-
-
-def run_on_rows(
-    name: str, s: Tensor, k: int, theta: float, *tensors: Tensor | None, numbers: tuple[float, ...] = ()
-) -> None:
-    """Let threads run an entry on the rows of s, with the addresses of ``tensors`` (0 for None) and ``numbers``."""
+def run_on_rows(name: str, s: Tensor, k: int, theta: float, *tensors: Tensor) -> None:
+    """Let threads run an entry on the rows of s, with the addresses of ``tensors``."""
     B, n = s.shape
     count, step = threads_and_step(k, B, n, torch.get_num_threads())
     one = body(f"ksubset.numba.entries:{name}", s.dtype)
-    threads.run(one, B, n, k, step, float(theta), s, *tensors, *map(float, numbers), threads=count)
+    threads.run(one, B, n, k, step, float(theta), s, *tensors, threads=count)
 
 
 @lru_cache(maxsize=1024)
@@ -115,4 +96,4 @@ def threads_and_step(k: int, B: int, n: int, most: int) -> tuple[int, int]:
     return count, max(1, min(ROWS_AT_ONCE, SCORES_AT_ONCE // n, SCORES_AT_ONCE // polynomials, -(-B // count)))
 
 
-kernels = Kernels(label_margins, label_hinges, margins, margins_backward, expected_hinges)
+kernels = Kernels(label_margins, margins, margins_backward, expected_hinges)

@@ -11,7 +11,7 @@ from topk_registry.ops.ksubset.numba import rows
 def state_rows(s, k, theta, top, where, P):
     (B, n), T, real = s.shape, top.shape[1], s.dtype.type
     inverse, floor = rows.limits(s, theta)
-    room, piece, w = select.room(n, T, s.dtype), np.empty(blocks.PIECE, s.dtype), np.empty(n, s.dtype)
+    room, scratch, w = select.room(n, T, s.dtype), np.empty(blocks.CACHE_BLOCK, s.dtype), np.empty(n, s.dtype)
     for r in range(B):
         if not select.largest(s[r], NO_CLASS, top[r], where[r], room):  # too many are NaN
             top[r], where[r], P[r] = np.nan, 0, np.nan
@@ -20,19 +20,19 @@ def state_rows(s, k, theta, top, where, P):
         rows.odds(s[r], max(a, top[r, k - 1]) if k <= T else a, inverse, floor, w)
         for j in range(T):
             w[where[r, j]] = 0
-        rows.power_sums(w, P[r], piece)
+        rows.power_sums(w, P[r], scratch)
 
 
 @compiled
 def gradient_rows(s, theta, classes, values, a, scale, g, c, out):
     B, n = s.shape
     inverse, floor = rows.limits(s, theta)
-    piece, w, k = np.empty(blocks.PIECE, s.dtype), np.empty(n, s.dtype), c.shape[1] - 1
+    scratch, w, k = np.empty(blocks.CACHE_BLOCK, s.dtype), np.empty(n, s.dtype), c.shape[1] - 1
     padded = rows.coefficients(k, s.dtype)
     for r in range(B):
         rows.odds(s[r], a[r], inverse, floor, w)
         copy(c[r], padded[blocks.FRONT :])
-        rows.label_gradient(w, padded, scale[r], g[r], k, piece)
+        rows.label_gradient(w, padded, scale[r], g[r], k, scratch)
         copy(w, out[r])
         for j in range(classes.shape[1]):
             if 0 <= classes[r, j] < n:

@@ -5,8 +5,6 @@ Bodies of the smooth top-k SVM read the job of a loss of rows, those of the oper
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
-import math
-
 import numpy as np
 import torch
 
@@ -14,7 +12,7 @@ from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.functions import entry
 from topk_registry.ops.cpu.jobs import array, spans
 from topk_registry.ops.cpu.numbers import compiled
-from topk_registry.ops.ksubset.numba import expected, kernels
+from topk_registry.ops.ksubset.numba import expected, kernels, large, large_hinges
 from topk_registry.ops.ksubset.numba.chunk_rows import gradient_rows, state_rows
 from topk_registry.ops.rows.numba.batch import batch_of, massless
 from topk_registry.ops.rows.numba.job import IGNORED, NUMBERS, PITCH, STEP, G, Q, S
@@ -33,38 +31,27 @@ def operands(job, tensors):
 
 @entry()
 def label_margins(precision):
-    """The margin of each row's label with its gradient, and a hinge on it."""
+    """The margin of each row's label with its gradient."""
     return _label_margins(precision, kernels.label_memory, kernels.label_rows)
 
 
 @entry()
-def label_margins_if_narrow(precision):
+def label_margins_of_large_k(precision):
     """:func:`label_margins` for large k."""
-    return _label_margins(precision, kernels.narrow_memory, kernels.narrow_label_rows)
+    return _label_margins(precision, large.label_memory, large.label_rows)
 
 
 def _label_margins(precision, memory_of, label_rows):
     real = precision.real
 
     def body(job):
-        B, n, k, step, theta, address = operands(job, 7)
-        classes, scale, tau = array(job, 16, np.float64)[13:]
+        B, n, k, step, theta, address = operands(job, 4)
         s, gradient = array(address[0], (B, n), real), array(address[3], (B, n), real)
         label, margin = array(address[1], B, np.int64), array(address[2], B, np.float64)
-        gaps = array(address[4], np.int64(classes), real)
-        value, slope = array(address[5], B, real), array(address[6], B, real)
-        # double precision, as of a loss: of one kind of arguments the same functions compile once
-        alpha, cost = np.empty(len(gaps)), np.empty(step if len(gaps) else 0)
-        for c in range(len(gaps)):
-            alpha[c] = gaps[c]
-        memory, factors = memory_of(step, n, k, real), np.empty(0)
+        memory, no_hinge, unused = memory_of(step, n, k, real), np.empty(0), np.empty(step)
         for i, j in spans(job, step, B):
-            label_rows(
-                s[i:j], False, label[i:j], k, theta, margin[i:j], gradient[i:j],
-                alpha, scale, tau, factors, cost, slope[i:j], memory,
-            )  # fmt: skip
-            for r in range(j - i if len(gaps) else 0):
-                value[i + r] = cost[r]
+            at = s[i:j], False, label[i:j], k, theta, margin[i:j], gradient[i:j]
+            label_rows(*at, no_hinge, 1.0, 1.0, unused, unused, memory)
 
     return body
 
@@ -140,13 +127,13 @@ def losses_of_labels(precision):
 
 
 @entry(dtypes=STORED)
-def losses_of_labels_if_narrow(precision):
-    """:func:`losses_of_labels` where k is large enough for narrow rows."""
-    return _losses_of_labels(precision, kernels.narrow_memory, kernels.narrow_label_rows)
+def losses_of_labels_of_large_k(precision):
+    """:func:`losses_of_labels` for large k."""
+    return _losses_of_labels(precision, large.label_memory, large.label_rows)
 
 
 def _losses_of_labels(precision, memory_of, label_rows):
-    stored, real, _, brain = precision
+    stored, real, _, is_bfloat16 = precision
 
     def body(job):
         batch = batch_of(job)
@@ -155,17 +142,14 @@ def _losses_of_labels(precision, memory_of, label_rows):
         s, gradient, alpha, k, theta, scale, tau = hinge_of(batch, stored)
         n, step, label, weight, losses = batch.classes, batch.field[STEP], batch.label, batch.weight, batch.losses
         ignored, memory = np.zeros(step, np.bool_), memory_of(step, n, k, real)
-        margin, slope = np.empty(step), np.empty(step, real)
-        place, factors = np.empty(step, np.int64), np.empty(step)
+        margin, place, factors = np.empty(step), np.empty(step, np.int64), np.empty(step)
         for i, j in spans(job, step, batch.size):
             for r in range(j - i):
                 ignored[r] = label[i + r] == batch.field[IGNORED]
                 place[r] = 0 if ignored[r] else label[i + r]
                 factors[r] = batch.factor * (weight[place[r]] if len(weight) else 1.0)
-            label_rows(
-                s[i:j], brain, place, k, theta, margin, gradient[i:j], alpha, scale, tau, factors, losses[i:j],
-                slope, memory,
-            )  # fmt: skip
+            at = s[i:j], is_bfloat16, place, k, theta, margin, gradient[i:j]
+            label_rows(*at, alpha, scale, tau, factors, losses[i:j], memory)
             forget(ignored, losses[i:j], gradient[i:j])
 
     return body
@@ -178,15 +162,15 @@ def losses_of_targets(precision):
 
 
 @entry(dtypes=STORED)
-def losses_of_targets_if_narrow(precision):
-    """:func:`losses_of_targets` where k is large enough for narrow rows."""
-    if precision.real == np.float64:  # division leaves errors of 1e-13 of the largest cotangent
-        return _losses_of_targets(precision, expected.hinge_memory, expected.hinge_rows)
-    return _losses_of_targets(precision, expected.narrow_memory, expected.narrow_hinge_rows)
+def losses_of_targets_of_large_k(precision):
+    """:func:`losses_of_targets` for large k."""
+    # in double precision division leaves errors of 1e-13 of the largest cotangent
+    way = expected if precision.real == np.float64 else large_hinges
+    return _losses_of_targets(precision, way.hinge_memory, way.hinge_rows)
 
 
 def _losses_of_targets(precision, memory_of, hinge_rows):
-    stored, real, _, brain = precision
+    stored, real, _, is_bfloat16 = precision
 
     def body(job):
         batch = batch_of(job)
@@ -197,7 +181,7 @@ def _losses_of_targets(precision, memory_of, hinge_rows):
         label, even, smoothing, losses = batch.label, batch.uniform, batch.smoothing, batch.losses
         q = array(batch.field[Q], (B if dense else 0, n), real)
         ignored = np.zeros(step, np.bool_)
-        memory = memory_of(step, n, k, real, alpha, gains(alpha, tau))
+        memory = memory_of(step, n, k, real, alpha, tau)
         known = np.zeros((0 if dense else step, max(several, 1)), np.int64)
         shares = np.empty(known.shape, real)
         uniform = np.empty(step if smoothing != 0 or len(even) else 0, real)
@@ -211,8 +195,8 @@ def _losses_of_targets(precision, memory_of, hinge_rows):
                     shares[r, 0] = 0.0 if ignored[r] else 1 - smoothing
                     uniform[r] = 0.0 if ignored[r] else smoothing
             hinge_rows(
-                s[i:j], brain, q[i:j], known, shares, uniform, batch.weight, alpha, batch.factor, k, theta, scale, tau,
-                losses[i:j], gradient[i:j], memory,
+                s[i:j], is_bfloat16, q[i:j], known, shares, uniform, batch.weight, alpha, batch.factor, k, theta,
+                scale, tau, losses[i:j], gradient[i:j], memory,
             )  # fmt: skip
             forget(ignored, losses[i:j], gradient[i:j])
 
@@ -229,15 +213,6 @@ def hinge_of(batch, stored):
     )
     alpha = array(batch.operands[ALPHA], batch.operands[GAPS], np.float64)
     return s, gradient, alpha, np.int64(number[K]), number[THETA], number[SCALE], number[TAU]
-
-
-@compiled
-def gains(alpha, tau):
-    """exp(-alpha / tau)."""
-    found = np.empty(len(alpha))
-    for i in range(len(alpha)):
-        found[i] = math.exp(-alpha[i] / tau)
-    return found
 
 
 @compiled
@@ -258,4 +233,4 @@ def forget(ignored, losses, gradient):
     for r in range(len(losses)):
         if ignored[r]:
             losses[r] = 0.0
-            blocks.clear(gradient[r])
+            blocks.fill(gradient[r], gradient.dtype.type(0))

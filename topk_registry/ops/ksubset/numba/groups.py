@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from topk_registry.ops.cpu import blocks, select
+from topk_registry.ops.cpu.functions import total_of
 from topk_registry.ops.cpu.masks import places_above
 from topk_registry.ops.cpu.numbers import NO_CLASS, borrowed, compiled, exp64, summing
 from topk_registry.ops.ksubset.numba import rows
@@ -32,7 +33,7 @@ def split(row, k, depth, limit, theta, space, w, E, where):
     """
     top, places, room = space
     inverse, floor = rows.limits(w, theta)
-    a = blocks.maximum(row)
+    a = blocks.largest_of(row)
     if np.isnan(a):
         return -1, a, 1.0, 0.0
     if np.isfinite(a):
@@ -51,7 +52,7 @@ def split(row, k, depth, limit, theta, space, w, E, where):
         w[places[j]] = 0
         E[j], where[j] = top[j], places[j]
     to_odds(E[:depth], a, theta)
-    mass, size, found = tail_mass(w), depth, depth
+    mass, size, found = total_of(w), depth, depth
     u = balance(E[:size], mass, depth, 0.0)
     while size <= len(E):  # classes that join the group make u grow, for the tail's odds counted for too much
         found = places_above(w, w.dtype.type(limit / u), where[size:])
@@ -64,16 +65,16 @@ def split(row, k, depth, limit, theta, space, w, E, where):
             w[where[j]] = 0
         to_odds(E[size : size + found], a, theta)
         size += found
-        mass = tail_mass(w)
+        mass = total_of(w)
         u = balance(E[:size], mass, depth, u)
     while size > 0 and E[size - 1] * u <= limit:  # the last of the largest, which need no products either
         size -= 1
         w[where[size]] = E[size]
-    return size, a, u, min(u * blocks.maximum(w), limit)
+    return size, a, u, min(u * blocks.largest_of(w), limit)
 
 
 @compiled
-def at_kth(row, k, theta, space, w, E, where, P, piece):
+def at_kth(row, k, theta, space, w, E, where, P, scratch):
     """(size, kth, beyond, u, gap, most, powers): :func:`split` for the margins of all classes.
 
     kth: the k-th largest score, to which E is relative. w is relative to the next one, and gap are the odds of that.
@@ -84,7 +85,7 @@ def at_kth(row, k, theta, space, w, E, where, P, piece):
     kth, beyond, gap = a, 0.0, 1.0
     if size < 0:
         return size, kth, beyond, 1.0, gap, 0.0, 0
-    most, powers = most / u, power_sums(w, most, P, piece)
+    most, powers = most / u, power_sums(w, most, P, scratch)
     if size > 0:
         kth = space[0][k - 1]
         distance = (np.float64(kth) - np.float64(a)) / theta
@@ -94,14 +95,6 @@ def at_kth(row, k, theta, space, w, E, where, P, piece):
         to_odds(E[: min(size, k)], kth, theta)
         u = balance(E[:size], P[0] * gap, k, 0.0)
     return size, kth, beyond, u, gap, most, powers
-
-
-@compiled
-def tail_mass(w):
-    mass = 0.0
-    for start in range(0, len(w), blocks.PIECE):
-        mass += np.float64(blocks.total(w[start : start + blocks.PIECE]))
-    return mass
 
 
 @compiled
@@ -117,11 +110,11 @@ def borrowed_space(space):
 
 
 @compiled
-def power_sums(w, most, P, piece):
+def power_sums(w, most, P, scratch):
     """The power sums of a tail, and how many: the others are too small to matter, with tilted odds of at most ``most``,
     and are 0."""
     count = rows.reach(most / (1 - most), len(P), w.itemsize)
-    rows.power_sums(w, P[:count], piece)
+    rows.power_sums(w, P[:count], scratch)
     for j in range(count, len(P)):
         P[j] = 0
     return count

@@ -5,9 +5,12 @@ import math
 
 import numpy as np
 
-from topk_registry.ops.cpu.blocks import PIECE, largest_size
-from topk_registry.ops.cpu.numbers import compiled, inlined, log32, log64, summing
+from topk_registry.ops.cpu.blocks import CACHE_BLOCK, largest_size
+from topk_registry.ops.cpu.functions import log_of_normal
+from topk_registry.ops.cpu.numbers import compiled, inlined, summing
 from topk_registry.ops.ksubset.numba.rows import in_fours
+
+LEAST_TAU = 4 * np.finfo(np.float64).tiny  # below it the loss is at its limit, but 1 / tau would overflow
 
 
 @compiled
@@ -21,30 +24,18 @@ def hinge(margin, alpha, scale, tau):
 
 
 @compiled
-def hinge_rows(margin, label, alpha, scale, tau, value, slope):
-    """Hinges on margins [B] and their slopes; alpha [1] or [n]."""
-    tau = max(tau, 4 * np.finfo(np.float64).tiny)
-    for r in range(len(margin)):
-        if np.isnan(margin[r]):  # the label may be no class
-            value[r] = slope[r] = np.nan
-        else:
-            value[r], slope[r] = hinge(margin[r], np.float64(alpha[label[r] if len(alpha) > 1 else 0]), scale, tau)
-
-
-@compiled
-def hinge_of(margin, label, alpha, scale, tau, factor, value, slope):
-    """The hinge of one row, if there is one, and the factor of the gradient of its margin."""
+def hinge_of(margin, y, alpha, scale, tau, factor):
+    """The hinge of a row and its slope, both times its factor; 0 and 1 where alpha is empty: there is no hinge."""
     if len(alpha) == 0:
-        return 1.0
-    hinge_rows(margin, label, alpha, scale, tau, value, slope)
-    if len(factor) == 0:
-        return 1.0
-    value[0] *= factor[0]
-    return np.float64(slope[0]) * factor[0]
+        return 0.0, 1.0
+    if np.isnan(margin):  # the label may be no class
+        return np.nan, np.nan
+    value, slope = hinge(margin, alpha[y if len(alpha) > 1 else 0], scale, max(tau, LEAST_TAU))
+    return factor * value, factor * slope
 
 
 @compiled
-def tail_hinges(row, w, mass, alpha, gain, a, c, powers, odds_scale, shift, scale, tau, g, dc, pieces):
+def tail_hinges(row, w, mass, alpha, gain, a, c, powers, odds_scale, shift, scale, tau, g, dc, scratch):
     """Return the sum of the tail's hinges, weighted by ``mass``; g <- its direct gradient, dc <- its cotangents of c.
 
     Only the last ``powers`` coefficients before c_k matter. Rows are padded, with scores of -inf that have no mass.
@@ -56,28 +47,28 @@ def tail_hinges(row, w, mass, alpha, gain, a, c, powers, odds_scale, shift, scal
         L = alpha + scale (a - s) + tau (log(x / d_{k-1}) - shift),   chain = -mass scale r,
         dL/ds = chain e_{k-1},   dL/dc_j = chain (-v)^(k-1-j),   dL/dc_k = -chain d_{k-1}.
 
-    ``alpha`` and ``gain`` hold one number a class, or PIECE equal ones.
+    ``alpha`` and ``gain`` hold one number a class, or CACHE_BLOCK equal ones.
     """
     n, k, real, value = len(w), len(dc) - 1, w.dtype.type, 0.0
     powers = min(powers, k)
-    per_class, steps = len(alpha) > PIECE or len(alpha) == n, 3 * ((powers + 2) // 3)
+    per_class, steps = len(alpha) > CACHE_BLOCK or len(alpha) == n, 3 * ((powers + 2) // 3)
     last_five, c = c[len(c) - 6 : len(c) - 1], in_fours(c, k, powers)
     odds_scale, shift, scale, tau = real(odds_scale), real(shift), real(scale), real(tau)
     dc[:] = 0
-    for start in range(0, n, PIECE):
-        stop = min(start + PIECE, n)
+    for start in range(0, n, CACHE_BLOCK):
+        stop = min(start + CACHE_BLOCK, n)
         at = start if per_class else 0
         scores, odds, share, out = row[start:stop], w[start:stop], mass[start:stop], g[start:stop]
         gap, factor = alpha[at : at + len(odds)], gain[at : at + len(odds)]
         if powers <= 5:
-            _chains_of_five(odds, last_five, odds_scale, share, factor, scale, pieces, out)
+            _chains_of_five(odds, last_five, odds_scale, share, factor, scale, scratch, out)
         else:
-            horner_twice(odds, c, odds_scale, pieces)
-            _chains(share, factor, scale, pieces, out)
-        cost, of_last = _hinges(scores, share, gap, pieces, a, shift, scale, tau)
+            horner_twice(odds, c, odds_scale, scratch)
+            _chains(share, factor, scale, scratch, out)
+        cost, of_last = _hinges(scores, share, gap, scratch, a, shift, scale, tau)
         value += cost
         dc[k] -= of_last
-        v, e = pieces[: len(odds)], pieces[E : E + len(odds)]
+        v, e = scratch[: len(odds)], scratch[E : E + len(odds)]
         if powers <= 5:
             sums = _five_moments(e, v)
             for j in range(powers):
@@ -93,12 +84,12 @@ def tail_hinges(row, w, mass, alpha, gain, a, c, powers, odds_scale, shift, scal
 
 
 # The loops below reach few arrays each, for the compiler checks any two that they might overlap, and gives up beyond a
-# number of pairs. So v, d, e and x / d of a piece are parts of one array.
-D, E, COST = PIECE, 2 * PIECE, 3 * PIECE
+# number of pairs. So v, d, e and x / d of a block are parts of one array.
+D, E, COST = CACHE_BLOCK, 2 * CACHE_BLOCK, 3 * CACHE_BLOCK
 
 
 @compiled
-def _chains_of_five(w, c, odds_scale, mass, gain, scale, pieces, out):
+def _chains_of_five(w, c, odds_scale, mass, gain, scale, scratch, out):
     """:func:`horner_twice` and :func:`_chains` of five coefficients at once."""
     first, second, third, fourth, fifth = c[0], c[1], c[2], c[3], c[4]
     one = w.dtype.type(1)
@@ -112,11 +103,11 @@ def _chains_of_five(w, c, odds_scale, mass, gain, scale, pieces, out):
         r = one / (x * y)
         chain = -mass[i] * scale * r
         out[i] = chain * (y - v * z)
-        pieces[i], pieces[D + i], pieces[E + i], pieces[COST + i] = v, y, chain, x * x * r
+        scratch[i], scratch[D + i], scratch[E + i], scratch[COST + i] = v, y, chain, x * x * r
 
 
 @compiled
-def horner_twice(w, c, scale, pieces):
+def horner_twice(w, c, scale, scratch):
     """v <- scale w, d <- d_{k-1} and e <- e_{k-2}, the last coefficients of c / (1 + v X) and of c / (1 + v X)^2."""
     first, second, third, fourth = c[0], c[1], c[2], c[3]
     for i in range(len(w)):
@@ -124,51 +115,45 @@ def horner_twice(w, c, scale, pieces):
         z, y = first, second - x * first
         z, y = y - x * z, third - x * y
         z, y = y - x * z, fourth - x * y
-        pieces[i], pieces[D + i], pieces[E + i] = x, y, z
+        scratch[i], scratch[D + i], scratch[E + i] = x, y, z
     for j in range(4, len(c), 4):
         first, second, third, fourth = c[j], c[j + 1], c[j + 2], c[j + 3]
         for i in range(len(w)):
-            x = pieces[i]
-            z, y = pieces[D + i] - x * pieces[E + i], first - x * pieces[D + i]
+            x = scratch[i]
+            z, y = scratch[D + i] - x * scratch[E + i], first - x * scratch[D + i]
             z, y = y - x * z, second - x * y
             z, y = y - x * z, third - x * y
             z, y = y - x * z, fourth - x * y
-            pieces[D + i], pieces[E + i] = y, z
+            scratch[D + i], scratch[E + i] = y, z
 
 
 @compiled
-def _chains(mass, gain, scale, pieces, out):
+def _chains(mass, gain, scale, scratch, out):
     """e <- chain, out <- dL/ds, and x / d."""
     one = mass.dtype.type(1)
     for i in range(len(mass)):
-        v, y = pieces[i], pieces[D + i]
+        v, y = scratch[i], scratch[D + i]
         x = one - v * y * (one - gain[i])
         r = one / (x * y)
         chain = -mass[i] * scale * r
-        out[i] = chain * (y - v * pieces[E + i])
-        pieces[E + i], pieces[COST + i] = chain, x * x * r
+        out[i] = chain * (y - v * scratch[E + i])
+        scratch[E + i], scratch[COST + i] = chain, x * x * r
 
 
 @inlined
-def _distance(a, score):
+def distance(a, score):
     return a - score  # exact, so not to be reordered with other sums
 
 
 @summing
-def _hinges(scores, mass, alpha, pieces, a, shift, scale, tau):
+def _hinges(scores, mass, alpha, scratch, a, shift, scale, tau):
     """The sums of mass L and of chain d."""
     zero = mass.dtype.type(0)
     value = of_last = zero
-    if mass.itemsize == 4:
-        for i in range(len(mass)):
-            cost = alpha[i] + scale * _distance(a, scores[i]) + tau * (log32(pieces[COST + i]) - shift)
-            value += cost * mass[i] if mass[i] != zero else zero
-            of_last += pieces[E + i] * pieces[D + i]
-    else:
-        for i in range(len(mass)):
-            cost = alpha[i] + scale * _distance(a, scores[i]) + tau * (log64(pieces[COST + i]) - shift)
-            value += cost * mass[i] if mass[i] != zero else zero
-            of_last += pieces[E + i] * pieces[D + i]
+    for i in range(len(mass)):
+        cost = alpha[i] + scale * distance(a, scores[i]) + tau * (log_of_normal(scratch[COST + i]) - shift)
+        value += cost * mass[i] if mass[i] != zero else zero
+        of_last += scratch[E + i] * scratch[D + i]
     return value, of_last
 
 

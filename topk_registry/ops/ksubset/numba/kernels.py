@@ -8,15 +8,15 @@ import numpy as np
 
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.numbers import ZERO, borrowed, compiled, largest_integer
-from topk_registry.ops.ksubset.numba import groups, large, narrow, polynomial, rows
+from topk_registry.ops.ksubset.numba import groups, polynomial, rows
 from topk_registry.ops.ksubset.numba.hinges import hinge_of
 
-# Memory for labels' margins: scratch of the search for the top group; a row's scores x, the odds of each row, a piece
+# Memory for labels' margins: scratch of the search for the top group; a row's scores x, the odds of each row, a block
 # of a row, coefficients; for each row the size of its top group, tilt, largest odds, origin and the label's score;
 # classes and odds of the top groups; and power sums.
-LabelMemory = namedtuple("LabelMemory", "space x odds piece c size u most a of_label where E power")
+LabelMemory = namedtuple("LabelMemory", "space x odds scratch c size u most a of_label where E power")
 # The same for all classes, of both tilts.
-BothMemory = namedtuple("BothMemory", "space x odds pieces c where E power")
+BothMemory = namedtuple("BothMemory", "space x odds scratch c where E power")
 
 
 @compiled
@@ -24,7 +24,7 @@ def label_memory(width, n, k, dtype):
     """Memory for :func:`label_rows` to work on up to ``width`` rows at a time."""
     m, x = blocks.padded(n), np.empty(blocks.padded(n), dtype)
     return LabelMemory(
-        groups.space(m, k, dtype), x, np.empty((width, m), dtype), np.empty(blocks.PIECE, dtype),
+        groups.space(m, k, dtype), x, np.empty((width, m), dtype), np.empty(blocks.CACHE_BLOCK, dtype),
         rows.coefficients(k, dtype), np.empty(width, np.int64), np.empty(width), np.empty(width),
         np.empty(width, dtype), np.empty(width, dtype), np.empty((width, min(3 * k, m)), np.int64),
         np.empty((width, min(3 * k, m))), np.empty(k),
@@ -32,76 +32,28 @@ def label_memory(width, n, k, dtype):
 
 
 @compiled
-def narrow_memory(width, n, k, dtype):
-    """Memory for :func:`narrow_label_rows`, which works on a row at a time."""
-    others = large.label_memory(n, k, dtype)
-    return narrow.Memory(others, narrow.expand(n - 1, 1, k, others.x.itemsize), np.empty((3, narrow.MOST + 1)))
-
-
-@compiled
-def narrow_label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factors, value, slope, memory):
-    """:func:`label_rows` for large k: a row is narrow, or its classes are left out by division."""
-    for r in range(len(s)):
-        at = slice(r, r + 1)
-        if not narrow_label_row(
-            s[r], brain, label[at], k, theta, margin[at], gradient[r], alpha, scale, tau, factors[at], value[at],
-            slope[at], memory,
-        ):  # fmt: skip
-            large.label_row(
-                s[r], brain, label[at], k, theta, margin[at], gradient[r], alpha, scale, tau, factors[at], value[at],
-                slope[at], memory.of_others,
-            )  # fmt: skip
-
-
-@compiled
-def narrow_label_row(
-    s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factor, value, slope, memory
-):  # fmt: skip
-    """One row of :func:`label_rows`, all else as there; False, and nothing written, where the row is not narrow."""
-    n, expansion, terms = len(gradient), memory.expansion, borrowed(memory.terms)
-    x, odds = borrowed(memory.of_others.x), borrowed(memory.of_others.odds)
-    y = label[0]
-    if not 0 <= y < n:
-        return False
-    w, power, a_m, h = odds, terms[0], terms[1], terms[2]
-    blocks.load(s[:n], brain, x)
-    of_label, x[y] = x[y], -np.inf
-    count, a, u = narrow.centred(x, n - 1, theta, expansion, w, power, a_m)
-    if count == 0 or np.isnan(of_label):
-        return False
-    ratio = narrow.label_polynomial(a_m[: count + 1], n - 1, k, expansion, h)
-    margin[0] = np.float64(of_label) - np.float64(a) + theta * math.log(u * ratio)
-    of_margin = hinge_of(margin, label, alpha, scale, tau, factor, value, slope)
-    narrow.label_gradient(w, expansion.p, h, count, of_margin)
-    w[y] = of_margin
-    blocks.store(w, brain, gradient)
-    return True
-
-
-@compiled
-def label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factors, value, slope, memory):
+def label_rows(s, is_bfloat16, label, k, theta, margin, gradient, alpha, scale, tau, factors, value, memory):
     """The margin of each row's label, and its gradient to the scores. The label's factor is left out from the start.
 
-    With alpha [1] or [n], also a hinge on the margin and its slope; with factors [B], the value and the gradient are
-    those of the hinge times the row's factor. Scores may be in half precision, see :func:`blocks.load`; a row of s may
-    be longer than n, the length of a gradient's.
+    With alpha [1] or [n], the value and the gradient are those of a hinge on the margin, times the row's factor. Scores
+    may be in half precision, see :func:`blocks.load`; a row of s may be longer than n, the length of a gradient's.
     """
     (B, n), real = gradient.shape, memory.x.dtype.type
     space, power = groups.borrowed_space(memory.space), borrowed(memory.power)
-    x, odds, piece, c = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.piece), borrowed(memory.c)
+    x, odds, scratch, c = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.scratch), borrowed(memory.c)
     size, u, most = borrowed(memory.size)[:B], borrowed(memory.u)[:B], borrowed(memory.most)
     a, of_label = borrowed(memory.a), borrowed(memory.of_label)
     where, E, P, powers = borrowed(memory.where), borrowed(memory.E), np.zeros((k, B)), ZERO
     for r in range(B):
         y, size[r], u[r] = label[r], -1, 1.0
         if 0 <= y < n:
-            blocks.load(s[r, :n], brain, x)
+            blocks.load(s[r, :n], is_bfloat16, x)
             of_label[r], x[y] = x[y], -np.inf
             size[r], a[r], u[r], most[r] = groups.split(x, k, k, groups.AT_LABEL, theta, space, odds[r], E[r], where[r])
             if np.isnan(of_label[r]):
                 size[r], u[r] = -1, 1.0
         if size[r] >= 0:
-            count = groups.power_sums(odds[r], most[r], power, piece)
+            count = groups.power_sums(odds[r], most[r], power, scratch)
             for j in range(count):
                 P[j, r] = power[j]
             powers = max(powers, count)
@@ -116,26 +68,17 @@ def label_rows(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, f
         margin[r] = np.nan
         if size[r] >= 0:
             margin[r] = np.float64(of_label[r]) - np.float64(a[r]) + theta * math.log(u[r] * rho)
-        of_margin = hinge_of(
-            margin[r : r + 1],
-            label[r : r + 1],
-            alpha,
-            scale,
-            tau,
-            factors[r : r + 1],
-            value[r : r + 1],
-            slope[r : r + 1],
-        )
+        value[r], of_margin = hinge_of(margin[r], label[r], alpha, scale, tau, factors[r])
         if size[r] < 0:
             blocks.fill(odds[r], real(np.nan))
-            blocks.store(odds[r], brain, gradient[r])
+            blocks.store(odds[r], is_bfloat16, gradient[r])
             continue
         count = rows.reach(most[r] * rho, k, odds.itemsize)
-        rows.label_gradient(w, c, real(u[r] * rho), real(of_margin), count, piece)
+        rows.label_gradient(w, c, real(u[r] * rho), real(of_margin), count, scratch)
         for j in range(size[r]):
             w[where[r, j]] = of_margin * in_top[j, r]
         w[label[r]] = of_margin
-        blocks.store(w, brain, gradient[r])
+        blocks.store(w, is_bfloat16, gradient[r])
 
 
 @compiled
@@ -143,7 +86,7 @@ def margin_rows(s, k, theta, out, memory):
     """The margins of every class. Lanes from B on hold the second tilt, with k + 1 for k: for the k largest classes."""
     B, real = len(s), s.dtype.type
     size, where, kth, a, u, gap, most, _, _, _, before, after = both_tilts(s, False, s.shape[1], k, theta, memory)
-    odds, pieces, c = borrowed(memory.odds), borrowed(memory.pieces), borrowed(memory.c)
+    odds, scratch, c = borrowed(memory.odds), borrowed(memory.scratch), borrowed(memory.c)
     T = len(before) - 1
     below, last = leave_one_out(before, after)
     for r in range(B):
@@ -153,7 +96,7 @@ def margin_rows(s, k, theta, out, memory):
         rho = polynomial.balanced(before, T, r, c)
         shift, tilt = math.log(u[r] * rho), gap[r] * u[r] * rho
         count = 1 + rows.reach(most[r] * rho, k, s.itemsize)
-        rows.tail_margins(s[r], odds[r], out[r], c, real(tilt), kth[r], real(theta), real(shift), count, pieces)
+        rows.tail_margins(s[r], odds[r], out[r], c, real(tilt), kth[r], real(theta), real(shift), count, scratch)
         for j in range(size[r]):
             reference, lane = (a[r], B + r) if j < k else (kth[r], r)
             i = where[r, j]
@@ -166,7 +109,7 @@ def margin_rows_backward(cotangent, s, k, theta, out, memory):
     """The vector-Jacobian product of ``margin_rows``."""
     (B, n), real = s.shape, s.dtype.type
     size, where, _, _, u, gap, most, P, p, q, before, after = both_tilts(s, False, n, k, theta, memory)
-    odds, pieces, c = borrowed(memory.odds), borrowed(memory.pieces), borrowed(memory.c)
+    odds, scratch, c = borrowed(memory.odds), borrowed(memory.scratch), borrowed(memory.c)
     T = len(before) - 1
     g_below, g_product, g_c = np.zeros((T, 2 * B)), np.zeros((k + 1, 2 * B)), np.empty(k + 1)
     for r in range(B):
@@ -181,7 +124,7 @@ def margin_rows_backward(cotangent, s, k, theta, out, memory):
         left_out = max(0, k - 1 - rows.reach(most[r] * rho, k, s.itemsize))
         g_c[:left_out] = 0
         w = odds[r, :n]
-        rows.tail_cotangents(w, c[blocks.FRONT + left_out :], real(gap[r] * u[r] * rho), g, g_c[left_out:], pieces)
+        rows.tail_cotangents(w, c[blocks.FRONT + left_out :], real(gap[r] * u[r] * rho), g, g_c[left_out:], scratch)
         product_cotangents(before[T], r, rho, g_c, g_product)
         for j in range(size[r]):
             g[where[r, j]] = cotangent[r, where[r, j]]
@@ -191,7 +134,7 @@ def margin_rows_backward(cotangent, s, k, theta, out, memory):
         if size[r] < 0:
             blocks.fill(out[r], real(np.nan))
         else:
-            add_slopes(r, size[r], where, odds[r, :n], most[r], P, g_below, out[r], pieces)
+            add_slopes(r, size[r], where, odds[r, :n], most[r], P, g_below, out[r], scratch)
 
 
 @compiled
@@ -245,9 +188,9 @@ def top_cotangents(size, u, gap, P, p, q, before, after, below, last, g_below, g
 
 
 @compiled
-def add_slopes(r, size, where, w, most, P, g_top, out, piece):
+def add_slopes(r, size, where, w, most, P, g_top, out, scratch):
     """Add to the direct gradient of a row what passes through the polynomials."""
-    rows.add_slopes(w, P, r, rows.reach(most / (1 - most), len(P), w.itemsize), out, piece)
+    rows.add_slopes(w, P, r, rows.reach(most / (1 - most), len(P), w.itemsize), out, scratch)
     for j in range(size):
         out[where[r, j]] += g_top[j, r]
 
@@ -258,23 +201,23 @@ def both_memory(width, n, k, dtype):
     m = blocks.padded(n)
     return BothMemory(
         groups.space(m, k + 1, dtype), np.empty(m, dtype), np.empty((width, m), dtype),
-        np.empty(4 * blocks.PIECE, dtype), rows.coefficients(k, dtype),
+        np.empty(4 * blocks.CACHE_BLOCK, dtype), rows.coefficients(k, dtype),
         np.empty((width, min(5 * k + 5, m)), np.int64), np.empty((2 * width, min(5 * k + 5, m))), np.empty(k),
     )  # fmt: skip
 
 
 @compiled
-def both_tilts(s, brain, n, k, theta, memory):
+def both_tilts(s, is_bfloat16, n, k, theta, memory):
     """First part of margins and their gradient: the tail's odds relative to the class after the k-th, in ``memory``,
     and the polynomials at both tilts. ``most``: the largest of the tail's odds, tilted."""
     B = len(s)
     space, power = groups.borrowed_space(memory.space), borrowed(memory.power)
-    x, odds, piece = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.pieces)
+    x, odds, scratch = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.scratch)
     where, E = borrowed(memory.where), borrowed(memory.E)
     size, kth, a, most = np.empty(2 * B, np.int64), np.empty(B, x.dtype), np.empty(B, x.dtype), np.zeros(B)
     gap, u, P, powers = np.ones(B), np.ones(2 * B), np.zeros((k, 2 * B)), ZERO
     for r in range(B):
-        blocks.load(s[r, :n], brain, x)
+        blocks.load(s[r, :n], is_bfloat16, x)
         size[r], a[r], u[B + r], most[r] = groups.split(
             x, k, k + 1, groups.AT_ALL, theta, space, odds[r], E[B + r], where[r]
         )
@@ -282,7 +225,7 @@ def both_tilts(s, brain, n, k, theta, memory):
         if size[r] < 0:
             u[B + r] = 1.0
             continue
-        count = groups.power_sums(odds[r], most[r], power, piece)
+        count = groups.power_sums(odds[r], most[r], power, scratch)
         powers = max(powers, count)
         u[r] = u[B + r]
         if size[r] > 0:  # else no class needs a second tilt

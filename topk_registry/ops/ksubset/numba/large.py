@@ -13,7 +13,7 @@ import numpy as np
 
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.numbers import borrowed, compiled, exp64, summing
-from topk_registry.ops.ksubset.numba import groups, rows
+from topk_registry.ops.ksubset.numba import groups, narrow, rows
 from topk_registry.ops.ksubset.numba.hinges import hinge_of
 
 LINE = 32  # numbers that all arrays are padded to: no loop of vector instructions has numbers left over
@@ -187,48 +187,72 @@ def divide(E, where, size, tilt, limit, low, low_where, high, high_where):
     return lower, higher
 
 
-LabelMemory = namedtuple("LabelMemory", "space x odds piece wide c where E power polynomial low high")
+# Memory for a label's margin: scratch of the search for the top group; a row's scores x and odds, a block of numbers in
+# either precision, the tail's coefficients, places and odds of the top group, power sums, the polynomial, the sides of
+# the top group; and of narrow rows the expansion and room for its terms.
+LabelMemory = namedtuple("LabelMemory", "space x odds scratch wide c where E power polynomial low high expansion terms")
 
 
 @compiled
-def label_memory(n, k, dtype):
-    """Memory for :func:`label_row`."""
+def label_memory(width, n, k, dtype):
+    """Memory for :func:`label_rows`, which works on a row at a time."""
     m, most = blocks.padded(n), min(5 * k + 5, blocks.padded(n))
     x = np.empty(m, dtype)
     return LabelMemory(
-        groups.space(m, k, dtype), x, np.empty(m, dtype), np.empty(blocks.PIECE, dtype), np.empty(blocks.PIECE),
-        rows.coefficients(k, dtype), np.empty(most, np.int64), np.empty(most), np.empty(powers_of(k)),
+        groups.space(m, k, dtype), x, np.empty(m, dtype), np.empty(blocks.CACHE_BLOCK, dtype),
+        np.empty(blocks.CACHE_BLOCK), rows.coefficients(k, dtype), np.empty(most, np.int64), np.empty(most),
+        np.empty(powers_of(k)),
         polynomial_memory(k, n, x.itemsize), side(most), side(most),
+        narrow.expand(n - 1, 1, k, x.itemsize), np.empty((3, narrow.MOST_TERMS + 1)),
     )  # fmt: skip
 
 
 @compiled
-def label_row(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, factor, value, slope, memory):
-    """One row of :func:`topk_registry.ops.ksubset.numba.kernels.label_rows`."""
-    w, power, piece, wide = borrowed(memory.odds), borrowed(memory.power), borrowed(memory.piece), borrowed(memory.wide)
+def label_rows(s, is_bfloat16, label, k, theta, margin, gradient, alpha, scale, tau, factors, value, memory):
+    """:func:`topk_registry.ops.ksubset.numba.kernels.label_rows` for large k."""
+    for r in range(len(s)):
+        margin[r], value[r] = label_row(
+            s[r], is_bfloat16, label[r], k, theta, gradient[r], alpha, scale, tau, factors[r], memory
+        )
+
+
+@compiled
+def label_row(s, is_bfloat16, y, k, theta, gradient, alpha, scale, tau, factor, memory):
+    """Return the margin and the value of a row: a narrow one, or one whose classes are left out by division."""
+    w, power = borrowed(memory.odds), borrowed(memory.power)
+    scratch, wide = borrowed(memory.scratch), borrowed(memory.wide)
     E, where, x, of_tail = borrowed(memory.E), borrowed(memory.where), borrowed(memory.x), borrowed(memory.c)
     up, down = borrowed(memory.polynomial.up), borrowed(memory.polynomial.down)
     low, low_where = borrowed_side(memory.low)
     high, high_where = borrowed_side(memory.high)
-    n, y, size, real = len(gradient), label[0], -1, memory.x.dtype.type
-    of_label, a, u, most, rho, below, above = real(0), real(0), 1.0, 0.0, 1.0, 0, 0
-    margin[0] = np.nan
+    terms, expansion = borrowed(memory.terms), memory.expansion
+    n, size, real, margin = len(gradient), -1, memory.x.dtype.type, np.nan
+    of_label, a, u, most, rho, below, above, count = real(0), real(0), 1.0, 0.0, 1.0, 0, 0, 0
     if 0 <= y < n:
-        blocks.load(s[:n], brain, x)
+        blocks.load(s[:n], is_bfloat16, x)
         of_label, x[y] = x[y], -np.inf
-        space = groups.borrowed_space(memory.space)
-        size, a, u, most = groups.split(x, k, k, groups.AT_ALL, theta, space, w, E, where)
-    if size >= 0 and of_label == of_label:
-        powers = groups.power_sums(w, most, power, piece)
+    if of_label == of_label and 0 <= y < n:
+        count, a, u = narrow.centred(x, n - 1, theta, expansion, w, terms[0], terms[1])
+        if count == 0:
+            space = groups.borrowed_space(memory.space)
+            size, a, u, most = groups.split(x, k, k, groups.AT_ALL, theta, space, w, E, where)
+    if count > 0:
+        rho = narrow.label_polynomial(terms[1, : count + 1], n - 1, k, expansion, terms[2])
+    elif size >= 0:
+        powers = groups.power_sums(w, most, power, scratch)
         c = multiply(E, size, u, power, powers, k, u, memory.polynomial)
         rho, below, above, _ = balance(c, size, k, True, up, down, of_tail)
-        margin[0] = np.float64(of_label) - np.float64(a) + theta * math.log(u * rho)
-    of_margin = hinge_of(margin, label, alpha, scale, tau, factor, value, slope)
-    if margin[0] != margin[0]:
+    if count > 0 or size >= 0:
+        margin = np.float64(of_label) - np.float64(a) + theta * math.log(u * rho)
+    value, of_margin = hinge_of(margin, y, alpha, scale, tau, factor)
+    if margin != margin:
         blocks.fill(w, real(np.nan))
+    elif count > 0:
+        narrow.label_gradient(w, expansion.p, terms[2], count, of_margin)
+        w[y] = of_margin
     else:
         count = min(rows.reach(most * rho, k, w.itemsize), below)
-        rows.label_gradient(w, of_tail, real(u * rho), real(of_margin), count, piece)
+        rows.label_gradient(w, of_tail, real(u * rho), real(of_margin), count, scratch)
         lower, higher = divide(E, where, size, u * rho, 1.0, low, low_where, high, high_where)
         rows.label_gradient(low[: padded(lower)], up, 1.0, of_margin, below, wide)
         rows.label_gradient(high[: padded(higher)], down, 1.0, of_margin, above, wide)
@@ -237,4 +261,5 @@ def label_row(s, brain, label, k, theta, margin, gradient, alpha, scale, tau, fa
         for j in range(higher):
             w[high_where[j]] = high[j]
         w[y] = of_margin
-    blocks.store(w, brain, gradient)
+    blocks.store(w, is_bfloat16, gradient)
+    return margin, value

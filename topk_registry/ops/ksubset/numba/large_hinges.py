@@ -8,36 +8,37 @@ import numpy as np
 
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.numbers import borrowed, compiled, exp64, log64, summing
-from topk_registry.ops.ksubset.numba import groups, large, rows
-from topk_registry.ops.ksubset.numba.hinges import D, E, horner_twice, moments, tail_hinges
-from topk_registry.ops.ksubset.numba.targets import FEW, gaps_and_gains, holds, mass_among, masses, one_hinge
+from topk_registry.ops.ksubset.numba import groups, large, narrow, rows
+from topk_registry.ops.ksubset.numba.hinges import LEAST_TAU, D, E, horner_twice, moments, tail_hinges
+from topk_registry.ops.ksubset.numba.targets import FEW_CLASSES, gaps_and_gains, holds, mass_among, masses, one_hinge
 
 # Classes of one side of the top group that have mass: odds or their reciprocals, scores less the k-th largest, masses,
 # gaps, places; and their direct gradients.
 Massive = namedtuple("Massive", "v distance mass gap where slope")
 # Memory for a row: that of its split, its polynomial and the sides of its top group; masses, the direct gradient,
-# cotangents of the coefficients and what becomes of them; and gaps and gains of the classes, or PIECE equal ones.
+# cotangents of the coefficients and what becomes of them; gaps and gains of the classes, or CACHE_BLOCK equal ones; of
+# narrow rows the expansion and room for its terms.
 HingeMemory = namedtuple(
     "HingeMemory",
-    "space x odds pieces wide c where E power polynomial low high massive_low massive_high mass direct dc series "
-    "slopes alphas gains",
+    "space x odds scratch wide c where E power polynomial low high massive_low massive_high mass direct dc series "
+    "slopes alphas gains expansion terms",
 )
 
 
 @compiled
-def hinge_memory(n, k, dtype, alpha, gain):
-    """Memory for :func:`hinge_row`, gaps and gains included."""
+def hinge_memory(width, n, k, dtype, alpha, tau):
+    """Memory for :func:`hinge_rows`, which works on a row at a time; gaps and gains included."""
     m = blocks.padded(n)
     most, x = min(5 * k + 5, m), np.empty(m, dtype)
     polynomial = large.polynomial_memory(k, n, x.itemsize)
     lead = len(polynomial.c) // 2
-    alphas, gains = gaps_and_gains(n, alpha, gain, dtype)
+    alphas, gains = gaps_and_gains(n, alpha, tau, dtype)
     return HingeMemory(
-        groups.space(m, k + 1, dtype), x, np.empty(m, dtype), np.empty(4 * blocks.PIECE, dtype),
-        np.empty(4 * blocks.PIECE), rows.coefficients(k, dtype), np.empty(most, np.int64), np.empty(most),
+        groups.space(m, k + 1, dtype), x, np.empty(m, dtype), np.empty(4 * blocks.CACHE_BLOCK, dtype),
+        np.empty(4 * blocks.CACHE_BLOCK), rows.coefficients(k, dtype), np.empty(most, np.int64), np.empty(most),
         np.empty(large.powers_of(k)), polynomial, large.side(most), large.side(most), massive(most), massive(most),
         np.zeros(m, dtype), np.empty(m, dtype), np.zeros(2 * lead), np.zeros(lead),
-        np.zeros((lead, 1)), alphas, gains,
+        np.zeros((lead, 1)), alphas, gains, narrow.expand(n, 0, k, x.itemsize), np.zeros((10, narrow.MOST_TERMS + 1)),
     )  # fmt: skip
 
 
@@ -49,30 +50,75 @@ def massive(most):
 
 
 @compiled
-def hinge_row(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory):
-    """One row of :func:`topk_registry.ops.ksubset.numba.expected.hinge_rows`."""
-    x, w, power, pieces = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.power), borrowed(memory.pieces)
+def hinge_rows(
+    s, is_bfloat16, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory
+):  # fmt: skip
+    """:func:`topk_registry.ops.ksubset.numba.expected.hinge_rows` for large k."""
+    n, x, mass, d = out.shape[1], borrowed(memory.x), borrowed(memory.mass), borrowed(memory.odds)
+    few, few_mass = np.empty(FEW_CLASSES, np.int64), np.empty(FEW_CLASSES)
+    terms, tau = borrowed(memory.terms), max(tau, LEAST_TAU)
+    for r in range(len(s)):
+        blocks.load(s[r, :n], is_bfloat16, x)
+        count = masses(r, q, labels, shares, uniform, weight, factor, mass[:n], few, few_mass)
+        size, a, u = narrow.centred(x, n, theta, memory.expansion, d, terms[0], terms[1])
+        if size > 0:
+            value[r] = narrow_row(n, size, a, u, count, few, few_mass, alpha, k, theta, scale, tau, memory)
+        else:
+            value[r] = divided_row(count, few, few_mass, alpha, k, theta, scale, tau, memory)
+        blocks.store(borrowed(memory.direct), is_bfloat16, out[r])
+
+
+@compiled
+def narrow_row(n, size, a, u, count, few, few_mass, alpha, k, theta, scale, tau, memory):
+    """Return the hinge of a narrow row, of ``size`` terms; its gradient goes to memory."""
+    expansion, terms, real = memory.expansion, borrowed(memory.terms), memory.x.dtype.type
+    x, d, g = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.direct)
+    a_m, inverse, ratio, of_ratio = terms[1, : size + 1], terms[3, : size + 1], terms[4], terms[5]
+    ratio[:] = 0
+    of_equal = narrow.ratio_polynomial(a_m, n, k, expansion, terms[2, : size + 1], inverse, ratio[: size + 1])
+    shift, total = math.log(u * of_equal), 0.0
+    if count < 0:
+        total = narrow.hinges(
+            x, d, borrowed(memory.mass), memory.alphas, memory.gains, a, size, expansion, of_equal, shift, scale, tau,
+            ratio, of_ratio, g, borrowed(memory.scratch),
+        )  # fmt: skip
+    else:
+        blocks.fill(g, real(0))
+        of_ratio[:] = 0
+        for f in range(count):
+            i = few[f]
+            if few_mass[f] != 0:
+                v, gap = np.float64(d[i]), np.float64(alpha[i if len(alpha) > 1 else 0])
+                cost, own, through = narrow.hinge_of_class(
+                    np.float64(x[i]), np.float64(a), v, few_mass[f], gap, shift, theta, scale, tau,
+                    ratio[: size + 1], of_ratio,
+                )  # fmt: skip
+                total += cost
+                g[i] += real(own + (expansion.p + v) * (1 - expansion.p - v) * through)
+    narrow.ratio_slopes(a_m, expansion, inverse, ratio, of_ratio, terms[6:9], terms[9])
+    narrow.add_slopes(d, expansion.p, terms[9], g)
+    return total
+
+
+@compiled
+def divided_row(count, few, few_mass, alpha, k, theta, scale, tau, memory):
+    """Return the hinge of a row whose classes are left out by division; its gradient goes to memory."""
+    x, w, power, scratch = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.power), borrowed(memory.scratch)
     E_top, where, of_tail, wide = borrowed(memory.E), borrowed(memory.where), borrowed(memory.c), borrowed(memory.wide)
     up, down = borrowed(memory.polynomial.up), borrowed(memory.polynomial.down)
     low, low_where = large.borrowed_side(memory.low)
     high, high_where = large.borrowed_side(memory.high)
     mass, g, dc = borrowed(memory.mass), borrowed(memory.direct), borrowed(memory.dc)
-    n, real = len(out), memory.x.dtype.type
-    blocks.load(s[:n], brain, x)
+    real = memory.x.dtype.type
     space = groups.borrowed_space(memory.space)
-    size, kth, beyond, u, gap, most, powers = groups.at_kth(x, k, theta, space, w, E_top, where, power, pieces)
+    size, kth, beyond, u, gap, most, powers = groups.at_kth(x, k, theta, space, w, E_top, where, power, scratch)
     if size < 0:
-        value[0] = np.nan
         blocks.fill(g, real(np.nan))
-        blocks.store(g, brain, out)
-        return
+        return np.nan
     c = large.multiply(E_top, size, u, power, powers, k, u * gap, memory.polynomial)
     rho, below, above, limit = large.balance(c, size, k, False, up, down, of_tail)
     lead, tilt, shift = len(c) // 2, gap * u * rho, math.log(u * rho)
     lower, higher = large.divide(E_top, where, size, u * rho, limit, low, low_where, high, high_where)
-    few, few_mass = np.empty(FEW, np.int64), np.empty(FEW)
-    tau = max(tau, 4 * np.finfo(np.float64).tiny)
-    count = masses(0, q, labels, shares, uniform, weight, factor, mass[:n], few, few_mass)
     known = few[: max(count, 0)]
     lower_mass = gather(
         low[:lower], low_where, x, kth, beyond, alpha, count < 0, mass, known, few_mass, memory.massive_low
@@ -85,7 +131,7 @@ def hinge_row(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, th
         terms = min(1 + rows.reach(most * tilt, k, x.itemsize), below)
         total = tail_hinges(
             x, w, mass, borrowed(memory.alphas), borrowed(memory.gains), kth, of_tail, terms, tilt, shift, scale, tau,
-            g, dc[lead : lead + k + 1], pieces,
+            g, dc[lead : lead + k + 1], scratch,
         )  # fmt: skip
     else:
         total = 0.0
@@ -107,7 +153,6 @@ def hinge_row(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, th
     total += side_hinges(
         higher_mass, memory.massive_high, in_down, -1.0, theta, shift, scale, tau, dc, lead + k, above, wide
     )
-    value[0] = total
     for j in range(size):
         g[where[j]] = 0
     add_direct(lower_mass, memory.massive_low, g)
@@ -119,10 +164,10 @@ def hinge_row(s, brain, q, labels, shares, uniform, weight, alpha, factor, k, th
     end, steps = lead + k + above + 1, (window + 3) // 4 * 4
     correlate(dc, c, end, window, tail_terms, series)
     tail_slopes(series, tail_terms, tilt, slopes)
-    rows.add_slopes(w, slopes, 0, tail_terms, g, pieces)
+    rows.add_slopes(w, slopes, 0, tail_terms, g, scratch)
     add_through(low, low_where, lower, c, dc, end - steps, 1, steps, wide, g)
     add_through(high, high_where, higher, c, dc, end - 1, -1, steps, wide, g)
-    blocks.store(g, brain, out)
+    return total
 
 
 @compiled
@@ -145,7 +190,7 @@ def gather(v, places, x, kth, beyond, alpha, dense, mass, few, few_mass, found):
 
 
 @compiled
-def side_hinges(count, classes, c, sign, theta, shift, scale, tau, dc, center, reach, pieces):
+def side_hinges(count, classes, c, sign, theta, shift, scale, tau, dc, center, reach, scratch):
     """Return the sum of the hinges of one side; their direct gradient goes to ``classes``, that of the coefficients is
     added to dc, whose ``center`` is that of c_k.
 
@@ -155,16 +200,16 @@ def side_hinges(count, classes, c, sign, theta, shift, scale, tau, dc, center, r
         dL/ds = sign chain (y - v z),   dL/dc_{k - sign (1 + j)} = chain (-v)^j,   dL/dc_k = -chain y.
     """
     value = 0.0
-    for start in range(0, large.padded(count), blocks.PIECE):
-        stop = min(start + blocks.PIECE, large.padded(count))
+    for start in range(0, large.padded(count), blocks.CACHE_BLOCK):
+        stop = min(start + blocks.CACHE_BLOCK, large.padded(count))
         v, slope = borrowed(classes.v)[start:stop], borrowed(classes.slope)[start:stop]
         distance, mass = borrowed(classes.distance)[start:stop], borrowed(classes.mass)[start:stop]
-        horner_twice(v, c, 1.0, pieces)
-        margins_of(distance, pieces, sign * theta, theta * shift)
-        cost, of_center = chains_of(distance, mass, borrowed(classes.gap)[start:stop], pieces, sign, scale, tau, slope)
+        horner_twice(v, c, 1.0, scratch)
+        margins_of(distance, scratch, sign * theta, theta * shift)
+        cost, of_center = chains_of(distance, mass, borrowed(classes.gap)[start:stop], scratch, sign, scale, tau, slope)
         value += cost
         dc[center] -= of_center
-        chain, odds, step = pieces[E : E + len(v)], pieces[: len(v)], np.int64(-sign)
+        chain, odds, step = scratch[E : E + len(v)], scratch[: len(v)], np.int64(-sign)
         for j in range(0, reach, 3):
             first, second, third = moments(chain, odds, 1e-250)
             at = center + step * (1 + j)
@@ -177,19 +222,19 @@ def side_hinges(count, classes, c, sign, theta, shift, scale, tau, dc, center, r
 
 
 @compiled
-def margins_of(distance, pieces, theta, shift):
+def margins_of(distance, scratch, theta, shift):
     """distance <- margins."""
     for i in range(len(distance)):
-        y = pieces[D + i]
-        distance[i] += theta * log64(y / (1.0 - pieces[i] * y)) + shift
+        y = scratch[D + i]
+        distance[i] += theta * log64(y / (1.0 - scratch[i] * y)) + shift
 
 
 @summing
-def chains_of(margin, mass, gap, pieces, sign, scale, tau, slope):
+def chains_of(margin, mass, gap, scratch, sign, scale, tau, slope):
     """The sums of the hinges and of chain y; the place of z <- chain."""
     value = of_center = 0.0
     for i in range(len(margin)):
-        v, y, z = pieces[i], pieces[D + i], pieces[E + i]
+        v, y, z = scratch[i], scratch[D + i], scratch[E + i]
         violation = gap[i] - scale * margin[i]
         far = -abs(violation) / tau
         e = exp64(far if far > -700.0 else -700.0)
@@ -202,7 +247,7 @@ def chains_of(margin, mass, gap, pieces, sign, scale, tau, slope):
         value += mass[i] * cost
         of_center += chain * y
         slope[i] = sign * chain * (y - v * z)
-        pieces[E + i] = chain
+        scratch[E + i] = chain
     return value, of_center
 
 
@@ -248,12 +293,12 @@ def tail_slopes(series, count, tilt, slopes):
 
 
 @compiled
-def add_through(v, where, count, c, dc, at, step, steps, pieces, g):
+def add_through(v, where, count, c, dc, at, step, steps, scratch, g):
     """g += what passes through the polynomial for one side of the top group: ``steps`` coefficients from ``at`` on."""
     real = g.dtype.type
-    for start in range(0, count, blocks.PIECE):
-        part = v[start : min(start + blocks.PIECE, large.padded(count))]
-        d, total = pieces[: len(part)], pieces[blocks.PIECE : blocks.PIECE + len(part)]
+    for start in range(0, count, blocks.CACHE_BLOCK):
+        part = v[start : min(start + blocks.CACHE_BLOCK, large.padded(count))]
+        d, total = scratch[: len(part)], scratch[blocks.CACHE_BLOCK : blocks.CACHE_BLOCK + len(part)]
         d[:], total[:] = 0, 0
         for j in range(0, steps, 4):
             i = at + step * j

@@ -11,41 +11,33 @@ from collections import namedtuple
 import numpy as np
 
 from topk_registry.ops.cpu import blocks
-from topk_registry.ops.cpu.numbers import compiled, inlined, log32, log64, summing
+from topk_registry.ops.cpu.functions import log_of_normal
+from topk_registry.ops.cpu.numbers import compiled, summing
 from topk_registry.ops.ksubset.numba import rows
-from topk_registry.ops.ksubset.numba.hinges import hinge
-from topk_registry.ops.ksubset.numba.narrow_from import LEAST_K, LEAST_K_OF_LABEL
+from topk_registry.ops.ksubset.numba.hinges import distance, hinge
 
-FEW, MOST = 6, 12  # terms beyond the first
+FEW_TERMS, MOST_TERMS = 6, 12  # terms beyond the first
 LARGEST = 4.0  # odds beyond which a row is not tried
 Expansion = namedtuple("Expansion", "p limits kappa")  # see :func:`expand`
-# The memory of rows that are not narrow, the expansion and room for its terms.
-Memory = namedtuple("Memory", "of_others expansion terms")
 
 
 @compiled
 def expand(N, left_out, k, itemsize):
-    """Return p_0, the largest ratios r for FEW and for MOST terms, and kappa [4, .].
+    """Return p_0, the largest ratios r for FEW_TERMS and for MOST_TERMS, and kappa [4, .].
 
     The rows of kappa are of coefficients k - 1 and k of N factors, and of the same less ``left_out`` of N - 1 factors.
-    The ratios are 0 where the expansion would be of no use.
+    The ratios are 0, and no row is narrow, where there are too few factors for the terms.
     """
-    terms, limits, p = np.zeros((4, MOST + 1)), np.zeros(2), 0.5
-    if k >= (LEAST_K_OF_LABEL if left_out > 0 else LEAST_K) and N > 2 * MOST - 2:
+    terms, limits, p = np.zeros((4, MOST_TERMS + 1)), np.zeros(2), 0.5
+    if N > 2 * MOST_TERMS - 2:
         p = np.float64(np.float32((k - 0.5) / N))
         rounding = 2.0**-30 if itemsize == 4 else 2.0**-59
-        for tier, count in enumerate((FEW, MOST)):
+        for tier, count in enumerate((FEW_TERMS, MOST_TERMS)):
             limits[tier] = largest_ratio(N, p, count + 1, rounding)
         for j in range(2):
             krawtchouk(N, p, k - 1 + j, terms[j])
             krawtchouk(N - 1, p, k - 1 + j - left_out, terms[2 + j])
     return Expansion(p, limits, terms)
-
-
-@compiled
-def is_tried(expansion):
-    """Whether a row may be narrow."""
-    return expansion.limits[0] != 0
 
 
 @compiled
@@ -74,9 +66,9 @@ def centred(x, N, theta, expansion, w, power, a_m):
     their powers, a_m <- the coefficients of (17).
     """
     p, limits = expansion.p, expansion.limits
-    a = blocks.maximum(x)
+    a = blocks.largest_of(x)
     power[:] = 0
-    if not is_tried(expansion) or not np.isfinite(a):
+    if limits[0] == 0 or not np.isfinite(a):
         return 0, a, 1.0
     inverse, floor = rows.limits(w, theta)
     mass, real = rows.odds(x, a, inverse, floor, w), x.dtype.type
@@ -84,22 +76,22 @@ def centred(x, N, theta, expansion, w, power, a_m):
     if not u < LARGEST:
         return 0, a, 1.0
     found = 0.0
-    for start in range(0, len(w), blocks.PIECE):
-        sums = _centre(w[start : start + blocks.PIECE], real(u), real(p))
+    for start in range(0, len(w), blocks.CACHE_BLOCK):
+        sums = _centre(w[start : start + blocks.CACHE_BLOCK], real(u), real(p))
         found += np.float64(sums[0])
-        for j in range(FEW):
+        for j in range(FEW_TERMS):
             power[j + 1] += np.float64(sums[j + 1])
     variance = N * p * (1 - p)
     ratio = max(power[2], power[1] * power[1]) / variance
     if found != N or not ratio <= limits[1]:
         return 0, a, 1.0
-    terms = FEW
+    terms = FEW_TERMS
     if ratio > limits[0]:
-        terms = MOST
-        for start in range(0, len(w), blocks.PIECE):
-            sums = _higher_moments(w[start : start + blocks.PIECE])
-            for j in range(FEW):
-                power[FEW + j + 1] += np.float64(sums[j])
+        terms = MOST_TERMS
+        for start in range(0, len(w), blocks.CACHE_BLOCK):
+            sums = _higher_moments(w[start : start + blocks.CACHE_BLOCK])
+            for j in range(FEW_TERMS):
+                power[FEW_TERMS + j + 1] += np.float64(sums[j])
     a_m[0] = 1.0
     for m in range(1, terms + 1):
         total, sign = 0.0, 1.0
@@ -186,7 +178,7 @@ def label_gradient(d, p, h, terms, slope):
     real = d.dtype.type
     p, zeroth, first, second = real(p), real(slope * h[0]), real(slope * h[1]), real(slope * h[2])
     third, fourth, fifth, sixth = real(slope * h[3]), real(slope * h[4]), real(slope * h[5]), real(slope * h[6])
-    if terms <= FEW:
+    if terms <= FEW_TERMS:
         for i in range(len(d)):
             v = d[i]
             total = third + v * (fourth + v * (fifth + v * sixth))
@@ -276,30 +268,30 @@ def hinge_of_class(x, a, d, mass, alpha, shift, theta, scale, tau, ratio, g):
 
 
 @compiled
-def hinges(x, d, mass, alpha, gain, a, terms, expansion, odds, shift, scale, tau, ratio, g, out, pieces):
+def hinges(x, d, mass, alpha, gain, a, terms, expansion, odds, shift, scale, tau, ratio, g, out, scratch):
     """Return the sum of the hinges of all classes, weighted by ``mass``: equation 19, with gain = exp(-alpha / tau).
 
     out <- its direct gradient, g <- its cotangents of ``ratio``, both in units of theta.
-    ``alpha`` and ``gain`` hold one number a class, or PIECE equal ones.
+    ``alpha`` and ``gain`` hold one number a class, or CACHE_BLOCK equal ones.
     """
     n, real, value, p = len(d), x.dtype.type, 0.0, expansion.p
-    per_class = len(alpha) > blocks.PIECE or len(alpha) == n
+    per_class = len(alpha) > blocks.CACHE_BLOCK or len(alpha) == n
     g[:] = 0
-    for start in range(0, n, blocks.PIECE):
-        stop = min(start + blocks.PIECE, n)
+    for start in range(0, n, blocks.CACHE_BLOCK):
+        stop = min(start + blocks.CACHE_BLOCK, n)
         at = start if per_class else 0
         scores, part, share, found = x[start:stop], d[start:stop], mass[start:stop], out[start:stop]
         gap, factor = alpha[at : at + len(part)], gain[at : at + len(part)]
-        of_ratio, cost = pieces[: len(part)], pieces[blocks.PIECE : blocks.PIECE + len(part)]
+        of_ratio, cost = scratch[: len(part)], scratch[blocks.CACHE_BLOCK : blocks.CACHE_BLOCK + len(part)]
         _slopes(part, share, factor, real(p), real(1 - p), real(odds), real(scale), ratio, of_ratio, cost, found)
         value += _costs(scores, share, gap, cost, a, real(shift), real(scale), real(tau))
         sums = _moments_of(of_ratio, part)
-        for power in range(FEW + 1):
+        for power in range(FEW_TERMS + 1):
             g[power] += np.float64(sums[power])
-        if terms > FEW:
+        if terms > FEW_TERMS:
             sums = _higher_moments_of(of_ratio, part)
-            for power in range(FEW):
-                g[FEW + 1 + power] += np.float64(sums[power])
+            for power in range(FEW_TERMS):
+                g[FEW_TERMS + 1 + power] += np.float64(sums[power])
     return value
 
 
@@ -331,23 +323,13 @@ def _slopes(d, mass, gain, p, q, odds, scale, ratio, of_ratio, cost, out):
         out[i] = chain * (on * off * slope - value)
 
 
-@inlined
-def _distance(a, score):
-    return a - score  # exact, so not to be reordered with other sums
-
-
 @summing
 def _costs(scores, mass, alpha, cost, a, shift, scale, tau):
     zero = mass.dtype.type(0)
     value = zero
-    if mass.itemsize == 4:
-        for i in range(len(mass)):
-            one = alpha[i] + scale * _distance(a, scores[i]) + tau * (log32(cost[i]) - shift)
-            value += one * mass[i] if mass[i] != zero else zero
-    else:
-        for i in range(len(mass)):
-            one = alpha[i] + scale * _distance(a, scores[i]) + tau * (log64(cost[i]) - shift)
-            value += one * mass[i] if mass[i] != zero else zero
+    for i in range(len(mass)):
+        one = alpha[i] + scale * distance(a, scores[i]) + tau * (log_of_normal(cost[i]) - shift)
+        value += one * mass[i] if mass[i] != zero else zero
     return value
 
 

@@ -1,6 +1,6 @@
 """Passes over the scores of one row.
 
-Long passes work in pieces that stay in the first-level cache, and take several steps of a recurrence at a time: loads
+Long passes work in blocks that stay in the first-level cache, and take several steps of a recurrence at a time: loads
 and stores are what costs them time.
 """
 
@@ -8,16 +8,9 @@ import math
 
 import numpy as np
 
-from topk_registry.ops.cpu.blocks import FRONT, PIECE, largest_size, total
-from topk_registry.ops.cpu.numbers import (
-    LOG2E,
-    compiled,
-    log32,
-    log64,
-    power_of_2_32,
-    power_of_2_64,
-    summing,
-)
+from topk_registry.ops.cpu.blocks import CACHE_BLOCK, FRONT, largest_size, total
+from topk_registry.ops.cpu.functions import log_of_normal, power_of_2
+from topk_registry.ops.cpu.numbers import LOG2E, compiled, power_of_2_64, summing
 
 
 @compiled
@@ -28,32 +21,20 @@ def limits(s, theta):
 
 
 @compiled
-def _odds32(score, a, inverse, floor):
+def _odds_of(score, a, inverse, floor, zero):
     u = (score - a) * inverse
-    u = np.float32(0) if u > np.float32(0) else u
+    u = zero if u > zero else u
     u = floor if u < floor else u
-    return np.float32(0) if u == floor else power_of_2_32(u)
-
-
-@compiled
-def _odds64(score, a, inverse, floor):
-    u = (score - a) * inverse
-    u = 0.0 if u > 0.0 else u
-    u = floor if u < floor else u
-    return 0.0 if u == floor else power_of_2_64(u)
+    return zero if u == floor else power_of_2(u)
 
 
 @summing
 def _odds(row, a, inverse, floor, w):
-    mass = w.dtype.type(0)
-    if row.itemsize == 4:
-        for i in range(len(row)):
-            w[i] = _odds32(row[i], a, inverse, floor)
-            mass += w[i]
-    else:
-        for i in range(len(row)):
-            w[i] = _odds64(row[i], a, inverse, floor)
-            mass += w[i]
+    zero = w.dtype.type(0)
+    mass = zero
+    for i in range(len(row)):
+        w[i] = _odds_of(row[i], a, inverse, floor, zero)
+        mass += w[i]
     return mass
 
 
@@ -62,8 +43,8 @@ def odds(row, a, inverse, floor, w):
     """w = exp(min((row - a) / theta, 0)), and 0 where that is too small to change anything; NaN stays NaN. Their sum is
     returned."""
     mass = 0.0
-    for start in range(0, len(row), PIECE):
-        mass += np.float64(_odds(row[start : start + PIECE], a, inverse, floor, w[start : start + PIECE]))
+    for start in range(0, len(row), CACHE_BLOCK):
+        mass += np.float64(_odds(row[start : start + CACHE_BLOCK], a, inverse, floor, w[start : start + CACHE_BLOCK]))
     return mass
 
 
@@ -80,15 +61,15 @@ def reach(v, k, itemsize):
 
 
 @compiled
-def power_sums(w, P, piece):
+def power_sums(w, P, scratch):
     """P[j - 1] = sum_i w_i^j, j = 1..k, four powers at a time. Odds whose last power would be denormal are left out of
     those four: their squares, at most 2^-48 of the largest (2^-400 in double precision), change no sum.
     """
     k, bits = len(P), 120.0 if w.itemsize == 4 else 1000.0
     P[:] = 0
-    for start in range(0, len(w), PIECE):
-        base = w[start : start + PIECE]
-        v = piece[: len(base)]
+    for start in range(0, len(w), CACHE_BLOCK):
+        base = w[start : start + CACHE_BLOCK]
+        v = scratch[: len(base)]
         if k <= 5:
             P[0] += total(base)
             if k > 1:
@@ -179,7 +160,7 @@ def horner(v, c, d):
 
 
 @compiled
-def label_gradient(w, c, scale, slope, count, piece):
+def label_gradient(w, c, scale, slope, count, scratch):
     """w <- slope v (d_{k-2} (1 + v) - 1), v = scale w, d = c / (1 + v X), c_{k-1} = c_k = 1, by the last ``count`` of
     the other coefficients."""
     k, one = len(c) - FRONT - 1, w.dtype.type(1)
@@ -191,9 +172,9 @@ def label_gradient(w, c, scale, slope, count, piece):
             d = fourth - v * (third - v * (second - v * first))
             w[i] = slope * v * (d * (one + v) - one)
         return
-    for start in range(0, len(w), PIECE):
-        v = w[start : start + PIECE]
-        d = piece[: len(v)]
+    for start in range(0, len(w), CACHE_BLOCK):
+        v = w[start : start + CACHE_BLOCK]
+        d = scratch[: len(v)]
         for i in range(len(v)):
             v[i] *= scale
         horner(v, c, d)
@@ -202,28 +183,24 @@ def label_gradient(w, c, scale, slope, count, piece):
 
 
 @compiled
-def tail_margins(row, w, out, c, scale, a, theta, shift, count, piece):
+def tail_margins(row, w, out, c, scale, a, theta, shift, count, scratch):
     """out <- (row - a) + theta (shift + log d_{k-1} - log d_k), v = scale w, d = c / (1 + v X), c_k = 1, by the last
     ``count`` of the other coefficients; w changes."""
     k, last = len(c) - FRONT - 1, w.dtype.type(1)
     c = in_fours(c, k, min(count, k))
-    for start in range(0, len(row), PIECE):
-        found, scores = out[start : start + PIECE], row[start : start + PIECE]
+    for start in range(0, len(row), CACHE_BLOCK):
+        found, scores = out[start : start + CACHE_BLOCK], row[start : start + CACHE_BLOCK]
         v = w[start : start + len(scores)]
-        d = piece[: len(v)]
+        d = scratch[: len(v)]
         for i in range(len(v)):
             v[i] *= scale
         horner(v, c, d)
-        if w.itemsize == 4:
-            for i in range(len(v)):
-                found[i] = (scores[i] - a) + theta * (log32(d[i] / (last - v[i] * d[i])) + shift)
-        else:
-            for i in range(len(v)):
-                found[i] = (scores[i] - a) + theta * (log64(d[i] / (last - v[i] * d[i])) + shift)
+        for i in range(len(v)):
+            found[i] = (scores[i] - a) + theta * (log_of_normal(d[i] / (last - v[i] * d[i])) + shift)
 
 
 @summing
-def tail_cotangents(w, c, scale, g, dc, piece):
+def tail_cotangents(w, c, scale, g, dc, scratch):
     """From the cotangents g of the log-odds: g <- g + their share in the gradient that passes through the class's own
     odds, and dc[j], what reaches the coefficients c_j. With d = c / (1 + v X), e = d / (1 + v X):
 
@@ -234,9 +211,10 @@ def tail_cotangents(w, c, scale, g, dc, piece):
     k, zero = len(c) - 1, w.dtype.type(0)
     least = w.dtype.type(1e-20) * largest_size(g)
     dc[:] = 0
-    for start in range(0, len(w), PIECE):
-        odds, out = w[start : start + PIECE], g[start : start + PIECE]
-        v, d, e = piece[: len(odds)], piece[PIECE : PIECE + len(odds)], piece[2 * PIECE : 2 * PIECE + len(odds)]
+    for start in range(0, len(w), CACHE_BLOCK):
+        odds, out = w[start : start + CACHE_BLOCK], g[start : start + CACHE_BLOCK]
+        n = len(odds)
+        v, d, e = scratch[:n], scratch[CACHE_BLOCK : CACHE_BLOCK + n], scratch[2 * CACHE_BLOCK : 2 * CACHE_BLOCK + n]
         for i in range(len(v)):
             v[i] = odds[i] * scale
             d[i] = c[0]
@@ -263,7 +241,7 @@ def tail_cotangents(w, c, scale, g, dc, piece):
 
 
 @compiled
-def add_slopes(w, slopes, lane, count, out, piece):
+def add_slopes(w, slopes, lane, count, out, scratch):
     """out += sum_j slopes[j - 1, lane] w^j, j = 1..count: the gradient by way of the power sums' cotangents."""
     real = w.dtype.type
     if count <= 5:
@@ -274,9 +252,9 @@ def add_slopes(w, slopes, lane, count, out, piece):
             v = w[i]
             out[i] += v * (first + v * (second + v * (third + v * (fourth + v * fifth))))
         return
-    for start in range(0, len(w), PIECE):
-        odds, result = w[start : start + PIECE], out[start : start + PIECE]
-        total = piece[: len(odds)]
+    for start in range(0, len(w), CACHE_BLOCK):
+        odds, result = w[start : start + CACHE_BLOCK], out[start : start + CACHE_BLOCK]
+        total = scratch[: len(odds)]
         for i in range(len(odds)):
             total[i] = real(slopes[count - 1, lane])
         j = count - 2

@@ -9,16 +9,17 @@ from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.numbers import compiled
 from topk_registry.ops.ksubset.numba.hinges import hinge
 
-FEW = 8  # classes with mass: up to this many are visited one by one
+FEW_CLASSES = 8  # classes with mass: up to this many are visited one by one
 
 
 @compiled
-def gaps_and_gains(n, alpha, gain, dtype):
-    """Gaps and gains of n classes in padded memory, or PIECE equal ones."""
-    length = blocks.padded(n) if len(alpha) > 1 else blocks.PIECE
+def gaps_and_gains(n, alpha, tau, dtype):
+    """Gaps alpha and gains exp(-alpha / tau) of n classes in padded memory, or CACHE_BLOCK equal ones."""
+    length = blocks.padded(n) if len(alpha) > 1 else blocks.CACHE_BLOCK
     alphas, gains = np.zeros(length, dtype), np.ones(length, dtype)
-    for i in range(n if len(alpha) > 1 else len(alphas)):
-        alphas[i], gains[i] = alpha[i if len(alpha) > 1 else 0], gain[i if len(alpha) > 1 else 0]
+    for i in range(n if len(alpha) > 1 else length):
+        gap = alpha[i if len(alpha) > 1 else 0]
+        alphas[i], gains[i] = gap, math.exp(-gap / tau)
     return alphas, gains
 
 
@@ -30,7 +31,7 @@ def masses(r, q, labels, shares, uniform, weight, factor, mass, few, few_mass):
         row, some = q[r], np.int32(0)
         for i in range(n):
             some += np.int32(row[i] != 0)
-        if some <= FEW:
+        if some <= FEW_CLASSES:
             i = 0
             while count < some:
                 if row[i] != 0:
@@ -45,7 +46,7 @@ def masses(r, q, labels, shares, uniform, weight, factor, mass, few, few_mass):
     else:
         even = np.float64(uniform[r]) * factor / n if len(uniform) > 0 else 0.0
         m = labels.shape[1]
-        if even == 0 and m <= FEW:
+        if even == 0 and m <= FEW_CLASSES:
             for f in range(m):
                 few[f], few_mass[f] = labels[r, f], shares[r, f] * factor
             count = m

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.ksubset.torch import flat
-from topk_registry.ops.ksubset.torch.labels import label_hinges, label_margins
 from topk_registry.ops.ksubset.torch.rows import (
     balanced,
     horner,
@@ -23,8 +22,6 @@ from topk_registry.ops.ksubset.torch.rows import (
     tilted,
     top_group_size,
 )
-
-__all__ = ["label_hinges", "label_margins", "margins", "margins_backward"]
 
 LIMIT = 1 / 4  # of the odds of flat rows: cotangents pass through the polynomials once more
 

@@ -2,6 +2,6 @@
 
 from topk_registry.ops.ksubset.backends import Kernels
 from topk_registry.ops.ksubset.torch.all_classes import margins, margins_backward
-from topk_registry.ops.ksubset.torch.labels import label_hinges, label_margins
+from topk_registry.ops.ksubset.torch.labels import label_margins
 
-kernels = Kernels(label_margins, label_hinges, margins, margins_backward)
+kernels = Kernels(label_margins, margins, margins_backward)

@@ -38,7 +38,8 @@ def _at_few_labels(
     value, gradient = hinge.alpha.new_zeros(len(s)), None
     for label, share in zip(target.labels.unbind(1), target.shares.unbind(1), strict=True):
         share = share.to(hinge.alpha) * (factor if weight is None else weight[label] * factor)
-        _, of_margin, cost, slope = kernels.label_hinges(s, label.contiguous(), k, theta, hinge)
+        margin, of_margin = kernels.label_margins(s, label, k, theta)
+        cost, slope = hinge.definition(margin, label)
         of_margin = of_margin.mul_((slope * share).to(of_margin)[:, None])
         value += (cost * share).masked_fill_((share == 0) & cost.isinf(), 0.0)
         gradient = of_margin if gradient is None else gradient.add_(of_margin)

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset.torch import flat
 from topk_registry.ops.ksubset.torch.rows import Coefficients, finish, power_sums, row_blocks, summarise, tail_gradient
 
@@ -51,9 +50,3 @@ def _finished(s: Tensor, label: Tensor, w: Tensor, f: Coefficients) -> tuple[Ten
     label = label[:, None]
     margin = s.gather(1, label)[:, 0].double() - f.a.double() + f.shift
     return margin, tail_gradient(w, f).scatter_(1, f.classes, f.in_top).scatter_(1, label, 1.0)
-
-
-def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -> tuple[Tensor, ...]:
-    """:func:`label_margins`, then the hinge's value [B] and slope [B] at the margins."""
-    margin, gradient = label_margins(s, label, k, theta)
-    return margin, gradient, *hinge.definition(margin, label)

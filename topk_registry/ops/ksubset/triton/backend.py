@@ -25,7 +25,6 @@ from torch import Tensor
 from topk_registry.ops.gpu.layout import in_rows, like_rows, options, power_of_two, tiles
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset.backends import Kernels
-from topk_registry.ops.ksubset.torch import expected as by_margins
 from topk_registry.ops.ksubset.triton import all_classes, expected, one_label, passes
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.tensors import launch, operand
@@ -61,18 +60,11 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
     """
     rows = Rows.of(s)
     margin, (out, gradient) = s.new_empty(s.shape[0], dtype=torch.float64), rows.like()
-    unused = dict.fromkeys(("alpha_ptr", "weight_ptr", "share_ptr", "value_ptr", "slope_ptr"), margin)
-    numbers = {"scale": 0.0, "scale_low": 0.0, "tau": 0.0, "inverse_tau": 0.0, "inverse_tau_low": 0.0}
-    _at_labels(rows, label, k, theta, margin, out, unused | numbers | {"factor": 1.0} | _uses())
+    tensors = dict.fromkeys(("alpha_ptr", "weight_ptr", "share_ptr"), margin)
+    numbers = dict.fromkeys(("scale", "scale_low", "tau", "inverse_tau", "inverse_tau_low"), 0.0) | {"factor": 1.0}
+    uses = dict.fromkeys(("HINGE", "PER_CLASS", "WEIGHTED", "SHARED"), False)
+    _at_labels(rows, label, k, theta, margin, out, tensors | numbers | uses)
     return margin, gradient
-
-
-def label_hinges(s: Tensor, label: Tensor, k: int, theta: float, hinge: Hinge) -> tuple[Tensor, ...]:
-    """:func:`label_margins`, and what the hinge makes of the margins: its value [B] and its slope [B]."""
-    rows = Rows.of(s)
-    out, gradient = rows.like()
-    margin, value, slope = _hinges(rows, label, None, k, theta, hinge, None, 1.0, out, final=False)
-    return margin, gradient, value, slope
 
 
 def expected_hinges(
@@ -90,11 +82,14 @@ def expected_hinges(
     if isinstance(target, LabelMixture) or target.is_floating_point():
         if k <= ONE_KERNEL_LARGEST_K or not isinstance(target, LabelMixture) or target.uniform is not None:
             return _of_distributions(s, target, k, theta, hinge, weight, factor)
-        return by_margins.expected_hinges(kernels, s.float() if wide else s, target, k, theta, hinge, weight, factor)
+        labels = map(LabelMixture, target.labels.split(1, 1), target.shares.split(1, 1))
+        (value, gradient), *others = (expected_hinges(s, one, k, theta, hinge, weight, factor) for one in labels)
+        for of_one, slope in others:
+            value, gradient = value.add_(of_one), gradient.add_(slope)
+        return value, gradient
     rows = Rows.of(s)
     out, gradient = rows.like(torch.float32 if wide else None)
-    _, value, _ = _hinges(rows, target, share, k, theta, hinge, weight, factor, out, final=True)
-    return value, gradient
+    return _label_hinges(rows, target, share, k, theta, hinge, weight, factor, out), gradient
 
 
 def _of_distributions(
@@ -160,23 +155,20 @@ def _targets_in_one_kernel(
     )  # fmt: skip
 
 
-def _hinges(
+def _label_hinges(
     s: Rows, label: Tensor, share: Tensor | None, k: int, theta: float, hinge: Hinge, weight: Tensor | None,
-    factor: float, gradient: Rows, final: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """The margins, values and slopes of the hinges [B]; the gradient is written into its memory."""
+    factor: float, gradient: Rows,
+) -> Tensor:  # fmt: skip
+    """The values of the hinges [B]; the gradient is written into its memory."""
     device = s.memory.device
     alpha = operand(hinge.alpha, hinge.alpha.shape, torch.float32, device)
-    margin, value = alpha.new_empty(s.shape[0], dtype=torch.float64), alpha.new_empty(s.shape[0])
-    slope = torch.empty_like(value)
+    value = alpha.new_empty(s.shape[0])
     of_classes = alpha if weight is None else operand(weight, s.shape[1:], torch.float32, device)
     tensors = {"alpha_ptr": alpha, "weight_ptr": of_classes, "share_ptr": value if share is None else share}
-    tensors |= {"value_ptr": value, "slope_ptr": slope}
     numbers = _numbers(hinge) | {"factor": float(factor)}
-    per_class, weighted, shared = alpha.ndim > 0, weight is not None, share is not None
-    uses = _uses(hinge=True, per_class=per_class, weighted=weighted, shared=shared, final=final)
-    _at_labels(s, label, k, theta, margin, gradient, tensors | numbers | uses)
-    return margin, value, slope
+    uses = {"HINGE": True, "PER_CLASS": alpha.ndim > 0, "WEIGHTED": weight is not None, "SHARED": share is not None}
+    _at_labels(s, label, k, theta, value, gradient, tensors | numbers | uses)
+    return value
 
 
 def _numbers(hinge: Hinge) -> dict[str, float]:
@@ -188,25 +180,20 @@ def _numbers(hinge: Hinge) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _uses(
-    *, hinge: bool = False, per_class: bool = False, weighted: bool = False, shared: bool = False, final: bool = False
-) -> dict[str, bool]:
-    return {"HINGE": hinge, "PER_CLASS": per_class, "WEIGHTED": weighted, "SHARED": shared, "FINAL": final}
-
-
 def _at_labels(
-    s: Rows, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Rows, hinge: dict[str, Any]
+    s: Rows, label: Tensor, k: int, theta: float, value: Tensor, gradient: Rows, hinge: dict[str, Any]
 ) -> None:
-    label = operand(label, s.shape[:1], torch.int64, margin.device)
+    """Write the margins, or the values of the hinge, and their gradient."""
+    label = operand(label, s.shape[:1], torch.int64, value.device)
     if s.shape.numel():
         if k <= ONE_KERNEL_LARGEST_K:
-            _in_one_kernel(s, label, k, theta, margin, gradient, None, hinge)
+            _in_one_kernel(s, label, k, theta, value, gradient, None, hinge)
             return
         done = None
         if limit_of_flat_rows(k, POWERS) * (s.shape[1] - 1) >= k:  # else no row is flat
             done = torch.empty_like(label, dtype=torch.int8)
-            _in_one_kernel(s, label, k, theta, margin, gradient, done, hinge)
-        _label_in_passes(s, label, k, theta, margin, gradient, done, hinge)
+            _in_one_kernel(s, label, k, theta, value, gradient, done, hinge)
+        _label_in_passes(s, label, k, theta, value, gradient, done, hinge)
 
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
@@ -292,7 +279,7 @@ def limit_of_flat_rows(k: int, powers: int) -> float:
 
 
 def _in_one_kernel(
-    s: Rows, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Rows, done: Tensor | None,
+    s: Rows, label: Tensor, k: int, theta: float, value: Tensor, gradient: Rows, done: Tensor | None,
     hinge: dict[str, Any],
 ) -> None:  # fmt: skip
     """Work on all rows, or with ``done`` on flat rows alone, which are marked there."""
@@ -302,13 +289,13 @@ def _in_one_kernel(
     J = k if done is None else POWERS
     flat = {"J": J, "LIMIT": limit_of_flat_rows(k, J), "SEARCH": done is None}
     launch(
-        one_label.label_rows, (-(-B // sizes["R"]),), s.memory, label, margin, gradient.memory,
+        one_label.label_rows, (-(-B // sizes["R"]),), s.memory, label, value, gradient.memory,
         label if done is None else done, B, k, theta, low, 1 / (theta + low), **hinge, **flat, **sizes,
     )  # fmt: skip
 
 
 def _label_in_passes(
-    s: Rows, label: Tensor, k: int, theta: float, margin: Tensor, gradient: Rows, done: Tensor | None,
+    s: Rows, label: Tensor, k: int, theta: float, value: Tensor, gradient: Rows, done: Tensor | None,
     hinge: dict[str, Any],
 ) -> None:  # fmt: skip
     """Work on the rows that are not ``done``."""
@@ -317,7 +304,7 @@ def _label_in_passes(
     b, state, in_top = top.new_empty(B, 2, KP), top.new_empty(B, k + 3), torch.empty_like(top)
     skips, done = {"SKIPS": done is not None}, label if done is None else done
     launch(
-        passes.solve_label, (B,), s.memory, label, done, top, sums, b, margin, state, in_top, n, s.step,
+        passes.solve_label, (B,), s.memory, label, done, top, sums, b, value, state, in_top, n, s.step,
         *_two_singles(theta), inverse, KP=KP, **hinge, **group, **_lanes(group), **skips,
     )  # fmt: skip
     grid, tile = _tiles(s.shape)
@@ -384,4 +371,4 @@ def _two_singles(theta: float) -> tuple[float, float]:
     return high, theta - high
 
 
-kernels = Kernels(label_margins, label_hinges, margins, margins_backward, expected_hinges)
+kernels = Kernels(label_margins, margins, margins_backward, expected_hinges)

@@ -61,7 +61,7 @@ def target_rows(
     start, shift = aligned(row, S, VECTOR)
     scores_ptr = s_ptr + start
     masses_ptr = q_ptr + (start if SQ == S else row * SQ - shift)
-    FEW: tl.constexpr = M > 0 and not EVEN  # classes with a mass
+    LABELS_ONLY: tl.constexpr = M > 0 and not EVEN  # classes with a mass
     # of J powers: coefficients that a class wants, sums over classes, and coefficients for both together
     near: tl.constexpr = k - 1 if k - 1 < J else J
     count: tl.constexpr = k if k < J + 1 else J + 1
@@ -90,7 +90,7 @@ def target_rows(
         reference = a[:, None]
         log_tilt = tl.log2(tilt)[:, None]
         direct = ()
-        if FEW:
+        if LABELS_ONLY:
             wanted = ()
             for _ in tl.static_range(M):
                 wanted = wanted + (flat,)
@@ -117,7 +117,7 @@ def target_rows(
                     inverse_tau, of_row, scale, tau, DENSE, M, PER_CLASS, WEIGHTED, n, near, R, N, SHIFTED,
                 )  # fmt: skip
                 totals = add(totals, moments(cost, chain, d, v, count), count + 1)
-        if FEW:
+        if LABELS_ONLY:
             tl.store(value_ptr + row, costs, mask=flat)
         else:
             tl.store(value_ptr + row, tl.sum(totals[0], 1), mask=flat)
@@ -130,13 +130,13 @@ def target_rows(
             for tile in tl.static_range(TILES):
                 v = exp2((held[tile] - reference) * steep + log_tilt)
                 out = v * quotient(v, H, count)
-                if not FEW:
+                if not LABELS_ONLY:
                     out += direct[tile]
                 store(gradient_ptr + start, out, flat, shift, tile, n, R, N, SHIFTED)
         else:
             for tile in tl.range(TILES, loop_unroll_factor=2):
                 u = others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - reference
-                if FEW:
+                if LABELS_ONLY:
                     v = exp2(u * steep + log_tilt)
                     out = v * quotient(v, H, count)
                 else:
@@ -147,7 +147,7 @@ def target_rows(
                     )  # fmt: skip
                     out = chain * (d - v * e) + v * quotient(v, H, count)
                 store(gradient_ptr + start, out, flat, shift, tile, n, R, N, SHIFTED)
-        if FEW:
+        if LABELS_ONLY:
             tl.debug_barrier()  # the labels' entries have been written as all others, by other threads
             for m in tl.static_range(M):
                 own = at_label(steps, labels, m, M) + odds[m] * quotient(odds[m], of_all, count)
@@ -215,7 +215,7 @@ def search_target(
     with the tilt of the others, lane TP + i from that of the k largest. The last lane of each leaves out nothing.
     ``depth`` is k, see ``top_group``.
     """
-    FEW: tl.constexpr = M > 0 and not EVEN
+    LABELS_ONLY: tl.constexpr = M > 0 and not EVEN
     row = here + tl.arange(0, 1)
     live = row >= 0
     y = tl.full((1,), -1, tl.int32)
@@ -274,7 +274,7 @@ def search_target(
     to_first = gap * u_kth  # from odds relative to the class after the k-th
     log_tilt = tl.log2(u_kth * ratio)
     of_tail = ()
-    if FEW:
+    if LABELS_ONLY:
         wanted = in_tail(s_ptr + row * S, labels, v, i, M, n)
         costs, found, _, odds, steps = few_hinges(
             s_ptr + row * S, weight_ptr, alpha_ptr, labels, shares, wanted, kth, after, inverse * LOG2E,
@@ -327,7 +327,7 @@ def search_target(
 
     spoilt = tl.where(broken, float("nan"), 0.0)
     for tile in range(tiles):
-        if FEW:
+        if LABELS_ONLY:
             w = tail_odds(scores_ptr, live, y, shift, tile, after, v, i, inverse, n, N, SHIFTED)
             out = of_both(w, to_first, u_after, H, H_after, k)
         else:
@@ -348,7 +348,7 @@ def search_target(
     lane = tl.arange(0, TP)
     tl.debug_barrier()  # these entries have been written with odds of zero, by other threads
     tl.store(gradient_ptr + here * S + where, entry + spoilt, mask=(lane < size) & (where < n))
-    if FEW:
+    if LABELS_ONLY:
         for m in tl.static_range(M):
             own = at_label(steps, labels, m, M) + of_both(odds[m], to_first, u_after, H, H_after, k)
             tl.store(gradient_ptr + row * S + labels[m + 1], own + spoilt, mask=wanted[m])

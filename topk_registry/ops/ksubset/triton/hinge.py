@@ -7,38 +7,37 @@ import triton.language as tl
 
 @triton.jit
 def store_margin(
-    row, wanted, y, s_y, a, ratio, exp_minus_tilt, theta, theta_low, broken, margin_ptr,
-    alpha_ptr, weight_ptr, share_ptr, value_ptr, slope_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-    HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr, FINAL: tl.constexpr,
+    row, wanted, y, s_y, a, ratio, exp_minus_tilt, theta, theta_low, broken, value_ptr,
+    alpha_ptr, weight_ptr, share_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
+    HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """(s_y - a) + theta (log(c_{k-1} / c_k) - t), and the hinge's value and slope there, of the wanted rows.
+    """Store (s_y - a) + theta (log(c_{k-1} / c_k) - t) of the wanted rows, or with ``HINGE`` the hinge's value there.
 
     theta, scale and 1 / tau come as two numbers in single precision each. Returns the factor of the margin's gradient:
-    1, or with ``FINAL`` the slope times ``factor``, the label's weight and the row's share, which then multiply the
-    value too. A row without a share costs nothing.
+    1, or the slope of the hinge. ``factor``, the label's weight and the row's share multiply value and slope. A row
+    without a share costs nothing.
     """
     log = log64(ratio.to(tl.float64) * exp_minus_tilt.to(tl.float64))
     margin = (s_y.to(tl.float64) - a.to(tl.float64)) + (log * theta + log * theta_low)
     margin = tl.where(broken, float("nan"), margin)
-    tl.store(margin_ptr + row, margin, mask=wanted)
     of_margin = tl.zeros_like(s_y) + 1.0
     if HINGE:
         known = wanted & (margin == margin)  # else the label may be no class
         alpha = tl.load(alpha_ptr + y, mask=known, other=0.0) if PER_CLASS else tl.load(alpha_ptr)
         value, slope = hinge(margin, alpha, scale, scale_low, tau, inverse_tau, inverse_tau_low)
-        if FINAL:
-            of_margin = slope.to(tl.float32) * factor
-            if WEIGHTED:
-                weight = tl.load(weight_ptr + y, mask=known, other=0.0)
-                of_margin = of_margin * weight
-                value = value * weight
-            value = value * factor
-            if SHARED:
-                share = tl.load(share_ptr + row, mask=wanted, other=0.0).to(tl.float32)
-                of_margin = of_margin * share
-                value = tl.where((share == 0.0) & (value == value), 0.0, value * share)
+        of_margin = slope.to(tl.float32) * factor
+        if WEIGHTED:
+            weight = tl.load(weight_ptr + y, mask=known, other=0.0)
+            of_margin = of_margin * weight
+            value = value * weight
+        value = value * factor
+        if SHARED:
+            share = tl.load(share_ptr + row, mask=wanted, other=0.0).to(tl.float32)
+            of_margin = of_margin * share
+            value = tl.where((share == 0.0) & (value == value), 0.0, value * share)
         tl.store(value_ptr + row, value, mask=wanted)
-        tl.store(slope_ptr + row, slope, mask=wanted)
+    else:
+        tl.store(value_ptr + row, margin, mask=wanted)
     return of_margin
 
 

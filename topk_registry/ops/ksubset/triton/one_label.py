@@ -35,14 +35,14 @@ from topk_registry.ops.ksubset.triton.rows import (
 
 @triton.jit
 def label_rows(
-    s_ptr, label_ptr, margin_ptr, gradient_ptr, done_ptr, B, depth, theta, theta_low, inverse,
-    alpha_ptr, weight_ptr, share_ptr, value_ptr, slope_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-    HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr, FINAL: tl.constexpr,
+    s_ptr, label_ptr, value_ptr, gradient_ptr, done_ptr, B, depth, theta, theta_low, inverse,
+    alpha_ptr, weight_ptr, share_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
+    HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr,
     n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, J: tl.constexpr, LIMIT: tl.constexpr, SEARCH: tl.constexpr,
     TP: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr,
     VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """With ``FINAL`` the gradient is that of the value: of the hinge times ``factor``, the label's weight and share."""
+    """With ``HINGE`` the value is a hinge, times ``factor``, the label's weight and share, else the margin."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     live = row < B
     y, s_y = label_and_score(s_ptr, label_ptr, row, live, n, S)
@@ -67,10 +67,9 @@ def label_rows(
     flat, base, c = flat_rows(sums, live & (s_y == s_y), LIMIT, k, J)
     ratio = c[k - 1] / c[k]
     of_margin = store_margin(
-        row, flat, y, s_y, a, ratio, base, theta, theta_low, flat == 0, margin_ptr,
-        alpha_ptr, weight_ptr, share_ptr, value_ptr, slope_ptr,
-        scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-        HINGE, PER_CLASS, WEIGHTED, SHARED, FINAL,
+        row, flat, y, s_y, a, ratio, base, theta, theta_low, flat == 0, value_ptr,
+        alpha_ptr, weight_ptr, share_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
+        HINGE, PER_CLASS, WEIGHTED, SHARED,
     )  # fmt: skip
 
     if tl.max(flat.to(tl.int32), 0) > 0:
@@ -94,10 +93,10 @@ def label_rows(
             here = tl.program_id(0).to(tl.int64) * R + r
             if tl.sum(tl.where((row == here) & live & (flat == 0), 1, 0), 0) > 0:
                 search_row(
-                    s_ptr, label_ptr, margin_ptr, gradient_ptr, here, depth, theta, theta_low, inverse,
-                    alpha_ptr, weight_ptr, share_ptr, value_ptr, slope_ptr,
+                    s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, theta, theta_low, inverse,
+                    alpha_ptr, weight_ptr, share_ptr,
                     scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-                    HINGE, PER_CLASS, WEIGHTED, SHARED, FINAL, n, S, k, TP, N, TILES, VECTOR, SHIFTED,
+                    HINGE, PER_CLASS, WEIGHTED, SHARED, n, S, k, TP, N, TILES, VECTOR, SHIFTED,
                 )  # fmt: skip
     else:
         tl.store(done_ptr + row, flat.to(tl.int8), mask=live)
@@ -105,9 +104,9 @@ def label_rows(
 
 @triton.jit
 def search_row(
-    s_ptr, label_ptr, margin_ptr, gradient_ptr, here, depth, theta, theta_low, inverse,
-    alpha_ptr, weight_ptr, share_ptr, value_ptr, slope_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-    HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr, FINAL: tl.constexpr,
+    s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, theta, theta_low, inverse,
+    alpha_ptr, weight_ptr, share_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
+    HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr,
     n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
     N: tl.constexpr, TILES: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
@@ -140,10 +139,9 @@ def search_row(
         c = c + (lane_of(e[j], lane, TP - 1),)  # the last lane leaves out nothing
     ratio = c[k - 1] / c[k]
     of_margin = store_margin(
-        here, here >= 0, label, s_y, a, ratio, u, theta, theta_low, broken, margin_ptr,
-        alpha_ptr, weight_ptr, share_ptr, value_ptr, slope_ptr,
-        scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-        HINGE, PER_CLASS, WEIGHTED, SHARED, FINAL,
+        here, here >= 0, label, s_y, a, ratio, u, theta, theta_low, broken, value_ptr,
+        alpha_ptr, weight_ptr, share_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
+        HINGE, PER_CLASS, WEIGHTED, SHARED,
     )  # fmt: skip
     of_margin = tl.where(broken, float("nan"), of_margin)
 

@@ -121,10 +121,10 @@ def scatter_top(
 
 @triton.jit
 def solve_label(
-    s_ptr, label_ptr, done_ptr, top_ptr, sums_ptr, b_ptr, margin_ptr, state_ptr, in_top_ptr, n, step,
+    s_ptr, label_ptr, done_ptr, top_ptr, sums_ptr, b_ptr, value_ptr, state_ptr, in_top_ptr, n, step,
     theta, theta_low, inverse,
-    alpha_ptr, weight_ptr, share_ptr, value_ptr, slope_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-    HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr, FINAL: tl.constexpr,
+    alpha_ptr, weight_ptr, share_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
+    HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr,
     k: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr, SKIPS: tl.constexpr,
 ):  # fmt: skip
     """The margin, the gradient at the top group, and the coefficients, tilted so that c_{k-1} = c_k = 1."""
@@ -152,10 +152,9 @@ def solve_label(
     ratio = below / last
 
     of_margin = store_margin(
-        row, row >= 0, y, s_y, a, ratio, 1.0 / least, theta, theta_low, broken, margin_ptr,
-        alpha_ptr, weight_ptr, share_ptr, value_ptr, slope_ptr,
-        scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-        HINGE, PER_CLASS, WEIGHTED, SHARED, FINAL,
+        row, row >= 0, y, s_y, a, ratio, 1.0 / least, theta, theta_low, broken, value_ptr,
+        alpha_ptr, weight_ptr, share_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
+        HINGE, PER_CLASS, WEIGHTED, SHARED,
     )  # fmt: skip
     of_margin = tl.where(broken, float("nan"), of_margin)
     _, p = chances((top - a) * inverse, least)

@@ -80,9 +80,9 @@ def rows_of_labels(precision):
 
 
 def _rows(precision, labels):
-    stored, real, half, brain = precision
+    stored, real, half, is_bfloat16 = precision
     width = np.dtype(real).itemsize
-    size, of_gradient = 2 if half else width, 2 if brain else width
+    size, of_gradient = 2 if half else width, 2 if is_bfloat16 else width
 
     def body(job):
         batch = batch_of(job)
@@ -97,10 +97,10 @@ def _rows(precision, labels):
             for b in range(start, stop):
                 if half:
                     place = address_of(wide)
-                    storage.widen(array(field[S] + b * pitch * size, n, stored), brain, wide)
+                    storage.widen(array(field[S] + b * pitch * size, n, stored), is_bfloat16, wide)
                 else:
                     place = field[S] + b * pitch * size
-                out = field[G] + b * n * of_gradient if keep and not brain else address_of(slope)
+                out = field[G] + b * n * of_gradient if keep and not is_bfloat16 else address_of(slope)
                 y, mass, ignored = np.int64(-1), 0.0, False
                 if labels:
                     ignored = label[b] == field[IGNORED]
@@ -126,7 +126,7 @@ def _rows(precision, labels):
                 else:
                     at = (n, place, address_of(m), y, mass, b, numbers, operands, address_of(room), out)
                     losses[b] = call_row(kernel, at)
-                if brain and keep:
+                if is_bfloat16 and keep:
                     storage.narrow(array(out, n, real), array(field[G] + b * n * of_gradient, n, stored))
 
     return body

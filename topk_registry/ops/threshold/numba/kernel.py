@@ -13,7 +13,8 @@ from topk_registry.ops.rows.numba.row import of_label, row_kernel
 
 K, TAU = range(2)  # the kernel's numbers
 LOW, HIGH, LOW_SLOPE, HIGH_SLOPE, ABOVE = range(5)  # sums over a row
-FEW = 1e-12  # smaller sums are taken relative to the nearest score, long before exponentials leave single precision
+# smaller sums are taken relative to the nearest score, long before exponentials leave single precision
+LEAST_SUM = 1e-12
 MOST_STEPS = 200  # 3 to 6 in practice
 PATIENCE = 30  # steps from which on every second one halves the bracket
 
@@ -97,7 +98,7 @@ def log_step(s, reference, rest, scale, k, near, sums, g):
     near[:] = 0
     sums_at(s, reference, rest, scale, near, sums, g)
     more = sums[ABOVE] - k
-    if (more <= 0 and sums[LOW] < FEW) or (more >= 0 and sums[HIGH] < FEW):
+    if (more <= 0 and sums[LOW] < LEAST_SUM) or (more >= 0 and sums[HIGH] < LEAST_SUM):
         nearest(s, reference, rest, scale, near)
         sums_at(s, reference, rest, scale, near, sums, g)
     low, low_slope = side(sums[LOW], sums[LOW_SLOPE], near[0], more)
