@@ -19,10 +19,10 @@ def hinges_of_numba(margin: Tensor, label: Tensor, hinge: Hinge) -> tuple[Tensor
     hinges = pytest.importorskip("topk_registry.ops.ksubset.numba.hinges")
     from tests.ops.compiled import for_python
 
-    value, slope = torch.empty(len(margin)), torch.empty(len(margin))
-    arrays = (x.numpy() for x in (margin, label, hinge.alpha.reshape(-1)))
-    for_python(hinges.hinge_rows)(*arrays, hinge.scale, hinge.tau, value.numpy(), slope.numpy())
-    return value, slope
+    hinge_of, alpha = for_python(hinges.hinge_of), hinge.alpha.double().reshape(-1).numpy()
+    rows = zip(margin.tolist(), label.tolist(), strict=True)
+    found = torch.tensor([hinge_of(m, y, alpha, hinge.scale, hinge.tau, 1.0) for m, y in rows])
+    return found[:, 0], found[:, 1]
 
 
 def definition(margin: Tensor, label: Tensor, hinge: Hinge) -> tuple[Tensor, Tensor]:
