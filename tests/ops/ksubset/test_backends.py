@@ -30,7 +30,7 @@ def forget():
 
 def test_auto_takes_the_first_that_serves():
     assert OPERATOR.choose("auto", CPU, 5, False) == "numba"
-    assert OPERATOR.choose("auto", CPU, 257, True) == "torch"
+    assert OPERATOR.choose("auto", CPU, 1025, True) == "torch"
     assert OPERATOR.choose("auto", META, 5, False) == "torch"
     assert OPERATOR.choose("torch", CPU, 5, False) == "torch"
 
@@ -58,8 +58,8 @@ def test_on_gpus_that_are_not_too_old_auto_takes_the_kernels(monkeypatch):
 
 @pytest.mark.parametrize("f", [topk_margins, lambda s, k, impl: topk_label_margins(s, torch.tensor([0]), k, impl=impl)])
 def test_a_backend_that_does_not_serve_says_where_it_does(f):
-    with pytest.raises(ValueError, match="impl 'numba' is for the CPU and k or n - k up to 256: cpu, 300"):
-        f(torch.zeros(1, 1000), 300, impl="numba")
+    with pytest.raises(ValueError, match="impl 'numba' is for the CPU and k or n - k up to 1024: cpu, 1500"):
+        f(torch.zeros(1, 4000), 1500, impl="numba")
 
 
 @pytest.mark.usefixtures("forgotten")

@@ -12,6 +12,7 @@ from topk_registry.ops.cpu.library import is_prebuilt
 # from which k on the CPU's kernels take rows one at a time, see "Large k" in README.md and docs/speed.md: of targets on
 # many classes, and of labels; those for small k are compiled without the code for large ones, and conversely
 LARGE_K, LARGE_K_OF_LABEL = 6, 32
+MOST_K = 1024  # there e^k is halfway to the end of double precision
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ OPERATOR: Operator[Kernels] = Operator(
             "numba",
             "topk_registry.ops.ksubset.numba.backend",
             "numba",
-            lambda device, k, double: device.type == "cpu" and k <= 256,  # tables of k^2 numbers leave the cache beyond
-            "the CPU and k or n - k up to 256",
+            lambda device, k, double: device.type == "cpu" and k <= MOST_K,
+            f"the CPU and k or n - k up to {MOST_K}",
             checks_labels=True,
             is_prebuilt=is_prebuilt,
             reject=reject,

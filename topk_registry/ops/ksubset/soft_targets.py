@@ -62,20 +62,20 @@ def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Optio
     options = options._replace(alpha=alpha, weight=weight)
     mixture = isinstance(target, LabelMixture)
     parts = target if mixture else (target, None, None)
-    if route(logits, alpha, weight, *parts) is not Route.KERNELS or by_autograd or sign < 0:
+    if route(logits, alpha, weight, *parts) is not Route.KERNELS or by_autograd:
         # in a graph margins are one node; a target's own gradient is the table of all losses
         return _by_table(logits, target, options, factor, total)
     precise = torch.promote_types(s.dtype, torch.float32)  # double for a large k, whatever the logits
     alpha, weight = alpha.to(precise), None if weight is None else weight.to(precise)
     kernels = OPERATOR[backend].kernels()
-    of_rows = kernels.expected_hinges
+    of_rows = kernels.expected_hinges if sign > 0 else None
     on_cpu = logits.device.type == "cpu"  # elsewhere a look at numbers would stall the device
 
     def kernel(s: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
-        args = s, target, size, theta, Hinge(alpha, 1 / k, tau), weight, factor
+        args = s, target, size, theta, Hinge(alpha, sign / k, tau), weight, factor
         value, gradient = of_rows(*args) if of_rows else expected_hinges(kernels, *args)
         if on_cpu and not isfinite(value.sum()):
-            check_finite(s, k)
+            check_finite(sign * s, k)
         return value.sum() if total else value, gradient
 
     definition = partial(_by_table, target=target, options=options, factor=factor, total=total)

@@ -13,7 +13,7 @@ from topk_registry.ops.cpu import threads
 from topk_registry.ops.cpu.entries import body
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset.backends import LARGE_K, LARGE_K_OF_LABEL, Kernels
-from topk_registry.ops.ksubset.request import check_finite
+from topk_registry.ops.ksubset.request import SINGLE, check_finite
 from topk_registry.ops.rows.numba.backend import BatchKernel
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Options, Reduction
@@ -33,7 +33,7 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
     """The margin theta l_y [B] of each row's label and its gradient to the scores: [B, n], [B] -> [B], [B, n]."""
     s, label = operand(s, s.shape, s.dtype, s.device), operand(label, s.shape[:1], torch.int64, s.device)
     margin, gradient = s.new_empty(s.shape[0], dtype=torch.float64), torch.empty_like(s)
-    run_on_rows(f"label_margins{'_of_large_k' if k >= LARGE_K_OF_LABEL else ''}", s, k, theta, label, margin, gradient)
+    run_on_rows(_for("label_margins", k, LARGE_K_OF_LABEL), s, k, theta, label, margin, gradient)
     return margin, gradient
 
 
@@ -52,9 +52,10 @@ def expected_hinges(
 @lru_cache(maxsize=64)
 def loss_kernel(k: int, theta: float, scale: float, tau: float, in_double: bool = False) -> BatchKernel:
     """Return the kernel of a hinge on margins, in double precision or in that of the scores."""
+    of_targets = "losses_of_targets_of_largest_k" if k > SINGLE else _for("losses_of_targets", k, LARGE_K)
     return BatchKernel(
-        f"ksubset.numba.entries:losses_of_labels{'_of_large_k' if k >= LARGE_K_OF_LABEL else ''}",
-        f"ksubset.numba.entries:losses_of_targets{'_of_large_k' if k >= LARGE_K else ''}",
+        f"ksubset.numba.entries:{_for('losses_of_labels', k, LARGE_K_OF_LABEL)}",
+        f"ksubset.numba.entries:{of_targets}",
         (k, theta, scale, tau),
         shares=partial(threads_and_step, k),
         # of float16 scores the gradient is in single precision anyway
@@ -67,7 +68,7 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
     """The margins theta l of every class: [B, n] -> [B, n]."""
     s = operand(s, s.shape, s.dtype, s.device)
     out = torch.empty_like(s)
-    run_on_rows("margins", s, k, theta, out)
+    run_on_rows(_for("margins", k, _large(s)), s, k, theta, out)
     return out
 
 
@@ -75,8 +76,18 @@ def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     """The vector-Jacobian product of :func:`margins`: cotangents g [B, n], scores [B, n] -> [B, n]."""
     s, g = operand(s, s.shape, s.dtype, s.device), operand(g, s.shape, s.dtype, s.device)
     out = torch.empty_like(s)
-    run_on_rows("margins_backward", s, k, theta, g, out)
+    run_on_rows(_for("margins_backward", k, _large(s)), s, k, theta, g, out)
     return out
+
+
+def _large(s: Tensor) -> int:
+    """From which k on margins of all classes are taken by division, which loses a digit or two of double precision."""
+    return LARGE_K_OF_LABEL if s.dtype == torch.float32 else SINGLE + 1
+
+
+def _for(entry: str, k: int, large: int) -> str:
+    """The name of an entry, for small k or for those from ``large`` on."""
+    return f"{entry}_of_large_k" if k >= large else entry
 
 
 def run_on_rows(name: str, s: Tensor, k: int, theta: float, *tensors: Tensor) -> None:

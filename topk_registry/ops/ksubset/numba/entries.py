@@ -12,7 +12,7 @@ from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.functions import entry
 from topk_registry.ops.cpu.jobs import array, spans
 from topk_registry.ops.cpu.numbers import compiled
-from topk_registry.ops.ksubset.numba import expected, kernels, large, large_hinges
+from topk_registry.ops.ksubset.numba import expected, kernels, large, large_hinges, large_margins
 from topk_registry.ops.ksubset.numba.chunk_rows import gradient_rows, state_rows
 from topk_registry.ops.rows.numba.batch import batch_of, massless
 from topk_registry.ops.rows.numba.job import IGNORED, NUMBERS, PITCH, STEP, G, Q, S
@@ -59,14 +59,24 @@ def _label_margins(precision, memory_of, label_rows):
 @entry()
 def margins(precision):
     """The margins of every class."""
+    return _margins(precision, kernels.both_memory, kernels.margin_rows)
+
+
+@entry()
+def margins_of_large_k(precision):
+    """:func:`margins` for large k."""
+    return _margins(precision, large_margins.row_memory, large_margins.margin_rows)
+
+
+def _margins(precision, memory_of, margin_rows):
     real = precision.real
 
     def body(job):
         B, n, k, step, theta, address = operands(job, 2)
         s, out = array(address[0], (B, n), real), array(address[1], (B, n), real)
-        memory = kernels.both_memory(step, n, k, s.dtype)
+        memory = memory_of(step, n, k, real)
         for i, j in spans(job, step, B):
-            kernels.margin_rows(s[i:j], k, theta, out[i:j], memory)
+            margin_rows(s[i:j], k, theta, out[i:j], memory)
 
     return body
 
@@ -74,14 +84,24 @@ def margins(precision):
 @entry()
 def margins_backward(precision):
     """The vector-Jacobian product of :func:`margins`."""
+    return _margins_backward(precision, kernels.both_memory, kernels.margin_rows_backward)
+
+
+@entry()
+def margins_backward_of_large_k(precision):
+    """:func:`margins_backward` for large k."""
+    return _margins_backward(precision, large_margins.row_memory, large_margins.margin_rows_backward)
+
+
+def _margins_backward(precision, memory_of, margin_rows_backward):
     real = precision.real
 
     def body(job):
         B, n, k, step, theta, address = operands(job, 3)
         s, g, out = array(address[0], (B, n), real), array(address[1], (B, n), real), array(address[2], (B, n), real)
-        memory = kernels.both_memory(step, n, k, s.dtype)
+        memory = memory_of(step, n, k, real)
         for i, j in spans(job, step, B):
-            kernels.margin_rows_backward(g[i:j], s[i:j], k, theta, out[i:j], memory)
+            margin_rows_backward(g[i:j], s[i:j], k, theta, out[i:j], memory)
 
     return body
 
@@ -167,6 +187,12 @@ def losses_of_targets_of_large_k(precision):
     # in double precision division leaves errors of 1e-13 of the largest cotangent
     way = expected if precision.real == np.float64 else large_hinges
     return _losses_of_targets(precision, way.hinge_memory, way.hinge_rows)
+
+
+@entry(dtypes=(torch.float64,))
+def losses_of_targets_of_largest_k(precision):
+    """:func:`losses_of_targets` for k that need double precision, whatever that of the scores."""
+    return _losses_of_targets(precision, large_hinges.hinge_memory, large_hinges.hinge_rows)
 
 
 def _losses_of_targets(precision, memory_of, hinge_rows):

@@ -51,7 +51,7 @@ def tail_hinges(row, w, mass, alpha, gain, a, c, powers, odds_scale, shift, scal
     """
     n, k, real, value = len(w), len(dc) - 1, w.dtype.type, 0.0
     powers = min(powers, k)
-    per_class, steps = len(alpha) > CACHE_BLOCK or len(alpha) == n, 3 * ((powers + 2) // 3)
+    per_class = len(alpha) > CACHE_BLOCK or len(alpha) == n
     last_five, c = c[len(c) - 6 : len(c) - 1], in_fours(c, k, powers)
     odds_scale, shift, scale, tau = real(odds_scale), real(shift), real(scale), real(tau)
     dc[:] = 0
@@ -73,14 +73,35 @@ def tail_hinges(row, w, mass, alpha, gain, a, c, powers, odds_scale, shift, scal
             sums = _five_moments(e, v)
             for j in range(powers):
                 dc[k - 1 - j] += sums[j]
-            continue
-        least = real(1e-20) * largest_size(e)
-        for j in range(k - 1, k - 1 - steps, -3):
-            first, second, third = moments(e, v, least)
-            dc[j] += first
-            dc[max(0, j - 1)] += second if j >= 1 else 0.0
-            dc[max(0, j - 2)] += third if j >= 2 else 0.0
+        else:
+            _add_moments(e, v, powers, dc)
     return value
+
+
+@compiled
+def tail_cotangents(w, c, powers, odds_scale, g, dc, scratch):
+    """From the cotangents g of the tail's margins: g <- their direct gradient, dc <- cotangents of c. See
+    :func:`tail_hinges`; here chain = g / (d_{k-1} (1 - v d_{k-1}))."""
+    k, odds_scale = len(dc) - 1, w.dtype.type(odds_scale)
+    powers = min(powers, k)
+    c = in_fours(c, k, powers)
+    dc[:] = 0
+    for start in range(0, len(w), CACHE_BLOCK):
+        odds, out = w[start : start + CACHE_BLOCK], g[start : start + CACHE_BLOCK]
+        horner_twice(odds, c, odds_scale, scratch)
+        dc[k] -= chains_of_cotangents(out, scratch, w.dtype.type(1))
+        _add_moments(scratch[E : E + len(odds)], scratch[: len(odds)], powers, dc)
+
+
+@compiled
+def _add_moments(e, v, powers, dc):
+    """dc_{k-1-j} += the sum of e (-v)^j for about as many j as ``powers``; e changes."""
+    k, least = len(dc) - 1, e.dtype.type(1e-20) * largest_size(e)
+    for j in range(k - 1, k - 1 - powers, -3):
+        first, second, third = moments(e, v, least)
+        dc[j] += first
+        dc[max(0, j - 1)] += second if j >= 1 else 0.0
+        dc[max(0, j - 2)] += third if j >= 2 else 0.0
 
 
 # The loops below reach few arrays each, for the compiler checks any two that they might overlap, and gives up beyond a
@@ -138,6 +159,21 @@ def _chains(mass, gain, scale, scratch, out):
         chain = -mass[i] * scale * r
         out[i] = chain * (y - v * scratch[E + i])
         scratch[E + i], scratch[COST + i] = chain, x * x * r
+
+
+@summing
+def chains_of_cotangents(g, scratch, sign):
+    """The sum of chain d, for cotangents g of margins: g <- their direct gradient, e <- chain. v, d and e are those of
+    :func:`horner_twice`; the sign is -1 where v are reciprocals of odds."""
+    one, of_last = g.dtype.type(1), g.dtype.type(0)
+    for i in range(len(g)):
+        v, y = scratch[i], scratch[D + i]
+        ratio = g[i] / (y * (one - v * y))
+        g[i] = ratio * (y - v * scratch[E + i])
+        chain = sign * ratio
+        of_last += chain * y
+        scratch[E + i] = chain
+    return of_last
 
 
 @inlined

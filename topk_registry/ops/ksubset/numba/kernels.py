@@ -9,7 +9,7 @@ import numpy as np
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.numbers import ZERO, borrowed, compiled, largest_integer
 from topk_registry.ops.ksubset.numba import groups, polynomial, rows
-from topk_registry.ops.ksubset.numba.hinges import hinge_of
+from topk_registry.ops.ksubset.numba.hinges import hinge_of, tail_cotangents
 
 # Memory for labels' margins: scratch of the search for the top group; a row's scores x, the odds of each row, a block
 # of a row, coefficients; for each row the size of its top group, tilt, largest odds, origin and the label's score;
@@ -121,10 +121,8 @@ def margin_rows_backward(cotangent, s, k, theta, out, memory):
             g_below[j, B + r if j < k else r] = g[where[r, j]]
             g[where[r, j]] = 0
         rho = polynomial.balanced(before, T, r, c)
-        left_out = max(0, k - 1 - rows.reach(most[r] * rho, k, s.itemsize))
-        g_c[:left_out] = 0
-        w = odds[r, :n]
-        rows.tail_cotangents(w, c[blocks.FRONT + left_out :], real(gap[r] * u[r] * rho), g, g_c[left_out:], scratch)
+        terms = 1 + rows.reach(most[r] * rho, k, s.itemsize)
+        tail_cotangents(odds[r, :n], c, terms, gap[r] * u[r] * rho, g, g_c, scratch)
         product_cotangents(before[T], r, rho, g_c, g_product)
         for j in range(size[r]):
             g[where[r, j]] = cotangent[r, where[r, j]]

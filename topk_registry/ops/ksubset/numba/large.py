@@ -47,9 +47,10 @@ def polynomial_memory(k, n, itemsize):
     while degree < n and ratio > rounding(itemsize):
         degree += 1
         ratio *= k / degree
-    lead = padded(degree + 1)
+    powers = padded(powers_of(k))
+    lead = max(padded(degree + 1), powers)  # as many zeros in front as there may be power sums
     return Polynomial(
-        np.zeros(2 * lead), np.zeros(2 * lead), np.zeros(padded(powers_of(k))), rows.coefficients(k, np.float64),
+        np.zeros(2 * lead), np.zeros(2 * lead), np.zeros(powers), rows.coefficients(k, np.float64),
         np.zeros(blocks.FRONT + lead - k + 1),
     )  # fmt: skip
 

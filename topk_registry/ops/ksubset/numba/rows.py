@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from topk_registry.ops.cpu.blocks import CACHE_BLOCK, FRONT, largest_size, total
+from topk_registry.ops.cpu.blocks import CACHE_BLOCK, FRONT, total
 from topk_registry.ops.cpu.functions import log_of_normal, power_of_2
 from topk_registry.ops.cpu.numbers import LOG2E, compiled, power_of_2_64, summing
 
@@ -197,47 +197,6 @@ def tail_margins(row, w, out, c, scale, a, theta, shift, count, scratch):
         horner(v, c, d)
         for i in range(len(v)):
             found[i] = (scores[i] - a) + theta * (log_of_normal(d[i] / (last - v[i] * d[i])) + shift)
-
-
-@summing
-def tail_cotangents(w, c, scale, g, dc, scratch):
-    """From the cotangents g of the log-odds: g <- g + their share in the gradient that passes through the class's own
-    odds, and dc[j], what reaches the coefficients c_j. With d = c / (1 + v X), e = d / (1 + v X):
-
-        dc_j = sum_i g_{k-1} (-v)^(k-1-j) + g_k (-v)^(k-j),   dv = -(g_{k-1} e_{k-2} + g_k e_{k-1}).
-
-    Terms too small to matter are zero: powers of v would run into denormal numbers.
-    """
-    k, zero = len(c) - 1, w.dtype.type(0)
-    least = w.dtype.type(1e-20) * largest_size(g)
-    dc[:] = 0
-    for start in range(0, len(w), CACHE_BLOCK):
-        odds, out = w[start : start + CACHE_BLOCK], g[start : start + CACHE_BLOCK]
-        n = len(odds)
-        v, d, e = scratch[:n], scratch[CACHE_BLOCK : CACHE_BLOCK + n], scratch[2 * CACHE_BLOCK : 2 * CACHE_BLOCK + n]
-        for i in range(len(v)):
-            v[i] = odds[i] * scale
-            d[i] = c[0]
-            e[i] = zero
-        for j in range(1, k):
-            for i in range(len(v)):
-                e[i] = d[i] - v[i] * e[i]
-                d[i] = c[j] - v[i] * d[i]
-        total = zero
-        for i in range(len(v)):
-            g_last = -out[i] / (c[k] - v[i] * d[i])
-            chain = out[i] / d[i] - v[i] * g_last
-            out[i] -= v[i] * (chain * e[i] + g_last * d[i])
-            total += g_last
-            e[i] = chain
-        dc[k] += total
-        for j in range(k - 1, -1, -1):
-            total = zero
-            for i in range(len(v)):
-                total += e[i]
-                term = -v[i] * e[i]
-                e[i] = term if abs(term) > least else zero
-            dc[j] += total
 
 
 @compiled
