@@ -5,7 +5,7 @@ import torch
 
 from topk_registry.ops.ksubset import smooth_topk_hinge, topk_margins
 
-SIZES = [(14, 6), (40, 6), (70, 33), (100, 50), (300, 40)]
+SIZES = [(14, 6), (40, 6), (70, 33), (100, 50), (300, 40), (60, 45), (110, 70)]
 LARGEST = [(140, 65), (300, 90), (900, 300)]  # which are computed in double precision
 # by division gradients lose up to five bits: results of single precision that were computed in double do not show it
 LOST = {torch.float32: 1, torch.float64: 32}
@@ -60,12 +60,14 @@ def test_is_the_torch_path(n, k, kind, target, dtype):
     finite = torch.where(s > -torch.inf, s, 0).abs().amax(1).double()
     assert ((found - loss).abs() <= 8 * eps * (loss.abs() + finite / k)).all()
     # cotangents of 1 / k in all that cancel leave their own rounding
-    rounding = eps * (2 * gradient.abs().amax(1, keepdim=True) + 1 / k)
+    # above n / 2 margins are rounded before the hinge: half a unit of k, where its slope of 1 / k falls by 1/4 a unit
+    rounded = 1 / 8 if 2 * k > n else 0.0
+    rounding = eps * (2 * gradient.abs().amax(1, keepdim=True) + 1 / k + rounded)
     assert ((found_gradient - gradient).abs() <= rounding * LOST[dtype]).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("n", "k", "dtype"), [case for case in DTYPES if case[1] >= 32])
+@pytest.mark.parametrize(("n", "k", "dtype"), [case for case in DTYPES if min(case[1], case[0] - case[1]) >= 32])
 def test_margins_and_their_gradient_are_those_of_the_torch_path(n, k, kind, dtype):
     s = scores(kind, n, k).float()
     there = s > -torch.inf

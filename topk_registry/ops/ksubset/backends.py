@@ -10,9 +10,10 @@ from topk_registry.ops.cpu.entries import reject
 from topk_registry.ops.cpu.library import is_prebuilt
 
 # from which k on the CPU's kernels take rows one at a time, see "Large k" in README.md and docs/speed.md: of targets on
-# many classes, and of labels; those for small k are compiled without the code for large ones, and conversely
-LARGE_K, LARGE_K_OF_LABEL = 6, 32
-MOST_K = 1024  # there e^k is halfway to the end of double precision
+# many classes, of labels, and margins of all classes; those for small k are compiled without the code for large ones,
+# and conversely
+LARGE_K, LARGE_K_OF_LABEL, LARGE_K_OF_MARGINS = 6, 32, 48
+MOST_K = 1024  # polynomials begin at e^(-k / 2) and reach e^(k / 2), which double precision holds
 
 
 @dataclass(frozen=True)

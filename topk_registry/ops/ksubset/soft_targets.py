@@ -62,8 +62,9 @@ def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Optio
     options = options._replace(alpha=alpha, weight=weight)
     mixture = isinstance(target, LabelMixture)
     parts = target if mixture else (target, None, None)
-    if route(logits, alpha, weight, *parts) is not Route.KERNELS or by_autograd:
-        # in a graph margins are one node; a target's own gradient is the table of all losses
+    if route(logits, alpha, weight, *parts) is not Route.KERNELS or by_autograd or (sign < 0 and s.is_cuda):
+        # in a graph margins are one node; a target's own gradient is the table of all losses; above n / 2 the kernels
+        # for GPUs were not tried
         return _by_table(logits, target, options, factor, total)
     precise = torch.promote_types(s.dtype, torch.float32)  # double for a large k, whatever the logits
     alpha, weight = alpha.to(precise), None if weight is None else weight.to(precise)

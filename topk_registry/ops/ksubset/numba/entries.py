@@ -62,9 +62,9 @@ def margins(precision):
     return _margins(precision, kernels.both_memory, kernels.margin_rows)
 
 
-@entry()
+@entry(dtypes=(torch.float64,))
 def margins_of_large_k(precision):
-    """:func:`margins` for large k."""
+    """:func:`margins` for large k, in double precision whatever that of the scores."""
     return _margins(precision, large_margins.row_memory, large_margins.margin_rows)
 
 
@@ -87,7 +87,7 @@ def margins_backward(precision):
     return _margins_backward(precision, kernels.both_memory, kernels.margin_rows_backward)
 
 
-@entry()
+@entry(dtypes=(torch.float64,))
 def margins_backward_of_large_k(precision):
     """:func:`margins_backward` for large k."""
     return _margins_backward(precision, large_margins.row_memory, large_margins.margin_rows_backward)

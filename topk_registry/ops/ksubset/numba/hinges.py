@@ -81,7 +81,7 @@ def tail_hinges(row, w, mass, alpha, gain, a, c, powers, odds_scale, shift, scal
 @compiled
 def tail_cotangents(w, c, powers, odds_scale, g, dc, scratch):
     """From the cotangents g of the tail's margins: g <- their direct gradient, dc <- cotangents of c. See
-    :func:`tail_hinges`; here chain = g / (d_{k-1} (1 - v d_{k-1}))."""
+    :func:`tail_hinges`; here chain = g / (d_{k-1} (1 - v d_{k-1})) = g / d_{k-1} + v g / (1 - v d_{k-1})."""
     k, odds_scale = len(dc) - 1, w.dtype.type(odds_scale)
     powers = min(powers, k)
     c = in_fours(c, k, powers)
@@ -164,15 +164,16 @@ def _chains(mass, gain, scale, scratch, out):
 @summing
 def chains_of_cotangents(g, scratch, sign):
     """The sum of chain d, for cotangents g of margins: g <- their direct gradient, e <- chain. v, d and e are those of
-    :func:`horner_twice`; the sign is -1 where v are reciprocals of odds."""
+    :func:`horner_twice`; the sign is -1 where v are reciprocals of odds. Where v is small a gradient is g and little
+    else, to the rounding of that."""
     one, of_last = g.dtype.type(1), g.dtype.type(0)
     for i in range(len(g)):
         v, y = scratch[i], scratch[D + i]
-        ratio = g[i] / (y * (one - v * y))
-        g[i] = ratio * (y - v * scratch[E + i])
-        chain = sign * ratio
-        of_last += chain * y
-        scratch[E + i] = chain
+        of_k = g[i] / (one - v * y)
+        chain = g[i] / y + v * of_k
+        g[i] -= v * (chain * scratch[E + i] - of_k * y)
+        of_last += sign * of_k
+        scratch[E + i] = sign * chain
     return of_last
 
 
