@@ -17,7 +17,7 @@ from topk_registry.ops.ksubset.request import SINGLE, check_finite
 from topk_registry.ops.rows.numba.backend import BatchKernel
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Options, Reduction
-from topk_registry.ops.tensors import laid_out, operand
+from topk_registry.ops.tensors import operand
 
 NO_LABEL = -1 << 63  # ignore_index where no label is ignored
 # below this temperature the loss no longer depends on it, but its reciprocal would overflow
@@ -66,29 +66,23 @@ def loss_kernel(k: int, theta: float, scale: float, tau: float, in_double: bool 
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
     """The margins theta l of every class: [B, n] -> [B, n]."""
-    (of,) = _as_computed(k, s, s)
-    out = torch.empty_like(of)
-    run_on_rows(_for("margins", k, _large(s)), of, k, theta, out)
-    return out.to(s.dtype)
+    s = operand(s, s.shape, s.dtype, s.device)
+    out = torch.empty_like(s)
+    run_on_rows(_for("margins", k, _large(s)), s, k, theta, out)
+    return out
 
 
 def margins_backward(g: Tensor, s: Tensor, k: int, theta: float) -> Tensor:
     """The vector-Jacobian product of :func:`margins`: cotangents g [B, n], scores [B, n] -> [B, n]."""
-    of, cotangents = _as_computed(k, s, s, g)
-    out = torch.empty_like(of)
-    run_on_rows(_for("margins_backward", k, _large(s)), of, k, theta, cotangents, out)
-    return out.to(s.dtype)
+    s, g = operand(s, s.shape, s.dtype, s.device), operand(g, s.shape, s.dtype, s.device)
+    out = torch.empty_like(s)
+    run_on_rows(_for("margins_backward", k, _large(s)), s, k, theta, g, out)
+    return out
 
 
 def _large(s: Tensor) -> int:
     """From which k on margins of all classes are taken by division, which loses up to five bits of their gradient."""
     return LARGE_K_OF_MARGINS if s.dtype == torch.float32 else SINGLE + 1
-
-
-def _as_computed(k: int, s: Tensor, *tensors: Tensor) -> list[Tensor]:
-    """Tensors [B, n] as the kernels of margins of all classes take them: for large k in double precision."""
-    dtype = torch.float64 if k >= _large(s) else s.dtype
-    return [laid_out(operand(one, s.shape, s.dtype, s.device), dtype) for one in tensors]
 
 
 def _for(entry: str, k: int, large: int) -> str:

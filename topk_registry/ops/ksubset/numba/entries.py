@@ -59,22 +59,22 @@ def _label_margins(precision, memory_of, label_rows):
 @entry()
 def margins(precision):
     """The margins of every class."""
-    return _margins(precision, kernels.both_memory, kernels.margin_rows)
+    return _margins(precision, precision.real, kernels.both_memory, kernels.margin_rows)
 
 
-@entry(dtypes=(torch.float64,))
+@entry()
 def margins_of_large_k(precision):
     """:func:`margins` for large k, in double precision whatever that of the scores."""
-    return _margins(precision, large_margins.row_memory, large_margins.margin_rows)
+    return _margins(precision, np.float64, large_margins.row_memory, large_margins.margin_rows)
 
 
-def _margins(precision, memory_of, margin_rows):
+def _margins(precision, computed, memory_of, margin_rows):
     real = precision.real
 
     def body(job):
         B, n, k, step, theta, address = operands(job, 2)
         s, out = array(address[0], (B, n), real), array(address[1], (B, n), real)
-        memory = memory_of(step, n, k, real)
+        memory = memory_of(step, n, k, computed)
         for i, j in spans(job, step, B):
             margin_rows(s[i:j], k, theta, out[i:j], memory)
 
@@ -84,22 +84,22 @@ def _margins(precision, memory_of, margin_rows):
 @entry()
 def margins_backward(precision):
     """The vector-Jacobian product of :func:`margins`."""
-    return _margins_backward(precision, kernels.both_memory, kernels.margin_rows_backward)
+    return _margins_backward(precision, precision.real, kernels.both_memory, kernels.margin_rows_backward)
 
 
-@entry(dtypes=(torch.float64,))
+@entry()
 def margins_backward_of_large_k(precision):
     """:func:`margins_backward` for large k."""
-    return _margins_backward(precision, large_margins.row_memory, large_margins.margin_rows_backward)
+    return _margins_backward(precision, np.float64, large_margins.row_memory, large_margins.margin_rows_backward)
 
 
-def _margins_backward(precision, memory_of, margin_rows_backward):
+def _margins_backward(precision, computed, memory_of, margin_rows_backward):
     real = precision.real
 
     def body(job):
         B, n, k, step, theta, address = operands(job, 3)
         s, g, out = array(address[0], (B, n), real), array(address[1], (B, n), real), array(address[2], (B, n), real)
-        memory = memory_of(step, n, k, real)
+        memory = memory_of(step, n, k, computed)
         for i, j in spans(job, step, B):
             margin_rows_backward(g[i:j], s[i:j], k, theta, out[i:j], memory)
 
