@@ -41,7 +41,7 @@ def expected_hinges(
     s: Tensor, target: Tensor | LabelMixture, k: int, theta: float, hinge: Hinge, weight: Tensor | None, factor: float
 ) -> tuple[Tensor, Tensor]:
     """The hinges of a target, weighted, and their gradient: see :mod:`topk_registry.ops.ksubset.soft_targets`."""
-    factors = torch.tensor(factor, dtype=torch.float64)
+    factors = s.new_tensor(factor, dtype=torch.float64)
     factors = factors.expand(s.shape[1]) if weight is None else weight * factors
     options, tau = Options(target, factors, 0.0, NO_LABEL, Reduction.NONE), max(hinge.tau, LEAST[s.dtype])
     value, gradient = loss_kernel(k, theta, hinge.scale, tau).run((hinge.alpha,), options, s, True)

@@ -65,7 +65,7 @@ class BatchKernel:
     ) -> None:
         self.of_labels, self.of_targets, self.shares = of_labels, of_targets, shares
         self.reads, self.check = reads, check
-        self.numbers = torch.tensor(numbers, dtype=torch.float64)
+        self.numbers = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         self._compiled: dict[tuple[torch.dtype, bool], Compiled] = {}
 
     def compiled(self, dtype: torch.dtype, labels: bool) -> Compiled:
@@ -114,8 +114,8 @@ class BatchKernel:
         if converted and scores is not given:  # a row is copied before its gradient is written
             gradient = scores
         elif wanted or not compiled.kernel:
-            gradient = torch.empty((B, n), dtype=torch.float32 if stored == torch.float16 else stored)
-        value = torch.empty((B,) if reduction == NONE else (), dtype=real)
+            gradient = scores.new_empty((B, n), dtype=torch.float32 if stored == torch.float16 else stored)
+        value = scores.new_empty((B,) if reduction == NONE else (), dtype=real)
         workers, step = self.shares(B, n, torch.get_num_threads())
         job = _memory(FIELDS + len(operands) + B)()
         # fmt: off
