@@ -18,7 +18,7 @@ def summarise(s: Tensor, k: int, theta: float, first_class: int = 0, out: Tensor
     """The state of classes first_class, first_class + 1, ... from their scores s [B, n]; ``out`` is not needed here."""
     B, n = s.shape
     top = s.new_empty(B, min(2 * k + 1, n))
-    classes, P = torch.empty_like(top, dtype=torch.int64), torch.empty(B, k, dtype=torch.float64)
+    classes, P = torch.empty_like(top, dtype=torch.int64), s.new_empty(B, k, dtype=torch.float64)
     run_on_rows("chunk_state", s, k, theta, top, classes, P)
     return State(top, classes.add_(first_class), P.T)
 
@@ -36,6 +36,6 @@ def gradient(
     out = torch.empty_like(s) if flat is None else flat[:-1].view(s.shape)
     classes = torch.cat((f.classes, label[:, None]), 1) - first_class
     values = torch.cat((f.in_top, torch.ones_like(f.a[:, None])), 1).mul_(g[:, None])
-    width, a, c = torch.tensor([classes.shape[1]]), f.a.contiguous(), f.c.T.contiguous()
+    width, a, c = classes.new_tensor([classes.shape[1]]), f.a.contiguous(), f.c.T.contiguous()
     run_on_rows("chunk_gradient", s, len(f.c) - 1, theta, width, classes, values, a, f.scale, g.contiguous(), c, out)
     return out
