@@ -9,7 +9,7 @@ SIZES = [(14, 6), (40, 6), (70, 33), (100, 50), (300, 40), (60, 45), (110, 70)]
 LARGEST = [(140, 65), (300, 90), (900, 300)]  # which are computed in double precision
 # by division gradients lose up to five bits: results of single precision that were computed in double do not show it
 LOST = {torch.float32: 1, torch.float64: 32}
-DTYPES = [
+CASES = [
     *((n, k, torch.float32) for n, k in SIZES + LARGEST),
     *((n, k, torch.float64) for n, k in LARGEST),
 ]
@@ -39,7 +39,7 @@ def scores(kind: str, n: int, k: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("target", ["labels", "few", "dense"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("n", "k", "dtype"), DTYPES)
+@pytest.mark.parametrize(("n", "k", "dtype"), CASES)
 def test_is_the_torch_path(n, k, kind, target, dtype):
     s, generator = scores(kind, n, k).float(), torch.Generator().manual_seed(0)
     label = torch.tensor([0, 3, k + 1, 1])
@@ -67,7 +67,7 @@ def test_is_the_torch_path(n, k, kind, target, dtype):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("n", "k", "dtype"), [case for case in DTYPES if min(case[1], case[0] - case[1]) >= 32])
+@pytest.mark.parametrize(("n", "k", "dtype"), [case for case in CASES if min(case[1], case[0] - case[1]) >= 32])
 def test_margins_and_their_gradient_are_those_of_the_torch_path(n, k, kind, dtype):
     s = scores(kind, n, k).float()
     there = s > -torch.inf

@@ -11,6 +11,7 @@ from topk_registry.ops.cpu.numbers import compiled, inlined, summing
 from topk_registry.ops.ksubset.numba.rows import in_fours
 
 LEAST_TAU = 4 * np.finfo(np.float64).tiny  # below it the loss is at its limit, but 1 / tau would overflow
+LEAST_TERM = 1e-250  # of sums over one side of a top group, in double precision: smaller ones are 0
 
 
 @compiled
@@ -74,7 +75,7 @@ def tail_hinges(row, w, mass, alpha, gain, a, c, powers, odds_scale, shift, scal
             for j in range(powers):
                 dc[k - 1 - j] += sums[j]
         else:
-            _add_moments(e, v, powers, dc)
+            _add_moments_of_tail(e, v, powers, dc)
     return value
 
 
@@ -90,18 +91,31 @@ def tail_cotangents(w, c, powers, odds_scale, g, dc, scratch):
         odds, out = w[start : start + CACHE_BLOCK], g[start : start + CACHE_BLOCK]
         horner_twice(odds, c, odds_scale, scratch)
         dc[k] -= chains_of_cotangents(out, scratch, w.dtype.type(1))
-        _add_moments(scratch[E : E + len(odds)], scratch[: len(odds)], powers, dc)
+        _add_moments_of_tail(scratch[E : E + len(odds)], scratch[: len(odds)], powers, dc)
 
 
 @compiled
-def _add_moments(e, v, powers, dc):
-    """dc_{k-1-j} += the sum of e (-v)^j for about as many j as ``powers``; e changes."""
-    k, least = len(dc) - 1, e.dtype.type(1e-20) * largest_size(e)
-    for j in range(k - 1, k - 1 - powers, -3):
+def add_moments(e, v, sign, dc, center, reach, least):
+    """dc_{k - sign (1 + j)} += the sum of e (-v)^j, j < reach, with c_k at ``center``; e changes.
+
+    Terms up to ``least`` are zero: they would be denormal numbers. The sign is -1 where v are reciprocals of odds.
+    """
+    step = np.int64(-sign)
+    for j in range(0, reach, 3):
         first, second, third = moments(e, v, least)
-        dc[j] += first
-        dc[max(0, j - 1)] += second if j >= 1 else 0.0
-        dc[max(0, j - 2)] += third if j >= 2 else 0.0
+        at = center + step * (1 + j)
+        dc[at] += first
+        if j + 1 < reach:
+            dc[at + step] += second
+        if j + 2 < reach:
+            dc[at + 2 * step] += third
+
+
+@compiled
+def _add_moments_of_tail(e, v, powers, dc):
+    """:func:`add_moments` of the tail, for about as many j as ``powers``."""
+    k = len(dc) - 1
+    add_moments(e, v, 1.0, dc, k, min(k, 3 * ((powers + 2) // 3)), e.dtype.type(1e-20) * largest_size(e))
 
 
 # The loops below reach few arrays each, for the compiler checks any two that they might overlap, and gives up beyond a

@@ -9,16 +9,15 @@ import numpy as np
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.numbers import borrowed, compiled, exp64, log64, summing
 from topk_registry.ops.ksubset.numba import large, narrow
-from topk_registry.ops.ksubset.numba.hinges import LEAST_TAU, D, E, horner_twice, tail_hinges
+from topk_registry.ops.ksubset.numba.hinges import LEAST_TAU, LEAST_TERM, D, E, add_moments, horner_twice, tail_hinges
 from topk_registry.ops.ksubset.numba.large_margins import (
-    add_moments,
     finish,
     gather_sides,
     row_memory,
     side_coefficients,
     split,
     tail_terms,
-)  # fmt: skip
+)
 from topk_registry.ops.ksubset.numba.targets import FEW_CLASSES, gaps_and_gains, holds, masses, one_hinge
 
 # Memory for a row, that of its margins; gaps and gains of the classes, or CACHE_BLOCK equal ones; and of narrow rows
@@ -97,7 +96,6 @@ def divided_row(count, few, few_mass, alpha, k, theta, scale, tau, memory):
     real, lead = memory.row.x.dtype.type, len(memory.row.dc) // 2
     row = split(k, theta, memory.row)
     if row.size < 0:
-        blocks.fill(g, real(np.nan))
         return np.nan
     lower, higher = gather_sides(row, alpha, count < 0, mass, few[: max(count, 0)], few_mass, memory.row)
     dc[lead:] = 0
@@ -148,7 +146,7 @@ def side_hinges(count, classes, c, sign, theta, shift, scale, tau, dc, center, r
         cost, of_center = chains_of(distance, mass, borrowed(classes.gap)[start:stop], scratch, sign, scale, tau, slope)
         value += cost
         dc[center] -= of_center
-        add_moments(scratch[E : E + len(v)], scratch[: len(v)], sign, dc, center, reach)
+        add_moments(scratch[E : E + len(v)], scratch[: len(v)], sign, dc, center, reach, LEAST_TERM)
     return value
 
 

@@ -9,7 +9,14 @@ import numpy as np
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.numbers import ZERO, borrowed, compiled, copy, log64, summing
 from topk_registry.ops.ksubset.numba import groups, large, rows
-from topk_registry.ops.ksubset.numba.hinges import E, chains_of_cotangents, horner_twice, moments, tail_cotangents
+from topk_registry.ops.ksubset.numba.hinges import (
+    LEAST_TERM,
+    E,
+    add_moments,
+    chains_of_cotangents,
+    horner_twice,
+    tail_cotangents,
+)
 from topk_registry.ops.ksubset.numba.targets import mass_among
 
 # A row that is split: the size of its top group; the k-th largest score, and what margins are more from there on; the
@@ -52,7 +59,7 @@ def massive(most):
 
 @compiled
 def split(k, theta, memory):
-    """Split the row in ``memory.x``. The size is -1 where it holds a NaN or too few scores."""
+    """Split the row in ``memory.x``; the size is -1, and ``memory.direct`` NaN, where it has NaN or too few scores."""
     E, where, of_tail = borrowed(memory.E), borrowed(memory.where), borrowed(memory.c)
     up, down = borrowed(memory.polynomial.up), borrowed(memory.polynomial.down)
     low, low_where = large.borrowed_side(memory.low)
@@ -63,6 +70,7 @@ def split(k, theta, memory):
     )
     if size < 0:
         c = borrowed(memory.polynomial.c)
+        blocks.fill(borrowed(memory.direct), w.dtype.type(np.nan))
         return Split(size, kth, beyond, 1.0, 0.0, most, powers, ZERO, ZERO, ZERO, ZERO, c)
     c = large.multiply(E, size, u, power, powers, k, u * gap, memory.polynomial)
     rho, below, above, limit = large.balance(c, size, k, False, up, down, of_tail)
@@ -88,23 +96,27 @@ def side_coefficients(row, k, memory):
 @compiled
 def margin_rows(s, k, theta, out, memory):
     """:func:`topk_registry.ops.ksubset.numba.kernels.margin_rows` for large k."""
+    for r in range(len(s)):
+        blocks.load(s[r], False, borrowed(memory.x))
+        row = split(k, theta, memory)
+        if row.size >= 0:
+            margin_row(row, k, theta, memory)
+        blocks.store(borrowed(memory.direct), False, out[r])
+
+
+@compiled
+def margin_row(row, k, theta, memory):
+    """The margins of a row that is split, into ``memory.direct``."""
     x, w, found = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.direct)
     of_tail, scratch, wide = borrowed(memory.c), borrowed(memory.scratch), borrowed(memory.wide)
     low, low_where = large.borrowed_side(memory.low)
     high, high_where = large.borrowed_side(memory.high)
     real = memory.x.dtype.type
-    for r in range(len(s)):
-        blocks.load(s[r], False, x)
-        row = split(k, theta, memory)
-        if row.size < 0:
-            blocks.fill(out[r], real(np.nan))
-            continue
-        terms, (in_up, in_down) = tail_terms(row, k, x.itemsize), side_coefficients(row, k, memory)
-        shift = real(row.shift)
-        rows.tail_margins(x, w, found, of_tail, real(row.tilt), row.kth, real(theta), shift, terms, scratch)
-        side_margins(low, low_where, row.lower, in_up, 1.0, row, theta, x, wide, found)
-        side_margins(high, high_where, row.higher, in_down, -1.0, row, theta, x, wide, found)
-        blocks.store(found, False, out[r])
+    terms, (in_up, in_down) = tail_terms(row, k, x.itemsize), side_coefficients(row, k, memory)
+    tilt, shift = real(row.tilt), real(row.shift)
+    rows.tail_margins(x, w, found, of_tail, tilt, row.kth, real(theta), shift, terms, scratch)
+    side_margins(low, low_where, row.lower, in_up, 1.0, row, theta, x, wide, found)
+    side_margins(high, high_where, row.higher, in_down, -1.0, row, theta, x, wide, found)
 
 
 @compiled
@@ -131,26 +143,30 @@ def distance_of(score, kth, beyond):
 @compiled
 def margin_rows_backward(cotangent, s, k, theta, out, memory):
     """:func:`topk_registry.ops.ksubset.numba.kernels.margin_rows_backward` for large k."""
+    for r in range(len(s)):
+        blocks.load(s[r], False, borrowed(memory.x))
+        row = split(k, theta, memory)
+        if row.size >= 0:
+            margin_row_backward(cotangent[r], row, k, memory)
+        blocks.store(borrowed(memory.direct), False, out[r])
+
+
+@compiled
+def margin_row_backward(cotangent, row, k, memory):
+    """The gradient of a row that is split, into ``memory.direct``."""
     x, w, g, dc = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.direct), borrowed(memory.dc)
     of_tail, scratch, wide = borrowed(memory.c), borrowed(memory.scratch), borrowed(memory.wide)
-    real, n, lead = memory.x.dtype.type, s.shape[1], len(memory.dc) // 2
+    n, lead = len(cotangent), len(memory.dc) // 2
     no_gap, no_class, no_mass = np.zeros(1), np.empty(0, np.int64), np.empty(0)
-    for r in range(len(s)):
-        blocks.load(s[r], False, x)
-        row = split(k, theta, memory)
-        if row.size < 0:
-            blocks.fill(out[r], real(np.nan))
-            continue
-        copy(cotangent[r], g[:n])
-        g[n:] = 0
-        lower, higher = gather_sides(row, no_gap, True, g, no_class, no_mass, memory)
-        dc[lead:] = 0
-        terms, (in_up, in_down) = tail_terms(row, k, x.itemsize), side_coefficients(row, k, memory)
-        tail_cotangents(w, of_tail, terms, row.tilt, g, dc[lead : lead + k + 1], scratch)
-        side_cotangents(lower, memory.massive_low, in_up, 1.0, dc, lead + k, row.below, wide)
-        side_cotangents(higher, memory.massive_high, in_down, -1.0, dc, lead + k, row.above, wide)
-        finish(row, lower, higher, k, memory)
-        blocks.store(g, False, out[r])
+    copy(cotangent, g[:n])
+    g[n:] = 0
+    lower, higher = gather_sides(row, no_gap, True, g, no_class, no_mass, memory)
+    dc[lead:] = 0
+    terms, (in_up, in_down) = tail_terms(row, k, x.itemsize), side_coefficients(row, k, memory)
+    tail_cotangents(w, of_tail, terms, row.tilt, g, dc[lead : lead + k + 1], scratch)
+    side_cotangents(lower, memory.massive_low, in_up, 1.0, dc, lead + k, row.below, wide)
+    side_cotangents(higher, memory.massive_high, in_down, -1.0, dc, lead + k, row.above, wide)
+    finish(row, lower, higher, k, memory)
 
 
 @compiled
@@ -194,21 +210,7 @@ def side_cotangents(count, classes, c, sign, dc, center, reach, scratch):
         horner_twice(v, c, 1.0, scratch)
         copy(borrowed(classes.mass)[start:stop], slope)
         dc[center] -= chains_of_cotangents(slope, scratch, sign)
-        add_moments(scratch[E : E + len(v)], scratch[: len(v)], sign, dc, center, reach)
-
-
-@compiled
-def add_moments(chain, v, sign, dc, center, reach):
-    """dc_{k - sign (1 + j)} += the sum of chain (-v)^j, with c_k at ``center``; the chain changes."""
-    step = np.int64(-sign)
-    for j in range(0, reach, 3):
-        first, second, third = moments(chain, v, 1e-250)
-        at = center + step * (1 + j)
-        dc[at] += first
-        if j + 1 < reach:
-            dc[at + step] += second
-        if j + 2 < reach:
-            dc[at + 2 * step] += third
+        add_moments(scratch[E : E + len(v)], scratch[: len(v)], sign, dc, center, reach, LEAST_TERM)
 
 
 @compiled
