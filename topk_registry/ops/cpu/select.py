@@ -5,9 +5,10 @@
 import numpy as np
 
 from topk_registry.ops.cpu.masks import above, number_of_bits, places_above
-from topk_registry.ops.cpu.numbers import ZERO, compiled, copy, number_at, place_of
+from topk_registry.ops.cpu.numbers import NO_CLASS, ZERO, compiled, copy, number_at, place_of
 
 HALVINGS = 20  # leave about 1 in 500 of a number, with 2^31 numbers between the lowest and the highest score
+RANKED = 256  # up to so many candidates have their places counted
 LAST = np.iinfo(np.int64).max
 
 
@@ -28,14 +29,49 @@ def room(n, T, dtype):
 
 @compiled
 def largest(row, skip, top, where, space):
-    """The T largest scores, largest first, and their classes, the class ``skip`` left out; False if there are fewer.
+    """The T largest scores, largest first, and their classes, the class ``skip`` left out; False if there are fewer."""
+    _, found, scores = space
+    candidates = _candidates(row, skip, len(top), RANKED, space)
+    if candidates < len(top):
+        return False
+    in_order(scores, found, candidates, top, where)
+    return True
+
+
+@compiled
+def lowest_last(row, top, where, space):
+    """As :func:`largest`, in no order but for the last two: the second lowest of the T largest and the lowest."""
+    _, found, scores = space
+    T, candidates = len(top), _candidates(row, NO_CLASS, len(top), 0, space)
+    if candidates < T:
+        return False
+    if candidates > T:  # equal or nearly equal scores, or a bound that many reach
+        in_order(scores, found, candidates, top, where)
+        return True
+    copy(scores, top)
+    copy(found, where)
+    for last in range(T - 1, max(T - 3, -1), -1):
+        lowest = 0
+        for j in range(1, last + 1):
+            lowest = j if top[j] < top[lowest] else lowest
+        top[last], top[lowest] = top[lowest], top[last]
+        where[last], where[lowest] = where[lowest], where[last]
+    return True
+
+
+@compiled
+def _candidates(row, skip, T, short, space):
+    """Write the T largest scores and their classes, and perhaps some more, in the order of classes; return how many.
 
     Most scores are looked at twice, by vector instructions: for the maxima over every len(maxima)-th score, which give
-    a bound that T others reach, and for those that reach it.
+    a bound that T others reach, and for those that reach it. A row without maxima has a bound beyond ``short`` scores.
     """
     maxima, found, scores = space
-    n, T, candidates = len(row), len(top), ZERO
-    least = _lower_bound(row, maxima, scores, T) if len(maxima) > 0 else top.dtype.type(-np.inf)
+    n, candidates, least = len(row), ZERO, row.dtype.type(-np.inf)
+    if len(maxima) > 0:
+        least = _lower_bound(row, maxima, scores, T)
+    elif n > short:
+        least = reached_by(row, T if skip == NO_CLASS else T + 1)
     if least > -np.inf:
         reached = places_above(row, _less_than(least, row), found)
     else:
@@ -46,17 +82,14 @@ def largest(row, skip, top, where, space):
         i = found[j]
         found[candidates], scores[candidates] = i, row[i]
         candidates += (row[i] >= least) & (i != skip)
-    if candidates < T:
-        return False
-    in_order(scores, found, candidates, top, where)
-    return True
+    return candidates
 
 
 @compiled
 def in_order(scores, found, candidates, top, where):
     """The largest scores, largest first, and their numbers in ``found``. There are ``candidates`` of them, at least as
     many as are asked for; the scores have room for 64 more."""
-    if candidates <= 256:
+    if candidates <= RANKED:
         _place(scores, found, candidates, top, where)
     else:
         _sort_largest(scores, found, candidates, top, where)
@@ -79,34 +112,33 @@ def _place(scores, found, candidates, top, where):
 
 @compiled
 def _sort_largest(scores, found, candidates, top, where):
-    """As :func:`_place`, of many candidates: by a heap of T of them, whose lowest gives way to larger ones."""
-    T = len(top)
-    for j in range(T):
-        top[j], where[j] = scores[j], found[j]
-    for j in range(T // 2 - 1, -1, -1):
-        _sink(top, where, j, T)
-    for j in range(T, candidates):
-        if scores[j] > top[0]:
-            top[0], where[0] = scores[j], found[j]
-            _sink(top, where, ZERO, T)
-    for last in range(T - 1, 0, -1):
-        top[0], top[last] = top[last], top[0]
-        where[0], where[last] = where[last], where[0]
-        _sink(top, where, ZERO, last)
+    """As :func:`_place`, of many candidates: sorted by their lowest byte, then by the next, each time keeping order."""
+    order, other, starts = np.empty(candidates, np.int64), np.empty(candidates, np.int64), np.empty(256, np.int64)
+    for j in range(candidates):
+        order[j] = j
+    for place in range(scores.itemsize):
+        starts[:] = 0
+        for j in range(candidates):
+            starts[_byte(scores, j, place)] += 1
+        if starts[_byte(scores, ZERO, place)] == candidates:
+            continue
+        start = 0
+        for value in range(255, -1, -1):
+            starts[value], start = start, start + starts[value]
+        for j in range(candidates):
+            value = _byte(scores, order[j], place)
+            other[starts[value]] = order[j]
+            starts[value] += 1
+        order, other = other, order
+    for j in range(len(top)):
+        top[j], where[j] = scores[order[j]], found[order[j]]
 
 
 @compiled
-def _sink(top, where, j, size):
-    """Move an entry of a heap with its lowest score in front down to its place."""
-    v, i, child = top[j], where[j], 2 * j + 1
-    while child < size:
-        if child + 1 < size and top[child + 1] < top[child]:
-            child += 1
-        if top[child] >= v:
-            break
-        top[j], where[j] = top[child], where[child]
-        j, child = child, 2 * child + 1
-    top[j], where[j] = v, i
+def _byte(scores, j, place):
+    """A byte of a score's place in the order of all numbers, the lowest first; the last one holds the sign."""
+    value = (np.int64(place_of(scores[j])) >> (8 * place)) & 255
+    return value ^ 128 if place == scores.itemsize - 1 else value
 
 
 @compiled

@@ -18,6 +18,7 @@ LARGEST = 600.0  # of (s - a) / theta: odds and sums of them stay finite, and so
 # of (s_[k] - s_[k+1]) / theta: a class is in a set or out of it, but for exp(-FARTHEST)
 FARTHEST = 45.0
 MANY, AT_ONCE = 8, 0.6  # found in the first round of a search: so many go on with a limit lower by this factor
+IN_NO_ORDER = 32  # so many classes or more are selected without putting them in order
 AT_LABEL = 1 / 2  # limit of the tail's odds for the margin at a label and its gradient
 AT_ALL = 1 / 4  # and for those of all classes, whose cotangents pass through the polynomials once more
 
@@ -29,7 +30,7 @@ def split(row, k, depth, limit, theta, space, w, E, where):
 
     E[:size] and where[:size] are the top group's odds and classes, w the odds of the tail and 0 elsewhere, all relative
     to a. Scores of -inf are classes that are left out. The tilt draws depth - 1/2 classes, depth = k or, for a second
-    tilt, k + 1; the first entries of the group are the largest, in their order. size = -1: a NaN, or too few scores.
+    tilt, k + 1; the k largest come first in the group. size = -1: a NaN, or too few scores.
     """
     top, places, room = space
     inverse, floor = rows.limits(w, theta)
@@ -42,7 +43,11 @@ def split(row, k, depth, limit, theta, space, w, E, where):
             return -1, a, 1.0, 0.0
         if limit * mass >= k:
             return 0, a, k / mass, k / mass
-    if not select.largest(row, NO_CLASS, top, places, room) or not np.isfinite(top[depth - 1]):
+    if depth < IN_NO_ORDER:
+        enough = select.largest(row, NO_CLASS, top, places, room)
+    else:
+        enough = select.lowest_last(row, top, places, room)
+    if not enough or not np.isfinite(top[depth - 1]):
         return -1, a, 1.0, 0.0
     a = top[depth - 1]
     mass = rows.odds(row, a, inverse, floor, w)
@@ -67,9 +72,12 @@ def split(row, k, depth, limit, theta, space, w, E, where):
         size += found
         mass = total_of(w)
         u = balance(E[:size], mass, depth, u)
-    while size > 0 and E[size - 1] * u <= limit:  # the last of the largest, which need no products either
-        size -= 1
-        w[where[size]] = E[size]
+    if size == depth:
+        for j in range(depth - 1, -1, -1):
+            if E[j] * u <= limit:  # needs no products either; one after the k largest goes before them
+                size -= 1
+                w[where[j]] = E[j]
+                E[j], where[j] = E[size], where[size]
     return size, a, u, min(u * blocks.largest_of(w), limit)
 
 
@@ -132,18 +140,19 @@ def to_odds(E, a, theta):
 
 @compiled
 def balance(E, mass, k, u):
-    """u where sum_i E_i u / (1 + E_i u) + mass u = k - 1/2, about: of a top group E, largest first, and the tail.
+    """u where sum_i E_i u / (1 + E_i u) + mass u = k - 1/2, about: of a top group E and the tail, the odds of the k-th
+    largest being 1.
 
     It starts from a smaller u, or 0: Newton's method goes on from below.
     """
-    first, rest = min(k - 1, len(E)), mass
-    if u == 0:
-        for j in range(first, len(E)):
-            rest += E[j]
-        u = (k - first) / rest
-        for m in range(first - 1, -1, -1):
-            rest += E[m]
-            u = max(u, (k - m) / rest)  # draws from k/2 to k classes
+    if u == 0:  # from k/2 to k classes are drawn where sum_i min(E_i u, 1) + mass u = k: a few steps from below
+        least = 1.0
+        for _ in range(len(E) + 1):
+            certain, rest = _apart(E, least)
+            larger = (k - certain) / (rest + mass)
+            if not larger > 1.01 * u:
+                break
+            u, least = larger, 1 / larger
     for _ in range(20):
         drawn, slope = _drawn(E, u)
         missing = k - 0.5 - drawn - mass * u
@@ -151,6 +160,16 @@ def balance(E, mass, k, u):
         if abs(missing) < 0.05:
             break
     return u
+
+
+@summing
+def _apart(E, least):
+    """How many odds are above this, and the sum of the others."""
+    certain = rest = 0.0
+    for j in range(len(E)):
+        certain += 1.0 if E[j] > least else 0.0
+        rest += E[j] if E[j] <= least else 0.0
+    return certain, rest
 
 
 @summing
