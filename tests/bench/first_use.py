@@ -2,8 +2,8 @@
 and in torch operations.
 
 ``python -m tests.bench first_use`` prints a table and writes a report. Seconds of the clock and of the processor are of
-``create_loss`` and one forward and backward pass at 64 rows of 100 classes, after ``import torch``; each way of each
-loss is a process of its own, so that losses share nothing. Compiling every loss anew takes some minutes.
+``create_loss`` and one forward and backward pass at 64 rows of 100 classes, after ``import torch``; then processor
+seconds of a pass at distributions. Each way of each loss is a process of its own, so that losses share nothing. Compiling every loss anew takes some minutes.
 """
 
 import argparse
@@ -41,7 +41,14 @@ except (TypeError, ValueError):
 if getattr(loss, "first_change", None) is not None:
     loss.set_epoch(0)
 loss(logits, target).backward()
-print(json.dumps({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}))
+found = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+soft, cpu = torch.softmax(torch.randn(rows, classes), 1), time.process_time()
+try:
+    loss(logits, soft).backward()
+    found["soft"] = time.process_time() - cpu
+except (TypeError, ValueError, RuntimeError):  # a loss of class indices alone
+    pass
+print(json.dumps(found))
 """
 
 
@@ -85,13 +92,15 @@ def first_call(name: str, way: str, folder: Path, library: Path | None, repeat: 
 
 def table(report: dict[str, dict[str, dict[str, float]]]) -> str:
     """The table in docs/speed.md: seconds of the clock, and of the processor where numba compiles."""
-    ways = [way for way in WAYS if any(way in found for found in report.values())]
-    header = ["loss", *(f"{WAYS[way]}, {'CPU ' if way == 'compiled' else ''}s" for way in ways)]
+    columns = {f"{words}, s": (way, "wall", 2) for way, words in WAYS.items() if way != "compiled"}
+    columns["numba compiles, CPU s"] = ("compiled", "cpu", 1)
+    columns["then distributions, CPU s"] = ("compiled", "soft", 1)
+    some = {words for words, (way, _, _) in columns.items() if any(way in found for found in report.values())}
+    header = ["loss", *(words for words in columns if words in some)]
     lines = [header, ["---"] * len(header)]
     for name, found in report.items():
-        cells = [(found.get(way, {}).get("cpu" if way == "compiled" else "wall"), way) for way in ways]
-        shown = ["" if cell is None else f"{cell:.{1 if way == 'compiled' else 2}f}" for cell, way in cells]
-        lines.append([f"`{name}`", *shown])
+        cells = [(found.get(columns[words][0], {}).get(columns[words][1]), columns[words][2]) for words in header[1:]]
+        lines.append([f"`{name}`", *("" if cell is None else f"{cell:.{digits}f}" for cell, digits in cells)])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 

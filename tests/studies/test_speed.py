@@ -89,15 +89,22 @@ def test_medians_come_out_in_milliseconds_and_problems_in_words() -> None:
 
 @pytest.mark.parametrize(
     ("divide", "spread", "verdict"),
-    [((5, 5), 0.01, "agrees"), ((20, 20), 0.01, "differs"), ((5, 20), 0.01, "open"), ((9, 9), 0.2, "open")],
+    [(5, 0.01, "agrees"), (20, 0.01, "differs"), (9, 0.2, "open"), (9.8, 0.001, "same"), (10.2, 0.2, "same")],
 )
-def test_a_claim_holds_where_the_quartiles_are_apart(divide: tuple, spread: float, verdict: str) -> None:
-    records = [
-        record("n", n, {SUMMATION: 10.0, DIVIDE: ms}, spread=spread) for n, ms in zip((100, 1000), divide, strict=True)
-    ]
+def test_a_claim_holds_where_the_quartiles_are_apart(divide: float, spread: float, verdict: str) -> None:
+    records = [record("n", n, {SUMMATION: 10.0, DIVIDE: divide}, spread=spread) for n in (100, 1000)]
     (note,) = speed.report(records).notes
     assert note.verdict == verdict
-    assert f"{10 / divide[0]:.2g} at n = 100" in note.evidence
+    assert f"{10 / divide:.2g} at n = 100, {10 / divide:.2g} at n = 1000." in note.evidence
+
+
+def test_each_verdict_on_a_claim_names_the_sizes_it_is_true_of() -> None:
+    records = [record("n", n, {SUMMATION: 10.0, DIVIDE: ms}) for n, ms in ((100, 10.2), (1000, 5.0), (10_000, 2.0))]
+    same, faster = speed.report(records).notes
+    assert same.claim == faster.claim
+    assert (same.verdict, faster.verdict) == ("same", "agrees")
+    assert same.evidence.endswith(": 0.98 at n = 100.")
+    assert faster.evidence.endswith(": 2 at n = 1000, 5 at n = 10000.")
 
 
 def test_growth_with_k_is_read_where_all_arrive() -> None:

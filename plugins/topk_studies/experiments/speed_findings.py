@@ -8,6 +8,7 @@ from topk_studies.engine.study import Figure, Findings, Median, Note, Record, Ta
 from topk_studies.timing.contest import OURS
 
 AGAINST_K = ("smooth_topk_svm", "noised_topk")
+CLOSE = 1.05  # a smaller ratio of two times is no difference that matters
 PASSES = {"forward": "forward pass", "backward": "backward pass", "both": "two passes together"}
 
 
@@ -124,20 +125,25 @@ def _notes_classes(sweep: Sweep) -> list[Note]:
 
 
 def _faster(sweep: Sweep, claim: str, slower: str, faster: str, which: str) -> list[Note]:
-    """Judge the claim that ``faster`` is faster: it agrees, or differs, beyond the quartiles at every n."""
-    pairs = {
-        n: (_median(times.get(slower, {}), which), _median(times.get(faster, {}), which)) for n, times in sweep.items()
-    }
-    known = {n: (a, b) for n, (a, b) in pairs.items() if a and b}
-    if not known:
-        return []
-    if all(b.high < a.low for a, b in known.values()):
-        verdict = "agrees"
-    else:
-        verdict = "differs" if all(a.high < b.low for a, b in known.values()) else "open"
-    factors = ", ".join(f"{a.middle / b.middle:.2g} at n = {n}" for n, (a, b) in known.items())
-    evidence = f"Time of {slower} over that of {faster}, {PASSES[which]}: {factors}."
-    return [Note(claim, verdict, evidence, beyond=faster == OURS)]
+    """Judge the claim that ``faster`` is faster at each n: a note for each verdict, of the n that it is true of."""
+    factors: dict[str, list[str]] = {}
+    for n, times in sweep.items():
+        a, b = _median(times.get(slower, {}), which), _median(times.get(faster, {}), which)
+        if a and b:
+            factors.setdefault(_verdict(a, b), []).append(f"{a.middle / b.middle:.2g} at n = {n}")
+    of = f"Time of {slower} over that of {faster}, {PASSES[which]}"
+    return [
+        Note(claim, verdict, f"{of}: {', '.join(found)}.", beyond=faster == OURS) for verdict, found in factors.items()
+    ]
+
+
+def _verdict(slower: Median, faster: Median) -> str:
+    """Of two times: the same where the medians are close, else decided where the quartiles are apart."""
+    if max(slower.middle, faster.middle) < CLOSE * min(slower.middle, faster.middle):
+        return "same"
+    if faster.high < slower.low:
+        return "agrees"
+    return "differs" if slower.high < faster.low else "open"
 
 
 def _notes_k(sweep: Sweep) -> list[Note]:
