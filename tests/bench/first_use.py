@@ -3,7 +3,8 @@ and in torch operations.
 
 ``python -m tests.bench first_use`` prints a table and writes a report. Seconds of the clock and of the processor are of
 ``create_loss`` and one forward and backward pass at 64 rows of 100 classes, after ``import torch``; then processor
-seconds of a pass at distributions. Each way of each loss is a process of its own, so that losses share nothing. Compiling every loss anew takes some minutes.
+seconds of a pass at distributions. Each way of each loss is a process of its own, so that losses share nothing.
+Compiling every loss anew takes some minutes.
 """
 
 import argparse

@@ -62,7 +62,7 @@ def test_is_the_torch_path(n, k, kind, target, dtypes):
         # a loss is 1 / k of differences of scores, each rounded
         assert ((found - loss).abs() <= 8 * eps * (loss.abs() + finite / k)).all()
         # cotangents of 1 / k in all that cancel leave their own rounding
-        # above n / 2 margins are rounded before the hinge: half a unit of k, where its slope of 1 / k falls by 1/4 a unit
+        # above n / 2 margins are rounded before the hinge: half a unit of k, where its slope of 1 / k falls by 1/4 each
         rounded = 1 / 8 if 2 * k > n else 0.0
         rounding = eps * (2 * gradient.abs().amax(1, keepdim=True) + 1 / k + rounded)
         assert ((found_gradient - gradient).abs() <= rounding * LOST[dtype]).all()
