@@ -7,8 +7,8 @@ import topk_registry as tr
 from topk_registry import create_loss
 
 CHANGED = {
-    "smooth_topk_svm": ({"k": 3}, "tau", (1.0, 0.3, 0.5)),
-    "noised_topk": ({"k": 3, "epsilon": 0.0}, "label_smoothing", (0.0, 0.1, 0.2)),
+    "smooth_topk_svm": ({"k": 3}, "tau", (1.0, 0.3, 0.5, 2.0)),
+    "noised_topk": ({"k": 3, "epsilon": 0.0}, "label_smoothing", (0.0, 0.1, 0.2, 0.4)),
 }
 
 
@@ -44,7 +44,7 @@ def test_the_default_backend_follows_options(name, annealed, inductor):
 def test_the_default_backend_follows_a_temperature(inductor):
     logits = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
     compiled = torch.compile(lambda s, theta: tr.functional.topk_marginals(s, 3, temperature=theta))
-    for theta in (1.0, 0.3, 0.5):
+    for theta in (1.0, 0.3, 0.5, 2.0):
         torch.testing.assert_close(compiled(logits, theta), tr.functional.topk_marginals(logits, 3, temperature=theta))
 
 

@@ -62,9 +62,9 @@ def test_losses_and_gradients(kind, n, k, tier, side):
         exact = torch.tensor(gradient, dtype=torch.float64)
         assert found.item() == pytest.approx(loss, rel=8 * eps)
         assert (x.grad[0] - exact).abs().max() <= 4 * eps * exact.abs().max()
-        # the entries of all other classes, as large as the n-th part of the label's: twice what torch's path errs here
+        # the entries of all other classes, as large as the n-th part of the label's
         others = exact[1:].abs().max()
-        assert (x.grad[0] - exact)[1:].abs().max() <= 2 * 62 * eps * others
+        assert (x.grad[0] - exact)[1:].abs().max() <= 100 * eps * others
 
 
 def targets(n: int) -> dict[str, torch.Tensor]:

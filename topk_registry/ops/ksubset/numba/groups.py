@@ -18,7 +18,9 @@ LARGEST = 600.0  # of (s - a) / theta: odds and sums of them stay finite, and so
 # of (s_[k] - s_[k+1]) / theta: a class is in a set or out of it, but for exp(-FARTHEST)
 FARTHEST = 45.0
 MANY, AT_ONCE = 8, 0.6  # found in the first round of a search: so many go on with a limit lower by this factor
-IN_NO_ORDER = 32  # so many classes or more are selected without putting them in order
+# So many classes or more are selected without putting them in order, but in double precision: there the rounding of a
+# product shows, which is half as large in this order.
+IN_NO_ORDER = 32
 AT_LABEL = 1 / 2  # limit of the tail's odds for the margin at a label and its gradient
 AT_ALL = 1 / 4  # and for those of all classes, whose cotangents pass through the polynomials once more
 
@@ -43,7 +45,7 @@ def split(row, k, depth, limit, theta, space, w, E, where):
             return -1, a, 1.0, 0.0
         if limit * mass >= k:
             return 0, a, k / mass, k / mass
-    if depth < IN_NO_ORDER:
+    if depth < IN_NO_ORDER or row.itemsize == 8:
         enough = select.largest(row, NO_CLASS, top, places, room)
     else:
         enough = select.lowest_last(row, top, places, room)
