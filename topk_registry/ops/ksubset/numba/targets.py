@@ -75,10 +75,10 @@ def mass_among(i, few, few_mass):
 
 @compiled
 def holds(classes, i):
-    found = False
     for j in range(len(classes)):
-        found = found or classes[j] == i
-    return found
+        if classes[j] == i:
+            return True
+    return False
 
 
 @compiled
