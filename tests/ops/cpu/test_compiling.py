@@ -20,7 +20,7 @@ numba = pytest.importorskip("numba")
 import topk_registry  # noqa: E402
 from topk_registry.ops.cpu import compiling, threads  # noqa: E402
 from topk_registry.ops.cpu.functions import BODY  # noqa: E402
-from topk_registry.ops.cpu.jobs import array  # noqa: E402
+from topk_registry.ops.cpu.memory import array  # noqa: E402
 
 AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 NO_PLACE = "every process compiles its own.* set NUMBA_CACHE_DIR"
@@ -109,7 +109,7 @@ import numba, numpy as np, torch
 from topk_registry.ops import backend
 from topk_registry.ops.cpu import compiling, threads
 from topk_registry.ops.cpu.functions import BODY
-from topk_registry.ops.cpu.jobs import array
+from topk_registry.ops.cpu.memory import array
 
 compiling._notice.left = float(sys.argv[1])
 def double(job):

@@ -11,7 +11,8 @@ caching = pytest.importorskip("numba.core.caching")
 
 from topk_registry.ops.cpu import compiling, threads  # noqa: E402
 from topk_registry.ops.cpu.functions import BODY  # noqa: E402
-from topk_registry.ops.cpu.jobs import array, spans  # noqa: E402
+from topk_registry.ops.cpu.jobs import spans  # noqa: E402
+from topk_registry.ops.cpu.memory import array  # noqa: E402
 
 
 def counting():

@@ -3,6 +3,7 @@
 import numpy as np
 
 from topk_registry.ops.cpu import storage
+from topk_registry.ops.cpu.memory import empty
 from topk_registry.ops.cpu.numbers import compiled, number_at, place_of, summing
 
 CACHE_BLOCK = 1024  # scores to work on at a time
@@ -47,6 +48,14 @@ def fill(row, number):
     """The same number everywhere."""
     for i in range(len(row)):
         row[i] = number
+
+
+@compiled
+def ones(count, kind):
+    """So many ones."""
+    made = empty(count, kind)
+    fill(made, made.dtype.type(1))
+    return made
 
 
 @compiled

@@ -49,7 +49,7 @@ class CFunction(NamedTuple):
 
 
 def function_type(result: str, *arguments: str) -> CFunction:
-    """The type of a C function of these arguments; addresses are passed as integers, see ``address_of`` in jobs.py."""
+    """The type of a C function of these arguments; addresses are passed as integers, see memory.py."""
     found = tuple(_TYPES[name] for name in arguments)
     passed = tuple(types.int64 if name == "pointer" else _TYPES[name] for name in arguments)
 

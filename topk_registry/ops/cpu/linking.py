@@ -6,12 +6,14 @@ and it is optimised there, with theirs. The rest takes half of the time of compi
 again with each that calls it, directly or not.
 
 numba also asks the same two questions thousands of times: whether two sets of flags are equal, and how large an LLVM
-type is. Their answers are looked up here, which saves another tenth.
+type is. Their answers are looked up here, which saves another tenth. So does doing without Python's search for garbage,
+which would go through all objects of torch again and again.
 """
 # pyright: reportAttributeAccessIssue=false, reportPrivateUsage=false
 # numba sets these attributes where pyright does not see it
 
 import ctypes
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -157,11 +159,15 @@ def linked() -> Iterator[None]:
             (Flags, "__eq__", _is_equal),
             (Flags, "__hash__", lambda flags: _HASH),
         )
+        collects = gc.isenabled()
+        gc.disable()
         for owner, name, value in changed:
             setattr(owner, name, value)
         try:
             yield
         finally:
+            if collects:
+                gc.enable()
             for owner, name, _ in changed:
                 delattr(owner, name)
             released.forget()

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
-from numba.np.arrayobj import populate_array
+from numba.np.numpy_support import as_dtype
 from numpy.polynomial import Chebyshev, Polynomial
 
 # products may be fused with sums, and long sums be reordered; differences of scores never: they are exact
@@ -51,6 +50,17 @@ def cast(source: types.Type, target: types.Type):
     return _cast
 
 
+def _limit(name: str) -> Any:
+    @intrinsic
+    def limit(typing_context, kind):
+        value = getattr(np.finfo(as_dtype(kind.dtype)), name)
+        return kind.dtype(kind), lambda context, builder, *_: context.get_constant(kind.dtype, value)
+
+    return limit
+
+
+# of a kind such as np.float32 or x.dtype, as those of np.finfo, without a function of numba's to compile
+eps, tiny, lowest = _limit("eps"), _limit("tiny"), _limit("min")
 bits_32, number_32 = cast(types.float32, types.int32), cast(types.int32, types.float32)
 bits_64, number_64 = cast(types.float64, types.int64), cast(types.int64, types.float64)
 
@@ -75,31 +85,6 @@ def _reorder(integer: bool) -> Any:
 
 
 place_of, number_at = _reorder(True), _reorder(False)
-
-
-def numbers_at(context, builder, kind, data, lengths):
-    """LLVM's value of a contiguous array of a numba type at an address, of these lengths; nobody counts references."""
-    size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
-    strides = [context.get_constant(types.intp, size)]
-    for length in reversed(lengths[1:]):
-        strides.insert(0, builder.mul(strides[0], length))
-    made = context.make_array(kind)(context, builder)
-    populate_array(made, data, lengths, strides, size, None)
-    return made._getvalue()
-
-
-@intrinsic
-def _borrowed(typing_context, array):
-    def codegen(context, builder, signature, arguments):
-        given = context.make_array(array)(context, builder, arguments[0])
-        return numbers_at(context, builder, array, given.data, cgutils.unpack_tuple(builder, given.shape))
-
-    return array(array), codegen
-
-
-# The same memory as an array that is not reference-counted: counting makes each slice cost ten nanoseconds. Only for
-# memory that the caller owns.
-borrowed: Any = _borrowed
 
 
 @inlined

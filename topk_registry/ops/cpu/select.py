@@ -5,10 +5,11 @@
 import numpy as np
 
 from topk_registry.ops.cpu.masks import above, number_of_bits, places_above
-from topk_registry.ops.cpu.numbers import NO_CLASS, ZERO, compiled, copy, number_at, place_of
+from topk_registry.ops.cpu.memory import empty
+from topk_registry.ops.cpu.numbers import NO_CLASS, ZERO, compiled, copy, number_at, place_of, tiny
 
 HALVINGS = 20  # leave about 1 in 500 of a number, with 2^31 numbers between the lowest and the highest score
-RANKED = 256  # up to so many candidates have their places counted
+RANKED = np.int64(256)  # up to so many candidates have their places counted
 LAST = np.iinfo(np.int64).max
 
 
@@ -24,7 +25,7 @@ def lines_of_search(n, T):
 @compiled
 def room(n, T, dtype):
     """Scratch memory of :func:`largest`: all classes may be candidates."""
-    return np.empty(lines_of_search(n, T), dtype), np.empty(n, np.int64), np.empty(n + 64, dtype)
+    return empty(lines_of_search(n, T), dtype), empty(n, np.int64), empty(n + 64, dtype)
 
 
 @compiled
@@ -42,7 +43,7 @@ def largest(row, skip, top, where, space):
 def lowest_last(row, top, where, space):
     """As :func:`largest`, in no order but for the last two: the second lowest of the T largest and the lowest."""
     _, found, scores = space
-    T, candidates = len(top), _candidates(row, NO_CLASS, len(top), 0, space)
+    T, candidates = len(top), _candidates(row, NO_CLASS, len(top), ZERO, space)
     if candidates < T:
         return False
     if candidates > T:  # equal or nearly equal scores, or a bound that many reach
@@ -113,7 +114,7 @@ def _place(scores, found, candidates, top, where):
 @compiled
 def _sort_largest(scores, found, candidates, top, where):
     """As :func:`_place`, of many candidates: sorted by their lowest byte, then by the next, each time keeping order."""
-    order, other, starts = np.empty(candidates, np.int64), np.empty(candidates, np.int64), np.empty(256, np.int64)
+    order, other, starts = empty(candidates, np.int64), empty(candidates, np.int64), empty(256, np.int64)
     for j in range(candidates):
         order[j] = j
     for place in range(scores.itemsize):
@@ -209,8 +210,8 @@ def reached_by(x, count):
 @compiled
 def _less_than(v, x):
     """A number just below v, and below zero where v is zero or might be taken for it, being denormal."""
-    tiny = x.dtype.type(np.finfo(x.dtype).tiny)
-    return -tiny if abs(v) < tiny else _number_at(np.int64(place_of(v)) - 1, x)
+    least = tiny(x.dtype)
+    return -least if abs(v) < least else _number_at(np.int64(place_of(v)) - 1, x)
 
 
 @compiled

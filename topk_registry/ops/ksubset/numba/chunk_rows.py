@@ -3,20 +3,21 @@
 import numpy as np
 
 from topk_registry.ops.cpu import blocks, select
-from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, copy
+from topk_registry.ops.cpu.memory import empty
+from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, copy, lowest
 from topk_registry.ops.ksubset.numba import rows
 
 
 @compiled
 def state_rows(s, k, theta, top, where, P):
-    (B, n), T, real = s.shape, top.shape[1], s.dtype.type
+    (B, n), T = s.shape, top.shape[1]
     inverse, floor = rows.limits(s, theta)
-    room, scratch, w = select.room(n, T, s.dtype), np.empty(blocks.CACHE_BLOCK, s.dtype), np.empty(n, s.dtype)
+    room, scratch, w = select.room(n, T, s.dtype), empty(blocks.CACHE_BLOCK, s.dtype), empty(n, s.dtype)
     for r in range(B):
         if not select.largest(s[r], NO_CLASS, top[r], where[r], room):  # too many are NaN
             top[r], where[r], P[r] = np.nan, 0, np.nan
             continue
-        a = real(np.finfo(s.dtype).min)  # as torch/rows.py
+        a = lowest(s.dtype)  # as torch/rows.py
         rows.odds(s[r], max(a, top[r, k - 1]) if k <= T else a, inverse, floor, w)
         for j in range(T):
             w[where[r, j]] = 0
@@ -27,7 +28,7 @@ def state_rows(s, k, theta, top, where, P):
 def gradient_rows(s, theta, classes, values, a, scale, g, c, out):
     B, n = s.shape
     inverse, floor = rows.limits(s, theta)
-    scratch, w, k = np.empty(blocks.CACHE_BLOCK, s.dtype), np.empty(n, s.dtype), c.shape[1] - 1
+    scratch, w, k = empty(blocks.CACHE_BLOCK, s.dtype), empty(n, s.dtype), c.shape[1] - 1
     padded = rows.coefficients(k, s.dtype)
     for r in range(B):
         rows.odds(s[r], a[r], inverse, floor, w)

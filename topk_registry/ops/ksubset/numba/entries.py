@@ -10,7 +10,8 @@ import torch
 
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.functions import entry
-from topk_registry.ops.cpu.jobs import array, spans
+from topk_registry.ops.cpu.jobs import spans
+from topk_registry.ops.cpu.memory import array, empty, zeros
 from topk_registry.ops.cpu.numbers import compiled
 from topk_registry.ops.ksubset.numba import expected, kernels, large, large_hinges, large_margins
 from topk_registry.ops.ksubset.numba.chunk_rows import gradient_rows, state_rows
@@ -48,7 +49,7 @@ def _label_margins(precision, memory_of, label_rows):
         B, n, k, step, theta, address = operands(job, 4)
         s, gradient = array(address[0], (B, n), real), array(address[3], (B, n), real)
         label, margin = array(address[1], B, np.int64), array(address[2], B, np.float64)
-        memory, no_hinge, unused = memory_of(step, n, k, real), np.empty(0), np.empty(step)
+        memory, no_hinge, unused = memory_of(step, n, k, real), empty(0), empty(step)
         for i, j in spans(job, step, B):
             at = s[i:j], False, label[i:j], k, theta, margin[i:j], gradient[i:j]
             label_rows(*at, no_hinge, 1.0, 1.0, unused, unused, memory)
@@ -161,8 +162,8 @@ def _losses_of_labels(precision, memory_of, label_rows):
             return
         s, gradient, alpha, k, theta, scale, tau = hinge_of(batch, stored)
         n, step, label, weight, losses = batch.classes, batch.field[STEP], batch.label, batch.weight, batch.losses
-        ignored, memory = np.zeros(step, np.bool_), memory_of(step, n, k, real)
-        margin, place, factors = np.empty(step), np.empty(step, np.int64), np.empty(step)
+        ignored, memory = zeros(step, np.bool_), memory_of(step, n, k, real)
+        margin, place, factors = empty(step), empty(step, np.int64), empty(step)
         for i, j in spans(job, step, batch.size):
             for r in range(j - i):
                 ignored[r] = label[i + r] == batch.field[IGNORED]
@@ -206,11 +207,11 @@ def _losses_of_targets(precision, memory_of, hinge_rows):
         B, n, step, dense, several = batch.size, batch.classes, batch.field[STEP], batch.dense, batch.several
         label, even, smoothing, losses = batch.label, batch.uniform, batch.smoothing, batch.losses
         q = array(batch.field[Q], (B if dense else 0, n), real)
-        ignored = np.zeros(step, np.bool_)
+        ignored = zeros(step, np.bool_)
         memory = memory_of(step, n, k, real, alpha, tau)
-        known = np.zeros((0 if dense else step, max(several, 1)), np.int64)
-        shares = np.empty(known.shape, real)
-        uniform = np.empty(step if smoothing != 0 or len(even) else 0, real)
+        known = zeros((0 if dense else step, max(several, 1)), np.int64)
+        shares = empty(known.shape, real)
+        uniform = empty(step if smoothing != 0 or len(even) else 0, real)
         for i, j in spans(job, step, B):
             for r in range(0 if dense else j - i):
                 if several > 0:

@@ -7,7 +7,8 @@ from collections import namedtuple
 import numpy as np
 
 from topk_registry.ops.cpu import blocks
-from topk_registry.ops.cpu.numbers import borrowed, compiled
+from topk_registry.ops.cpu.memory import borrowed, empty, zeros
+from topk_registry.ops.cpu.numbers import compiled
 from topk_registry.ops.ksubset.numba import kernels, polynomial, rows
 from topk_registry.ops.ksubset.numba.hinges import LEAST_TAU, hinge, tail_hinges
 from topk_registry.ops.ksubset.numba.targets import FEW_CLASSES, gaps_and_gains, holds, mass_among, masses, one_hinge
@@ -23,8 +24,8 @@ def hinge_memory(width, n, k, dtype, alpha, tau):
     m = blocks.padded(n)
     alphas, gains = gaps_and_gains(n, alpha, tau, dtype)
     return HingeMemory(
-        kernels.both_memory(width, n, k, dtype), np.zeros(m, dtype), np.empty(m, dtype), np.empty((width, m), dtype),
-        np.empty(k + 1), alphas, gains,
+        kernels.both_memory(width, n, k, dtype), zeros(m, dtype), empty(m, dtype), empty((width, m), dtype),
+        empty(k + 1), alphas, gains,
     )  # fmt: skip
 
 
@@ -45,9 +46,9 @@ def hinge_rows(
     alphas, gains, mass = borrowed(memory.alphas), borrowed(memory.gains), borrowed(memory.mass)
     x, direct, g_c = borrowed(memory.x), borrowed(memory.direct), borrowed(memory.g_c)
     T = len(before) - 1
-    g_below, g_product = np.zeros((T, 2 * B)), np.zeros((k + 1, 2 * B))
+    g_below, g_product = zeros((T, 2 * B)), zeros((k + 1, 2 * B))
     below, last = kernels.leave_one_out(before, after)
-    few, few_mass, tau = np.empty(FEW_CLASSES, np.int64), np.empty(FEW_CLASSES), max(tau, LEAST_TAU)
+    few, few_mass, tau = empty(FEW_CLASSES, np.int64), empty(FEW_CLASSES), max(tau, LEAST_TAU)
     for r in range(B):
         value[r] = np.nan
         if size[r] < 0:

@@ -11,7 +11,8 @@ import numpy as np
 from topk_registry.ops.cpu import blocks, select
 from topk_registry.ops.cpu.functions import total_of
 from topk_registry.ops.cpu.masks import places_above
-from topk_registry.ops.cpu.numbers import NO_CLASS, borrowed, compiled, exp64, summing
+from topk_registry.ops.cpu.memory import borrowed, empty
+from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, exp64, summing
 from topk_registry.ops.ksubset.numba import rows
 
 LARGEST = 600.0  # of (s - a) / theta: odds and sums of them stay finite, and so much above makes no difference
@@ -110,7 +111,7 @@ def at_kth(row, k, theta, space, w, E, where, P, scratch):
 @compiled
 def space(n, depth, dtype):
     """Scratch memory of :func:`split`."""
-    return np.empty(depth, dtype), np.empty(depth, np.int64), select.room(n, depth, dtype)
+    return empty(depth, dtype), empty(depth, np.int64), select.room(n, depth, dtype)
 
 
 @compiled

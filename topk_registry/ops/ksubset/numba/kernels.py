@@ -7,7 +7,8 @@ from collections import namedtuple
 import numpy as np
 
 from topk_registry.ops.cpu import blocks
-from topk_registry.ops.cpu.numbers import ZERO, borrowed, compiled, largest_integer
+from topk_registry.ops.cpu.memory import borrowed, empty, zeros
+from topk_registry.ops.cpu.numbers import ZERO, compiled, largest_integer
 from topk_registry.ops.ksubset.numba import groups, polynomial, rows
 from topk_registry.ops.ksubset.numba.hinges import hinge_of, tail_cotangents
 
@@ -22,12 +23,12 @@ BothMemory = namedtuple("BothMemory", "space x odds scratch c where E power")
 @compiled
 def label_memory(width, n, k, dtype):
     """Memory for :func:`label_rows` to work on up to ``width`` rows at a time."""
-    m, x = blocks.padded(n), np.empty(blocks.padded(n), dtype)
+    m, x = blocks.padded(n), empty(blocks.padded(n), dtype)
     return LabelMemory(
-        groups.space(m, k, dtype), x, np.empty((width, m), dtype), np.empty(blocks.CACHE_BLOCK, dtype),
-        rows.coefficients(k, dtype), np.empty(width, np.int64), np.empty(width), np.empty(width),
-        np.empty(width, dtype), np.empty(width, dtype), np.empty((width, min(3 * k, m)), np.int64),
-        np.empty((width, min(3 * k, m))), np.empty(k),
+        groups.space(m, k, dtype), x, empty((width, m), dtype), empty(blocks.CACHE_BLOCK, dtype),
+        rows.coefficients(k, dtype), empty(width, np.int64), empty(width), empty(width),
+        empty(width, dtype), empty(width, dtype), empty((width, min(3 * k, m)), np.int64),
+        empty((width, min(3 * k, m))), empty(k),
     )  # fmt: skip
 
 
@@ -43,7 +44,7 @@ def label_rows(s, is_bfloat16, label, k, theta, margin, gradient, alpha, scale, 
     x, odds, scratch, c = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.scratch), borrowed(memory.c)
     size, u, most = borrowed(memory.size)[:B], borrowed(memory.u)[:B], borrowed(memory.most)
     a, of_label = borrowed(memory.a), borrowed(memory.of_label)
-    where, E, P, powers = borrowed(memory.where), borrowed(memory.E), np.zeros((k, B)), ZERO
+    where, E, P, powers = borrowed(memory.where), borrowed(memory.E), zeros((k, B)), ZERO
     for r in range(B):
         y, size[r], u[r] = label[r], -1, 1.0
         if 0 <= y < n:
@@ -60,7 +61,7 @@ def label_rows(s, is_bfloat16, label, k, theta, margin, gradient, alpha, scale, 
 
     T = largest_integer(size)
     p, _, before, after = polynomial.top_group(E, size, u, P, powers, T)
-    in_top = np.empty((T, B))
+    in_top = empty((T, B))
     polynomial.label_gradient(p, before, after, in_top)
 
     for r in range(B):
@@ -111,7 +112,7 @@ def margin_rows_backward(cotangent, s, k, theta, out, memory):
     size, where, _, _, u, gap, most, P, p, q, before, after = both_tilts(s, False, n, k, theta, memory)
     odds, scratch, c = borrowed(memory.odds), borrowed(memory.scratch), borrowed(memory.c)
     T = len(before) - 1
-    g_below, g_product, g_c = np.zeros((T, 2 * B)), np.zeros((k + 1, 2 * B)), np.empty(k + 1)
+    g_below, g_product, g_c = zeros((T, 2 * B)), zeros((k + 1, 2 * B)), empty(k + 1)
     for r in range(B):
         if size[r] < 0:
             continue
@@ -139,7 +140,7 @@ def margin_rows_backward(cotangent, s, k, theta, out, memory):
 def leave_one_out(before, after):
     """Coefficients k - 1 and k of the product without each factor: [T, lanes] both."""
     T, k, lanes = len(before) - 1, before.shape[1] - 1, before.shape[2]
-    below, last = np.empty((T, lanes)), np.empty((T, lanes))
+    below, last = empty((T, lanes)), empty((T, lanes))
     for j in range(T):
         polynomial.without(before, after, j, k - 1, below[j])
         polynomial.without(before, after, j, k, last[j])
@@ -162,7 +163,7 @@ def top_cotangents(size, u, gap, P, p, q, before, after, below, last, g_below, g
     """
     (k, lanes), T = P.shape, len(p)
     B = lanes // 2
-    g_x, g_last = np.zeros((T, lanes)), np.zeros((T, lanes))
+    g_x, g_last = zeros((T, lanes)), zeros((T, lanes))
     for j in range(T):
         for i in range(lanes):
             if g_below[j, i] != 0:  # the other tilt may have made it 0 / 0
@@ -198,9 +199,9 @@ def both_memory(width, n, k, dtype):
     """Memory for :func:`both_tilts` of up to ``width`` rows, and for what comes after it."""
     m = blocks.padded(n)
     return BothMemory(
-        groups.space(m, k + 1, dtype), np.empty(m, dtype), np.empty((width, m), dtype),
-        np.empty(4 * blocks.CACHE_BLOCK, dtype), rows.coefficients(k, dtype),
-        np.empty((width, min(5 * k + 5, m)), np.int64), np.empty((2 * width, min(5 * k + 5, m))), np.empty(k),
+        groups.space(m, k + 1, dtype), empty(m, dtype), empty((width, m), dtype),
+        empty(4 * blocks.CACHE_BLOCK, dtype), rows.coefficients(k, dtype),
+        empty((width, min(5 * k + 5, m)), np.int64), empty((2 * width, min(5 * k + 5, m))), empty(k),
     )  # fmt: skip
 
 
@@ -212,8 +213,8 @@ def both_tilts(s, is_bfloat16, n, k, theta, memory):
     space, power = groups.borrowed_space(memory.space), borrowed(memory.power)
     x, odds, scratch = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.scratch)
     where, E = borrowed(memory.where), borrowed(memory.E)
-    size, kth, a, most = np.empty(2 * B, np.int64), np.empty(B, x.dtype), np.empty(B, x.dtype), np.zeros(B)
-    gap, u, P, powers = np.ones(B), np.ones(2 * B), np.zeros((k, 2 * B)), ZERO
+    size, kth, a, most = empty(2 * B, np.int64), empty(B, x.dtype), empty(B, x.dtype), zeros(B)
+    gap, u, P, powers = blocks.ones(B, np.float64), blocks.ones(2 * B, np.float64), zeros((k, 2 * B)), ZERO
     for r in range(B):
         blocks.load(s[r, :n], is_bfloat16, x)
         size[r], a[r], u[B + r], most[r] = groups.split(

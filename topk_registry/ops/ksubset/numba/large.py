@@ -12,7 +12,8 @@ from collections import namedtuple
 import numpy as np
 
 from topk_registry.ops.cpu import blocks
-from topk_registry.ops.cpu.numbers import borrowed, compiled, exp64, summing
+from topk_registry.ops.cpu.memory import borrowed, empty, zeros
+from topk_registry.ops.cpu.numbers import compiled, exp64, summing
 from topk_registry.ops.ksubset.numba import groups, narrow, rows
 from topk_registry.ops.ksubset.numba.hinges import hinge_of
 
@@ -50,8 +51,8 @@ def polynomial_memory(k, n, itemsize):
     powers = padded(powers_of(k))
     lead = max(padded(degree + 1), powers)  # as many zeros in front as there may be power sums
     return Polynomial(
-        np.zeros(2 * lead), np.zeros(2 * lead), np.zeros(powers), rows.coefficients(k, np.float64),
-        np.zeros(blocks.FRONT + lead - k + 1),
+        zeros(2 * lead), zeros(2 * lead), zeros(powers), rows.coefficients(k, np.float64),
+        zeros(blocks.FRONT + lead - k + 1),
     )  # fmt: skip
 
 
@@ -65,7 +66,7 @@ def powers_of(k):
 @compiled
 def side(most):
     """Memory for one side of a top group of up to ``most`` classes."""
-    return Side(np.zeros(padded(most)), np.zeros(padded(most), np.int64))
+    return Side(zeros(padded(most)), zeros(padded(most), np.int64))
 
 
 @compiled
@@ -198,13 +199,13 @@ LabelMemory = namedtuple("LabelMemory", "space x odds scratch wide c where E pow
 def label_memory(width, n, k, dtype):
     """Memory for :func:`label_rows`, which works on a row at a time."""
     m, most = blocks.padded(n), min(5 * k + 5, blocks.padded(n))
-    x = np.empty(m, dtype)
+    x = empty(m, dtype)
     return LabelMemory(
-        groups.space(m, k, dtype), x, np.empty(m, dtype), np.empty(blocks.CACHE_BLOCK, dtype),
-        np.empty(blocks.CACHE_BLOCK), rows.coefficients(k, dtype), np.empty(most, np.int64), np.empty(most),
-        np.empty(powers_of(k)),
+        groups.space(m, k, dtype), x, empty(m, dtype), empty(blocks.CACHE_BLOCK, dtype),
+        empty(blocks.CACHE_BLOCK), rows.coefficients(k, dtype), empty(most, np.int64), empty(most),
+        empty(powers_of(k)),
         polynomial_memory(k, n, x.itemsize), side(most), side(most),
-        narrow.expand(n - 1, 1, k, x.itemsize), np.empty((3, narrow.MOST_TERMS + 1)),
+        narrow.expand(n - 1, 1, k, x.itemsize), empty((3, narrow.MOST_TERMS + 1)),
     )  # fmt: skip
 
 

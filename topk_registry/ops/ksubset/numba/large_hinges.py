@@ -7,7 +7,8 @@ from collections import namedtuple
 import numpy as np
 
 from topk_registry.ops.cpu import blocks
-from topk_registry.ops.cpu.numbers import borrowed, compiled, exp64, log64, summing
+from topk_registry.ops.cpu.memory import borrowed, empty, zeros
+from topk_registry.ops.cpu.numbers import compiled, exp64, log64, summing
 from topk_registry.ops.ksubset.numba import large, narrow
 from topk_registry.ops.ksubset.numba.hinges import LEAST_TAU, LEAST_TERM, D, E, add_moments, horner_twice, tail_hinges
 from topk_registry.ops.ksubset.numba.large_margins import (
@@ -30,9 +31,7 @@ def hinge_memory(width, n, k, dtype, alpha, tau):
     """Memory for :func:`hinge_rows`, which works on a row at a time; gaps and gains included."""
     row = row_memory(width, n, k, dtype)
     alphas, gains = gaps_and_gains(n, alpha, tau, dtype)
-    return HingeMemory(
-        row, alphas, gains, narrow.expand(n, 0, k, row.x.itemsize), np.zeros((10, narrow.MOST_TERMS + 1))
-    )
+    return HingeMemory(row, alphas, gains, narrow.expand(n, 0, k, row.x.itemsize), zeros((10, narrow.MOST_TERMS + 1)))
 
 
 @compiled
@@ -41,7 +40,7 @@ def hinge_rows(
 ):  # fmt: skip
     """:func:`topk_registry.ops.ksubset.numba.expected.hinge_rows` for large k."""
     n, x, mass, d = out.shape[1], borrowed(memory.row.x), borrowed(memory.row.mass), borrowed(memory.row.odds)
-    few, few_mass = np.empty(FEW_CLASSES, np.int64), np.empty(FEW_CLASSES)
+    few, few_mass = empty(FEW_CLASSES, np.int64), empty(FEW_CLASSES)
     terms, tau = borrowed(memory.terms), max(tau, LEAST_TAU)
     for r in range(len(s)):
         blocks.load(s[r, :n], is_bfloat16, x)

@@ -7,7 +7,8 @@ from collections import namedtuple
 import numpy as np
 
 from topk_registry.ops.cpu import blocks
-from topk_registry.ops.cpu.numbers import ZERO, borrowed, compiled, copy, log64, summing
+from topk_registry.ops.cpu.memory import borrowed, empty, zeros
+from topk_registry.ops.cpu.numbers import ZERO, compiled, copy, log64, summing
 from topk_registry.ops.ksubset.numba import groups, large, rows
 from topk_registry.ops.ksubset.numba.hinges import (
     LEAST_TERM,
@@ -39,14 +40,14 @@ RowMemory = namedtuple(
 def row_memory(width, n, k, dtype):
     """Memory for :func:`margin_rows` and :func:`margin_rows_backward`, which work on a row at a time."""
     m = blocks.padded(n)
-    most, x = min(5 * k + 5, m), np.empty(m, dtype)
+    most, x = min(5 * k + 5, m), empty(m, dtype)
     polynomial = large.polynomial_memory(k, n, x.itemsize)
     lead = len(polynomial.c) // 2
     return RowMemory(
-        groups.space(m, k + 1, dtype), x, np.empty(m, dtype), np.empty(4 * blocks.CACHE_BLOCK, dtype),
-        np.empty(4 * blocks.CACHE_BLOCK), rows.coefficients(k, dtype), np.empty(most, np.int64), np.empty(most),
-        np.empty(large.powers_of(k)), polynomial, large.side(most), large.side(most), massive(most), massive(most),
-        np.zeros(m, dtype), np.empty(m, dtype), np.zeros(2 * lead), np.zeros(lead), np.zeros((lead, 1)),
+        groups.space(m, k + 1, dtype), x, empty(m, dtype), empty(4 * blocks.CACHE_BLOCK, dtype),
+        empty(4 * blocks.CACHE_BLOCK), rows.coefficients(k, dtype), empty(most, np.int64), empty(most),
+        empty(large.powers_of(k)), polynomial, large.side(most), large.side(most), massive(most), massive(most),
+        zeros(m, dtype), empty(m, dtype), zeros(2 * lead), zeros(lead), zeros((lead, 1)),
     )  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def row_memory(width, n, k, dtype):
 def massive(most):
     """Memory for the classes with mass of one side."""
     p = large.padded(most)
-    return Massive(np.empty(p), np.empty(p), np.empty(p), np.empty(p), np.empty(p, np.int64), np.empty(p))
+    return Massive(empty(p), empty(p), empty(p), empty(p), empty(p, np.int64), empty(p))
 
 
 @compiled
@@ -157,7 +158,7 @@ def margin_row_backward(cotangent, row, k, memory):
     x, w, g, dc = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.direct), borrowed(memory.dc)
     of_tail, scratch, wide = borrowed(memory.c), borrowed(memory.scratch), borrowed(memory.wide)
     n, lead = len(cotangent), len(memory.dc) // 2
-    no_gap, no_class, no_mass = np.zeros(1), np.empty(0, np.int64), np.empty(0)
+    no_gap, no_class, no_mass = zeros(1), empty(0, np.int64), empty(0)
     copy(cotangent, g[:n])
     g[n:] = 0
     lower, higher = gather_sides(row, no_gap, True, g, no_class, no_mass, memory)

@@ -12,6 +12,7 @@ import numpy as np
 
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.functions import log_of_normal
+from topk_registry.ops.cpu.memory import zeros
 from topk_registry.ops.cpu.numbers import compiled, summing
 from topk_registry.ops.ksubset.numba import rows
 from topk_registry.ops.ksubset.numba.hinges import distance, hinge
@@ -28,7 +29,7 @@ def expand(N, left_out, k, itemsize):
     The rows of kappa are of coefficients k - 1 and k of N factors, and of the same less ``left_out`` of N - 1 factors.
     The ratios are 0, and no row is narrow, where there are too few factors for the terms.
     """
-    terms, limits, p = np.zeros((4, MOST_TERMS + 1)), np.zeros(2), 0.5
+    terms, limits, p = zeros((4, MOST_TERMS + 1)), zeros(2), 0.5
     if N > 2 * MOST_TERMS - 2:
         p = np.float64(np.float32((k - 0.5) / N))
         rounding = 2.0**-30 if itemsize == 4 else 2.0**-59

@@ -4,6 +4,7 @@ instructions. All in double precision; the tilt t is handled as u = exp(-t)."""
 import numpy as np
 
 from topk_registry.ops.cpu import blocks
+from topk_registry.ops.cpu.memory import empty, zeros
 from topk_registry.ops.cpu.numbers import compiled, copy, exp64
 
 
@@ -13,9 +14,9 @@ def top_group(E, size, u, P, powers, T):
     the factors q + p X of the top group, T at most, and ``products`` of them, starting from the tail's polynomial. From
     ``powers`` on the power sums are 0."""
     k, width = P.shape
-    p, q = np.empty((T, width)), np.empty((T, width))
-    before, after = np.empty((T + 1, k + 1, width)), np.empty((T + 1, k + 1, width))
-    factor = np.ones(width)
+    p, q = empty((T, width)), empty((T, width))
+    before, after = empty((T + 1, k + 1, width)), empty((T + 1, k + 1, width))
+    factor = blocks.ones(width, np.float64)
     for j in range(powers):
         for i in range(width):
             factor[i] *= u[i]
@@ -79,7 +80,7 @@ def without(before, after, left_out, degree, e):
 def label_gradient(p, before, after, g):
     """g[i] = p_i (e_{k-2} / c_{k-1} - e_{k-1} / c_k), e the product without factor i."""
     (T, width), k = p.shape, before.shape[1] - 1
-    below, two_below = np.empty(width), np.empty(width)
+    below, two_below = empty(width), empty(width)
     for j in range(T):
         without(before, after, j, k - 1, below)
         two_below[:] = 0
@@ -113,8 +114,8 @@ def cotangents(q, p, before, after, g_below, g_last, g_product, g_x):
     k of the product without factor i, and g_product, those of the whole product, to g_x, those of x, p = sigmoid(x);
     g_product becomes the cotangents of before[0]."""
     T, k, lanes = len(p), before.shape[1] - 1, p.shape[1]
-    g_q, g_p = np.zeros((T, lanes)), np.zeros((T, lanes))
-    g_after, passed = np.zeros((k + 2, lanes)), np.zeros((k + 2, lanes))  # one more, always 0, spares a special case
+    g_q, g_p = zeros((T, lanes)), zeros((T, lanes))
+    g_after, passed = zeros((k + 2, lanes)), zeros((k + 2, lanes))  # one more, always 0, spares a special case
     _add_correlation(before[0], g_below[0], g_last[0], g_after)
     for j in range(1, T):
         _through_factor(after[j + 1], g_after, q[j], p[j], g_q[j], g_p[j], passed)

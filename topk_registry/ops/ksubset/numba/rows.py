@@ -10,14 +10,15 @@ import numpy as np
 
 from topk_registry.ops.cpu.blocks import CACHE_BLOCK, FRONT, total
 from topk_registry.ops.cpu.functions import log_of_normal, power_of_2
-from topk_registry.ops.cpu.numbers import LOG2E, compiled, power_of_2_64, summing
+from topk_registry.ops.cpu.memory import zeros
+from topk_registry.ops.cpu.numbers import LOG2E, compiled, power_of_2_64, summing, tiny
 
 
 @compiled
 def limits(s, theta):
     """Arguments of :func:`odds` beside the scores: log2(e) / theta, and the power of 2 below which odds are 0."""
     real = s.dtype.type
-    return real(LOG2E / theta), real(0.4 * math.log2(np.finfo(s.dtype).tiny))
+    return real(LOG2E / theta), real(0.4 * math.log2(tiny(s.dtype)))
 
 
 @compiled
@@ -139,7 +140,7 @@ def _four_powers(base, v, least):
 @compiled
 def coefficients(k, dtype):
     """Memory for c_0..c_k, with zeros in front for :func:`in_fours`."""
-    return np.zeros(FRONT + k + 1, dtype)
+    return zeros(FRONT + k + 1, dtype)
 
 
 @compiled

@@ -6,6 +6,7 @@ import math
 import numpy as np
 
 from topk_registry.ops.cpu import blocks
+from topk_registry.ops.cpu.memory import zeros
 from topk_registry.ops.cpu.numbers import compiled
 from topk_registry.ops.ksubset.numba.hinges import hinge
 
@@ -16,7 +17,7 @@ FEW_CLASSES = 8  # classes with mass: up to this many are visited one by one
 def gaps_and_gains(n, alpha, tau, dtype):
     """Gaps alpha and gains exp(-alpha / tau) of n classes in padded memory, or CACHE_BLOCK equal ones."""
     length = blocks.padded(n) if len(alpha) > 1 else blocks.CACHE_BLOCK
-    alphas, gains = np.zeros(length, dtype), np.ones(length, dtype)
+    alphas, gains = zeros(length, dtype), blocks.ones(length, dtype)
     for i in range(n if len(alpha) > 1 else length):
         gap = alpha[i if len(alpha) > 1 else 0]
         alphas[i], gains[i] = gap, math.exp(-gap / tau)
@@ -75,7 +76,7 @@ def mass_among(i, few, few_mass):
 
 @compiled
 def holds(classes, i):
-    for j in range(len(classes)):
+    for j in range(len(classes)):  # noqa: SIM110  # a generator would be one more function to compile
         if classes[j] == i:
             return True
     return False

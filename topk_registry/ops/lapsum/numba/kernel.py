@@ -9,6 +9,7 @@ import numpy as np
 
 from topk_registry.ops.cpu import select
 from topk_registry.ops.cpu.functions import BLOCK
+from topk_registry.ops.cpu.memory import empty, zeros
 from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, summing
 from topk_registry.ops.cpu.vectors import exponentials, largest_of, nothing, scale_by, total_of
 from topk_registry.ops.rows.numba.row import of_label, row_kernel
@@ -47,7 +48,7 @@ def loss(s, m, y, mass, k, tau, g):
         value = expected(s, m, a, real(scale), g, real(mass * scale / total))
         return value + mass * (LOG_2 + b)
     T = min(len(s), math.ceil(2 * k))
-    top, where = np.empty(T, s.dtype), np.zeros(T, np.int64)
+    top, where = empty(T, s.dtype), zeros(T, np.int64)
     if not select.largest(s, NO_CLASS, top, where, select.room(len(s), T, s.dtype)):
         return nothing(g)
     while T > 0 and top[T - 1] == -np.inf:
@@ -58,7 +59,7 @@ def loss(s, m, y, mass, k, tau, g):
     exponentials(s, a, real(scale), g)
     for j in range(T):
         g[where[j]] = 0
-    tail, x, d = total_of(g), np.empty(T), np.empty(T)
+    tail, x, d = total_of(g), empty(T), empty(T)
     for j in range(T):
         x[j] = (np.float64(top[j]) - np.float64(a)) * scale
     b, nearest = threshold(x, tail, k)
@@ -94,7 +95,7 @@ def at_label(u, y, where, d, tail, shrink, mass, scale, g):
 @compiled
 def at_masses(m, s, a, x, b, where, d, tail, shrink, scale, g):
     """As :func:`at_label`, of every class; those below b cost log 2 + b - x."""
-    real, inside, total = s.dtype.type, np.empty(len(where)), tail
+    real, inside, total = s.dtype.type, empty(len(where)), tail
     for j in range(len(where)):
         inside[j], m[where[j]] = m[where[j]], 0
         total += d[j]
@@ -135,7 +136,7 @@ def threshold(x, tail, k):
     """b and its distance to the nearest score, by equations 1 to 3: from the lowest score of the top group x upwards,
     until the weights at the next one add up to no more than k. ``tail`` is the sum of e^x over the scores below."""
     T = len(x)
-    above = np.empty(T)  # sums of e^(x_j - x_i) / 2 over the scores x_i from the first to x_j
+    above = empty(T)  # sums of e^(x_j - x_i) / 2 over the scores x_i from the first to x_j
     above[0] = 0.5
     for j in range(1, T):
         above[j] = above[j - 1] * math.exp(x[j] - x[j - 1]) + 0.5

@@ -5,8 +5,9 @@
 import numpy as np
 
 from topk_registry.ops.cpu.functions import entry
-from topk_registry.ops.cpu.jobs import address_of, array, spans
+from topk_registry.ops.cpu.jobs import spans
 from topk_registry.ops.cpu.masks import lowest_bit, number_of_bits, reaching, within
+from topk_registry.ops.cpu.memory import address_of, array, empty
 from topk_registry.ops.cpu.numbers import compiled, inlined
 from topk_registry.ops.perturbed.numba import height as heights
 from topk_registry.ops.perturbed.numba.height import FLOOR, HOPELESS, find_height, in_reach, limits, tails
@@ -47,7 +48,7 @@ def room(n, k, draws):
     """Scratch memory of :func:`of_row`: one piece, as each costs time."""
     blocks, calls, listed, lines = _sizes(n, k, draws)
     numbers = 16 * 2 * blocks + blocks + 3 * calls + 4 * listed + lines + FEW + 2 * draws + 1
-    return np.empty(8 * numbers + 16 * blocks + 64 + listed, np.uint8)
+    return empty(8 * numbers + 16 * blocks + 64 + listed, np.uint8)
 
 
 @compiled

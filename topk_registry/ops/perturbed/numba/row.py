@@ -4,7 +4,7 @@
 
 import numpy as np
 
-from topk_registry.ops.cpu.jobs import array
+from topk_registry.ops.cpu.memory import array
 from topk_registry.ops.cpu.vectors import nothing
 from topk_registry.ops.perturbed.numba import kth
 from topk_registry.ops.perturbed.numba.table import SHAPE

@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 
-from topk_registry.ops.cpu import select
+from topk_registry.ops.cpu import blocks, select
 from topk_registry.ops.cpu.functions import BLOCK, exp, log
-from topk_registry.ops.cpu.jobs import address_of, array
+from topk_registry.ops.cpu.memory import address_of, array, empty, zeros
 from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, copy, inlined, summing
 from topk_registry.ops.cpu.vectors import nothing, scale_by, total_of
 from topk_registry.ops.rows.numba.row import of_label, row_kernel
@@ -65,19 +65,19 @@ def at_label(s, y, mass, kind, candidates, k, tau, weights, g):
         return np.inf
     if size < k:
         return nothing(g)
-    x, place = np.empty(size + 1), size
+    x, place = empty(size + 1), size
     for j in range(size):
         x[j] = (np.float64(top[j]) - np.float64(top[0])) / tau
     while place > 0 and top[place - 1] < s[y]:
         x[place] = x[place - 1]
         place -= 1
     x[place] = (own - np.float64(top[0])) / tau
-    slopes, cost = np.zeros(size + 1), np.nan
+    slopes, cost = zeros(size + 1), np.nan
     if kind == NEURALSORT:
         cost = at_place(x, place, tau, weights, slopes)
     if cost != cost:
         chances, totals, norms, spread = ranks(x, kind, tau, weights)
-        share = np.zeros(len(weights))
+        share = zeros(len(weights))
         cost = cost_at(x, spread, norms, place, kind, tau, weights, share)
         for r in range(len(weights)):
             row = chances[r]
@@ -101,7 +101,7 @@ def at_place(x, place, tau, weights, slopes):
     if out_of_range(x, spread, R):
         return np.nan
     # exponentials and their factors, and the sums of cotangents and of these times the ranks' factors
-    e, u, each, factored = np.empty(m), np.empty(m), np.zeros(m), np.zeros(m)
+    e, u, each, factored = empty(m), empty(m), zeros(m), zeros(m)
     chance = of_each = of_factored = 0.0
     if weights[0] > 0:
         for i in range(m):
@@ -133,7 +133,7 @@ def at_place(x, place, tau, weights, slopes):
 @compiled
 def spread_of(x):
     """sum_j |x_i - x_j| of descending numbers, from step to step, so that no large sums cancel."""
-    m, spread, below = len(x), np.zeros(len(x)), 0.0
+    m, spread, below = len(x), zeros(len(x)), 0.0
     for j in range(1, m):
         spread[j] += spread[j - 1] + j * (x[j - 1] - x[j])
     for j in range(m - 2, -1, -1):
@@ -158,7 +158,7 @@ def out_of_range(x, spread, R):
 def bests_of(x, spread, R):
     """Of NeuralSort's ranks 1 to R: the logit of the class that suits each, and the factor of all exponentials that
     keeps them relative to it when they go on from the rank before."""
-    best, fade = np.zeros(R + 1), np.ones(R + 1)
+    best, fade = zeros(R + 1), blocks.ones(R + 1, np.float64)
     for r in range(1, R + 1):
         best[r] = (len(x) + 1 - 2 * r) * x[r - 1] - spread[r - 1]
     for r in range(2, R + 1):
@@ -226,7 +226,7 @@ def cost_at(x, spread, norms, i, kind, tau, weights, share):
 @compiled
 def highest(s, skip, count):
     """The ``count`` highest scores, their classes, and how many of them are not ruled out."""
-    top, where = np.empty(count, s.dtype), np.zeros(count, np.int64)
+    top, where = empty(count, s.dtype), zeros(count, np.int64)
     if count > 0:
         select.largest(s, skip, top, where, select.room(len(s), count, s.dtype))
     size = count
@@ -243,8 +243,8 @@ def ranks(x, kind, tau, weights):
     The exponentials of a softmax that does not count are 0.
     """
     m, R = len(x), len(weights) - 1
-    chances, totals, norms = np.zeros((R + 1, m)), np.ones(R + 1), np.zeros(R + 1)
-    spread, u = spread_of(x), np.empty(m)
+    chances, totals, norms = zeros((R + 1, m)), blocks.ones(R + 1, np.float64), zeros(R + 1)
+    spread, u = spread_of(x), empty(m)
     in_steps = kind == NEURALSORT and not out_of_range(x, spread, R)
     bests, fades = bests_of(x, spread, R if kind == NEURALSORT else 0)
     for r in range(R + 1):
@@ -274,7 +274,7 @@ def pull(cotangents, kind, tau, slopes):
     for i in range(m):
         slopes[i] += cotangents[0, i] * tau
     if kind == NEURALSORT:
-        each = np.zeros(m)
+        each = zeros(m)
         for r in range(1, R + 1):
             add_twice(cotangents[r], 1.0, np.float64(m + 1 - 2 * r), each, slopes)
         pull_spread(each, slopes)
@@ -307,13 +307,13 @@ def at_masses(s, m, kind, candidates, k, tau, weights, g):
     top, where, size = highest(s, NO_CLASS, candidates)
     if size <= k:
         return nothing(g)
-    x, mass, slopes = np.empty(size), np.empty(size), np.zeros(size)
+    x, mass, slopes = empty(size), empty(size), zeros(size)
     for j in range(size):
         x[j] = (np.float64(top[j]) - np.float64(top[0])) / tau
     for j in range(size):
         mass[j], m[where[j]] = m[where[j]], 0
     chances, totals, norms, spread = ranks(x, kind, tau, weights)
-    value, sums, rivals = 0.0, np.zeros(len(weights)), np.ones(len(weights))
+    value, sums, rivals = 0.0, zeros(len(weights)), blocks.ones(len(weights), np.float64)
     if size < candidates:  # all others are ruled out, and only that they have no mass matters
         value = np.inf if labels_among(m) > 0 else 0.0
     elif size < len(s):
@@ -328,10 +328,10 @@ def at_masses(s, m, kind, candidates, k, tau, weights, g):
 def of_highest(x, mass, kind, tau, weights, chances, totals, norms, spread, rivals, sums, slopes):
     """The cost of the candidates x with these masses; their gradient is added to ``slopes``, and that of the offsets of
     all others, whose slopes are ``sums``, by equation 7. It uses up the memory of :func:`ranks`."""
-    m, value, total, rare = len(x), 0.0, np.zeros(len(x)), 0
+    m, value, total, rare = len(x), 0.0, zeros(len(x)), 0
     for r in range(len(weights)):
         add_scaled(chances[r], weights[r] / totals[r], total)
-    where = np.empty(m, np.int64)
+    where = empty(m, np.int64)
     for i in range(m):
         if mass[i] == 0:
             total[i] = 0.0  # becomes the mass over the total
@@ -341,7 +341,7 @@ def of_highest(x, mass, kind, tau, weights, chances, totals, norms, spread, riva
         else:  # chances that round to nothing: by their logarithms
             total[i], where[rare] = 0.0, i
             rare += 1
-    share = np.zeros((rare, len(weights)))
+    share = zeros((rare, len(weights)))
     for j in range(rare):
         value += mass[where[j]] * cost_at(x, spread, norms, where[j], kind, tau, weights, share[j])
         scale_by(share[j], mass[where[j]])
@@ -377,7 +377,7 @@ def of_others(s, m, x, low, kind, tau, weights, chances, totals, norms, rivals, 
     slopes of the offsets [R + 1]; what of these is not of logits is added to ``slopes``.
     """
     R, count, real = len(weights) - 1, len(x) - 1, s.dtype.type
-    offsets, steps, of_all = np.zeros(R + 1), np.ones(R + 1), 0.0
+    offsets, steps, of_all = zeros(R + 1), blocks.ones(R + 1, np.float64), 0.0
     for j in range(count):
         of_all += x[j] - x[count - 1]
     for r in range(R + 1):
@@ -393,8 +393,8 @@ def of_others(s, m, x, low, kind, tau, weights, chances, totals, norms, rivals, 
             offsets[r] = norm + x[r - 1] - x[count - 1]
     value, scale = 0.0, real(-1 / tau)
     length, nearest = min(ROW_BLOCK, len(s)), np.inf
-    where, below = np.empty(len(s), np.int64), np.empty(length, s.dtype)
-    numbers, parts = np.empty((7, length), s.dtype), np.empty((R + 1, length), s.dtype)
+    where, below = empty(len(s), np.int64), empty(length, s.dtype)
+    numbers, parts = empty((7, length), s.dtype), empty((R + 1, length), s.dtype)
     for tier in range(len(TIERS) + 1):
         # the classes between two distances, from the lowest ones on: for those few ranks count
         last = min(TIERS[tier], R) if tier < len(TIERS) else R

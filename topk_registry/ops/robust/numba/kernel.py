@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from topk_registry.ops.cpu.functions import BLOCK, power_of_2
-from topk_registry.ops.cpu.numbers import LOG2E, compiled, copy, summing
+from topk_registry.ops.cpu.numbers import LOG2E, compiled, copy, eps, summing
 from topk_registry.ops.cpu.vectors import largest_of, nothing, total_of
 from topk_registry.ops.robust.definition import ROUNDING
 from topk_registry.ops.rows.numba.row import of_label, row_kernel
@@ -104,17 +104,17 @@ def solve(x, own, a, log_n, temperature, alpha, e):
     """The temperature, and the logarithm of the sum of e^((x - a) / temperature), which e is left with. ``own`` is one
     more of x - a."""
     stiffness, least = alpha * log_n / temperature, temperature * (1 - 1 / alpha)
-    eps, low, certain = np.finfo(x.dtype).eps, -np.inf, False
+    unit, low, certain = eps(x.dtype), -np.inf, False
     lam, trial, safe, step, steepness, log_z = temperature, temperature, temperature, 0.0, 1.0, 0.0
     for _ in range(TRIALS):
         lam = trial
         divergence, slope, concave, log_z = divergence_of(x, own, a, lam, log_n, e)
         excess = temperature - lam - divergence / stiffness
-        if certain or lam == temperature or not excess > ROUNDING * eps * temperature:
+        if certain or lam == temperature or not excess > ROUNDING * unit * temperature:
             safe, step, steepness = lam, excess, 1 + slope / stiffness
             certain = certain or (concave and step <= 0)
             low = -np.inf if certain else low
-            if not abs(step) > 4 * eps * temperature:
+            if not abs(step) > 4 * unit * temperature:
                 break
         else:
             low = lam  # beyond a solution: the largest is between this and the last safe one

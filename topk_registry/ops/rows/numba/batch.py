@@ -11,7 +11,8 @@ import numpy as np
 
 from topk_registry.ops.cpu import storage
 from topk_registry.ops.cpu.functions import PRECISIONS, compiled, entry, total_of
-from topk_registry.ops.cpu.jobs import address_of, array, spans
+from topk_registry.ops.cpu.jobs import spans
+from topk_registry.ops.cpu.memory import address_of, array, empty
 from topk_registry.ops.rows.numba.job import (
     CLASSES,
     EACH,
@@ -91,7 +92,7 @@ def _rows(precision, labels):
         field, n, label, uniform, factor = batch.field, batch.classes, batch.label, batch.uniform, batch.factor
         weight, several, pitch, keep = batch.weight, batch.several, field[PITCH], field[G] != 0
         kernel, numbers, operands, losses = field[KERNEL], field[NUMBERS], address_of(batch.operands), batch.losses
-        room, m, wide, slope = np.empty(ROOMS * n + 1, real), np.empty(n, real), np.empty(n, real), np.empty(n, real)
+        room, m, wide, slope = empty(ROOMS * n + 1, real), empty(n, real), empty(n, real), empty(n, real)
         room[ROOMS * n] = 0
         for start, stop in spans(job, field[STEP], batch.size):
             for b in range(start, stop):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from topk_registry.ops.cpu.functions import Entry, function_type, log_not_of, vectorised
-from topk_registry.ops.cpu.jobs import array
+from topk_registry.ops.cpu.memory import array
 from topk_registry.ops.rows.curve import Compiled
 
 # double curve(count, log p, log(1 - p), p, 1 - p, m, M, first, numbers, own, slope): of ``count`` classes from the

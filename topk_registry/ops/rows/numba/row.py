@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from topk_registry.ops.cpu.functions import Entry, entry, function_type
-from topk_registry.ops.cpu.jobs import array
+from topk_registry.ops.cpu.memory import array
 from topk_registry.ops.cpu.numbers import merged
 
 # double row(n, s, m, y, mass, b, numbers, tensors, room, g): the loss of scores s [n], and its gradient in g [n].

@@ -6,7 +6,7 @@ import numpy as np
 
 from topk_registry.ops.cpu import select
 from topk_registry.ops.cpu.functions import compiled
-from topk_registry.ops.cpu.jobs import array
+from topk_registry.ops.cpu.memory import array, empty, zeros
 from topk_registry.ops.cpu.numbers import NO_CLASS
 from topk_registry.ops.cpu.vectors import nothing, total_of
 from topk_registry.ops.rows.numba.hinges import hinge, hinges
@@ -42,7 +42,7 @@ def has_nan(x):
 @compiled
 def largest(s, skip, count):
     """The ``count`` largest scores and their classes, the class ``skip`` left out."""
-    top, where = np.empty(count, s.dtype), np.zeros(count, np.int64)
+    top, where = empty(count, s.dtype), zeros(count, np.int64)
     select.largest(s, skip, top, where, select.room(len(s), count, s.dtype))
     return top, where
 
@@ -76,7 +76,7 @@ def at_label(s, y, mass, kind, k, own, alpha, factor, g):
 @compiled
 def at_masses(s, m, kind, k, own, alpha, factor, g):
     """Classes outside the top k share one threshold; those inside have another, and are looked at one by one."""
-    real, inside = s.dtype.type, np.empty(k)
+    real, inside = s.dtype.type, empty(k)
     top, where = largest(s, NO_CLASS, k + 1)
     if kind == RANK:
         value, slope = hinges(s, m, np.float64(top[k]), own, alpha, factor, 1.0, g)
@@ -98,7 +98,7 @@ def at_masses(s, m, kind, k, own, alpha, factor, g):
 
 @compiled
 def convex_masses(s, m, k, top, where, inside, g):
-    real, none = s.dtype.type, np.empty(0, s.dtype)
+    real, none = s.dtype.type, empty(0, s.dtype)
     total = 0.0
     for j in range(k):
         total += np.float64(top[j])

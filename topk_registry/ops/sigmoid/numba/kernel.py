@@ -3,7 +3,7 @@
 # numba's intrinsics are called without their first parameter
 
 from topk_registry.ops.cpu.functions import BLOCK, compiled, exp, log1p
-from topk_registry.ops.cpu.jobs import address_of
+from topk_registry.ops.cpu.memory import address_of
 from topk_registry.ops.rows.numba.curves import NUMBERS, call_curve
 from topk_registry.ops.rows.numba.row import row_kernel
 

@@ -5,7 +5,7 @@
 import numpy as np
 
 from topk_registry.ops.cpu.functions import BLOCK, compiled, log
-from topk_registry.ops.cpu.jobs import address_of, array
+from topk_registry.ops.cpu.memory import address_of, array, empty, zeros
 from topk_registry.ops.cpu.numbers import summing
 from topk_registry.ops.cpu.vectors import (
     exponentials,
@@ -109,7 +109,7 @@ def entropies(s, most, m, scale, log_z, share, g):
 @compiled
 def at_masses(s, m, mass, scale, curves, parameters, owns, g, h):
     """Equations 3 to 5: every class on the curve; the top class by itself, in double precision."""
-    real, n, sums, size = s.dtype.type, len(s), np.zeros(2), np.empty(5)
+    real, n, sums, size = s.dtype.type, len(s), zeros(2), empty(5)
     top, gap, r, rest, z = around_top(s, scale, g)
     share, log_z = r / z, np.log1p(r * rest)
     size[SHARE], size[FACTOR], size[MOST], size[LOG_Z] = share, scale, s[top], log_z
@@ -118,7 +118,7 @@ def at_masses(s, m, mass, scale, curves, parameters, owns, g, h):
         at = (address_of(s[start:]), address_of(g[start:]), address_of(m[start:]), mass, start, parameters, owns[0])
         call_softmax(curves[0], (count, *at, address_of(size), address_of(h[start:]), address_of(sums)))
     log_not = (np.log(rest) if rest > 0 or rest != rest else -np.inf) - gap - np.log(z)
-    at_top = np.empty(6)
+    at_top = empty(6)
     at_top[0], at_top[1], at_top[2], at_top[3], at_top[4] = -log_z, log_not, 1 / z, r * rest / z, np.float64(m[top])
     value, own_slope = sums[0] + call_one(curves[1], at_top, mass, top, parameters, owns[1]), at_top[5]
     shared = real(sums[1] * share + (own_slope / rest if rest != 0 else 0.0))
@@ -131,7 +131,7 @@ def at_masses(s, m, mass, scale, curves, parameters, owns, g, h):
 @compiled
 def on_curve(log_odds, m, mass, c, curve, parameters, own):
     """The loss of a single class of these log-odds, and its slope."""
-    x = np.empty(6)
+    x = empty(6)
     x[0], x[1], x[2], x[3] = probabilities_of(log_odds)
     x[4] = m
     if curve == 0:  # cross-entropy

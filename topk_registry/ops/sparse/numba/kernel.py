@@ -7,9 +7,9 @@ import numpy as np
 
 from topk_registry.ops.cpu import select
 from topk_registry.ops.cpu.functions import BLOCK
-from topk_registry.ops.cpu.jobs import address_of, array
 from topk_registry.ops.cpu.masks import places_above
-from topk_registry.ops.cpu.numbers import borrowed, compiled, inlined, summing
+from topk_registry.ops.cpu.memory import address_of, array, borrowed, empty, zeros
+from topk_registry.ops.cpu.numbers import compiled, eps, inlined, summing
 from topk_registry.ops.cpu.vectors import largest_of, nothing, total_of
 from topk_registry.ops.rows.numba.row import of_label, row_kernel
 
@@ -54,7 +54,7 @@ def candidates(s, k, scale, space):
     if not abs(origin) < np.inf:
         return x[:0], where[:0], origin
     least = np.float64(origin) - 1 / scale
-    count = places_above(s, real(least - np.finfo(s.dtype).eps * abs(least)), where)  # rounded, one more may be kept
+    count = places_above(s, real(least - eps(s.dtype) * abs(least)), where)  # rounded, one more may be kept
     for j in range(count):
         x[j] = (np.float64(s[where[j]]) - np.float64(origin)) * scale
     return x[:count], where[:count], origin
@@ -206,7 +206,7 @@ def at_masses(s, m, x, where, other, theta, origin, k, scale, g):
     own."""
     high, count = largest_of(x), len(x)
     held, some = threshold(x, k - 1, theta, high) if k > 1 else high, False
-    inside, own, u = np.empty(count), np.zeros(count), np.empty(count)
+    inside, own, u = empty(count), zeros(count), empty(count)
     for j in range(count):
         inside[j], m[where[j]] = np.float64(m[where[j]]), 0
     shared, ahead = 0.0, 0.0
@@ -236,11 +236,11 @@ def at_masses(s, m, x, where, other, theta, origin, k, scale, g):
 def add_each(s, u, mass, where, places, k, g):
     """The cost of the classes with mass in the mask of k; their part of the gradient is added to g."""
     size = len(u)
-    order, numbers = np.empty(size, np.int64), np.empty(2 * size + 64, s.dtype)  # the order of scores is that of u
+    order, numbers = empty(size, np.int64), empty(2 * size + 64, s.dtype)  # the order of scores is that of u
     for j in range(size):
         numbers[j], places[j] = s[where[j]], j
     select.in_order(numbers, places, size, numbers[size + 64 :], order)
-    rising = np.empty((9, size + 1))
+    rising = empty((9, size + 1))
     for j in range(size):
         i = order[size - 1 - j]
         rising[0, j], rising[1, j] = u[i], mass[i]

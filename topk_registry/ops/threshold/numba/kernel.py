@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from topk_registry.ops.cpu.functions import BLOCK, compiled, exp, log1p
+from topk_registry.ops.cpu.memory import empty, zeros
 from topk_registry.ops.cpu.numbers import summing
 from topk_registry.ops.cpu.vectors import exponentials, largest_of, nothing, scale_by, total_of
 from topk_registry.ops.rows.numba.row import of_label, row_kernel
@@ -35,7 +36,7 @@ def loss(s, m, y, mass, k, tau, g):
     if not (total < np.inf and possible(s) > k):
         return nothing(g)
     low, high = -np.inf, np.inf
-    sums, near, step = np.empty(5), np.zeros(2), np.nan
+    sums, near, step = empty(5), zeros(2), np.nan
     reference, rest = a, math.log(total / k)  # b as a score and what it is above that, by equation 4
     # half the root of the rounding, as the error after a step is its square; and the rounding of a gap's two sides
     enough, rounding = (1.7e-4, 5e-7) if s.itemsize == 4 else (7e-9, 1e-15)

@@ -10,7 +10,8 @@ from numba import njit
 
 from topk_registry.ops.cpu.blocks import largest_size, load
 from topk_registry.ops.cpu.functions import entry
-from topk_registry.ops.cpu.jobs import address_of, array, spans
+from topk_registry.ops.cpu.jobs import spans
+from topk_registry.ops.cpu.memory import address_of, array, empty
 from topk_registry.ops.cpu.numbers import bits_32, compiled, copy, number_32
 from topk_registry.ops.cpu.storage import widen
 from topk_registry.ops.update.definition import BLOCK, LOW, ONE, least
@@ -37,7 +38,7 @@ def steps_of_rows(precision):
         stream, numbers, memory = integers[9:13], reals[13:22], address[24:28]
         w, g = array(address[22], (m, d), stored), array(address[23], (m, d), np.float32)
         held = places(d)
-        space = np.empty(5 * held, np.float32)
+        space = empty(5 * held, np.float32)
         at = address_of(space)
         x, p, q = array(at, d, np.float32), array(at + 4 * held, d, np.float32), array(at + 8 * held, d, np.float32)
         low, high = array(at + 12 * held, held, np.int32), array(at + 16 * held, held, np.int32)

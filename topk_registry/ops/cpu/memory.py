@@ -1,0 +1,116 @@
+"""Memory that a kernel takes for itself, and arrays at an address.
+
+numba compiles its own ``np.empty`` and ``np.zeros`` anew for every type and number of dimensions, and twice where a
+default is left out. These are no functions of numba's to compile.
+"""
+# pyright: reportCallIssue=false, reportArgumentType=false
+# numba's intrinsics are called without their first parameter
+
+from collections.abc import Sequence
+from typing import Any
+
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
+
+
+def numbers_at(context, builder, kind, data, lengths, owner=None):
+    """LLVM's value of a contiguous array of a numba type at an address, of these lengths.
+
+    References to its owner are counted. Without one, nobody counts.
+    """
+    size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+    strides = [context.get_constant(types.intp, size)]
+    for length in reversed(lengths[1:]):
+        strides.insert(0, builder.mul(strides[0], length))
+    made = context.make_array(kind)(context, builder)
+    populate_array(made, data, lengths, strides, size, owner)
+    return made._getvalue()
+
+
+def array_type(shape: types.Type, kind: Any) -> types.Array:
+    """The type of a contiguous array of this shape; the kind is a type such as np.float64."""
+    return types.Array(kind.dtype, len(shape) if isinstance(shape, types.BaseTuple) else 1, "C")
+
+
+def lengths_of(context, builder, shape: types.Type, value) -> Sequence:
+    """LLVM's values of the lengths that a shape holds, which is a length or a tuple of them."""
+    several = isinstance(shape, types.BaseTuple)
+    given = cgutils.unpack_tuple(builder, value) if several else [value]
+    return [
+        context.cast(builder, one, of, types.intp) for one, of in zip(given, shape if several else [shape], strict=True)
+    ]
+
+
+def _taken(zero: bool) -> Any:
+    @intrinsic
+    def taken(typing_context, shape, kind=None):
+        kind = types.NumberClass(types.float64) if kind is None else kind
+        found = array_type(shape, kind)
+
+        def codegen(context, builder, signature, arguments):
+            lengths = lengths_of(context, builder, shape, arguments[0])
+            stored = context.get_data_type(found.dtype)
+            size = context.get_constant(types.intp, context.get_abi_sizeof(stored))
+            for length in lengths:
+                size = builder.mul(size, length)
+            align = context.get_constant(types.uint32, context.get_preferred_array_alignment(found.dtype))
+            owner = context.nrt.meminfo_alloc_aligned(builder, size, align)
+            data = builder.bitcast(context.nrt.meminfo_data(builder, owner), stored.as_pointer())
+            if zero:
+                cgutils.memset(builder, data, size, 0)
+            return numbers_at(context, builder, found, data, lengths, owner)
+
+        return found(shape, kind), codegen
+
+    return taken
+
+
+# empty(shape, kind), zeros(shape, kind): memory for numbers, which is given back when the last array of it is gone. The
+# shape is a length, or a tuple of lengths; the kind is a type such as np.float64, which is the default.
+empty, zeros = _taken(False), _taken(True)
+
+
+@intrinsic
+def _array(typing_context, address, shape, kind):
+    found = array_type(shape, kind)
+    place = types.voidptr if address == types.voidptr else types.int64
+
+    def codegen(context, builder, signature, arguments):
+        pointer = context.get_data_type(found.dtype).as_pointer()
+        data = (builder.bitcast if place == types.voidptr else builder.inttoptr)(arguments[0], pointer)
+        return numbers_at(context, builder, found, data, lengths_of(context, builder, shape, arguments[1]))
+
+    return found(place, shape, kind), codegen
+
+
+# array(address, shape, kind): the numbers at an address, as ``numba.carray``, without a function of numba's to compile.
+# The address is an integer, or what a C function is given as ``pointer``; the shape and the kind are as above.
+array: Any = _array
+
+
+@intrinsic
+def _address_of(typing_context, array):
+    def codegen(context, builder, signature, arguments):
+        data = context.make_array(array)(context, builder, arguments[0]).data
+        return builder.ptrtoint(data, context.get_value_type(types.int64))
+
+    return types.int64(array), codegen
+
+
+address_of: Any = _address_of  # address_of(array): the address of its first number, an integer
+
+
+@intrinsic
+def _borrowed(typing_context, array):
+    def codegen(context, builder, signature, arguments):
+        given = context.make_array(array)(context, builder, arguments[0])
+        return numbers_at(context, builder, array, given.data, cgutils.unpack_tuple(builder, given.shape))
+
+    return array(array), codegen
+
+
+# The same memory as an array that is not reference-counted: counting makes each slice cost ten nanoseconds. Only for
+# memory that the caller owns.
+borrowed: Any = _borrowed
