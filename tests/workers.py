@@ -74,13 +74,15 @@ def built_library(folder: Path) -> Path:
     level = levels_here()[-1]
     if level in X86 and torch.backends.cpu.get_cpu_capability() == "AVX512":
         level = X86[0]
-    path, said = folder / f"{level}.so", [0.0]
+    path, said = folder / f"{level}.so", (0.0, -1)
     if path.is_file() and not opened(path).why:
         return path
 
     def say(done: int, count: int) -> None:
-        if time.monotonic() - said[0] > 20 or done == count:
+        nonlocal said
+        since, before = said
+        if done != before and (time.monotonic() - since > 20 or done == count):
             print(f"compiling kernels for the tests: {done} of {count}", flush=True)
-            said[0] = time.monotonic()
+            said = time.monotonic(), done
 
     return build(path, curves(), (level,), folder=folder / "parts", say=say)
