@@ -137,7 +137,7 @@ def options_change_under_compile(subject: Subject) -> None:
     torch.compiler.reset()
     compiled = torch.compile(loss, backend=_remembering())  # soft targets, as smoothed labels are, may break a graph
     with torch.no_grad():
-        for step in range(-1, 2):
+        for step in range(-1, 3):
             changed = {option: of[step % len(of)] for option, of in values.items()} if step >= 0 else {}
             for option, value in changed.items():
                 if isinstance(loss, ClassificationLoss) or hasattr(loss, option):

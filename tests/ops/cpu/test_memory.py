@@ -5,6 +5,7 @@ import gc
 import numpy as np
 import pytest
 from numba import njit
+from numba.core.runtime import _nrt_python, rtsys
 
 from tests.ops.compiled import for_python
 from topk_registry.ops.cpu import blocks, linking, memory, numbers
@@ -40,14 +41,20 @@ def test_memory_of_no_kind_is_in_double_precision():
     assert [one.dtype for one in made] == [np.float64, np.float64]
 
 
-def test_memory_is_given_back():
-    resource = pytest.importorskip("resource")
+@pytest.fixture
+def counted():
+    _nrt_python.memsys_enable_stats()
+    yield
+    _nrt_python.memsys_disable_stats()
+
+
+def test_memory_is_given_back(counted):
+    taken((1000, 1000), np.float64)  # which may compile
+    before = rtsys.get_allocation_stats()
     taken((1000, 1000), np.float64)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(50):
-        taken((1000, 1000), np.float64)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # in kilobytes, on macOS in bytes
-    assert grown < 50 * 8_000 / 4
+    after = rtsys.get_allocation_stats()
+    assert after.mi_alloc - before.mi_alloc == 2
+    assert after.mi_free - before.mi_free == 2
 
 
 def test_memory_that_there_is_not_is_an_error():
