@@ -36,7 +36,7 @@ _REFUSE = ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_void_p).value
 class Linked(JITCodeLibrary):
     """LLVM's code of a function and of all that it calls. It is optimised, and turned into machine code, on request."""
 
-    is_optimised, is_machine_code = False, False
+    is_machine_code = False
     environment: tuple[str, Any] | None = None  # of a function: what numba looks up when it raises
 
     def _optimize_final_module(self) -> None:
@@ -46,17 +46,15 @@ class Linked(JITCodeLibrary):
         self._finalized = True
 
     def optimise(self) -> None:
-        """Optimise the function and all that is linked into it, once."""
+        """Optimise the function and all that is linked into it."""
         self._ensure_finalized()
-        if not self.is_optimised:
-            self.is_optimised = True
-            super()._optimize_final_module()
+        super()._optimize_final_module()
 
     def make_machine_code(self) -> None:
         """Make machine code of the function and of all that is linked into it, once."""
-        self.optimise()
         if not self.is_machine_code:
             self.is_machine_code = True
+            self.optimise()
             super()._finalize_final_module()
             if self.environment is not None:
                 self._codegen.set_env(*self.environment)
