@@ -1,5 +1,7 @@
 """One switch for every operator, backends that are tried before they are trusted, and a report of their service."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -142,6 +144,24 @@ def test_the_switch_is_left_when_an_error_passes():
     with pytest.raises(KeyError), tr.use_backend("torch"):
         raise KeyError
     assert both() == ("numba", "numba")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_waits_for_the_import_of_kernels(tmp_path, monkeypatch):
+    """Without that the child would wait for ever for the thread that imports: it has no such thread."""
+    begun = threading.Event()
+    monkeypatch.setattr(sys, "begun", begun, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "slow_kernels.py").write_text("import sys, time\nsys.begun.set()\ntime.sleep(0.3)\nkernels = 7\n")
+    thread = threading.Thread(target=backend.load, args=["slow_kernels"])
+    thread.start()
+    assert begun.wait(10)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # ends a child that waits for ever
+        os._exit(backend.load("slow_kernels").kernels)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    thread.join()
 
 
 def test_a_wrong_name_lists_the_right_ones(monkeypatch):

@@ -3,11 +3,12 @@
 A backend is an object that says where it serves and brings the operator's kernels. It is loaded on first use and tried
 on a few numbers. A backend that cannot be used is warned about once, and torch operations take its place.
 
-The choice, from the strongest: ``impl=`` of a call, :func:`backend` around it, the environment variable
-``TOPK_REGISTRY_BACKEND``, and else the fastest that serves.
+The choice, from the strongest: ``impl=`` of a call, :func:`use_backend` around it, the environment
+variable ``TOPK_REGISTRY_BACKEND``, and else the fastest that serves.
 """
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -148,7 +149,7 @@ def in_clean_thread(function: Callable[[], Any]) -> Any:
 @cache
 def operator(name: str) -> Operator[Any]:
     """The operator in a folder, with its backends."""
-    return import_module(f"topk_registry.ops.{name}.backends").OPERATOR
+    return load(f"topk_registry.ops.{name}.backends").OPERATOR
 
 
 def check_name(name: str, what: str, names: Iterable[str] = NAMES) -> None:
@@ -195,10 +196,17 @@ def preferred() -> str:
     return chosen
 
 
+loading = threading.RLock()  # of the thread that imports kernels
+if hasattr(os, "register_at_fork"):
+    # a fork waits for that thread: in the child nobody would finish the import, and who needs it would wait for ever
+    os.register_at_fork(before=loading.acquire, after_in_parent=loading.release, after_in_child=loading.release)
+
+
 @cache
 def load(module: str) -> ModuleType:
     """Import a module of kernels."""
-    return import_module(module)
+    with loading:
+        return import_module(module)
 
 
 def trial_in(module: str) -> Callable[..., bool]:

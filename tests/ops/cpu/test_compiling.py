@@ -264,7 +264,7 @@ threads.start()
 assert begun.wait(60)
 child = os.fork()
 if not child:
-    signal.alarm(100)
+    signal.alarm(100)  # ends a child that waits for ever
     os._exit(10 if abs(loss(logits, target).item() - {value}) < 1e-6 else 11)
 _, status = os.waitpid(child, 0)
 threads.join()

@@ -33,7 +33,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
-from topk_registry.ops.backend import check_compiling
+from topk_registry.ops.backend import check_compiling, loading
 from topk_registry.ops.cpu.library import OPERATORS, edition
 from topk_registry.ops.cpu.linking import linked
 
@@ -118,13 +118,19 @@ class _Kept:
     problem = ""
 
 
+def _wait_for_others() -> None:
+    """Let a fork wait for the kernel that another thread compiles, as for one that it imports, which may compile."""
+    loading.acquire()
+    global_compiler_lock.acquire()
+
+
+def _let_others_go_on() -> None:
+    global_compiler_lock.release()
+    loading.release()
+
+
 if hasattr(os, "register_at_fork"):
-    # a fork waits for the kernel that another thread compiles: in the child nobody would finish it and unlock
-    os.register_at_fork(
-        before=global_compiler_lock.acquire,
-        after_in_parent=global_compiler_lock.release,
-        after_in_child=global_compiler_lock.release,
-    )
+    os.register_at_fork(before=_wait_for_others, after_in_parent=_let_others_go_on, after_in_child=_let_others_go_on)
 
 _alive: list[CFunc] = []
 _kept, _notice = _Kept(), Notice()
