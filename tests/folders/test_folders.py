@@ -128,6 +128,19 @@ def test_classes_of_one_name_cannot_be_told():
     assert class_map(["owl"], ["crane", "owl", "crane"]).numbers == {"owl": 1}
 
 
+def test_twenty_thousand_classes_are_looked_up_once_each():
+    hashed = []
+
+    class Name(str):
+        def __hash__(self):
+            hashed.append(self)
+            return super().__hash__()
+
+    names = [Name(f"c{i}") for i in range(20_000)]
+    assert class_map(names, names).missing == []
+    assert len(hashed) < 12 * len(names)
+
+
 def test_numbers_are_no_names():
     """A file without class names has numbers from 0; folders are often counted from 1."""
     assert class_map(["1", "2", "3"], ["0", "1", "2"]).numbers == {"1": 0, "2": 1, "3": 2}

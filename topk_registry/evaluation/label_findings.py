@@ -72,11 +72,11 @@ class LabelFindings:
             if group.labels_differ:
                 for image in group.members:
                     other[image] = " | ".join(self.names[i] for i in group.members if i != image)
-        found = self.found
-        rest = [i for i in other if i not in set(found)]
+        suspicious = dict.fromkeys(self.found)
+        rest = [i for i in other if i not in suspicious]
         ranked = [
             {**self.row(image), "rank": place, "duplicates": other.get(image, ""), "action": fill}
-            for place, image in enumerate(found, 1)
+            for place, image in enumerate(suspicious, 1)
         ]
         copies = [{**self.row(image), "rank": "", "duplicates": other[image], "action": ""} for image in rest]
         return [*ranked, *copies]

@@ -59,16 +59,16 @@ def class_map(
         >>> class_map(["dog", "cat"], ["cat", "dog", "owl"]).numbers
         {'dog': 1, 'cat': 0}
     """
-    unknown = [name for name in folders if name not in set(classes)]
+    numbers = {name: i for i, name in enumerate(classes)}
+    unknown = [name for name in folders if name not in numbers]
     nameless = list(classes) == [str(i) for i in range(len(classes))]
     known = len(unknown) < len(folders)
     if by_order and len(folders) == len(classes) and (nameless or not known):
         ordered = sorted(folders, key=natural_key)
-        numbers = {name: i for i, name in enumerate(ordered)}
-        return ClassMap(numbers, False, [], [], _by_order(ordered, classes, nameless=nameless))
+        in_order = {name: i for i, name in enumerate(ordered)}
+        return ClassMap(in_order, False, [], [], _by_order(ordered, classes, nameless=nameless))
     if unknown and not (ignore_unknown and known):
         raise FolderError(_strange(unknown, folders, classes, where, of, by_order=by_order))
-    numbers = {name: i for i, name in enumerate(classes)}
     counts = Counter(classes)
     twice = sorted((name for name in folders if counts[name] > 1), key=natural_key)
     if twice:
