@@ -1,6 +1,7 @@
 """The theory study's numbers against closed forms, and its verdicts."""
 
 import math
+from itertools import cycle
 
 import pytest
 import torch
@@ -50,6 +51,20 @@ def test_cross_entropy_is_minimised_by_log_p(case):
 )
 def test_verdicts_of_known_losses(loss, wanted):
     assert verdict(run("calibration", loss=loss, starts=3, **STEPS)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("factors", "wanted"),
+    [
+        ([math.nan], {"problem": "it is NaN"}),
+        ([math.nan, 1.0], {"problem": "it is random"}),
+        ([1.0, math.nan], {"problem": "it is random"}),
+    ],
+)
+def test_a_loss_is_random_where_its_answers_differ_and_not_where_all_are_nan(monkeypatch, factors, wanted):
+    factor = cycle(factors)
+    monkeypatch.setattr(theory.registered, "build", lambda *_, **__: lambda s, y: s[:, 0] * next(factor))
+    assert run("calibration", loss="ce", starts=2, **STEPS) == wanted
 
 
 def test_the_minimiser_of_the_topk_likelihood_has_the_posterior_as_marginals_scaled():

@@ -88,9 +88,9 @@ def refuses_an_unknown_split(data: DatasetSubject) -> None:
 
 def has_samples(data: DatasetSubject) -> None:
     """Batches are made of dataset[i], for i below len(dataset)."""
-    for split, found in data.sets.items():
-        expect(is_indexed(found), f"{split}: {contract.no_data_set(found)}")
-        expect(len(found) > 0, f"expected samples in split {split!r}, got none")
+    for split, dataset in data.sets.items():
+        expect(is_indexed(dataset), f"{split}: {contract.no_data_set(dataset)}")
+        expect(len(dataset) > 0, f"expected samples in split {split!r}, got none")
 
 
 def gives_images_and_labels(data: DatasetSubject) -> None:
@@ -102,7 +102,7 @@ def gives_images_and_labels(data: DatasetSubject) -> None:
 
 def names_its_classes(data: DatasetSubject) -> None:
     """The names tell how many scores a model needs; they are stored with it, and evaluation compares them."""
-    first, *others = (class_names_of(found) for found in data.sets.values())
+    first, *others = (class_names_of(dataset) for dataset in data.sets.values())
     expect(first is not None, "expected an attribute classes with the names of the classes, got none")
     names = first or []
     expect(len(names) > 1, f"expected two classes at least, got {names}")
@@ -123,11 +123,11 @@ def keeps_labels_in_range(data: DatasetSubject) -> None:
 
 def lists_its_labels(data: DatasetSubject) -> None:
     """Losses and recipes that need class counts read ``targets``, and else every image."""
-    for split, found in data.sets.items():
-        labels = kept_k_hot_of(found) if data.several else kept_labels_of(found)
+    for split, dataset in data.sets.items():
+        labels = kept_k_hot_of(dataset) if data.several else kept_labels_of(dataset)
         if labels is None:
             raise NotApplicableError(f"no attribute targets: counting the classes of {split!r} reads every image")
-        expect(len(labels) == len(found), f"expected {len(found)} targets in {split!r}, got {len(labels)}")
+        expect(len(labels) == len(dataset), f"expected {len(dataset)} targets in {split!r}, got {len(labels)}")
         for i, (_, label) in data.read[split].items():
             same = np.array_equal(np.asarray(labels[i]), np.asarray(label))
             expect(same, f"{split}: targets[{i}] is {labels[i]}, and the sample has {label}")
@@ -135,25 +135,25 @@ def lists_its_labels(data: DatasetSubject) -> None:
 
 def knows_its_families(data: DatasetSubject) -> None:
     """Label noise stays within families, and ``superclasses`` has the family of each class."""
-    for split, found in data.sets.items():
-        if getattr(found, "superclasses", None) is None:
+    for split, dataset in data.sets.items():
+        if getattr(dataset, "superclasses", None) is None:
             raise NotApplicableError("no attribute superclasses")
-        families, names = superclasses_of(found), class_names_of(found) or []
+        families, names = superclasses_of(dataset), class_names_of(dataset) or []
         expect(len(families) == len(names), f"expected {len(names)} superclasses in {split!r}, got {len(families)}")
 
 
 def applies_the_transform(data: DatasetSubject) -> None:
     """The trainer sets ``transform``: it augments, and makes the tensors that batches are made of."""
-    for split, found in data.sets.items():
-        problem = contract.problem_of_transform(found)
+    for split, dataset in data.sets.items():
+        problem = contract.problem_of_transform(dataset)
         expect(not problem, f"{split}: {problem}")
 
 
 def repeats_under_a_seed(data: DatasetSubject) -> None:
     """A run that resumes sees the same batches, so chance must come from the generators that the trainer seeds."""
-    for split, found in data.sets.items():
+    for split, dataset in data.sets.items():
         for i in list(data.read[split])[:8]:
-            first, second = (_seeded(lambda at=i, of=found: of[at]) for _ in range(2))
+            first, second = (_seeded(lambda at=i, of=dataset: of[at]) for _ in range(2))
             expect(_same(first, second), f"expected {split}[{i}] to be the same under the same seed, got another")
 
 
@@ -166,13 +166,13 @@ def keeps_splits_apart(data: DatasetSubject) -> None:
 
 def reaches_other_processes(data: DatasetSubject) -> None:
     """Workers that are started afresh, as on macOS and Windows, get the data set pickled."""
-    for split, found in data.sets.items():
+    for split, dataset in data.sets.items():
         try:
-            copy = pickle.loads(pickle.dumps(found))
+            copy = pickle.loads(pickle.dumps(dataset))
         except Exception as error:
             raise CheckFailedError(f"expected {split!r} to be pickled, got {type(error).__name__}: {error}") from error
         i = next(iter(data.read[split]))
-        again = _same(_seeded(lambda at=i, of=copy: of[at]), _seeded(lambda at=i, of=found: of[at]))
+        again = _same(_seeded(lambda at=i, of=copy: of[at]), _seeded(lambda at=i, of=dataset: of[at]))
         expect(again, f"expected the same sample {i} from a pickled copy of {split!r}, got another")
 
 
@@ -181,25 +181,25 @@ def makes_a_batch(data: DatasetSubject) -> None:
     from timm.data import create_loader
 
     for split, training in zip(data.splits, (True, False), strict=True):
-        found, count = data.sets[split], min(4, len(data.sets[split]))
-        before = getattr(found, "transform", None)
-        images_of: Any = torch.utils.data.Subset(found, list(data.read[split])[:count]) if training else found
-        loader: Any = create_loader(
-            images_of,
-            input_size=(3, SIZE, SIZE),
-            batch_size=count,
-            is_training=training,
-            num_workers=0,
-            device=torch.device("cpu"),
-            use_prefetcher=True,
-            pin_memory=False,
-        )
-        if training:  # timm sets the transform of what it is given
-            found.transform = loader.dataset.transform
+        dataset, count = data.sets[split], min(4, len(data.sets[split]))
+        before = getattr(dataset, "transform", None)
+        images_of: Any = torch.utils.data.Subset(dataset, list(data.read[split])[:count]) if training else dataset
         try:
+            loader: Any = create_loader(
+                images_of,
+                input_size=(3, SIZE, SIZE),
+                batch_size=count,
+                is_training=training,
+                num_workers=0,
+                device=torch.device("cpu"),
+                use_prefetcher=True,
+                pin_memory=False,
+            )
+            if training:  # timm sets the transform of what it is given
+                dataset.transform = loader.dataset.transform
             images, labels = next(iter(loader))
         finally:
-            found.transform = before
+            dataset.transform = before
         shape, wanted = list(images.shape), [count, 3, SIZE, SIZE]
         expect(shape == wanted, f"expected images {wanted} of {split!r}, got {shape}")
         expect(bool(images.isfinite().all()), f"expected finite numbers in the images of {split!r}")

@@ -32,22 +32,22 @@ def calibrate_labels(
         )
     samples = open_label_sets(args.dataset, classes, **data)
     say(samples.line)
-    found = calibrate_label_file(
+    calibrated = calibrate_label_file(
         args.model, output, samples, alpha=args.alpha, report=args.report_share, seed=args.seed, **running
     )
     report = Path(args.report or output.with_suffix(".html"))
-    write_page(report, label_report_page(found))
+    write_page(report, label_report_page(calibrated))
     if args.json:
-        print(json.dumps({**found.facts, "file": str(output), "report": str(report)}, indent=2))
+        print(json.dumps({**calibrated.facts, "file": str(output), "report": str(report)}, indent=2))
     else:
-        _say(found, len(classes))
+        _say(calibrated, len(classes))
         print(f"wrote       {output}\nreport      {report}")
     return 0
 
 
-def _say(found: Any, n: int) -> None:
-    facts = found.facts
-    low, high = found.counts.interval
+def _say(calibrated: Any, n: int) -> None:
+    facts = calibrated.facts
+    low, high = calibrated.counts.interval
     rate, size = (facts[f"report_{name}"] for name in ("false_negative_rate", "mean_size"))
     print(f"promised    {facts['guarantee']}")
     print(f"missed      {rate:.4f} ({low:.4f} to {high:.4f}) on {facts['report_samples']} other images")
@@ -55,7 +55,8 @@ def _say(found: Any, n: int) -> None:
     print(f"mAP         {facts.get('report_map', float('nan')):.4f}")
     print(f"F1          {facts.get('report_labels_micro_f1', float('nan')):.4f} over all labels, "
           f"{facts.get('report_labels_macro_f1', float('nan')):.4f} mean over classes")  # fmt: skip
-    if len(fallen := found.thresholds.fallen_back):
-        say(f"note: {len(fallen)} classes are the label of no calibration image and have the threshold 0.5")
+    if len(fallen := calibrated.thresholds.fallen_back):
+        threshold = calibrated.thresholds.values[fallen[0]]
+        say(f"note: {len(fallen)} classes are the label of no calibration image and have the threshold {threshold:g}")
     if facts["threshold"] is None:
         say("note: so few images have labels that sets may miss all of them: every set is empty")

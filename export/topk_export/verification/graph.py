@@ -127,8 +127,8 @@ def value_shape(graph: Any, name: str) -> list[int | str]:
 
 def keep_outputs(model: Any, names: Iterable[str]) -> None:
     """Drop the other outputs, and every node and constant that only they needed."""
-    graph = model.graph
-    kept = {output.name: output for output in graph.output if output.name in set(names)}
+    graph, names = model.graph, set(names)
+    kept = {output.name: output for output in graph.output if output.name in names}
     needed, nodes = set(kept), []
     for node in reversed(graph.node):
         if needed.intersection(node.output):

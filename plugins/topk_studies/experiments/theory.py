@@ -81,8 +81,11 @@ def _calibration(c: Configuration) -> dict[str, Any]:
     rows = _rows(c["loss"], n, k)
     line, label = torch.linspace(0.0, 1.0, n, dtype=torch.float64)[None], torch.tensor([0])
     with torch.no_grad():
-        if any(float(rows(line, label)) != float(rows(line, label)) for _ in range(5)):
-            return {"problem": "it is random"}
+        losses = np.array([float(rows(line, label)) for _ in range(10)])
+    if np.isnan(losses).all():  # before they are compared: NaN differs from itself
+        return {"problem": "it is NaN"}
+    if (losses != losses[0]).any():
+        return {"problem": "it is random"}
 
     def risk(s: Tensor) -> Tensor:
         return rows(s.expand(n, n), torch.arange(n)).double() @ p
@@ -128,14 +131,14 @@ def _minima(risk: Callable[[Tensor], Tensor], basis: Tensor, starts: Tensor) -> 
 
     def value(z: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         leaf = torch.from_numpy(z).requires_grad_()
-        found = risk((basis @ leaf)[None])
-        (slope,) = torch.autograd.grad(found, leaf)
-        return float(found.detach()), slope.numpy()
+        risk_at_z = risk((basis @ leaf)[None])
+        (slope,) = torch.autograd.grad(risk_at_z, leaf)
+        return float(risk_at_z.detach()), slope.numpy()
 
     options = {"gtol": FLAT, "maxiter": STEPS}
     runs = [minimize(value, start.numpy(), jac=True, method="BFGS", options=options) for start in starts]
-    found = [(float(one.fun), float(np.abs(one.jac).max()), basis @ torch.from_numpy(one.x)) for one in runs]
-    return sorted(found, key=lambda one: one[0])
+    minima = [(float(one.fun), float(np.abs(one.jac).max()), basis @ torch.from_numpy(one.x)) for one in runs]
+    return sorted(minima, key=lambda one: one[0])
 
 
 def _sparsity(c: Configuration) -> dict[str, Any]:

@@ -29,7 +29,7 @@ CEILING_SHAPES = ({"n": 100, "d": 8}, {"n": 1000, "d": 8}, {"n": 1000, "d": 32})
 FLAT = 1e-6  # a gradient above this at the end of a descent leaves the case undecided
 TIE = 1e-8  # a smaller gap to the border is none
 ROUNDING = 1e-9
-Found = dict[str, dict[str, dict[str, Any]]]
+ByLoss = dict[str, dict[str, dict[str, Any]]]  # loss, case
 
 
 def findings(records: Sequence[Record]) -> Findings:
@@ -73,17 +73,17 @@ def findings(records: Sequence[Record]) -> Findings:
     )
 
 
-def _by_loss(records: Sequence[Record], check: str, key: str) -> Found:
-    found: Found = {}
+def _by_loss(records: Sequence[Record], check: str, key: str) -> ByLoss:
+    by_loss: ByLoss = {}
     for record in records:
         c = record.configuration
         if c["check"] == check:
-            found.setdefault(c["loss"], {})[c[key]] = record.result
-    return found
+            by_loss.setdefault(c["loss"], {})[c[key]] = record.result
+    return by_loss
 
 
 def verdict(result: dict[str, Any]) -> str:
-    """Read a calibration result: ranked, tie, wrong, kinks, or why there is none."""
+    """Read a calibration result: ranked, tie, wrong, undecided, or why there is none of these."""
     if "problem" in result:
         return result["problem"] if result["problem"] == "it is random" else "cannot be asked"
     if result["slope"] > FLAT:
@@ -93,9 +93,11 @@ def verdict(result: dict[str, Any]) -> str:
     return "ranked" if result["ahead"] > 0 and result["gap"] > 0 else "wrong"
 
 
-def _calibration_table(found: Found) -> Table:
+def _calibration_table(by_loss: ByLoss) -> Table:
     cases = [case["case"] for case in POSTERIORS]
-    rows = [(loss, *(verdict(results[c]) if c in results else None for c in cases)) for loss, results in found.items()]
+    rows = [
+        (loss, *(verdict(results[c]) if c in results else None for c in cases)) for loss, results in by_loss.items()
+    ]
     return Table(
         "Does the minimiser of the conditional risk rank the true top k?",
         ("loss", *cases),
@@ -127,12 +129,12 @@ def _table(title: str, runs: Runs, settings: dict[str, str], numbers: dict[str, 
     return Table(title, (*settings.values(), *numbers.values()), rows)
 
 
-def _notes(calibration: Found, sparsity: dict[str, dict[str, Any]], others: Mapping[str, Runs]) -> tuple[Note, ...]:
+def _notes(calibration: ByLoss, sparsity: dict[str, dict[str, Any]], others: Mapping[str, Runs]) -> tuple[Note, ...]:
     notes = []
     for loss, results in calibration.items():
         if loss in ("ce", "smooth_topk_svm", "topk_nll", "log_spherical_softmax", "log_taylor_softmax"):
             verdicts = {case: verdict(result) for case, result in results.items()}
-            missed = [f"{case} ({found})" for case, found in verdicts.items() if found != "ranked"]
+            missed = [f"{case} ({outcome})" for case, outcome in verdicts.items() if outcome != "ranked"]
             notes.append(
                 Note(
                     f"The minimiser of {loss} ranks the true top k.",
