@@ -72,11 +72,11 @@ class Operator(Generic[Kernels]):
         if impl == "auto":
             wanted = preferred()
             key = self.name, wanted, device, request
-            if (found := _choices.get(key)) is None:
-                found = next(name for name in self.backends if self._chosen(name, wanted, device, request))
+            if (chosen := _choices.get(key)) is None:
+                chosen = next(name for name in self.backends if self._chosen(name, wanted, device, request))
                 if device.type != "cuda" or not _captures():  # there the trial is yet to come
-                    _choices[key] = found
-            return found
+                    _choices[key] = chosen
+            return chosen
         check_name(impl, "impl", self.backends)
         if not self[impl].serves(device, *request):
             raise ValueError(f"impl {impl!r} is for {self[impl].where}: {', '.join(map(str, (device, *request)))}")
@@ -96,10 +96,10 @@ class Operator(Generic[Kernels]):
             return _problems[key]
         if device.type == "cuda" and _captures():
             return ""  # a trial would break the graph off
-        found = _problem(one, device, lambda: self.trial(one.kernels(), device, *tried))
-        if found and found not in _problems.values():
-            warnings.warn(f"{found}: {self.what} slower", stacklevel=2)
-        return _problems.setdefault(key, found)
+        why = _problem(one, device, lambda: self.trial(one.kernels(), device, *tried))
+        if why and why not in _problems.values():
+            warnings.warn(f"{why}: {self.what} slower", stacklevel=2)
+        return _problems.setdefault(key, why)
 
 
 # Tried backends and what is wrong with each, "" for nothing
@@ -115,12 +115,12 @@ def _problem(one: Backend[Any], device: torch.device, trial: Callable[[], bool])
         return old
     if not one.is_prebuilt() and find_spec(one.package) is None:
         return f"{one.package} is not installed (pip install {one.package})"
-    found = _tried(one, trial)
-    if found and one.is_prebuilt():
-        warnings.warn(f"the library of kernels is installed but {found}: numba serves", stacklevel=2)
-        one.reject(found)
+    why = _tried(one, trial)
+    if why and one.is_prebuilt():
+        warnings.warn(f"the library of kernels is installed but {why}: numba serves", stacklevel=2)
+        one.reject(why)
         return _problem(one, device, trial)
-    return found and f"{one.package} is installed but {found}"
+    return why and f"{one.package} is installed but {why}"
 
 
 def _tried(one: Backend[Any], trial: Callable[[], bool]) -> str:
@@ -223,10 +223,10 @@ def too_old(device: torch.device) -> str:
     """Why Triton's kernels do not run on a GPU, "" if they do."""
     if torch.version.hip is not None:
         return "the GPU kernels are compiled for CUDA, not for ROCm"
-    found = torch.cuda.get_device_capability(device)
+    capability = torch.cuda.get_device_capability(device)
     wanted = ".".join(map(str, OLDEST_GPU))
-    missing = f"the GPU kernels need compute capability {wanted}, {device} has {found[0]}.{found[1]}"
-    return "" if found >= OLDEST_GPU else missing
+    missing = f"the GPU kernels need compute capability {wanted}, {device} has {capability[0]}.{capability[1]}"
+    return "" if capability >= OLDEST_GPU else missing
 
 
 class NotCompiledError(RuntimeError):
@@ -289,8 +289,8 @@ def _record(operator: Operator[Any], device: torch.device) -> Record:
             continue
         if wanted not in ("auto", name):
             reasons.append(f"{name} is switched off")
-        elif found := operator.problem(one, device, *operator.example):
-            reasons.append(found)
+        elif why := operator.problem(one, device, *operator.example):
+            reasons.append(why)
         else:
             break
     if wanted == name:

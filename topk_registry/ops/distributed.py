@@ -49,16 +49,16 @@ def by_shards(function: Callable[..., Tensor], logits: Any, *rows: Tensor | None
 
     scores = logits.redistribute(mesh, placements).to_local(grad_placements=placements)
     moved = _moved(placements, axis)
-    found = function(scores, *(_local(t, mesh, moved) for t in rows))
-    return _spread(found, mesh, placements, logits.shape[: found.ndim])
+    part = function(scores, *(_local(t, mesh, moved) for t in rows))
+    return _spread(part, mesh, placements, logits.shape[: part.ndim])
 
 
 def class_dimension(logits: Any) -> int | None:
     """The one dimension of the mesh that the classes of a DTensor [B, n] are sharded over, None where there is none."""
     from torch.distributed.tensor import Shard
 
-    found = [place for place, p in enumerate(logits.placements) if p.is_shard() and p.dim % logits.ndim == 1]
-    return found[0] if len(found) == 1 and type(logits.placements[found[0]]) is Shard else None
+    sharded = [place for place, p in enumerate(logits.placements) if p.is_shard() and p.dim % logits.ndim == 1]
+    return sharded[0] if len(sharded) == 1 and type(logits.placements[sharded[0]]) is Shard else None
 
 
 @outside_graphs
@@ -77,8 +77,8 @@ def by_class_shards(
 
     scores = logits.redistribute(mesh, placements).to_local(grad_placements=placements)
     cuts = placements if cut else of_rows
-    found = function(mesh.get_group(dimension), scores, *(_local(t, mesh, cuts) for t in rows))
-    return _spread(found, mesh, of_rows, logits.shape[:1])
+    part = function(mesh.get_group(dimension), scores, *(_local(t, mesh, cuts) for t in rows))
+    return _spread(part, mesh, of_rows, logits.shape[:1])
 
 
 def by_rows_of_layer(
@@ -97,8 +97,8 @@ def by_rows_of_layer(
 
     parts = [Partial() if place == dimension else p for place, p in enumerate(placements)]
     x = features.redistribute(mesh, placements).to_local(grad_placements=parts)
-    found = function(x, *(_local(t, mesh, placements) for t in rows))
-    return _spread(found, mesh, placements, features.shape[:1])
+    part = function(x, *(_local(t, mesh, placements) for t in rows))
+    return _spread(part, mesh, placements, features.shape[:1])
 
 
 def _local(t: Tensor | None, mesh: Any, placements: list[Any]) -> Tensor | None:
@@ -106,11 +106,11 @@ def _local(t: Tensor | None, mesh: Any, placements: list[Any]) -> Tensor | None:
     return None if t is None else everywhere(t, mesh).redistribute(mesh, placements).to_local()
 
 
-def _spread(found: Tensor, mesh: Any, placements: list[Any], shape: torch.Size) -> Tensor:
+def _spread(part: Tensor, mesh: Any, placements: list[Any], shape: torch.Size) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     size = torch.empty(shape, device="meta")
-    return DTensor.from_local(found, mesh, placements, run_check=False, shape=size.shape, stride=size.stride())
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=size.shape, stride=size.stride())
 
 
 def generator_of_shard(logits: Any, generator: Generator | None) -> Generator:

@@ -115,11 +115,11 @@ def agreed(
         if wrong is not None:
             raise wrong
         raise ValueError(f"rank {failed[0]} of the process group: {messages[failed[0]]}")
-    found = {name: [row[1 + place] for row in rows] for place, name in enumerate(names)}
-    for name, values in found.items():
+    of_ranks = {name: [row[1 + place] for row in rows] for place, name in enumerate(names)}
+    for name, values in of_ranks.items():
         if name not in may_differ and len(set(values)) > 1:
             raise ValueError(f"ranks of the process group disagree on {name}: {[_plain(value) for value in values]}")
-    return found
+    return of_ranks
 
 
 def _plain(value: float) -> float | int:

@@ -35,15 +35,15 @@ def route(*tensors: Tensor | None) -> Route:
         return Route.OPERATIONS
     if torch._C._len_torch_dispatch_stack():
         return Route.GRAPH
-    found = Route.KERNELS
+    way = Route.KERNELS
     for t in tensors:
         if t is None:
             continue
         if t.is_meta or _is_fake(t):
             return Route.GRAPH
         if not is_plain(t):
-            found = Route.OPERATIONS
-    return found
+            way = Route.OPERATIONS
+    return way
 
 
 def readable(scores: Tensor, target: Tensor | Sequence[Tensor | None], weight: Tensor | None = None) -> bool:

@@ -64,7 +64,7 @@ def in_passes(monkeypatch):
 
 @pytest.fixture
 def in_short_passes(monkeypatch, in_passes):
-    monkeypatch.setattr(cuda, "SEGMENT", 16)
+    monkeypatch.setattr(cuda, "SCORES_A_PROGRAM", 16)
     monkeypatch.setattr(cuda, "TILE", 32)
 
 

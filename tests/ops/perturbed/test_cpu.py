@@ -84,7 +84,7 @@ def test_is_the_definition_on_its_noise(n, k, name, epsilon, dtype):
 
 @pytest.mark.parametrize(("rows", "n", "k", "draws"), [(3, 9000, 6, 2), (2, 17, 2, 700), (1, 20_000, 200, 3)])
 def test_is_the_definition_in_more_calls_than_a_group_has(rows, n, k, draws):
-    assert draws * n > 16 * numbers.GROUP
+    assert draws * n > 16 * numbers.CALLS_AT_ONCE
     check(randn(rows, n, dtype=torch.float32), k, 1.0, draws)
 
 

@@ -47,11 +47,11 @@ def kernel(signature: object, function: Callable, name: str, **options: object) 
     closure must follow from them.
     """
     args, result = normalize_signature(signature)
-    found = _Kernel(function, (args, result), locals={}, options=options)
-    found.enable_caching(name)
-    found.compile()
-    _alive.append(found)
-    return found
+    compiled = _Kernel(function, (args, result), locals={}, options=options)
+    compiled.enable_caching(name)
+    compiled.compile()
+    _alive.append(compiled)
+    return compiled
 
 
 def folder() -> str:
@@ -218,9 +218,9 @@ class _Kernel(CFunc):
     def _compile_uncached(self) -> Any:
         check_compiling()
         with _notice.over(self._cache.place), linked():
-            found = super()._compile_uncached()
-            found.library.make_machine_code()
-        return found
+            compiled = super()._compile_uncached()
+            compiled.library.make_machine_code()
+        return compiled
 
 
 def _elsewhere(function: Callable, name: str, written: str | None) -> _ReadCache | None:
@@ -228,10 +228,10 @@ def _elsewhere(function: Callable, name: str, written: str | None) -> _ReadCache
     if config.CACHE_LOCATOR_CLASSES:  # who says where all caches are, means it
         return None
     try:
-        found = _ReadCache(function, name)
+        cache = _ReadCache(function, name)
     except OSError:  # no source file, as in an archive
         return None
-    return None if found.cache_path == written else found
+    return None if cache.cache_path == written else cache
 
 
 class _Pair:
@@ -244,9 +244,9 @@ class _Pair:
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The kernel that is kept, or None."""
         for cache in (self.own, self.other):
-            if cache is not None and (found := cache.load_overload(sig, target_context)) is not None:
+            if cache is not None and (kept := cache.load_overload(sig, target_context)) is not None:
                 _kept.folder = _outermost(cache.cache_path)
-                return found
+                return kept
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:

@@ -17,7 +17,7 @@ from topk_registry.ops.cpu.threads import C_BODY, Body
 _addresses: dict[str, int] = {}
 
 
-def found(name: str, compiled: Callable[[], int]) -> int:
+def address_of(name: str, compiled: Callable[[], int]) -> int:
     """Return the address of the entry with this symbol: from the library, else ``compiled()``; it is asked for once."""
     if (known := _addresses.get(name)) is None:
         known = library().get(name)
@@ -32,7 +32,7 @@ def address(place: str, dtype: torch.dtype) -> int:
         ImportError: no library has it, and numba is not installed.
     """
     module, name = place.split(":")
-    return found(symbol(place, dtype), lambda: getattr(load(f"topk_registry.ops.{module}"), name)(dtype))
+    return address_of(symbol(place, dtype), lambda: getattr(load(f"topk_registry.ops.{module}"), name)(dtype))
 
 
 @cache

@@ -50,27 +50,27 @@ class CFunction(NamedTuple):
 
 def function_type(result: str, *arguments: str) -> CFunction:
     """The type of a C function of these arguments; addresses are passed as integers, see memory.py."""
-    found = tuple(_TYPES[name] for name in arguments)
+    given = tuple(_TYPES[name] for name in arguments)
     passed = tuple(types.int64 if name == "pointer" else _TYPES[name] for name in arguments)
 
     @intrinsic
     def call(typing_context, address, arguments):
         def codegen(context, builder, signature, operands):
             address, values = operands
-            values = [builder.extract_value(values, i) for i in range(len(found))]
+            values = [builder.extract_value(values, i) for i in range(len(given))]
             pointer = context.get_value_type(types.voidptr)
             values = [
                 builder.inttoptr(value, pointer) if kind is types.voidptr else value
-                for kind, value in zip(found, values, strict=True)
+                for kind, value in zip(given, values, strict=True)
             ]
             function = ir.FunctionType(
-                context.get_value_type(_TYPES[result]), [context.get_value_type(one) for one in found]
+                context.get_value_type(_TYPES[result]), [context.get_value_type(one) for one in given]
             )
             return builder.call(builder.inttoptr(address, function.as_pointer()), values)
 
         return _TYPES[result](types.int64, types.Tuple(passed)), codegen
 
-    return CFunction(_TYPES[result](*found), call)
+    return CFunction(_TYPES[result](*given), call)
 
 
 class Precision(NamedTuple):
@@ -126,8 +126,8 @@ class Entry:
         return self.name or symbol(f"{module}:{self.make.__qualname__}", dtype)
 
     def _address(self, dtype: torch.dtype) -> int:
-        found = kernel(self.kind.signature, self.make(PRECISIONS[dtype]), self.symbol(dtype), **self.options)
-        return int(found.address)  # pyright: ignore[reportArgumentType]
+        c_function = kernel(self.kind.signature, self.make(PRECISIONS[dtype]), self.symbol(dtype), **self.options)
+        return int(c_function.address)  # pyright: ignore[reportArgumentType]
 
 
 ENTRIES: list[Entry] = []  # those of the modules that are imported
@@ -222,16 +222,16 @@ def _log(x):
     if x == types.float32:
 
         def single(x):
-            found = log32(x)
-            found = np.float32(-np.inf) if x < np.float32(1.2e-38) else found
-            return found if x == x else x
+            logarithm = log32(x)
+            logarithm = np.float32(-np.inf) if x < np.float32(1.2e-38) else logarithm
+            return logarithm if x == x else x
 
         return single
 
     def double(x):
-        found = log64(x)
-        found = -np.inf if x < 2.3e-308 else found
-        return found if x == x else x
+        logarithm = log64(x)
+        logarithm = -np.inf if x < 2.3e-308 else logarithm
+        return logarithm if x == x else x
 
     return double
 
@@ -291,7 +291,7 @@ def vectorised(function: Callable, real: type) -> Callable:
 @compiled
 def total_of(x):
     """The sum of many numbers, in double precision."""
-    found = 0.0
+    sum_of_blocks = 0.0
     for start in range(0, len(x), BLOCK):
-        found += np.float64(total(x[start : start + BLOCK]))
-    return found
+        sum_of_blocks += np.float64(total(x[start : start + BLOCK]))
+    return sum_of_blocks

@@ -27,9 +27,9 @@ take: Any = _take
 
 
 @njit
-def spans(job, step, count):
-    """Yield (start, stop) of the rows that this thread takes, ``step`` at a time, until all ``count`` are taken."""
-    start = take(job, step)
+def spans(job, block, count):
+    """Yield (start, stop) of the rows that this thread takes, ``block`` at a time, until all ``count`` are taken."""
+    start = take(job, block)
     while start < count:
-        yield start, min(start + step, count)
-        start = take(job, step)
+        yield start, min(start + block, count)
+        start = take(job, block)

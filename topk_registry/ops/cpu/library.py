@@ -46,10 +46,10 @@ class Library:
         if self._code is None:
             return None
         try:
-            found = getattr(self._code, exported(self.level, symbol))
+            function = getattr(self._code, exported(self.level, symbol))
         except AttributeError:
             return None
-        return ctypes.cast(found, ctypes.c_void_p).value
+        return ctypes.cast(function, ctypes.c_void_p).value
 
 
 def exported(level: str, symbol: str) -> str:
@@ -68,10 +68,10 @@ def library() -> Library:
         if wanted:
             raise FileNotFoundError(f"{VARIABLE} must be 'compile' or the path of a library, got {wanted!r}")
         return Library(why="this installation has no library of kernels")
-    found = opened(path)
-    if wanted and found.why:
-        warnings.warn(f"{VARIABLE}: {found.why}", stacklevel=2)
-    return found
+    opened_library = opened(path)
+    if wanted and opened_library.why:
+        warnings.warn(f"{VARIABLE}: {opened_library.why}", stacklevel=2)
+    return opened_library
 
 
 def is_prebuilt() -> bool:

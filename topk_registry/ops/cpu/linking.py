@@ -113,10 +113,10 @@ class _Released:
         """``Dispatcher.add_overload`` for a block."""
         add, added = Dispatcher.add_overload, self.added
 
-        def add_overload(dispatcher: Dispatcher, found: Any) -> None:
-            add(dispatcher, found)
+        def add_overload(dispatcher: Dispatcher, overload: Any) -> None:
+            add(dispatcher, overload)
             if dispatcher.py_func.__module__.partition(".")[0] not in ("numba", "topk_registry"):
-                added.append((dispatcher, found))
+                added.append((dispatcher, overload))
 
         return add_overload
 
@@ -132,9 +132,9 @@ class _Released:
 def code_of(function: CFunc) -> tuple[str, str]:
     """Compile a C function to LLVM's code: that code, and the name of the function in it that numba calls."""
     with linked():
-        found = function._compile_uncached()
-        found.library.optimise()
-        return found.library.get_llvm_str(), found.fndesc.llvm_func_name
+        compiled = function._compile_uncached()
+        compiled.library.optimise()
+        return compiled.library.get_llvm_str(), compiled.fndesc.llvm_func_name
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def linked() -> Iterator[None]:
             (cpu_target, "options", _NoWrappers),
             (CPUDispatcher, "add_overload", released.add_overload()),
             (FunctionCache, "load_overload", lambda cache, signature, context: None),
-            (FunctionCache, "save_overload", lambda cache, signature, found: None),
+            (FunctionCache, "save_overload", lambda cache, signature, overload: None),
             (Flags, "__eq__", _is_equal),
             (Flags, "__hash__", lambda flags: _HASH),
         )

@@ -33,8 +33,8 @@ def above(typing_context, numbers, start, bound):
 
     def codegen(context, builder, signature, arguments):
         left = numbers_from(context, builder, signature.args[0], arguments[0], arguments[1], 64)
-        found = builder.fcmp_ordered(">", left, repeated(builder, arguments[2], 64))
-        return builder.bitcast(found, ir.IntType(64))
+        are_above = builder.fcmp_ordered(">", left, repeated(builder, arguments[2], 64))
+        return builder.bitcast(are_above, ir.IntType(64))
 
     return types.uint64(numbers, types.int64, numbers.dtype), codegen
 
@@ -45,8 +45,8 @@ def reaching(typing_context, numbers, start, bound):
 
     def codegen(context, builder, signature, arguments):
         left = numbers_from(context, builder, signature.args[0], arguments[0], arguments[1], 16)
-        found = builder.fcmp_ordered(">=", left, repeated(builder, arguments[2], 16))
-        return builder.zext(builder.bitcast(found, ir.IntType(16)), ir.IntType(64))
+        reach = builder.fcmp_ordered(">=", left, repeated(builder, arguments[2], 16))
+        return builder.zext(builder.bitcast(reach, ir.IntType(16)), ir.IntType(64))
 
     return types.uint64(numbers, types.int64, numbers.dtype), codegen
 

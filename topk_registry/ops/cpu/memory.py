@@ -47,22 +47,22 @@ def _taken(zero: bool) -> Any:
     @intrinsic
     def taken(typing_context, shape, kind=None):
         kind = types.NumberClass(types.float64) if kind is None else kind
-        found = array_type(shape, kind)
+        kind_of_array = array_type(shape, kind)
 
         def codegen(context, builder, signature, arguments):
             lengths = lengths_of(context, builder, shape, arguments[0])
-            stored = context.get_data_type(found.dtype)
+            stored = context.get_data_type(kind_of_array.dtype)
             size = context.get_constant(types.intp, context.get_abi_sizeof(stored))
             for length in lengths:
                 size = builder.mul(size, length)
-            align = context.get_constant(types.uint32, context.get_preferred_array_alignment(found.dtype))
+            align = context.get_constant(types.uint32, context.get_preferred_array_alignment(kind_of_array.dtype))
             owner = context.nrt.meminfo_alloc_aligned(builder, size, align)
             data = builder.bitcast(context.nrt.meminfo_data(builder, owner), stored.as_pointer())
             if zero:
                 cgutils.memset(builder, data, size, 0)
-            return numbers_at(context, builder, found, data, lengths, owner)
+            return numbers_at(context, builder, kind_of_array, data, lengths, owner)
 
-        return found(shape, kind), codegen
+        return kind_of_array(shape, kind), codegen
 
     return taken
 
@@ -74,15 +74,15 @@ empty, zeros = _taken(False), _taken(True)
 
 @intrinsic
 def _array(typing_context, address, shape, kind):
-    found = array_type(shape, kind)
+    kind_of_array = array_type(shape, kind)
     place = types.voidptr if address == types.voidptr else types.int64
 
     def codegen(context, builder, signature, arguments):
-        pointer = context.get_data_type(found.dtype).as_pointer()
+        pointer = context.get_data_type(kind_of_array.dtype).as_pointer()
         data = (builder.bitcast if place == types.voidptr else builder.inttoptr)(arguments[0], pointer)
-        return numbers_at(context, builder, found, data, lengths_of(context, builder, shape, arguments[1]))
+        return numbers_at(context, builder, kind_of_array, data, lengths_of(context, builder, shape, arguments[1]))
 
-    return found(place, shape, kind), codegen
+    return kind_of_array(place, shape, kind), codegen
 
 
 # array(address, shape, kind): the numbers at an address, as ``numba.carray``, without a function of numba's to compile.

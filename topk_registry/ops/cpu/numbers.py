@@ -199,7 +199,7 @@ def copy(source, out):
 @compiled
 def largest_integer(x):
     """The largest of integers, at least 0."""
-    found = 0
+    most = 0
     for i in range(len(x)):
-        found = max(found, x[i])
-    return found
+        most = max(most, x[i])
+    return most

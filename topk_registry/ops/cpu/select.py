@@ -31,26 +31,26 @@ def room(n, T, dtype):
 @compiled
 def largest(row, skip, top, where, space):
     """The T largest scores, largest first, and their classes, the class ``skip`` left out; False if there are fewer."""
-    _, found, scores = space
+    _, classes, scores = space
     candidates = _candidates(row, skip, len(top), RANKED, space)
     if candidates < len(top):
         return False
-    in_order(scores, found, candidates, top, where)
+    in_order(scores, classes, candidates, top, where)
     return True
 
 
 @compiled
 def lowest_last(row, top, where, space):
     """As :func:`largest`, in no order but for the last two: the second lowest of the T largest and the lowest."""
-    _, found, scores = space
+    _, classes, scores = space
     T, candidates = len(top), _candidates(row, NO_CLASS, len(top), ZERO, space)
     if candidates < T:
         return False
     if candidates > T:  # equal or nearly equal scores, or a bound that many reach
-        in_order(scores, found, candidates, top, where)
+        in_order(scores, classes, candidates, top, where)
         return True
     copy(scores, top)
-    copy(found, where)
+    copy(classes, where)
     for last in range(T - 1, max(T - 3, -1), -1):
         lowest = 0
         for j in range(1, last + 1):
@@ -67,37 +67,39 @@ def _candidates(row, skip, T, short, space):
     Most scores are looked at twice, by vector instructions: for the maxima over every len(maxima)-th score, which give
     a bound that T others reach, and for those that reach it. A row without maxima has a bound beyond ``short`` scores.
     """
-    maxima, found, scores = space
+    maxima, classes, scores = space
     n, candidates, least = len(row), ZERO, row.dtype.type(-np.inf)
     if len(maxima) > 0:
         least = _lower_bound(row, maxima, scores, T)
     elif n > short:
         least = reached_by(row, T if skip == NO_CLASS else T + 1)
     if least > -np.inf:
-        reached = places_above(row, _less_than(least, row), found)
+        reached = places_above(row, _less_than(least, row), classes)
     else:
         reached = n
         for i in range(n):
-            found[i] = i
+            classes[i] = i
     for j in range(reached):  # without a branch: which are kept cannot be foretold
-        i = found[j]
-        found[candidates], scores[candidates] = i, row[i]
+        i = classes[j]
+        classes[candidates], scores[candidates] = i, row[i]
         candidates += (row[i] >= least) & (i != skip)
     return candidates
 
 
 @compiled
-def in_order(scores, found, candidates, top, where):
-    """The largest scores, largest first, and their numbers in ``found``. There are ``candidates`` of them, at least as
-    many as are asked for; the scores have room for 64 more."""
+def in_order(scores, classes, candidates, top, where):
+    """The largest scores, largest first, and their ``classes``.
+
+    There are ``candidates`` of them, at least as many as are asked for; the scores have room for 64 more.
+    """
     if candidates <= RANKED:
-        _place(scores, found, candidates, top, where)
+        _place(scores, classes, candidates, top, where)
     else:
-        _sort_largest(scores, found, candidates, top, where)
+        _sort_largest(scores, classes, candidates, top, where)
 
 
 @compiled
-def _place(scores, found, candidates, top, where):
+def _place(scores, classes, candidates, top, where):
     """Each score where the number of larger ones says, equal ones after each other."""
     T = len(top)
     where[:] = -1
@@ -108,11 +110,11 @@ def _place(scores, found, candidates, top, where):
         while place < T and where[place] >= 0:
             place += 1
         if place < T:
-            top[place], where[place] = padded[j], found[j]
+            top[place], where[place] = padded[j], classes[j]
 
 
 @compiled
-def _sort_largest(scores, found, candidates, top, where):
+def _sort_largest(scores, classes, candidates, top, where):
     """As :func:`_place`, of many candidates: sorted by their lowest byte, then by the next, each time keeping order."""
     order, other, starts = empty(candidates, np.int64), empty(candidates, np.int64), empty(256, np.int64)
     for j in range(candidates):
@@ -132,7 +134,7 @@ def _sort_largest(scores, found, candidates, top, where):
             starts[value] += 1
         order, other = other, order
     for j in range(len(top)):
-        top[j], where[j] = scores[order[j]], found[order[j]]
+        top[j], where[j] = scores[order[j]], classes[order[j]]
 
 
 @compiled

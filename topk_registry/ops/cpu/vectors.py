@@ -23,9 +23,9 @@ def place_of_largest(x):
     """The first place of the largest number; 0 where that is NaN."""
     best, at = largest_of(x[:BLOCK]), 0
     for start in range(BLOCK, len(x), BLOCK):
-        found = largest_of(x[start : start + BLOCK])
-        if found > best:
-            best, at = found, start
+        largest = largest_of(x[start : start + BLOCK])
+        if largest > best:
+            best, at = largest, start
     for i in range(at, min(at + BLOCK, len(x))):
         if x[i] == best:
             return i
@@ -37,10 +37,10 @@ def exponentials(x, a, scale, out):
     """out = exp(scale (x - a)), and their sum."""
     total = 0.0
     for start in range(0, len(x), BLOCK):
-        row, found = x[start : start + BLOCK], out[start : start + BLOCK]
+        row, written = x[start : start + BLOCK], out[start : start + BLOCK]
         for i in range(len(row)):
-            found[i] = exp((row[i] - a) * scale)
-        total += total_of(found)
+            written[i] = exp((row[i] - a) * scale)
+        total += total_of(written)
     return total
 
 

@@ -204,11 +204,11 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
         outside, c = tree(torch.stack((torch.sigmoid(-x), torch.sigmoid(x))), start, k)
         below, last = outside[..., classes]
         in_top.append((s_top[:, classes] - t) + theta * (below / last).log())
-    found = torch.cat(in_top, 1)
+    of_top = torch.cat(in_top, 1)
     if w is None:
-        return torch.zeros_like(s).scatter(1, where, found)
+        return torch.zeros_like(s).scatter(1, where, of_top)
     below, last = divide_out(c, w, k)
-    return ((s - t) + theta * (below / last).log()).scatter(1, where, found)
+    return ((s - t) + theta * (below / last).log()).scatter(1, where, of_top)
 
 
 def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> Tensor:

@@ -121,15 +121,15 @@ def at_labels(
         hinge = None if alpha is None else Hinge(alpha, sign / k, tau)
         if hinge is not None and kernels.expected_hinges is not None:
             margin, gradient = kernels.expected_hinges(s, label, size, theta, hinge, None, 1.0)
-            found = margin, gradient, None
+            outputs = margin, gradient, None
         else:
             margin, gradient = kernels.label_margins(s, label, size, theta)
             of_margin = (sign * margin, margin.new_full((), sign)) if hinge is None else hinge.definition(margin, label)
-            found = of_margin[0], gradient, of_margin[1]
+            outputs = of_margin[0], gradient, of_margin[1]
         if on_cpu and not isfinite(margin.sum()):  # so with too few scores, or a label out of range
             check_range(label, s.shape[1], name="label")
             check_finite(sign * s, k)
-        return found
+        return outputs
 
     return Reduced.apply(s, kernel, operations)
 

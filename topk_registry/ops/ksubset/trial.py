@@ -23,16 +23,16 @@ def trial(kernels: Kernels, device: torch.device, large: bool, double: bool) -> 
         return _of_loss(s.double() if double else s, label, k, theta)
     dtype = torch.float64 if double else torch.float32
     one = torch.ones((), dtype=dtype, device=device)
-    found = kernels.label_margins(s.to(device, dtype), label.to(device), k, theta)
+    own = kernels.label_margins(s.to(device, dtype), label.to(device), k, theta)
     exact, s, hinge = OPERATOR["torch"].kernels(), s.double(), Hinge(one.cpu().double(), 0.5, 0.25)
     wanted = exact.label_margins(s, label, k, theta)
     if device.type == "cuda" and kernels.expected_hinges is not None:  # other kernels, which may not run
         for target in label, LabelMixture.smoothed(label, 0.1):
             given = s.to(device, dtype), target.to(device), k, theta, Hinge(one, 0.5, 0.25)
-            found = *found, *kernels.expected_hinges(*given, None, 0.5)
+            own = *own, *kernels.expected_hinges(*given, None, 0.5)
             wanted = *wanted, *expected_hinges(exact, s, target, k, theta, hinge, None, 0.5)
-        found, wanted = (*found, *_of_chunk(s.to(device, dtype), k, theta)), (*wanted, *_of_chunk(s, k, theta))
-    return all(torch.allclose(x.cpu().double(), y, rtol=1e-4, atol=1e-5) for x, y in zip(found, wanted, strict=True))
+        own, wanted = (*own, *_of_chunk(s.to(device, dtype), k, theta)), (*wanted, *_of_chunk(s, k, theta))
+    return all(torch.allclose(x.cpu().double(), y, rtol=1e-4, atol=1e-5) for x, y in zip(own, wanted, strict=True))
 
 
 def _of_loss(s: Tensor, label: Tensor, k: int, theta: float) -> bool:

@@ -68,13 +68,13 @@ class RowLoss:
 
         None where there is none, and where torch operations are to serve: the definition does then.
         """
-        found = self.on_gpu if scores.is_cuda else self.kernel
-        if found is None or scores.shape[1] < self.least_classes:
+        kernel_of = self.on_gpu if scores.is_cuda else self.kernel
+        if kernel_of is None or scores.shape[1] < self.least_classes:
             return None
         in_double = self.in_double or scores.dtype == torch.float64
         if operator(self.operator).choose("auto", scores.device, *self.request, in_double) == "torch":
             return None
-        return None if (kernel := found()) is None else partial(kernel.run, self.own)
+        return None if (kernel := kernel_of()) is None else partial(kernel.run, self.own)
 
     def reduced(
         self,
@@ -139,8 +139,8 @@ def row_losses(loss: RowLoss, scores: Tensor, target: Tensor | LabelMixture) -> 
     check_logits(scores, "scores")
     check_target(scores, target, ignore_index=None, integers=(torch.int64,))
     definition = partial(_of_target, loss, target)
-    found = loss.reduced(definition, scores, target) if readable(scores, target) else None
-    return definition(scores) if found is None else found
+    losses = loss.reduced(definition, scores, target) if readable(scores, target) else None
+    return definition(scores) if losses is None else losses
 
 
 def _of_target(loss: RowLoss, target: Tensor | LabelMixture, scores: Tensor) -> Tensor:

@@ -29,8 +29,8 @@ class Reduced(torch.autograd.Function):
         logits, gradient, *factor = ctx.saved_tensors
         if torch.is_grad_enabled() and ctx.definition is not None:
             value = ctx.definition(logits)
-            (found,) = torch.autograd.grad(value, logits, g[0], create_graph=True)
-            return found, None, None
+            (d_logits,) = torch.autograd.grad(value, logits, g[0], create_graph=True)
+            return d_logits, None, None
         of_value = g[0] if not factor or factor[0] is None else g[0] * factor[0]
         return scaled(gradient, of_value, logits.dtype), None, None
 
@@ -45,5 +45,5 @@ def scaled(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.mul(
             gradient, g, out=torch.empty_like(gradient, dtype=dtype)
         )  # one pass there, whatever the dtypes
-    found = gradient * g.to(torch.float32 if dtype == torch.bfloat16 else gradient.dtype)
-    return found if found.dtype == dtype else found.to(dtype)
+    product = gradient * g.to(torch.float32 if dtype == torch.bfloat16 else gradient.dtype)
+    return product if product.dtype == dtype else product.to(dtype)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.backend import load
-from topk_registry.ops.cpu.entries import found
+from topk_registry.ops.cpu.entries import address_of
 from topk_registry.ops.cpu.library import library
 from topk_registry.ops.targets.table import of_table
 
@@ -54,10 +54,10 @@ class Curve:
 
 def losses_of(curve: Curve, log_p: Tensor, log_not: Tensor, target: Tensor | None) -> Tensor:
     """The losses of a target, or the table of None, from log p and log(1 - p) [B, n] of each class."""
-    found = curve.definition(log_p, log_not, None if curve.own is None else curve.own.to(log_p))
+    table = curve.definition(log_p, log_not, None if curve.own is None else curve.own.to(log_p))
     if not curve.others:
-        return of_table(found, target)
-    on, off = found
+        return of_table(table, target)
+    on, off = table
     if target is None or not target.is_floating_point():
         return of_table(on - off + off.sum(-1, keepdim=True), target)
     return of_table(on, target) + ((target.sum(-1, keepdim=True) - target) * off).sum(-1)
@@ -76,11 +76,11 @@ def on_gpu(key: tuple) -> tuple[Any, dict[str, float], dict[str, Any]] | None:
     curves = load("topk_registry.ops.rows.triton.curves")
     curve, _, each, others, _ = key
     try:
-        found = curves.compiled(curve)
+        function = curves.compiled(curve)
     except curves.UnsupportedCurveError:
         return None
     numbers = {f"x{i}": number for i, number in enumerate(parameters(key)[1:])}
-    return found, numbers, {"OTHERS": others, "EACH": each}
+    return function, numbers, {"OTHERS": others, "EACH": each}
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def address(key: tuple, dtype: torch.dtype, *, softmax: bool = False) -> int:
     if _collected:
         _collected[-1].append(one)
         return 0
-    return found(one.symbol, lambda: load("topk_registry.ops.rows.numba.curves").address_of(one))
+    return address_of(one.symbol, lambda: load("topk_registry.ops.rows.numba.curves").address_of(one))
 
 
 @cache

@@ -71,5 +71,5 @@ def gap(s: Tensor, label: Tensor, k: int) -> Tensor:
     top, index = ranked(s.detach(), k)
     is_top = (index[:, :k] == label[:, None]).any(1)
     rival = torch.where(is_top, index[:, k], index[:, k - 1])
-    found = s.gather(1, torch.stack([rival, label], 1))  # [B, 2]
-    return torch.where(top[:, 0].isnan(), torch.nan, found[:, 0] - found[:, 1])
+    both = s.gather(1, torch.stack([rival, label], 1))  # [B, 2]
+    return torch.where(top[:, 0].isnan(), torch.nan, both[:, 0] - both[:, 1])

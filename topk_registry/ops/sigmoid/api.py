@@ -46,7 +46,7 @@ def curves(key: tuple, dtype: torch.dtype, labels: bool) -> tuple[int, ...]:
 
 @lru_cache(maxsize=128)
 def _on_gpu(key: tuple) -> Kernel | None:
-    if (found := on_gpu(key)) is None:
+    if (form := on_gpu(key)) is None:
         return None
-    curve, numbers, choices = found
+    curve, numbers, choices = form
     return triton_kernel("sigmoid.triton.rows:sigmoid_rows", numbers, ("own_ptr",), {"CURVE": curve, **choices})

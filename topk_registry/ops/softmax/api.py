@@ -72,10 +72,10 @@ def curves(key: tuple | None, dtype: torch.dtype, labels: bool) -> tuple[int, ..
 
 @lru_cache(maxsize=128)
 def _on_gpu(key: tuple | None, scale: float, shifted: bool) -> Kernel | None:
-    found = (None, *_NO_CURVE) if key is None else on_gpu(key)
-    if found is None:
+    form = (None, *_NO_CURVE) if key is None else on_gpu(key)
+    if form is None:
         return None
-    curve, numbers, choices = found
+    curve, numbers, choices = form
     return triton_kernel(
         "softmax.triton.rows:softmax_rows",
         {"scale": scale, **numbers},

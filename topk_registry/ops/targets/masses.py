@@ -26,9 +26,9 @@ class Reduction(IntEnum):
     @classmethod
     def of(cls, name: str) -> "Reduction":
         """The reduction of this name; raises where there is none."""
-        if (found := BY_NAME.get(name)) is None:
+        if (reduction := BY_NAME.get(name)) is None:
             raise ValueError(f"reduction must be one of {', '.join(map(repr, REDUCTIONS))}, got {name!r}")
-        return found
+        return reduction
 
 
 BY_NAME = {one.name.lower(): one for one in Reduction}

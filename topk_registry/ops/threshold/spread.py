@@ -206,10 +206,10 @@ def _first_pass(classes: Classes, goal: Goal, tau: float, group: Group | None) -
 
 def _last_pass(classes: Classes, goal: Goal, b: Tensor, tau: float, group: Group | None) -> Tensor:
     """Losses and slopes of the masses on all classes, [2, B]; of all ranks."""
-    found = b.new_zeros(2, len(b))
+    sums = b.new_zeros(2, len(b))
     for first, _, s in classes:
-        found += torch.stack(_losses_and_slopes(goal.of_chunk(first, s), b, s / tau))
-    return found if group is None else all_gather(found, group, "adding losses of classes").sum(0)
+        sums += torch.stack(_losses_and_slopes(goal.of_chunk(first, s), b, s / tau))
+    return sums if group is None else all_gather(sums, group, "adding losses of classes").sum(0)
 
 
 def _losses_and_slopes(q: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

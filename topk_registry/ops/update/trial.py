@@ -25,13 +25,13 @@ def _trained(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> list
     rows, bits = torch.linspace(0, 30, 3 * D, device=device).cos().view(3, D).to(dtype), RandomBits(0, device)
     states = [State(torch.zeros_like(rows, dtype=torch.uint8), rows.new_zeros(scale_shape(rows.shape)).float(), signed)
               for signed in (True, False)]  # fmt: skip
-    found = []
+    trained = []
     for count in (1, 2):
         gradient = torch.linspace(1, 20 + count, 3 * D, device=device).sin().view(3, D)
         bits.begin(count, 0)
         kernels.step(rows, gradient, states, Update(RULES[torch.optim.AdamW], SETTINGS, count, bits), 0)
-        found.append(rows.float().clone())
+        trained.append(rows.float().clone())
         for values, scales, signed in states:
             assert scales is not None
-            found.append(from_8_bits(values, scales, signed=signed))
-    return found
+            trained.append(from_8_bits(values, scales, signed=signed))
+    return trained

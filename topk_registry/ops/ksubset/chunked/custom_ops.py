@@ -41,8 +41,8 @@ def _(features, weight, bias, label, k, temperature, chunk, dtype):
 def label_margins_backward(g, top, classes, P, features, weight, bias, label, k, temperature, chunk, dtype, wanted):
     """Return the wanted gradients of features, weight and bias."""
     p = problem(features, len(weight), k, temperature, None, chunk, dtype)
-    found = shards.label_gradients(g, State(top, classes, P), features, weight, bias, label, p, wanted)
-    return [d for d in found if d is not None]
+    gradients = shards.label_gradients(g, State(top, classes, P), features, weight, bias, label, p, wanted)
+    return [d for d in gradients if d is not None]
 
 
 @label_margins_backward.register_fake
@@ -70,10 +70,10 @@ class LinearLabelMargins(torch.autograd.Function):
             return (None,) * 8
         _, *saved = ctx.saved_tensors
         if torch.is_grad_enabled():
-            found = iter(_differentiable_gradients(g, saved[3:], ctx.options, wanted))
+            gradients = iter(_differentiable_gradients(g, saved[3:], ctx.options, wanted))
         else:
-            found = iter(label_margins_backward(g, *saved, *ctx.options, wanted))
-        return *(next(found) if is_wanted else None for is_wanted in wanted), *(None,) * 5
+            gradients = iter(label_margins_backward(g, *saved, *ctx.options, wanted))
+        return *(next(gradients) if is_wanted else None for is_wanted in wanted), *(None,) * 5
 
 
 def _differentiable_gradients(g, saved, options, wanted):

@@ -183,7 +183,7 @@ def layer_gradients(done: BackwardPass, weight: Tensor, bias: Tensor | None, wan
     with torch.autocast(x.device.type, enabled=False):
         if p.update is not None:
             return [p.update.backward(done, wanted[0]), None, None]
-        found = Gradients(x, weight, bias, p.like, wanted)
+        gradients = Gradients(x, weight, bias, p.like, wanted)
         for first, W, ds in done.chunks(p.chunk):
-            found.add(first, ds, x.to(p.dtype), W)
-    return found.all()
+            gradients.add(first, ds, x.to(p.dtype), W)
+    return gradients.all()

@@ -165,8 +165,8 @@ def sharded_hinge(
             "reduction": Reduction.of(reduction),
         }
 
-    found = agreed(facts, FACTS, group, logits.device, may_differ=("classes of a rank",))
-    shard = shard_of(found["classes of a rank"], num_classes, group)
+    of_ranks = agreed(facts, FACTS, group, logits.device, may_differ=("classes of a rank",))
+    shard = shard_of(of_ranks["classes of a rank"], num_classes, group)
     check(logits.new_empty(0, shard.n), k, tau)
     alpha = torch.as_tensor(alpha, dtype=output_dtype(logits), device=logits.device).detach()
     agreed(lambda: _checked(logits, target, alpha, weight, shard), (), group, logits.device)

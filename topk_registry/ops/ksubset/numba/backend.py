@@ -57,7 +57,7 @@ def loss_kernel(k: int, theta: float, scale: float, tau: float, in_double: bool 
         f"ksubset.numba.entries:{_for('losses_of_labels', k, LARGE_K_OF_LABEL)}",
         f"ksubset.numba.entries:{of_targets}",
         (k, theta, scale, tau),
-        shares=partial(threads_and_step, k),
+        shares=partial(threads_and_block, k),
         # of float16 scores the gradient is in single precision anyway
         reads=(torch.float64,) if in_double else (torch.float32, torch.bfloat16, torch.float64),
         check=partial(check_finite, k=k),
@@ -93,13 +93,13 @@ def _for(entry: str, k: int, large: int) -> str:
 def run_on_rows(name: str, s: Tensor, k: int, theta: float, *tensors: Tensor) -> None:
     """Let threads run an entry on the rows of s, with the addresses of ``tensors``."""
     B, n = s.shape
-    count, step = threads_and_step(k, B, n, torch.get_num_threads())
+    count, block = threads_and_block(k, B, n, torch.get_num_threads())
     one = body(f"ksubset.numba.entries:{name}", s.dtype)
-    threads.run(one, B, n, k, step, float(theta), s, *tensors, threads=count)
+    threads.run(one, B, n, k, block, float(theta), s, *tensors, threads=count)
 
 
 @lru_cache(maxsize=1024)
-def threads_and_step(k: int, B: int, n: int, most: int) -> tuple[int, int]:
+def threads_and_block(k: int, B: int, n: int, most: int) -> tuple[int, int]:
     """Return how many of ``most`` threads share the rows, and the number of rows that one takes at a time."""
     polynomials = (2 * k + 3) ** 2
     steps = B * (n + 500 + 2 * polynomials)  # the work: over the scores, and what a row costs besides, as measured

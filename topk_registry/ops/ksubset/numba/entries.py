@@ -16,7 +16,7 @@ from topk_registry.ops.cpu.numbers import compiled
 from topk_registry.ops.ksubset.numba import expected, kernels, large, large_hinges, large_margins
 from topk_registry.ops.ksubset.numba.chunk_rows import gradient_rows, state_rows
 from topk_registry.ops.rows.numba.batch import batch_of, massless
-from topk_registry.ops.rows.numba.job import IGNORED, NUMBERS, PITCH, STEP, G, Q, S
+from topk_registry.ops.rows.numba.job import IGNORED, NUMBERS, PITCH, ROWS_AT_ONCE, G, Q, S
 
 K, THETA, SCALE, TAU = range(4)  # the numbers of the loss
 ALPHA, GAPS = range(2)  # its operands: the required gaps, and how many there are
@@ -26,8 +26,8 @@ STORED = torch.float32, torch.bfloat16, torch.float64  # scores that the passes 
 @compiled
 def operands(job, tensors):
     """Read a job of backend.py: the sizes, and the addresses of the tensors."""
-    _, B, n, k, step = array(job, 5, np.int64)
-    return B, n, k, step, array(job, 6, np.float64)[5], array(job, 6 + tensors, np.int64)[6:]
+    _, B, n, k, block = array(job, 5, np.int64)
+    return B, n, k, block, array(job, 6, np.float64)[5], array(job, 6 + tensors, np.int64)[6:]
 
 
 @entry()
@@ -46,11 +46,11 @@ def _label_margins(precision, memory_of, label_rows):
     real = precision.real
 
     def body(job):
-        B, n, k, step, theta, address = operands(job, 4)
+        B, n, k, block, theta, address = operands(job, 4)
         s, gradient = array(address[0], (B, n), real), array(address[3], (B, n), real)
         label, margin = array(address[1], B, np.int64), array(address[2], B, np.float64)
-        memory, no_hinge, unused = memory_of(step, n, k, real), empty(0), empty(step)
-        for i, j in spans(job, step, B):
+        memory, no_hinge, unused = memory_of(block, n, k, real), empty(0), empty(block)
+        for i, j in spans(job, block, B):
             at = s[i:j], False, label[i:j], k, theta, margin[i:j], gradient[i:j]
             label_rows(*at, no_hinge, 1.0, 1.0, unused, unused, memory)
 
@@ -73,10 +73,10 @@ def _margins(precision, computed, memory_of, margin_rows):
     real = precision.real
 
     def body(job):
-        B, n, k, step, theta, address = operands(job, 2)
+        B, n, k, block, theta, address = operands(job, 2)
         s, out = array(address[0], (B, n), real), array(address[1], (B, n), real)
-        memory = memory_of(step, n, k, computed)
-        for i, j in spans(job, step, B):
+        memory = memory_of(block, n, k, computed)
+        for i, j in spans(job, block, B):
             margin_rows(s[i:j], k, theta, out[i:j], memory)
 
     return body
@@ -98,10 +98,10 @@ def _margins_backward(precision, computed, memory_of, margin_rows_backward):
     real = precision.real
 
     def body(job):
-        B, n, k, step, theta, address = operands(job, 3)
+        B, n, k, block, theta, address = operands(job, 3)
         s, g, out = array(address[0], (B, n), real), array(address[1], (B, n), real), array(address[2], (B, n), real)
-        memory = memory_of(step, n, k, computed)
-        for i, j in spans(job, step, B):
+        memory = memory_of(block, n, k, computed)
+        for i, j in spans(job, block, B):
             margin_rows_backward(g[i:j], s[i:j], k, theta, out[i:j], memory)
 
     return body
@@ -113,11 +113,11 @@ def chunk_state(precision):
     real = precision.real
 
     def body(job):
-        B, n, k, step, theta, address = operands(job, 4)
+        B, n, k, block, theta, address = operands(job, 4)
         T = min(2 * k + 1, n)
         s, top = array(address[0], (B, n), real), array(address[1], (B, T), real)
         where, P = array(address[2], (B, T), np.int64), array(address[3], (B, k), np.float64)
-        for i, j in spans(job, step, B):
+        for i, j in spans(job, block, B):
             state_rows(s[i:j], k, theta, top[i:j], where[i:j], P[i:j])
 
     return body
@@ -129,13 +129,13 @@ def chunk_gradient(precision):
     real = precision.real
 
     def body(job):
-        B, n, k, step, theta, address = operands(job, 9)
+        B, n, k, block, theta, address = operands(job, 9)
         s, out = array(address[0], (B, n), real), array(address[8], (B, n), real)
         width = array(address[1], 1, np.int64)[0]
         classes, values = array(address[2], (B, width), np.int64), array(address[3], (B, width), real)
         a, scale, g = array(address[4], B, real), array(address[5], B, real), array(address[6], B, real)
         c = array(address[7], (B, k + 1), real)
-        for i, j in spans(job, step, B):
+        for i, j in spans(job, block, B):
             gradient_rows(s[i:j], theta, classes[i:j], values[i:j], a[i:j], scale[i:j], g[i:j], c[i:j], out[i:j])
 
     return body
@@ -161,10 +161,11 @@ def _losses_of_labels(precision, memory_of, label_rows):
         if batch.factor < 0:
             return
         s, gradient, alpha, k, theta, scale, tau = hinge_of(batch, stored)
-        n, step, label, weight, losses = batch.classes, batch.field[STEP], batch.label, batch.weight, batch.losses
-        ignored, memory = zeros(step, np.bool_), memory_of(step, n, k, real)
-        margin, place, factors = empty(step), empty(step, np.int64), empty(step)
-        for i, j in spans(job, step, batch.size):
+        n, block, losses = batch.classes, batch.field[ROWS_AT_ONCE], batch.losses
+        label, weight = batch.label, batch.weight
+        ignored, memory = zeros(block, np.bool_), memory_of(block, n, k, real)
+        margin, place, factors = empty(block), empty(block, np.int64), empty(block)
+        for i, j in spans(job, block, batch.size):
             for r in range(j - i):
                 ignored[r] = label[i + r] == batch.field[IGNORED]
                 place[r] = 0 if ignored[r] else label[i + r]
@@ -204,15 +205,15 @@ def _losses_of_targets(precision, memory_of, hinge_rows):
         if batch.factor < 0:
             return
         s, gradient, alpha, k, theta, scale, tau = hinge_of(batch, stored)
-        B, n, step, dense, several = batch.size, batch.classes, batch.field[STEP], batch.dense, batch.several
+        B, n, block, dense, several = batch.size, batch.classes, batch.field[ROWS_AT_ONCE], batch.dense, batch.several
         label, even, smoothing, losses = batch.label, batch.uniform, batch.smoothing, batch.losses
         q = array(batch.field[Q], (B if dense else 0, n), real)
-        ignored = zeros(step, np.bool_)
-        memory = memory_of(step, n, k, real, alpha, tau)
-        known = zeros((0 if dense else step, max(several, 1)), np.int64)
+        ignored = zeros(block, np.bool_)
+        memory = memory_of(block, n, k, real, alpha, tau)
+        known = zeros((0 if dense else block, max(several, 1)), np.int64)
         shares = empty(known.shape, real)
-        uniform = empty(step if smoothing != 0 or len(even) else 0, real)
-        for i, j in spans(job, step, B):
+        uniform = empty(block if smoothing != 0 or len(even) else 0, real)
+        for i, j in spans(job, block, B):
             for r in range(0 if dense else j - i):
                 if several > 0:
                     of_mixture(i + r, several, label, batch.share, even, r, known, shares, uniform, ignored)

@@ -60,19 +60,19 @@ def split(row, k, depth, limit, theta, space, w, E, where):
         w[places[j]] = 0
         E[j], where[j] = top[j], places[j]
     to_odds(E[:depth], a, theta)
-    mass, size, found = total_of(w), depth, depth
+    mass, size, joined = total_of(w), depth, depth
     u = balance(E[:size], mass, depth, 0.0)
     while size <= len(E):  # classes that join the group make u grow, for the tail's odds counted for too much
-        found = places_above(w, w.dtype.type(limit / u), where[size:])
-        if found == 0:
+        joined = places_above(w, w.dtype.type(limit / u), where[size:])
+        if joined == 0:
             break
-        if size == depth and found > MANY:  # u will grow much: more join at once, which spares a round
-            found = places_above(w, w.dtype.type(AT_ONCE * limit / u), where[size:])
-        for j in range(size, size + found):
+        if size == depth and joined > MANY:  # u will grow much: more join at once, which spares a round
+            joined = places_above(w, w.dtype.type(AT_ONCE * limit / u), where[size:])
+        for j in range(size, size + joined):
             E[j] = row[where[j]]
             w[where[j]] = 0
-        to_odds(E[size : size + found], a, theta)
-        size += found
+        to_odds(E[size : size + joined], a, theta)
+        size += joined
         mass = total_of(w)
         u = balance(E[:size], mass, depth, u)
     if size == depth:
@@ -116,8 +116,8 @@ def space(n, depth, dtype):
 
 @compiled
 def borrowed_space(space):
-    top, places, (maxima, found, scores) = space
-    return borrowed(top), borrowed(places), (borrowed(maxima), borrowed(found), borrowed(scores))
+    top, places, (maxima, classes, scores) = space
+    return borrowed(top), borrowed(places), (borrowed(maxima), borrowed(classes), borrowed(scores))
 
 
 @compiled

@@ -132,10 +132,10 @@ def dot(x, y):
 def _times(c, lead, zeroth, first, second, out):
     """out <- the product with zeroth + first X + second X^2."""
     here, before, earlier = c[lead:], c[lead - 1 :], c[lead - 2 :]
-    found = out[lead : len(c)]
-    for i in range(len(found)):
+    written = out[lead : len(c)]
+    for i in range(len(written)):
         one = zeroth * here[i] + (first * before[i] + second * earlier[i])
-        found[i] = one if one > LEAST else 0.0
+        written[i] = one if one > LEAST else 0.0
 
 
 @compiled

@@ -108,16 +108,16 @@ def margin_rows(s, k, theta, out, memory):
 @compiled
 def margin_row(row, k, theta, memory):
     """The margins of a row that is split, into ``memory.direct``."""
-    x, w, found = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.direct)
+    x, w, margins = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.direct)
     of_tail, scratch, wide = borrowed(memory.c), borrowed(memory.scratch), borrowed(memory.wide)
     low, low_where = large.borrowed_side(memory.low)
     high, high_where = large.borrowed_side(memory.high)
     real = memory.x.dtype.type
     terms, (in_up, in_down) = tail_terms(row, k, x.itemsize), side_coefficients(row, k, memory)
     tilt, shift = real(row.tilt), real(row.shift)
-    rows.tail_margins(x, w, found, of_tail, tilt, row.kth, real(theta), shift, terms, scratch)
-    side_margins(low, low_where, row.lower, in_up, 1.0, row, theta, x, wide, found)
-    side_margins(high, high_where, row.higher, in_down, -1.0, row, theta, x, wide, found)
+    rows.tail_margins(x, w, margins, of_tail, tilt, row.kth, real(theta), shift, terms, scratch)
+    side_margins(low, low_where, row.lower, in_up, 1.0, row, theta, x, wide, margins)
+    side_margins(high, high_where, row.higher, in_down, -1.0, row, theta, x, wide, margins)
 
 
 @compiled
@@ -183,8 +183,8 @@ def gather_sides(row, alpha, dense, mass, few, few_mass, memory):
 
 
 @compiled
-def gather(v, places, x, row, alpha, dense, mass, few, few_mass, found):
-    """Write the classes of a side that have mass to ``found`` and return their number; their ``mass`` becomes 0."""
+def gather(v, places, x, row, alpha, dense, mass, few, few_mass, massive):
+    """Write the classes of a side that have mass to ``massive`` and return their number; their ``mass`` becomes 0."""
     count, kth, beyond = 0, row.kth, row.beyond
     for j in range(len(v)):
         i = places[j]
@@ -192,12 +192,12 @@ def gather(v, places, x, row, alpha, dense, mass, few, few_mass, found):
         if dense:
             mass[i] = 0
         if m != 0:
-            found.v[count], found.mass[count], found.where[count] = v[j], m, i
-            found.distance[count] = distance_of(x[i], kth, beyond)
-            found.gap[count] = alpha[i if len(alpha) > 1 else 0]
+            massive.v[count], massive.mass[count], massive.where[count] = v[j], m, i
+            massive.distance[count] = distance_of(x[i], kth, beyond)
+            massive.gap[count] = alpha[i if len(alpha) > 1 else 0]
             count += 1
     for j in range(count, large.padded(count)):
-        found.v[j] = found.mass[j] = found.distance[j] = found.gap[j] = 0
+        massive.v[j] = massive.mass[j] = massive.distance[j] = massive.gap[j] = 0
     return count
 
 

@@ -76,15 +76,15 @@ def centred(x, N, theta, expansion, w, power, a_m):
     u = p / (1 - p) * N / mass
     if not u < LARGEST:
         return 0, a, 1.0
-    found = 0.0
+    counted = 0.0
     for start in range(0, len(w), blocks.CACHE_BLOCK):
         sums = _centre(w[start : start + blocks.CACHE_BLOCK], real(u), real(p))
-        found += np.float64(sums[0])
+        counted += np.float64(sums[0])
         for j in range(FEW_TERMS):
             power[j + 1] += np.float64(sums[j + 1])
     variance = N * p * (1 - p)
     ratio = max(power[2], power[1] * power[1]) / variance
-    if found != N or not ratio <= limits[1]:
+    if counted != N or not ratio <= limits[1]:
         return 0, a, 1.0
     terms = FEW_TERMS
     if ratio > limits[0]:
@@ -281,10 +281,10 @@ def hinges(x, d, mass, alpha, gain, a, terms, expansion, odds, shift, scale, tau
     for start in range(0, n, blocks.CACHE_BLOCK):
         stop = min(start + blocks.CACHE_BLOCK, n)
         at = start if per_class else 0
-        scores, part, share, found = x[start:stop], d[start:stop], mass[start:stop], out[start:stop]
+        scores, part, share, slopes = x[start:stop], d[start:stop], mass[start:stop], out[start:stop]
         gap, factor = alpha[at : at + len(part)], gain[at : at + len(part)]
         of_ratio, cost = scratch[: len(part)], scratch[blocks.CACHE_BLOCK : blocks.CACHE_BLOCK + len(part)]
-        _slopes(part, share, factor, real(p), real(1 - p), real(odds), real(scale), ratio, of_ratio, cost, found)
+        _slopes(part, share, factor, real(p), real(1 - p), real(odds), real(scale), ratio, of_ratio, cost, slopes)
         value += _costs(scores, share, gap, cost, a, real(shift), real(scale), real(tau))
         sums = _moments_of(of_ratio, part)
         for power in range(FEW_TERMS + 1):

@@ -190,14 +190,14 @@ def tail_margins(row, w, out, c, scale, a, theta, shift, count, scratch):
     k, last = len(c) - FRONT - 1, w.dtype.type(1)
     c = in_fours(c, k, min(count, k))
     for start in range(0, len(row), CACHE_BLOCK):
-        found, scores = out[start : start + CACHE_BLOCK], row[start : start + CACHE_BLOCK]
+        margins, scores = out[start : start + CACHE_BLOCK], row[start : start + CACHE_BLOCK]
         v = w[start : start + len(scores)]
         d = scratch[: len(v)]
         for i in range(len(v)):
             v[i] *= scale
         horner(v, c, d)
         for i in range(len(v)):
-            found[i] = (scores[i] - a) + theta * (log_of_normal(d[i] / (last - v[i] * d[i])) + shift)
+            margins[i] = (scores[i] - a) + theta * (log_of_normal(d[i] / (last - v[i] * d[i])) + shift)
 
 
 @compiled

@@ -32,7 +32,7 @@ from topk_registry.ops.tensors import launch, operand
 ONE_KERNEL_LARGEST_K = 10
 POWERS = 12  # of a flat row for larger k; 16 would make few more rows flat, at 80 instead of 65 instructions a score
 POWERS_OF_TARGETS = 10  # the same for distributions, whose rows need more registers
-SEGMENT = 16384  # scores that one program selects the largest from, twice as many in half precision
+SCORES_A_PROGRAM = 16384  # scores that one program selects the largest from, twice as many in half precision
 TILE = 4096  # scores that one program writes
 
 
@@ -362,7 +362,7 @@ def _tiles(shape: torch.Size) -> tuple[tuple[int, int], dict[str, int | bool]]:
 
 
 def _longest(s: Rows) -> int:
-    return SEGMENT * 4 // s.memory.element_size()
+    return SCORES_A_PROGRAM * 4 // s.memory.element_size()
 
 
 def _two_singles(theta: float) -> tuple[float, float]:

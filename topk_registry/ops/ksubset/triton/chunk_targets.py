@@ -180,8 +180,8 @@ def costs(margin, q, alpha_ptr, place, wanted, of_margin, tau, inverse_tau, PER_
 @triton.jit
 def carried(of_c, chain, v, k: tl.constexpr):
     """The cotangents of c_0..c_{k-1} with those of further classes."""
-    found = ()
+    sums = ()
     for j in tl.static_range(k):
-        found = (of_c[k - 1 - j] + chain,) + found
+        sums = (of_c[k - 1 - j] + chain,) + sums
         chain = -v * chain
-    return found
+    return sums

@@ -276,13 +276,13 @@ def search_target(
     of_tail = ()
     if LABELS_ONLY:
         wanted = in_tail(s_ptr + row * S, labels, v, i, M, n)
-        costs, found, _, odds, steps = few_hinges(
+        costs, cotangents, _, odds, steps = few_hinges(
             s_ptr + row * S, weight_ptr, alpha_ptr, labels, shares, wanted, kth, after, inverse * LOG2E,
             tl.log2(to_first * ratio), log_tilt, inverse_tau, of_row, scale, tau, M, PER_CLASS, WEIGHTED, k - 1, k,
         )  # fmt: skip
         value += tl.sum(costs, 0)
         for j in tl.static_range(k):
-            of_tail = of_tail + (tl.sum(found[j], 0),)
+            of_tail = of_tail + (tl.sum(cotangents[j], 0),)
     else:
         sums = powers(tl.zeros((1, N), tl.float32), k + 1)
         for tile in range(tiles):

@@ -66,12 +66,12 @@ def select(
             tl.store(where_ptr + out + f, first + i)
     else:
         key = keys(s.to(dtype), place)
-        found = largest_below(key, 2147483647)
+        largest_left = largest_below(key, 2147483647)
         for f in range(T):
-            v, i = from_keys(found, dtype)
-            tl.store(top_ptr + out + f, tl.where(found > -2147483648, v, float("-inf")))
+            v, i = from_keys(largest_left, dtype)
+            tl.store(top_ptr + out + f, tl.where(largest_left > -2147483648, v, float("-inf")))
             tl.store(where_ptr + out + f, first + i)
-            found = largest_below(key, found)
+            largest_left = largest_below(key, largest_left)
 
 
 @triton.jit

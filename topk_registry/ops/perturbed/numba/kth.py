@@ -11,10 +11,10 @@ from topk_registry.ops.cpu.memory import address_of, array, empty
 from topk_registry.ops.cpu.numbers import compiled, inlined
 from topk_registry.ops.perturbed.numba import height as heights
 from topk_registry.ops.perturbed.numba.height import FLOOR, HOPELESS, find_height, in_reach, limits, tails
-from topk_registry.ops.perturbed.numba.noise import AT_ONCE, FIRST_BYTES, GROUP, normals_of, philox_of
+from topk_registry.ops.perturbed.numba.noise import AT_ONCE, CALLS_AT_ONCE, FIRST_BYTES, normals_of, philox_of
 from topk_registry.ops.perturbed.numba.table import SHAPE
 
-FEW = 32  # candidates that are ranked without a branch
+RANKED = 32  # candidates that are ranked without a branch
 LAST = (1 << 64) - 1
 LISTED = 4  # candidates among 64 classes that are listed without a branch: most have none or one
 
@@ -47,7 +47,7 @@ def _count_up(places):
 def room(n, k, draws):
     """Scratch memory of :func:`of_row`: one piece, as each costs time."""
     blocks, calls, listed, lines = _sizes(n, k, draws)
-    numbers = 16 * 2 * blocks + blocks + 3 * calls + 4 * listed + lines + FEW + 2 * draws + 1
+    numbers = 16 * 2 * blocks + blocks + 3 * calls + 4 * listed + lines + RANKED + 2 * draws + 1
     return empty(8 * numbers + 16 * blocks + 64 + listed, np.uint8)
 
 
@@ -61,7 +61,7 @@ def places(space, draws):
 def _sizes(n, k, draws):
     """Blocks of 16 classes; calls of the generator at a time, and classes listed; lines of the search for maxima."""
     blocks = (n + 15) // 16
-    size = min(draws * blocks, max(GROUP, blocks))
+    size = min(draws * blocks, max(CALLS_AT_ONCE, blocks))
     return blocks, size + AT_ONCE, 16 * size + AT_ONCE, heights.lines(n, k)
 
 
@@ -82,7 +82,7 @@ def of_row(row, r, k, epsilon, key, table, index, guess, space):
     at = address_of(space) + 8 * draws  # arrays that numba counts references of cost as much as their contents
     packed, at = array(at, 16 * blocks, row.dtype), at + 128 * blocks
     maxima, at = array(at, lines, row.dtype), at + 8 * lines
-    few, at = array(at, FEW, np.float64), at + 8 * FEW
+    few, at = array(at, RANKED, np.float64), at + 8 * RANKED
     z, at = array(at, listed, np.float64), at + 8 * listed
     slot, at = array(at, listed, np.uint64), at + 8 * listed
     place, at = array(at, listed, np.int64), at + 8 * listed
@@ -118,7 +118,7 @@ def of_row(row, r, k, epsilon, key, table, index, guess, space):
     _limits(scores, height, bits, held, limit)
     total, draw, lower = 0.0, 0, 0.5 * epsilon
     while draw < draws:
-        stride = min(draws - draw, max(1, GROUP // held))
+        stride = min(draws - draw, max(1, CALLS_AT_ONCE // held))
         for d in range(stride):
             for a in range(held):
                 calls[d * held + a] = (draw + d) * blocks + active[a]
@@ -178,25 +178,25 @@ def _passing(calls, words, limit, held, stride, slot, place, first, starts):
     whole = size // 64 * 64
     for d in range(stride):
         of_draw, of_blocks = byte[d * size : (d + 1) * size], calls[d * held : (d + 1) * held]
-        starts[d], found, low = m, slot[m:], m
+        starts[d], listed, low = m, slot[m:], m
         m = 0
         for start in range(0, whole, 64):
-            m = _listed(within(of_draw, start, limit, start), start, found, m)
+            m = _listed(within(of_draw, start, limit, start), start, listed, m)
         if whole < size:
             rest = (np.uint64(1) << np.uint64(size - whole)) - np.uint64(1)
-            m = _listed(within(of_draw, whole, limit, whole) & rest, whole, found, m)
+            m = _listed(within(of_draw, whole, limit, whole) & rest, whole, listed, m)
         of_first, places = first[low : low + m], place[low : low + m]
         for j in range(m):
-            i = found[j]
+            i = listed[j]
             of_first[j], places[j] = of_draw[i], 16 * of_blocks[i >> np.uint64(4)] + np.int64(i & np.uint64(15))
         m += low
     starts[stride] = m
 
 
 @inlined
-def _listed(passed, start, found, m):
-    """List the places of bits in ``found`` from ``m`` on, and return how many numbers it then holds."""
-    count, where = number_of_bits(passed), found[m:]
+def _listed(passed, start, listed, m):
+    """List the places of bits in ``listed`` from ``m`` on, and return how many numbers it then holds."""
+    count, where = number_of_bits(passed), listed[m:]
     for j in range(LISTED):
         where[j] = start + lowest_bit(passed)
         passed &= passed - np.uint64(1)
@@ -223,7 +223,7 @@ def _above(scores, height, epsilon, slot, z):
 def _kth(v, k, few):
     """Return the place of the k-th largest."""
     m = len(v)
-    if m > FEW:
+    if m > RANKED:
         return _kth_of_many(v, k)
     if m <= 16:
         return _kth_of(v, k, few[:16])
@@ -240,8 +240,8 @@ def _kth_of(v, k, few):
         reached = 0
         for start in range(0, len(few), 16):
             reached += number_of_bits(reaching(few, start, few[j]))
-        least = min(least, np.uint64((reached - k) * FEW + j))  # a large number where fewer reach it
-    return np.int64(least) & (FEW - 1)
+        least = min(least, np.uint64((reached - k) * RANKED + j))  # a large number where fewer reach it
+    return np.int64(least) & (RANKED - 1)
 
 
 @compiled

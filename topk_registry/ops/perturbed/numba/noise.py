@@ -12,7 +12,7 @@ from topk_registry.ops.cpu.numbers import bits_64, compiled, inlined, number_64
 from topk_registry.ops.cpu.philox import AT_ONCE, LOW, VECTOR, WIDE, WORD, every, words_of
 from topk_registry.ops.perturbed.numba.table import DEGREE, STEPS
 
-GROUP = 512  # calls of the generator at a time, a multiple of AT_ONCE
+CALLS_AT_ONCE = 512  # calls of the generator at a time, a multiple of AT_ONCE
 FIRST_BYTES, OTHER_BYTES = 0, 1  # what the generator is called for
 
 MANTISSA = np.int64((1 << 52) // STEPS - 1)
@@ -35,9 +35,9 @@ def _words(typing_context, calls, start, row, use, key_0, key_1, words):
     """Two words of 64 bits each of the AT_ONCE calls from ``start`` on, from twice as far on in ``words``."""
 
     def codegen(context, builder, signature, arguments):
-        found = _philox(context, builder, signature, arguments)
+        drawn = _philox(context, builder, signature, arguments)
         order = [lane for i in range(AT_ONCE) for lane in (i, AT_ONCE + i)]
-        both = builder.shuffle_vector(*found, ir.Constant(ir.VectorType(WORD, 2 * AT_ONCE), order))
+        both = builder.shuffle_vector(*drawn, ir.Constant(ir.VectorType(WORD, 2 * AT_ONCE), order))
         place = builder.add(arguments[1], arguments[1])
         _store(context, builder, both, signature.args[6], arguments[6], place)
         return context.get_dummy_value()
@@ -58,8 +58,8 @@ def _uniforms(typing_context, calls, start, row, use, key_0, key_1, first, u):
         m = builder.or_(builder.shl(builder.and_(byte, every(127)), every(56)), rest)
         m = builder.select(builder.icmp_unsigned(">", byte, every(127)), builder.xor(m, every((1 << 63) - 1)), m)
         real = ir.VectorType(ir.DoubleType(), AT_ONCE)
-        found = builder.fadd(builder.sitofp(m, real), ir.Constant(real, [0.5] * AT_ONCE))
-        _store(context, builder, found, signature.args[7], arguments[7], arguments[1])
+        uniforms = builder.fadd(builder.sitofp(m, real), ir.Constant(real, [0.5] * AT_ONCE))
+        _store(context, builder, uniforms, signature.args[7], arguments[7], arguments[1])
         return context.get_dummy_value()
 
     return types.void(calls, *_CALL, first, u), codegen

@@ -561,9 +561,9 @@ def expected(mass, best, total, below, least):
 @summing
 def slopes_of(share, part, step, slope):
     """The sum of the shares of a rank; slope += step times them."""
-    found = share.dtype.type(0)
+    sum_of_shares = share.dtype.type(0)
     for i in range(len(share)):
         h = share[i] * part[i]
         slope[i] += h * step
-        found += h
-    return np.float64(found)
+        sum_of_shares += h
+    return np.float64(sum_of_shares)

@@ -45,7 +45,7 @@ class BatchKernel:
         of_targets: that of the body for all other targets. It spreads the smoothing of labels, and is given
             distributions that are smoothed already.
         numbers: its own numbers.
-        shares: ``(rows, classes, threads) -> (threads, step)``: how many threads share the rows, and how many rows one
+        shares: ``(rows, classes, threads) -> (threads, block)``: how many threads share the rows, and how many rows one
             takes at a time.
         reads: the precisions of scores that the bodies read; scores in another one are converted to the first.
         check: raises where scores [B, n] are not what the loss needs; called after a loss that is not finite.
@@ -116,12 +116,12 @@ class BatchKernel:
         elif wanted or not compiled.kernel:
             gradient = scores.new_empty((B, n), dtype=torch.float32 if stored == torch.float16 else stored)
         value = scores.new_empty((B,) if reduction == NONE else (), dtype=real)
-        workers, step = self.shares(B, n, torch.get_num_threads())
+        workers, block = self.shares(B, n, torch.get_num_threads())
         job = _memory(FIELDS + len(operands) + B)()
         # fmt: off
         LAYOUT.pack_into(
             job, 0,
-            0, B, n, scores.stride(0), step, compiled.kernel, own_address(scores),
+            0, B, n, scores.stride(0), block, compiled.kernel, own_address(scores),
             0 if gradient is None else own_address(gradient), own_address(value), label, q, shares, uniform, several,
             0 if weight is None else own_address(weight), own_address(numbers), ignore_index, reduction, 0,
             len(operands), smoothing,

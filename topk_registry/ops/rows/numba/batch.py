@@ -28,11 +28,11 @@ from topk_registry.ops.rows.numba.job import (
     OPERANDS,
     PITCH,
     REDUCTION,
+    ROWS_AT_ONCE,
     SHARES,
     SIZE,
     SMOOTHING,
     STATUS,
-    STEP,
     UNIFORM,
     VALUE,
     WEIGHT,
@@ -94,7 +94,7 @@ def _rows(precision, labels):
         kernel, numbers, operands, losses = field[KERNEL], field[NUMBERS], address_of(batch.operands), batch.losses
         room, m, wide, slope = empty(ROOMS * n + 1, real), empty(n, real), empty(n, real), empty(n, real)
         room[ROOMS * n] = 0
-        for start, stop in spans(job, field[STEP], batch.size):
+        for start, stop in spans(job, field[ROWS_AT_ONCE], batch.size):
             for b in range(start, stop):
                 if half:
                     place = address_of(wide)
@@ -148,8 +148,8 @@ def total(precision):
         value = array(field[VALUE], B if field[REDUCTION] == NONE else 1, real)
         label = array(field[LABEL], 0 if dense else B, np.int64)
         weight = array(field[WEIGHT], n if field[WEIGHT] != 0 else 0, np.float64)
-        found = reduce(losses, dense, label, weight, n, field[IGNORED], field[REDUCTION], value)
-        if not np.isfinite(found):
+        sum_of_losses = reduce(losses, dense, label, weight, n, field[IGNORED], field[REDUCTION], value)
+        if not np.isfinite(sum_of_losses):
             field[STATUS] = NOT_FINITE
 
     return body

@@ -3,7 +3,7 @@
 from topk_registry.ops.cpu.threads import layout
 
 # a counter, then these, eight bytes each; then the operands, and the losses of the rows in double precision
-_, SIZE, CLASSES, PITCH, STEP, KERNEL, S, G, VALUE, LABEL, Q, SHARES, UNIFORM, EACH, WEIGHT, NUMBERS = range(16)
+_, SIZE, CLASSES, PITCH, ROWS_AT_ONCE, KERNEL, S, G, VALUE, LABEL, Q, SHARES, UNIFORM, EACH, WEIGHT, NUMBERS = range(16)
 IGNORED, REDUCTION, STATUS, OPERANDS, SMOOTHING, FIELDS = range(16, 22)
 LAYOUT = layout("q" * (SMOOTHING - 1) + "d")
 

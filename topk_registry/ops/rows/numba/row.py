@@ -32,9 +32,9 @@ def row_kernel(numbers: int = 0, operands: int = 0) -> Callable[[Callable], Entr
     """
 
     def mark(kernel: Callable) -> Entry:
-        found = _declared(kernel, kernel.__qualname__, numbers, operands, True)
-        _kernels[found] = kernel, numbers, operands
-        return found
+        declared = _declared(kernel, kernel.__qualname__, numbers, operands, True)
+        _kernels[declared] = kernel, numbers, operands
+        return declared
 
     return mark
 

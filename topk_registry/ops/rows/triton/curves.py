@@ -60,7 +60,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def _statements(self, body: list[ast.stmt], condition: ast.expr | None) -> list[ast.stmt]:
-        return [found for one in body for found in self._statement(one, condition)]
+        return [statement for one in body for statement in self._statement(one, condition)]
 
     def _statement(self, node: ast.stmt, condition: ast.expr | None) -> list[ast.stmt]:
         """Rewrite a statement that holds under a condition only."""
@@ -74,14 +74,14 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(node, ast.If):
             self.count += 1
             name = f"condition_{self.count}"
-            found: list[ast.stmt] = [_assign(name, self.visit(node.test))]
+            statements: list[ast.stmt] = [_assign(name, self.visit(node.test))]
             for body, test in (
                 (node.body, _name(name)),
                 (node.orelse, ast.Compare(_name(name), [ast.Eq()], [_zero()])),
             ):
                 both = test if condition is None else ast.BinOp(condition, ast.BitAnd(), test)
-                found += self._statements(body, both)
-            return found
+                statements += self._statements(body, both)
+            return statements
         if isinstance(node, ast.Return) and condition is None and node.value is not None:
             return [ast.Return(self.visit(node.value))]
         raise self._without_form(f"`{ast.unparse(node)}`")
@@ -162,10 +162,10 @@ def _choice(test: ast.expr, one: ast.expr, other: ast.expr) -> ast.expr:
 
 
 def _joined(op: ast.operator, parts: list[ast.expr]) -> ast.expr:
-    found = parts[0]
+    whole = parts[0]
     for part in parts[1:]:
-        found = ast.BinOp(found, op, part)
-    return found
+        whole = ast.BinOp(whole, op, part)
+    return whole
 
 
 def _name(name: str) -> ast.expr:

@@ -101,14 +101,14 @@ def targets(
     if M == 0:
         return row, live, live, labels, (spread,)
     elif MIXED:
-        known, found, parts = few_labels(target_ptr, share_ptr, uniform_ptr, row, live, share, M, UNIFORM, n)
+        known, known_labels, parts = few_labels(target_ptr, share_ptr, uniform_ptr, row, live, share, M, UNIFORM, n)
         spoilt = tl.where(live & (known == 0), float("nan"), 0.0)
         counted = live & ((known == 0) | (parts[M] != 0.0))
         for m in tl.static_range(M):
             counted = counted | (live & (parts[m] != 0.0))
         shares = ()
         for m in tl.static_range(M):
-            label = found[m + 1]
+            label = known_labels[m + 1]
             labels = labels + (tl.where(counted & (label >= 0) & (label < n), label, -1),)
             shares = shares + (parts[m] + spoilt,)
         return row, live, counted, labels, shares + (parts[M] + spoilt,)
@@ -129,13 +129,13 @@ def whole_masses(
 ):  # fmt: skip
     """The sum of each row's masses."""
     if M == 0 or (EVEN and WEIGHTED):
-        found = tl.zeros((R, N), tl.float32)
+        sums = tl.zeros((R, N), tl.float32)
         for tile in tl.range(TILES, loop_unroll_factor=2):
-            found += masses(
+            sums += masses(
                 q_ptr, weight_ptr, labels, shares, share, counted, shift, tile,
                 M == 0, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
             )  # fmt: skip
-        return tl.sum(found, 1)
+        return tl.sum(sums, 1)
     else:
         whole = shares[M] * n
         for m in tl.static_range(M):

@@ -33,10 +33,10 @@ row_of_label = of_label(row)
 
 @compiled
 def has_nan(x):
-    found = 0
+    nans = 0
     for i in range(len(x)):
-        found += x[i] != x[i]
-    return found > 0
+        nans += x[i] != x[i]
+    return nans > 0
 
 
 @compiled

@@ -263,9 +263,9 @@ def next_largest(
         for tile in tl.range(TILES):
             s = others(s_ptr, counted, y, shift, tile, n, R, N, SHIFTED)
             best, at, bad = larger(s, best, at, bad, shift, tile, v, i, FIRST, n, N, SHIFTED)
-    found = tl.max(best, 1)
-    place = tl.min(tl.where(best == found[:, None], at, n), 1)
-    return found, place, tl.max(bad, 1) > 0
+    largest_left = tl.max(best, 1)
+    place = tl.min(tl.where(best == largest_left[:, None], at, n), 1)
+    return largest_left, place, tl.max(bad, 1) > 0
 
 
 @triton.jit

@@ -70,17 +70,17 @@ def lower_bound(s, k, space):
         return lowest(s)
     maxima = space[:lines]
     select.maxima_of_lines(s, maxima)
-    found = select.reached_by(maxima, k)
-    return found if found > -np.inf else lowest(s)
+    reached = select.reached_by(maxima, k)
+    return reached if reached > -np.inf else lowest(s)
 
 
 @compiled
 def lowest(s):
     """The lowest finite score."""
-    found = np.inf
+    least = np.inf
     for v in s:
-        found = min(found, np.float64(v)) if v > -np.inf else found
-    return found
+        least = min(least, np.float64(v)) if v > -np.inf else least
+    return least
 
 
 @compiled
@@ -159,9 +159,9 @@ def without(x, own, k, low, high):
     for i in range(len(x)):
         if x[i] == own:  # which of several equal ones makes no difference
             x[i] = -np.inf
-            found = threshold(x, k, low, high)
+            threshold_of_others = threshold(x, k, low, high)
             x[i] = own
-            return found
+            return threshold_of_others
     return threshold(x, k, low, high)
 
 
@@ -294,9 +294,9 @@ def of_each(rising, size, k):
             last = u[high] - 1 if high < size else np.inf
             if free == 0:  # the others are whole, k - 1 of them
                 break
-            found = (sums[high] - sums[low] - (u[j] if inside else 0.0) + (size - high) - (k - 1)) / free
-            if found <= first and found <= last:
-                delta = max(found, delta)
+            shift = (sums[high] - sums[low] - (u[j] if inside else 0.0) + (size - high) - (k - 1)) / free
+            if shift <= first and shift <= last:
+                delta = max(shift, delta)
                 break
             delta = max(min(first, last), delta)
             low, high = low + (first <= last), high + (last < first)

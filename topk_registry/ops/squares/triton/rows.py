@@ -104,14 +104,14 @@ def of_squares(
     mass = whole_masses(
         q_ptr, weight_ptr, labels, shares, share, counted, shift, M, EVEN, WEIGHTED, n, R, N, TILES, SHIFTED
     )
-    found = tl.sum(squares, 1)
+    sum_of_squares = tl.sum(squares, 1)
     if BOUND:
-        xi, partition = bound(found, peak, n)
+        xi, partition = bound(sum_of_squares, peak, n)
         factor = mass * ((1.0 - 2.0 / (exp(xi) + 1.0)) / (2.0 * xi)) * peak
-        spread = mass / n + tl.where(found == found, 0.0, found)
+        spread = mass / n + tl.where(sum_of_squares == sum_of_squares, 0.0, sum_of_squares)
     else:
         small = root / peak
-        whole = found + n * (small * small)
+        whole = sum_of_squares + n * (small * small)
         partition = log(whole) + 2.0 * log(peak)
         factor = 2.0 * mass / whole / peak
         spread = tl.zeros_like(mass)

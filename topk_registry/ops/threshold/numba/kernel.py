@@ -41,9 +41,9 @@ def loss(s, m, y, mass, k, tau, g):
     # half the root of the rounding, as the error after a step is its square; and the rounding of a gap's two sides
     enough, rounding = (1.7e-4, 5e-7) if s.itemsize == 4 else (7e-9, 1e-15)
     for turn in range(MOST_STEPS):
-        found = real(np.float64(reference) + rest * tau)
-        rest -= (np.float64(found) - np.float64(reference)) * scale
-        reference = found
+        nearest = real(np.float64(reference) + rest * tau)
+        rest -= (np.float64(nearest) - np.float64(reference)) * scale
+        reference = nearest
         step = log_step(s, reference, real(rest), real(scale), k, near, sums, g)
         if step != step:
             return nothing(g)
@@ -87,10 +87,10 @@ def factors(near, step, sums, k, real):
 @compiled
 def possible(s):
     """How many scores are above -inf."""
-    found = 0
+    number = 0
     for i in range(len(s)):
-        found += s[i] > -np.inf
-    return found
+        number += s[i] > -np.inf
+    return number
 
 
 @compiled
@@ -137,9 +137,9 @@ def sums_at(s, reference, rest, scale, near, sums, g):
     sums[:] = 0
     for start in range(0, len(s), BLOCK):
         stop = start + BLOCK
-        found = _sums_at(s[start:stop], reference, rest, scale, low, high, small_low, small_high, g[start:stop])
+        of_block = _sums_at(s[start:stop], reference, rest, scale, low, high, small_low, small_high, g[start:stop])
         for j in range(5):
-            sums[j] += np.float64(found[j])
+            sums[j] += np.float64(of_block[j])
 
 
 @summing

@@ -120,9 +120,9 @@ def solved(
     high = tl.zeros((R,), tl.float32) + FAR
     turn = 0
     while (tl.max(going.to(tl.int32), 0) > 0) & (turn < MOST_STEPS):
-        found = reference + rest * tau
-        rest = tl.where(going, rest - (found - reference) * scale, rest)
-        reference = tl.where(going, found, reference)
+        nearest = reference + rest * tau
+        rest = tl.where(going, rest - (nearest - reference) * scale, rest)
+        reference = tl.where(going, nearest, reference)
         step, near = log_step(s_ptr, going, y, shift, reference, rest, scale, k, n, R, N, TILES, SHIFTED)
         rest += step
         going = going & (tl.abs(step) > near * ROUNDING + ENOUGH)

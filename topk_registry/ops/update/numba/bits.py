@@ -23,8 +23,8 @@ def _words(typing_context, start, row, update, rank, key_0, key_1, low, high):
         counters = [builder.add(repeated(builder, start, AT_ONCE), lanes)]
         counters += [repeated(builder, one, AT_ONCE) for one in same]
         keys = [builder.trunc(one, WORD) for one in arguments[4:6]]
-        found = words_of(builder, counters, keys)
-        for number, vector in enumerate(found):
+        vectors = words_of(builder, counters, keys)
+        for number, vector in enumerate(vectors):
             made = context.make_array(signature.args[6 + number % 2])(context, builder, arguments[6 + number % 2])
             half = builder.udiv(made.nitems, WIDE(2)) if number > 1 else WIDE(0)
             place = builder.gep(made.data, [builder.add(start, half)])
