@@ -200,7 +200,7 @@ else:
         from topk_registry.registry.environment import installed_version
 
         project = Path(__file__).parents[1] / "pyproject.toml"  # of a checkout that is not installed
-        if found := installed_version("topk-registry"):
-            return found
+        if installed := installed_version("topk-registry"):
+            return installed
         stated = re.search(r'^version = "(.+)"$', project.read_text(), re.MULTILINE) if project.is_file() else None
         return stated[1] if stated else "unknown"

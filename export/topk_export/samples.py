@@ -50,9 +50,9 @@ def open_folder(folder: str | Path, class_names: Sequence[str], *, ignore_unknow
     folders = read_folders(folder, SUFFIXES)
     empty = f"; class folders without images: {listed(folders.empty)}" if folders.empty else ""
     try:
-        found = class_map(folders.names, class_names, where=folder, of="the file", ignore_unknown=ignore_unknown)
+        mapping = class_map(folders.names, class_names, where=folder, of="the file", ignore_unknown=ignore_unknown)
     except FolderError as error:
         raise FolderError(f"{error}{empty}") from error
-    chosen = [(path, found.numbers[name]) for path, name in folders.images if name in found.numbers]
+    chosen = [(path, mapping.numbers[name]) for path, name in folders.images if name in mapping.numbers]
     labels = np.asarray([number for _, number in chosen], np.int64)
-    return Samples(str(folder), [path for path, _ in chosen], labels, found.told + empty)
+    return Samples(str(folder), [path for path, _ in chosen], labels, mapping.told + empty)

@@ -111,10 +111,10 @@ class EpsilonSoftmax(TopKLoss):
         else:
             log_sum = math.log1p(k * m)
             within = (torch.logaddexp(log_p, log_p.new_tensor(m).log()) if m else log_p) - log_sum
-        found = torch.where(inside, within, log_p - log_sum)
+        log_p_prime = torch.where(inside, within, log_p - log_sum)
         if self.floor > 0.0:
-            found = found.clamp(min=math.log(self.floor))
-        return 2 * self.beta * not_p - self.alpha * found
+            log_p_prime = log_p_prime.clamp(min=math.log(self.floor))
+        return 2 * self.beta * not_p - self.alpha * log_p_prime
 
     def extra_repr(self) -> str:
         own = f"m={self.m:g}, alpha={self.alpha:g}, beta={self.beta:g}, floor={self.floor:g}"

@@ -120,8 +120,8 @@ class KSubsetNLL(ClassificationLoss):
 def _log_sigma(x: Tensor, k: Tensor) -> Tensor:
     """log sigma_k(exp x) [B] of rows x [B, n] and their k [B], 0 <= k <= n."""
     n = x.shape[1]
-    found = KSubset(x, k.clamp(1, n - 1), validate_args=False).log_partition()
-    return torch.where(k == 0, 0.0, torch.where(k == n, x.sum(-1), found))
+    log_partition = KSubset(x, k.clamp(1, n - 1), validate_args=False).log_partition()
+    return torch.where(k == 0, 0.0, torch.where(k == n, x.sum(-1), log_partition))
 
 
 def _is_one_label(target: Tensor) -> bool:

@@ -105,12 +105,12 @@ def _plan(names: Sequence[str], args: argparse.Namespace) -> int:
     for name in names:
         try:
             study, options = load_study(name), _options(args, name)
-            found = kinds(study, options, planned)
+            new_kinds = kinds(study, options, planned)
         except ConfigurationError as error:
             print(f"topk-registry study {name}: {error}", file=sys.stderr)
             return 1
-        print("\n".join([words(name, found, args.jobs), *_foreseen(study, options)]), flush=True)
-        seconds += seconds_of(found)
+        print("\n".join([words(name, new_kinds, args.jobs), *_foreseen(study, options)]), flush=True)
+        seconds += seconds_of(new_kinds)
     each = f"; with {args.jobs} side by side {duration(seconds / args.jobs)}" if args.jobs > 1 else ""
     print(f"in all {len(planned)} runs, {duration(seconds)}{each}")
     return 0

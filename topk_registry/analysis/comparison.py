@@ -275,23 +275,25 @@ def _measures(
 ) -> list[_Measure]:
     """The measures; images are drawn in the order of their labels, so that those of a class lie side by side."""
     order = np.argsort(labels, kind="stable")
-    found = []
+    measures = []
     credits_ = {size: [topk_credits(each, labels, size)[order] for each in scores] for size in sizes}
     for size, values in credits_.items():
         means, statistics = [100 * float(v.mean()) for v in values], [mean_of(100 * v) for v in values]
-        found.append(_Measure(f"top-{size}", "%", means, statistics, margin, right=[v >= 0.5 for v in values]))
+        measures.append(_Measure(f"top-{size}", "%", means, statistics, margin, right=[v >= 0.5 for v in values]))
     every = np.ones((1, len(labels)))
     for size, values in credits_.items():
         statistics = [macro_mean_of(100 * v, labels[order]) for v in values]
-        found.append(_Measure(f"macro top-{size}", "%", [float(s(every)[0]) for s in statistics], statistics, margin))
+        measures.append(
+            _Measure(f"macro top-{size}", "%", [float(s(every)[0]) for s in statistics], statistics, margin)
+        )
     means = [float(v.mean()) for v in likelihoods]
-    found.append(_Measure("log-likelihood", "nats", means, [mean_of(v[order]) for v in likelihoods], margin / 100))
+    measures.append(_Measure("log-likelihood", "nats", means, [mean_of(v[order]) for v in likelihoods], margin / 100))
     pairs = [set_size_of(each, own, coverage, order) for each, own in zip(scores, likelihoods, strict=True)]
     means = [mean for mean, _ in pairs]
     statistics = [statistic for _, statistic in pairs]
     name, limit = f"set size at {coverage:.0%}", margin / 100 * means[0]
-    found.append(_Measure(name, "classes", means, statistics, limit, rises=False))
-    return found
+    measures.append(_Measure(name, "classes", means, statistics, limit, rises=False))
+    return measures
 
 
 def _draw(measures: Sequence[_Measure], images: int, count: int, seed: int) -> list[list[Floats]]:
@@ -322,11 +324,11 @@ def _judged(
             tests.append((m, measure, gap, counts, p, equivalence_p(differences, measure.margin)))
     pairs = [p for test in tests for p in test[4:]]
     adjusted = holm(pairs, [i // 2 for i in range(len(pairs))])
-    found: list[list[Difference]] = [[] for _ in names[1:]]
+    by_model: list[list[Difference]] = [[] for _ in names[1:]]
     for i, (m, measure, gap, counts, p, _) in enumerate(tests):
         differs, same = adjusted[2 * i], adjusted[2 * i + 1]
         verdict = _verdict(gap.value if measure.rises else -gap.value, differs, same, alpha)
-        found[m - 1].append(
+        by_model[m - 1].append(
             Difference(
                 measure=measure.name,
                 unit=measure.unit,
@@ -347,7 +349,7 @@ def _judged(
                 else None,
             )
         )
-    return found
+    return by_model
 
 
 def _counts(right: list[np.ndarray] | None, m: int) -> tuple[int, int] | None:

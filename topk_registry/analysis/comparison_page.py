@@ -17,9 +17,9 @@ def no_picture(index: int) -> str:
     return ""
 
 
-def columns_of(found: Comparison) -> tuple[str, ...]:
+def columns_of(comparison: Comparison) -> tuple[str, ...]:
     """The columns of :func:`rows_of`."""
-    level = f"{1 - found.settings['alpha']:.3g}".replace("0.", "")
+    level = f"{1 - comparison.settings['alpha']:.3g}".replace("0.", "")
     return tuple(name.replace("95", f"{level:<02}") for name in COLUMNS)
 
 
@@ -46,18 +46,18 @@ def verdict_of(d: Difference) -> str:
     return f"{d.verdict}; about {_rounded(d.images_needed)} images would"
 
 
-def summary_of(found: Comparison, other: Against) -> str:
+def summary_of(comparison: Comparison, other: Against) -> str:
     """Which images changed, in a sentence."""
     up, down = len(other.changes.gained), len(other.changes.lost)
     return (
-        f"Of {found.images} images {up} became right and {down} became wrong by their best class, from "
-        f"{found.names[0]} to {other.name}."
+        f"Of {comparison.images} images {up} became right and {down} became wrong by their best class, from "
+        f"{comparison.names[0]} to {other.name}."
     )
 
 
-def told_of(found: Comparison) -> str:
+def told_of(comparison: Comparison) -> str:
     """What the verdicts mean, in a sentence or two."""
-    s = found.settings
+    s = comparison.settings
     return (
         f"A difference of {s['margin']:g} percent points matters ({s['margin'] / 100:g} nats, {s['margin']:g} % of the "
         f"first's set size). All verdicts together are right with probability {1 - s['alpha']:g}; intervals are of one "
@@ -79,19 +79,21 @@ def comparison_page(found: Comparison, show: Show = no_picture, where: Callable[
     return page("Comparison of models", lead, [*sections, ("Settings", paragraph(told_of(found)) + settings)])
 
 
-def _section(found: Comparison, m: int, other: Against, show: Show, where: Callable[[int], str]) -> str:
+def _section(comparison: Comparison, m: int, other: Against, show: Show, where: Callable[[int], str]) -> str:
     points = [d for d in other.differences if d.unit == "%"]
-    margin = found.settings["margin"]
+    margin = comparison.settings["margin"]
     plot = intervals(
         [(d.measure, d.low, d.difference, d.high) for d in points],
-        label=f"Differences of accuracy, {other.name} less {found.names[0]}",
+        label=f"Differences of accuracy, {other.name} less {comparison.names[0]}",
         of="percent points, the margin shaded",
         band=(-margin, margin),
     )
-    columns = [found.names[0] if c == "first" else other.name if c == "second" else c for c in columns_of(found)]
+    columns = [
+        comparison.names[0] if c == "first" else other.name if c == "second" else c for c in columns_of(comparison)
+    ]
     body = table(columns, rows_of(other.differences)) + plot
     changed = other.changes
-    body += heading("Images that changed") + paragraph(summary_of(found, other))
+    body += heading("Images that changed") + paragraph(summary_of(comparison, other))
     if changed.by_class:
         rows = [tuple(row.values()) for row in changed.by_class[:CLASSES]]
         more = len(changed.by_class) - len(rows)
@@ -99,14 +101,14 @@ def _section(found: Comparison, m: int, other: Against, show: Show, where: Calla
         body += paragraph(f"{more} further classes changed.") if more else ""
     for title, indices in (("Became right", changed.gained), ("Became wrong", changed.lost)):
         if len(indices):
-            chosen = [_example(found, m, int(i), show, where) for i in indices[:EXAMPLES]]
+            chosen = [_example(comparison, m, int(i), show, where) for i in indices[:EXAMPLES]]
             body += heading(f"{title}: {len(chosen)} of {len(indices)}") + gallery(chosen)
     return body
 
 
-def _example(found: Comparison, m: int, i: int, show: Show, where: Callable[[int], str]) -> Picture:
-    names, label = found.class_names, found.class_names[found.labels[i]]
-    before, after = names[found.predicted[0][i]], names[found.predicted[m][i]]
+def _example(comparison: Comparison, m: int, i: int, show: Show, where: Callable[[int], str]) -> Picture:
+    names, label = comparison.class_names, comparison.class_names[comparison.labels[i]]
+    before, after = names[comparison.predicted[0][i]], names[comparison.predicted[m][i]]
     return Picture(show(i), f"{label}: {before} → {after}", f"{where(i)}, of class {label}: {before}, then {after}")
 
 

@@ -90,8 +90,8 @@ def look_alikes(logits: Any, labels: Any, *, lift: float = LIFT) -> list[list[in
     joined = weights[np.ix_(chosen, chosen)]
     chance = np.outer(degrees[chosen], degrees[chosen]) / degrees.sum()
     groups = _merged(joined, chance, lift)
-    found = [chosen[group].tolist() for group in groups if len(group) > 1]
-    return sorted(found, key=lambda group: (-len(group), group))
+    alike = [chosen[group].tolist() for group in groups if len(group) > 1]
+    return sorted(alike, key=lambda group: (-len(group), group))
 
 
 def suggested_k(groups: Sequence[Sequence[int]], labels: Integers) -> int | None:
@@ -103,12 +103,12 @@ def suggested_k(groups: Sequence[Sequence[int]], labels: Integers) -> int | None
 def _taken_for(scores: np.ndarray, labels: Integers) -> Floats:
     """The sum of the softmax of each class's images [n, n]."""
     n = scores.shape[1]
-    found = np.zeros((n, n))
+    sums = np.zeros((n, n))
     for rows in blocks(len(labels)):
         order = np.argsort(labels[rows], kind="stable")
         present, starts = np.unique(labels[rows][order], return_index=True)
-        found[present] += np.add.reduceat(np.exp(log_softmax(scores[rows][order])), starts, axis=0)
-    return found
+        sums[present] += np.add.reduceat(np.exp(log_softmax(scores[rows][order])), starts, axis=0)
+    return sums
 
 
 def _merged(joined: Floats, chance: Floats, lift: float) -> list[list[int]]:

@@ -71,12 +71,12 @@ def topk_credits(logits: Any, labels: Any, k: int) -> Floats:
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k!r}")
     scores, given = check_scores(logits, labels)
-    found = []
+    credits_ = []
     for rows in blocks(len(given)):
         own = _of_labels(scores[rows], given[rows])[:, None]
         above, tied = (scores[rows] > own).sum(1), (scores[rows] == own).sum(1)
-        found.append(np.clip((k - above) / tied, 0.0, 1.0))
-    return np.concatenate(found)
+        credits_.append(np.clip((k - above) / tied, 0.0, 1.0))
+    return np.concatenate(credits_)
 
 
 def top_classes(logits: Any) -> Integers:

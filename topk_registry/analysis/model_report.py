@@ -100,10 +100,10 @@ class Report:
     def superclasses(self) -> dict[str, str]:
         """The group of each class by name, as ``timm train --superclasses`` takes them; others stand for themselves."""
         names = self.class_names
-        found = {name: name for name in names}
+        group_of = {name: name for name in names}
         for number, group in enumerate(self.groups, 1):
-            found |= {names[c]: f"look-alikes {number}: {names[group[0]]}" for c in group}
-        return found
+            group_of |= {names[c]: f"look-alikes {number}: {names[group[0]]}" for c in group}
+        return group_of
 
     def to_dict(self) -> dict[str, Any]:
         """The findings as plain types, for JSON."""
@@ -117,10 +117,10 @@ class Report:
             "groups": [[names[c] for c in group] for group in self.groups],
             "suggested_k": self.suggested_k,
             "reliability": {
-                str(k): {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in vars(found).items()}
-                for k, found in self.reliability.items()
+                str(k): {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in vars(diagram).items()}
+                for k, diagram in self.reliability.items()
             },
-            "marginals": {str(k): asdict(found) for k, found in self.marginals.items()},
+            "marginals": {str(k): asdict(marginals) for k, marginals in self.marginals.items()},
             "risk": {
                 str(k): {
                     "area": curve.area,
@@ -280,7 +280,7 @@ def _marginals(scores: np.ndarray, labels: Integers, k: int, temperature: float,
     metric = MarginalCalibration(k, bins=[0.0, *(float(e) for e in edges if 0 < e < 1), 1.0])
     for values, target in batches():
         metric.update(values, target)
-    found = metric.reliability(sync=False)
-    full = [i for i, entries in enumerate(found["entries"]) if entries]
+    diagram = metric.reliability(sync=False)
+    full = [i for i, entries in enumerate(diagram["entries"]) if entries]
     error = metric.compute(sync=False)["calibration_error"]
-    return Marginals(k, [found["predicted"][i] for i in full], [found["observed"][i] for i in full], error)
+    return Marginals(k, [diagram["predicted"][i] for i in full], [diagram["observed"][i] for i in full], error)

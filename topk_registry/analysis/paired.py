@@ -144,7 +144,7 @@ def equivalence_p(drawn: Floats, margin: float) -> float:
     return float((1 + beyond) / (1 + len(drawn)))
 
 
-def images_needed(images: int, found: Interval, margin: float, alpha: float) -> int | None:
+def images_needed(images: int, difference: Interval, margin: float, alpha: float) -> int | None:
     """About how many images would decide, if the difference and its spread stay what they are.
 
     The smaller one of the numbers that would show the difference, and that would show it to be within the margin, each
@@ -153,8 +153,8 @@ def images_needed(images: int, found: Interval, margin: float, alpha: float) -> 
     normal = NormalDist()
     reach = normal.inv_cdf(POWER)
     needed = [
-        images * ((normal.inv_cdf(level) + reach) * found.deviation / gap) ** 2
-        for level, gap in ((1 - alpha / 2, abs(found.value)), (1 - alpha, margin - abs(found.value)))
+        images * ((normal.inv_cdf(level) + reach) * difference.deviation / gap) ** 2
+        for level, gap in ((1 - alpha / 2, abs(difference.value)), (1 - alpha, margin - abs(difference.value)))
         if gap > 0
     ]
-    return math.ceil(min(needed)) if needed and found.deviation > 0 else None
+    return math.ceil(min(needed)) if needed and difference.deviation > 0 else None

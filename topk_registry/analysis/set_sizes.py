@@ -44,21 +44,21 @@ def set_size_of(logits: np.ndarray, likelihoods: Floats, coverage: float, order:
 
     def statistic(drawn: Floats) -> Floats:
         reached = (drawn @ below)[:, None] + np.cumsum(drawn[:, window], axis=1)  # covered by each threshold
-        found = np.minimum(first + (reached < place).sum(1), last)
-        return _between(places, drawn @ sizes / count, found)
+        threshold_places = np.minimum(first + (reached < place).sum(1), last)
+        return _between(places, drawn @ sizes / count, threshold_places)
 
     return mean, statistic
 
 
 def _sizes(logits: np.ndarray, limits: Floats) -> Floats:
     """How many classes of each image have at most these values, which rise [N, G]."""
-    found = np.empty((len(logits), len(limits)))
+    sizes = np.empty((len(logits), len(limits)))
     for rows in blocks(len(logits)):
         values = -log_softmax(logits[rows])
         bins = np.searchsorted(limits, values) + (len(limits) + 1) * np.arange(len(values))[:, None]
         counts = np.bincount(bins.ravel(), minlength=len(values) * (len(limits) + 1))
-        found[rows] = counts.reshape(len(values), -1).cumsum(1)[:, :-1]
-    return found
+        sizes[rows] = counts.reshape(len(values), -1).cumsum(1)[:, :-1]
+    return sizes
 
 
 def _between(places: np.ndarray, curves: Floats, wanted: np.ndarray) -> Floats:

@@ -28,8 +28,8 @@ def main(argv: Sequence[str]) -> int:
         return 2
     checks = list(checks)
     progress = Progress(len(checks), sys.stderr)  # the first checks compile kernels for a while
-    found = run_checks(checks, started=lambda check: progress(check.name))
-    results = list(found) if args.json else list(printed(found, progress.clear))
+    running = run_checks(checks, started=lambda check: progress(check.name))
+    results = list(running) if args.json else list(printed(running, progress.clear))
     progress.clear()
     if args.json:
         report = {"loss": args.name, "options": options, "num_classes": args.num_classes}

@@ -26,8 +26,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"topk-registry check-dataset: {error}", file=sys.stderr)
         return 2
     progress = Progress(len(CHECKS), sys.stderr)
-    found = run_dataset_checks(subject, started=progress)
-    results = list(found) if args.json else list(printed(found, progress.clear))
+    running = run_dataset_checks(subject, started=progress)
+    results = list(running) if args.json else list(printed(running, progress.clear))
     progress.clear()
     if args.json:
         report = {"dataset": name, "options": args.dataset_opt, "splits": splits}

@@ -132,18 +132,18 @@ def _commands(report: Report) -> None:
             f"{' and '.join(sorted(declared.values()))} each install a timm command, and the last installed won; "
             "topk-train and `python -m topk_registry train` are always ours"
         )
-    found = environment.commands_on_path("timm")
-    if not found:
+    paths = environment.commands_on_path("timm")
+    if not paths:
         report.facts["timm command"] = "not on PATH"
         report.notes.append(f"the commands are in {sysconfig.get_path('scripts')}, which is not on PATH")
         return
-    module = environment.wrapped_module(found[0])
+    module = environment.wrapped_module(paths[0])
     owner = declared.get(module or "", "another environment" if module else "an unknown owner")
-    report.facts["timm command"] = f"{found[0]} of {owner}" + (f" ({module})" if module else "")
+    report.facts["timm command"] = f"{paths[0]} of {owner}" + (f" ({module})" if module else "")
     if module != "topk_registry.cli.main":
-        report.problems.append(f"the timm command that wins is not ours: {found[0]}; use topk-train instead")
-    elif found[0].parent.resolve() != Path(sysconfig.get_path("scripts")).resolve():
-        report.notes.append(f"the timm command that wins, {found[0]}, is not the one beside {sys.executable}")
+        report.problems.append(f"the timm command that wins is not ours: {paths[0]}; use topk-train instead")
+    elif paths[0].parent.resolve() != Path(sysconfig.get_path("scripts")).resolve():
+        report.notes.append(f"the timm command that wins, {paths[0]}, is not the one beside {sys.executable}")
 
 
 def _plugins(report: Report) -> None:
@@ -193,6 +193,6 @@ def _plugins(report: Report) -> None:
 def _text(report: Report) -> str:
     width = max(map(len, report.facts))
     lines = [f"{name:<{width}}  {value}" for name, value in report.facts.items()]
-    for title, found in (("note", report.notes), ("problem", report.problems)):
-        lines += ["", *(f"{title}: {line}" for line in found)] if found else []
+    for title, messages in (("note", report.notes), ("problem", report.problems)):
+        lines += ["", *(f"{title}: {line}" for line in messages)] if messages else []
     return "\n".join(lines if report.problems else [*lines, "", "no problems found"])

@@ -102,10 +102,10 @@ def curves() -> Iterator[Any]:
         kernel = one.kernel() if one is not None and one.kernel is not None else None
         functions = getattr(kernel, "functions", None)
         if functions is not None:
-            with curve.collecting() as found:
+            with curve.collecting() as collected:
                 for dtype in (torch.float32, torch.float64):
                     functions(dtype, False)
-            yield from found
+            yield from collected
 
 
 def _row_losses(subject: Any) -> Iterator[Any]:

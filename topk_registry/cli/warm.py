@@ -24,8 +24,8 @@ def warm(names: Sequence[str] | None = None, *, double: bool = False) -> int:
     """
     torch = import_module("torch")
     precisions = [torch.float32, torch.float64] if double else [torch.float32]
-    found = [info.name for info in registry.losses.infos() if info.status == "available"] if names is None else names
-    steps = [(f"{name}, {str(one).removeprefix('torch.')}", _loss(name, one)) for one in precisions for name in found]
+    losses = [info.name for info in registry.losses.infos() if info.status == "available"] if names is None else names
+    steps = [(f"{name}, {str(one).removeprefix('torch.')}", _loss(name, one)) for one in precisions for name in losses]
     if names is None:
         steps += [(f"operators, {str(one).removeprefix('torch.')}", _operators(one)) for one in precisions]
     progress, begin, problems = Progress(len(steps), sys.stderr), time.monotonic(), []
@@ -72,14 +72,14 @@ def _operators(dtype: Any) -> Callable[[], None]:
 
 def _unusable() -> list[str]:
     """Operators whose kernels do not serve on the CPU, and kernels that could not be kept."""
-    found = [
+    problems = [
         f"{record.operator}: kernels do not serve on the CPU: {record.why}"
         for record in import_module("topk_registry.ops.backend").report()
         if record.device == "cpu" and record.backend != "numba"
     ]
     if why := _compiling("problem"):
-        found.append(f"compiled kernels cannot be kept ({why}): set NUMBA_CACHE_DIR to a folder that can be written")
-    return found
+        problems.append(f"compiled kernels cannot be kept ({why}): set NUMBA_CACHE_DIR to a folder that can be written")
+    return problems
 
 
 def _where() -> str:

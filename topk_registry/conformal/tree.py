@@ -142,12 +142,12 @@ class Tree(Score):
         """The best classes [B] one after another; the lower index comes first among equal ones."""
         xp = array_namespace(values)
         places = xp.arange(values.shape[-1], device=device(values))
-        left, found = values, []
+        left, classes = values, []
         for _ in range(self.most(values.shape[-1])):
             best = xp.argmax(left, axis=-1)
-            found.append(best)
+            classes.append(best)
             left = xp.where(places == best[:, None], xp.full_like(left, -float("inf")), left)
-        return found
+        return classes
 
     def largest(self, n: int) -> float:
         return 0.0

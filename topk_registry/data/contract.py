@@ -124,11 +124,11 @@ def problem_of_transform(dataset: Any) -> str:
     return "" if image is probe else f"a sample's image must be what the transform returned, got {_told(image)}"
 
 
-def no_data_set(found: Any) -> str:
+def no_data_set(given: Any) -> str:
     """Return why samples cannot be picked from what a factory gave."""
-    lacking = [name for name in ("__getitem__", "__len__") if not hasattr(found, name)]
+    lacking = [name for name in ("__getitem__", "__len__") if not hasattr(given, name)]
     what = f"it has no {' and no '.join(lacking)}" if lacking else "it is a stream"
-    return f"a data set has a length and gives dataset[i], got {_told(found)}; {what}"
+    return f"a data set has a length and gives dataset[i], got {_told(given)}; {what}"
 
 
 def _told(value: Any) -> str:

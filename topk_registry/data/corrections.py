@@ -64,7 +64,7 @@ class Corrections:
             ValueError: a row names no sample, or one of another label.
         """
         number = {name: i for i, name in enumerate(names)}
-        found = []
+        places = []
         for row in self.rows:
             place = number.get(_relative(row.image, root))
             if place is None:
@@ -75,8 +75,8 @@ class Corrections:
                     f"{self._at(row)}: sample {row.image!r} has the label {classes[now]!r}, the file says "
                     f"{row.label!r}: is the file of another split, data set or seed?"
                 )
-            found.append(place)
-        return np.asarray(found, np.int64)
+            places.append(place)
+        return np.asarray(places, np.int64)
 
     def suggestions(self, classes: Sequence[str]) -> Labels:
         """The class of each row [R].

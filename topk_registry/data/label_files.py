@@ -68,14 +68,17 @@ def labels_from_file(file: str | Path, column: str | None, labels: Labels, num_c
     column = noisy[0] if column is None else column
     if column not in columns:
         raise ValueError(f"label file {file} has no column {column!r}; there are {', '.join(columns)}")
-    found = columns[column]
+    file_labels = columns[column]
     if COARSE in column:
         raise ValueError(f"label file {file}: {column!r} are superclasses, expected one of {', '.join(noisy)}")
-    if len(found) != len(labels):
-        raise ValueError(f"label file {file}: {column!r} has {len(found)} labels, the training split {len(labels)}")
-    if len(found) and not (found.min() >= 0 and found.max() < num_classes):
+    if len(file_labels) != len(labels):
         raise ValueError(
-            f"label file {file}: {column!r} has labels from {found.min()} to {found.max()}, expected [0, {num_classes})"
+            f"label file {file}: {column!r} has {len(file_labels)} labels, the training split {len(labels)}"
+        )
+    if len(file_labels) and not (file_labels.min() >= 0 and file_labels.max() < num_classes):
+        raise ValueError(
+            f"label file {file}: {column!r} has labels from {file_labels.min()} to {file_labels.max()}, "
+            f"expected [0, {num_classes})"
         )
     clean = columns.get(CLEAN)
     if clean is not None and not np.array_equal(clean, labels):
@@ -84,7 +87,7 @@ def labels_from_file(file: str | Path, column: str | None, labels: Labels, num_c
             f"label file {file}: {CLEAN!r} agrees with {same} of {len(labels)} labels of the training split: is it of "
             "other data, or in another order? CIFAR's files are in the order of torch/cifar10 and torch/cifar100"
         )
-    return found
+    return file_labels
 
 
 def _arrays() -> list[Any]:
@@ -98,13 +101,13 @@ def _arrays() -> list[Any]:
 
 def _checked(given: Any, name: str, file: str | Path) -> Labels:
     try:
-        found = np.asarray(given)
+        array = np.asarray(given)
     except (TypeError, ValueError, RuntimeError):  # lists of unequal lengths, tensors that numpy does not take
-        found = np.asarray(None)
-    if found.ndim == 1 and found.dtype.kind in "iuf":
+        array = np.asarray(None)
+    if array.ndim == 1 and array.dtype.kind in "iuf":
         with np.errstate(invalid="ignore"):  # of NaN and of what is too large, which differ from the whole number
-            whole = found.astype(np.int64)
-        if (found == whole).all():
+            whole = array.astype(np.int64)
+        if (array == whole).all():
             return whole
-    got = f"{found.dtype} {list(found.shape)}" if found.ndim else type(given).__name__
+    got = f"{array.dtype} {list(array.shape)}" if array.ndim else type(given).__name__
     raise ValueError(f"label file {file}: {name!r} must be one whole number a sample, got {got}")

@@ -117,9 +117,9 @@ class TableReader:
     def __init__(self, table: LabelTable, root: str | Path, suffixes: Sequence[str]) -> None:
         self.root, self.targets, self.notes = str(root), table.targets, [f"labels of {table.file}: {table.told}"]
         self.class_to_idx = {name: c for c, name in enumerate(table.classes)}
-        found = [file_of(Path(root), name, suffixes) for name in table.images]
+        paths = [file_of(Path(root), name, suffixes) for name in table.images]
         first: dict[str, int] = {}
-        for line, name, path in zip(table.lines, table.images, found, strict=True):
+        for line, name, path in zip(table.lines, table.images, paths, strict=True):
             before = line if path is None else first.setdefault(os.path.normpath(path), line)
             if before != line:
                 raise ValueError(
@@ -127,14 +127,14 @@ class TableReader:
                 )
         missing = [
             f"line {line}: {name if len(name) <= SHOWN else name[:SHOWN] + '...'}"
-            for line, name, path in zip(table.lines, table.images, found, strict=True)
+            for line, name, path in zip(table.lines, table.images, paths, strict=True)
             if path is None
         ]
         if missing:
             raise ValueError(
-                f"{table.file}: {len(missing)} of {len(found)} images are not in {root}: {listed(missing)}"
+                f"{table.file}: {len(missing)} of {len(paths)} images are not in {root}: {listed(missing)}"
             )
-        self.samples = list(zip(map(str, found), table.targets, strict=True))
+        self.samples = list(zip(map(str, paths), table.targets, strict=True))
 
     def __len__(self) -> int:
         return len(self.samples)

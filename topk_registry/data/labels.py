@@ -48,10 +48,10 @@ def kept_k_hot_of(dataset: Any) -> KHot | None:
     for holder in (dataset, getattr(dataset, "reader", None)):
         kept = getattr(holder, "targets", None)
         if kept is not None and not callable(kept):
-            found = np.asarray(kept, np.float32)
-            if found.ndim != 2:
-                raise ValueError(f"--task multilabel needs targets [N, n], a row a sample, got {list(found.shape)}")
-            return found
+            k_hot = np.asarray(kept, np.float32)
+            if k_hot.ndim != 2:
+                raise ValueError(f"--task multilabel needs targets [N, n], a row a sample, got {list(k_hot.shape)}")
+            return k_hot
     reader, encode = getattr(dataset, "reader", dataset), getattr(dataset, "target_transform", None)
     if encode is not None and hasattr(reader, "iter_targets"):
         return np.stack([np.asarray(encode(target), np.float32) for target in reader.iter_targets()])

@@ -49,9 +49,9 @@ def uniform_labels(labels: Labels, num_classes: int, share: float, *, seed: int)
     """Labels [N], a share of them replaced by any other class, all alike."""
     rng = _drawn(seed, share, num_classes)
     wrong = rng.permutation(len(labels))[: round(share * len(labels))]
-    found = labels.copy()
-    found[wrong] = _elsewhere(rng, labels[wrong], num_classes)
-    return found
+    noisy = labels.copy()
+    noisy[wrong] = _elsewhere(rng, labels[wrong], num_classes)
+    return noisy
 
 
 def confused_labels(labels: Labels, log_p: Matrix, share: float, *, seed: int) -> Labels:
@@ -72,9 +72,9 @@ def confused_labels(labels: Labels, log_p: Matrix, share: float, *, seed: int) -
     wrong = np.argsort(-(doubt + rng.gumbel(size=len(labels))), kind="stable")[: round(share * len(labels))]
     others = log_p[wrong] + rng.gumbel(size=(len(wrong), log_p.shape[1]))
     others[np.arange(len(wrong)), labels[wrong]] = -np.inf
-    found = labels.copy()
-    found[wrong] = others.argmax(axis=1)
-    return found
+    noisy = labels.copy()
+    noisy[wrong] = others.argmax(axis=1)
+    return noisy
 
 
 def annotated_labels(
@@ -104,10 +104,10 @@ def annotated_labels(
     liked = np.array([[rng.choice(m) if len(m) else -1 for m in mates] for _ in annotators])
     drawn = np.array([rng.choice(mates[c]) if len(mates[c]) else -1 for c in labels[wrong]], np.int64)
     how = rng.random(len(wrong))
-    found = np.where(how < favourite[wrong], liked[by[wrong], labels[wrong]], drawn)
-    anywhere = (how >= favourite[wrong] + within[wrong]) | (found < 0)
+    chosen = np.where(how < favourite[wrong], liked[by[wrong], labels[wrong]], drawn)
+    anywhere = (how >= favourite[wrong] + within[wrong]) | (chosen < 0)
     result = labels.copy()
-    result[wrong] = np.where(anywhere, _elsewhere(rng, labels[wrong], n), found)
+    result[wrong] = np.where(anywhere, _elsewhere(rng, labels[wrong], n), chosen)
     return result
 
 

@@ -108,9 +108,9 @@ class RenumberedSets(Part):
         return image, self._renumbered(torch.as_tensor(target))
 
     def _renumbered(self, target: Tensor) -> Tensor:
-        found = target.new_zeros((*target.shape[:-1], len(self.classes)))
-        found[..., list(self.numbers.values())] = target[..., list(self.numbers)]
-        return found
+        renumbered = target.new_zeros((*target.shape[:-1], len(self.classes)))
+        renumbered[..., list(self.numbers.values())] = target[..., list(self.numbers)]
+        return renumbered
 
 
 class Renumbered(Part):

@@ -69,8 +69,8 @@ def expected_copies(labels: Labels, law: str, *, beta: float = 0.999, threshold:
     if not 0.0 < threshold <= 1.0:
         raise ValueError(f"the threshold must be in (0, 1], got {threshold!r}")
     alike = np.bincount(labels)[labels].astype(np.float64)  # samples of the same class
-    found = LAWS[law](alike, beta, threshold)
-    return found if law == "repeat_factor" else found * (len(labels) / found.sum())
+    copies = LAWS[law](alike, beta, threshold)
+    return copies if law == "repeat_factor" else copies * (len(labels) / copies.sum())
 
 
 def _class_balanced(alike: Copies, beta: float, threshold: float) -> Copies:

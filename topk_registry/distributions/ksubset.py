@@ -202,8 +202,8 @@ class KSubset(Distribution):
         pi = relative.beyond(relative.log_odds(own, drawn.k, drawn._one_k), in_mode)
         return relative.excess(x, self.k, in_mode, self._one_k) - relative.inner(pi, x)
 
-    def _out(self, found: Tensor) -> Tensor:
-        return found.to(wide(self.logits).dtype)
+    def _out(self, nats: Tensor) -> Tensor:
+        return nats.to(wide(self.logits).dtype)
 
     def _of_indices(self, x: Tensor, value: Tensor) -> Tensor:
         """Sum [...] of x [..., n] over classes [..., k]."""
@@ -228,5 +228,5 @@ def _kl_ksubset_ksubset(p: KSubset, q: KSubset) -> Tensor:
     """sum_i pi_i (x_i - y_i) - log sigma_k(exp x) + log sigma_k(exp y), for sets of one size."""
     if p.event_shape != q.event_shape or bool((p.k != q.k).any()):
         raise ValueError(f"both need the same n and k, got {p.event_shape[0]}, {p.k} and {q.event_shape[0]}, {q.k}")
-    found = q._surprise_of(p) - p._surprise_of(p)
-    return found.to(torch.promote_types(wide(p.logits).dtype, wide(q.logits).dtype))
+    divergence = q._surprise_of(p) - p._surprise_of(p)
+    return divergence.to(torch.promote_types(wide(p.logits).dtype, wide(q.logits).dtype))

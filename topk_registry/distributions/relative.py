@@ -68,26 +68,25 @@ def _of_possible(
     only = out.sum(-1, keepdim=True) == x.shape[-1] - k[..., None]
     usual = torch.where(only, 0.0, x)
     if one_k is not None:
-        found = of_rows(usual, one_k)
+        computed = of_rows(usual, one_k)
     else:
         rows, sizes = usual.reshape(-1, x.shape[-1]), k.reshape(-1)
         parts = [((sizes == size).nonzero()[:, 0], size) for size in sizes.unique().tolist()]
         each = [(of_rows(rows[chosen], size), chosen) for chosen, size in parts]
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        found = torch.zeros_like(rows, dtype=dtype)
+        computed = torch.zeros_like(rows, dtype=dtype)
         for part, chosen in each:
-            found = found.index_copy(0, chosen, part)
-        found = found.view(x.shape)
-    constant = torch.where(out, left, drawn).to(found.dtype)
-    return torch.where(only, constant, found)
+            computed = computed.index_copy(0, chosen, part)
+        computed = computed.view(x.shape)
+    constant = torch.where(out, left, drawn).to(computed.dtype)
+    return torch.where(only, constant, computed)
 
 
 def _excess(x: Tensor, k: Tensor, in_mode: Tensor, one_k: int | None) -> Tensor:
     """E in operations; of sizes that a transform hides the largest that there can be is taken."""
     n = x.shape[-1]
     most = one_k or (n - 1 if is_hidden(k) else tree.largest(k))
-    found = tree.log_excess(x.reshape(-1, n), k.reshape(-1), in_mode.reshape(-1, n), most)
-    return found.view(x.shape[:-1])
+    return tree.log_excess(x.reshape(-1, n), k.reshape(-1), in_mode.reshape(-1, n), most).view(x.shape[:-1])
 
 
 class _Excess(torch.autograd.Function):

@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
 
     models = predictions_of(args.models, args)
     first = models[0]
-    found = compare(
+    comparison = compare(
         [model.logits for model in models],
         first.labels,
         names=[model.name for model in models],
@@ -38,18 +38,18 @@ def main(argv: Sequence[str]) -> int:
         resamples=args.resamples,
         seed=args.seed,
     )
-    print(f"{found.images} images of {found.classes} classes, {first.images.name}")
-    for other in found.others:
-        print(f"\n{other.name} (second) beside {found.names[0]} (first)")
-        print(text_table(columns_of(found), rows_of(other.differences)))
-        print(summary_of(found, other))
-    print(f"\n{told_of(found)}")
-    files = {"files": {str(i): first.images.path(i) for other in found.others
+    print(f"{comparison.images} images of {comparison.classes} classes, {first.images.name}")
+    for other in comparison.others:
+        print(f"\n{other.name} (second) beside {comparison.names[0]} (first)")
+        print(text_table(columns_of(comparison), rows_of(other.differences)))
+        print(summary_of(comparison, other))
+    print(f"\n{told_of(comparison)}")
+    files = {"files": {str(i): first.images.path(i) for other in comparison.others
                        for i in (*other.changes.gained.tolist(), *other.changes.lost.tolist())}}  # fmt: skip
     write_findings(
         args,
-        {**found.to_dict(), "data": first.images.name, **files},
-        lambda: comparison_page(found, thumbnails(first.images), first.images.path),
+        {**comparison.to_dict(), "data": first.images.name, **files},
+        lambda: comparison_page(comparison, thumbnails(first.images), first.images.path),
     )
     return 0
 

@@ -113,12 +113,10 @@ class Folds:
             held = np.flatnonzero(self.number == fold)
             checkpoint = self._trained(fold, held, on_epoch)
             name = f"scores of fold {fold + 1} of {self.count}"
-            found = predict(
-                Checkpoint(checkpoint, running), self.images(held), name=name, folder=self.folder / "scores"
-            )
+            part = predict(Checkpoint(checkpoint, running), self.images(held), name=name, folder=self.folder / "scores")
             if logits is None:
-                logits, classes = np.empty((len(labels), found.logits.shape[1]), np.float32), found.class_names
-            logits[held] = found.logits
+                logits, classes = np.empty((len(labels), part.logits.shape[1]), np.float32), part.class_names
+            logits[held] = part.logits
         assert logits is not None
         return Predictions(f"{self.count} folds", logits, labels, classes, self.images())
 

@@ -14,7 +14,7 @@ MOST_OF_A_GROUP = 8
 
 def label_page(findings: LabelFindings, most: int) -> str:
     """The text of the page, with ``most`` pictures of suspicious labels."""
-    k, found = findings.issues.k, findings.found
+    k, suspicious = findings.issues.k, findings.found
     kinds = "the best class" if k == 1 else f"among the {k} best classes"
     sections = [
         ("Summary", table(("", ""), findings.summary())),
@@ -24,7 +24,7 @@ def label_page(findings: LabelFindings, most: int) -> str:
                 f"Ordered by the log-odds of the label being {kinds}, the least likely first. Above the label and the "
                 "suggested class. The model may be wrong, too: a person decides."
             )
-            + (_pictures(findings, found[:most]) or paragraph("None.")),
+            + (_pictures(findings, suspicious[:most]) or paragraph("None.")),
         ),
     ]
     if swaps := findings.swaps():

@@ -70,38 +70,42 @@ def find(args: Any) -> "LabelFindings":
     if args.folds:
         folds = _open_folds(args)
         duplicates = look(folds.images(), folds.labels)
-        found = _scores(folds.together(group.members for group in duplicates.groups) if duplicates else folds, args)
+        predictions = _scores(
+            folds.together(group.members for group in duplicates.groups) if duplicates else folds, args
+        )
         scores = f"out of sample by {args.folds} folds in {folds.folder}"
     else:
-        found = _predictions(args)
-        duplicates = look(found.images, found.labels)
-        scores = f"by {found.name}"
-    temperature = fit_softmax_temperature(found.logits, found.labels) if args.fit_temperature else 1.0
-    issues = label_issues(found.logits, found.labels, k=args.k, temperature=temperature)
-    about = {"model": str(args.model), "data": found.images.name, "scores": scores, "k": args.k,
+        predictions = _predictions(args)
+        duplicates = look(predictions.images, predictions.labels)
+        scores = f"by {predictions.name}"
+    temperature = fit_softmax_temperature(predictions.logits, predictions.labels) if args.fit_temperature else 1.0
+    issues = label_issues(predictions.logits, predictions.labels, k=args.k, temperature=temperature)
+    about = {"model": str(args.model), "data": predictions.images.name, "scores": scores, "k": args.k,
              "temperature": temperature}  # fmt: skip
-    images, words = found.images, class_words(found.class_names, len(found.class_names))
+    images, words = predictions.images, class_words(predictions.class_names, len(predictions.class_names))
     # samples of a stream cannot be picked, and have numbers alone
     names = (
-        sample_names(images.dataset, images.config.data_dir) if images.indexed else map(str, range(len(found.labels)))
+        sample_names(images.dataset, images.config.data_dir)
+        if images.indexed
+        else map(str, range(len(predictions.labels)))
     )
-    return LabelFindings(found, issues, duplicates, list(names), words, about)
+    return LabelFindings(predictions, issues, duplicates, list(names), words, about)
 
 
 def _predictions(args: Any) -> "Predictions":
     from topk_registry.evaluation.models import data_settings
     from topk_registry.evaluation.predictions import predictions_of
 
-    (found,) = predictions_of([args.model], args)
-    config, trained = found.images.config, data_settings(args.model)
+    (predictions,) = predictions_of([args.model], args)
+    config, trained = predictions.images.config, data_settings(args.model)
     same = all(trained.get(name) == getattr(config, name) for name in ("data_dir", "dataset", "dataset_opt"))
     if trained and same and config.val_split == trained.get("train_split"):
         print(
-            f"topk-registry labels: {found.images.name} is what the model was trained on, and it may have learned "
-            "wrong labels by heart; --folds 5 trains models that have not seen them",
+            f"topk-registry labels: {predictions.images.name} is what the model was trained on, and it may have "
+            "learned wrong labels by heart; --folds 5 trains models that have not seen them",
             file=sys.stderr,
         )
-    return found
+    return predictions
 
 
 def _open_folds(args: Any) -> "Folds":

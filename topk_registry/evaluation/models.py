@@ -95,10 +95,10 @@ def find_file(path: str | Path) -> Path:
     """The file that a path names: itself, or the best checkpoint in the folder of a training run."""
     path = Path(path)
     if path.is_dir():
-        found = [path / name for name in ("model_best.pth.tar", "last.pth.tar") if (path / name).is_file()]
-        if not found:
+        checkpoints = [path / name for name in ("model_best.pth.tar", "last.pth.tar") if (path / name).is_file()]
+        if not checkpoints:
             raise TrainError(f"{path} holds no checkpoint (expected model_best.pth.tar or last.pth.tar)")
-        return found[0]
+        return checkpoints[0]
     if not path.is_file():
         raise TrainError(f"there is no model file {path}")
     return path

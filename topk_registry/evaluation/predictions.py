@@ -53,13 +53,13 @@ def predictions_of(paths: Sequence[str | Path], args: Any) -> list[Predictions]:
     images = Images.open(given if named else {**data_settings(paths[0]), **given})
     running = Running(args.device, args.batch_size, args.workers, args.use_ema)
     folder = None if args.no_cache else Path(args.cache or default_folder())
-    found: list[Predictions] = []
+    predictions: list[Predictions] = []
     for path, name in zip(paths, names_of(paths), strict=True):
         mine = predict(model_file(path, running), images, name=name, folder=folder)
-        for note in () if found else mine.images.notes:
+        for note in () if predictions else mine.images.notes:
             print(f"{mine.images.name}: {note}", file=sys.stderr)
-        found.append(in_order_of(found[0], mine) if found else mine)
-    return found
+        predictions.append(in_order_of(predictions[0], mine) if predictions else mine)
+    return predictions
 
 
 def predict(model: ModelFile, images: Images, *, name: str, folder: Path | None = None) -> Predictions:
@@ -73,8 +73,10 @@ def predict(model: ModelFile, images: Images, *, name: str, folder: Path | None 
     """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="topk-scores-") as temporary:
-            found = _predict(model, images, name, Entry(Path(temporary)))
-            return Predictions(name, np.array(found.logits), found.labels, found.class_names, found.images)
+            predictions = _predict(model, images, name, Entry(Path(temporary)))
+            return Predictions(
+                name, np.array(predictions.logits), predictions.labels, predictions.class_names, predictions.images
+            )
     key = hashlib.sha256(f"{model.fingerprint} {images.fingerprint}".encode()).hexdigest()
     return _predict(model, images, name, Entry(folder / key[:32]))
 
@@ -125,8 +127,8 @@ def in_order_of(first: Predictions, other: Predictions) -> Predictions:
             f"{first.name} has {len(first.class_names)} classes, {other.name} has {len(other.class_names)}: models are "
             "compared on the same classes"
         )
-    found = class_map(first.class_names, other.class_names, where=first.name, of=other.name)
-    columns = np.asarray([found.numbers[name] for name in first.class_names])
+    mapping = class_map(first.class_names, other.class_names, where=first.name, of=other.name)
+    columns = np.asarray([mapping.numbers[name] for name in first.class_names])
     if (columns == np.arange(len(columns))).all():
         logits, labels = other.logits, other.labels
     else:

@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     from topk_registry.pages import write_page
 
     (model,) = predictions_of([args.model], args)
-    found = report(
+    findings = report(
         model.logits,
         model.labels,
         name=model.name,
@@ -34,22 +34,22 @@ def main(argv: Sequence[str]) -> int:
         bins=args.bins,
         temperature=args.temperature,
     )
-    _say(found, model.images.name, args.rows)
+    _say(findings, model.images.name, args.rows)
     if args.superclasses:
-        write_page(Path(args.superclasses), json.dumps(found.superclasses(), indent=2, ensure_ascii=False) + "\n")
+        write_page(Path(args.superclasses), json.dumps(findings.superclasses(), indent=2, ensure_ascii=False) + "\n")
         print(f"wrote {args.superclasses}", file=sys.stderr)
-    content = found.to_dict()
+    content = findings.to_dict()
     for row in content["worst"]:
         row["file"] = model.images.path(row["image"])
     write_findings(
         args,
         {**content, "data": model.images.name},
-        lambda: report_page(found, thumbnails(model.images), model.images.path),
+        lambda: report_page(findings, thumbnails(model.images), model.images.path),
     )
     return 0
 
 
-def _say(found: Any, name: str, most: int) -> None:
+def _say(findings: Any, name: str, most: int) -> None:
     from topk_registry.analysis.report_page import (
         PAIR_COLUMNS,
         advice_of,
@@ -61,13 +61,13 @@ def _say(found: Any, name: str, most: int) -> None:
     )
     from topk_registry.evaluation.output import text_table
 
-    print(f"{found.name}: {found.images} images of {len(found.class_names)} classes, {name}")
-    print(text_table(("measure", "value"), summary_rows(found)))
-    lowest = [class_cells(found, row) for row in worst_classes(found, most)]
-    print(f"\nlowest recall\n{text_table(class_columns(found), lowest)}")
-    if found.pairs:
-        print(f"\ntaken for each other\n{text_table(PAIR_COLUMNS, pair_rows(found, most))}")
-    print(f"\n{advice_of(found)}")
+    print(f"{findings.name}: {findings.images} images of {len(findings.class_names)} classes, {name}")
+    print(text_table(("measure", "value"), summary_rows(findings)))
+    lowest = [class_cells(findings, row) for row in worst_classes(findings, most)]
+    print(f"\nlowest recall\n{text_table(class_columns(findings), lowest)}")
+    if findings.pairs:
+        print(f"\ntaken for each other\n{text_table(PAIR_COLUMNS, pair_rows(findings, most))}")
+    print(f"\n{advice_of(findings)}")
 
 
 def _parser() -> ArgumentParser:

@@ -57,12 +57,12 @@ def visible_gpus() -> Sequence[str]:
         import torch
 
         return [str(i) for i in range(torch.cuda.device_count())]
-    found: list[str] = []
+    gpus: list[str] = []
     for name in map(str.strip, named.split(",")):
         if not name or name.startswith("-"):
             break  # CUDA ignores all names after one that is no device
-        found.append(name)
-    return found
+        gpus.append(name)
+    return gpus
 
 
 class _Process:

@@ -62,12 +62,12 @@ def _by_others(best: NDArray[np.integer], labels: NDArray[np.integer]) -> tuple[
     order = np.argsort(labels, kind="stable")
     present, starts = np.unique(labels[order], return_index=True)
     for label, taken in zip(present, np.split(best[order], starts[1:]), strict=True):
-        found, counts = np.unique(taken, return_counts=True)
+        classes, counts = np.unique(taken, return_counts=True)
         ranked = np.argsort(counts)
-        first, second = counts[ranked[-1]], counts[ranked[-2]] if len(found) > 1 else 0
+        first, second = counts[ranked[-1]], counts[ranked[-2]] if len(classes) > 1 else 0
         if first - 1 > second:  # without the image itself it is still the first
             hits += int(first)
-            mostly = int(found[ranked[-1]])
+            mostly = int(classes[ranked[-1]])
             if mostly != label and first > moved:
                 moved, worst = int(first), (int(label), mostly)
     return hits / max(1, len(labels)), worst

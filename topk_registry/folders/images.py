@@ -49,10 +49,10 @@ def is_image(name: str, suffixes: Collection[str]) -> bool:
 
 def images_below(root: str | Path, suffixes: Collection[str]) -> list[str]:
     """The paths of all images below a folder, in natural order."""
-    found = (
+    paths = (
         os.path.join(folder, name) for folder, _, files in _walk(root) for name in files if is_image(name, suffixes)
     )
-    return sorted(found, key=natural_key)
+    return sorted(paths, key=natural_key)
 
 
 def split_folder(root: str | Path, split: str) -> Path | None:

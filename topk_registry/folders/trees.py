@@ -113,13 +113,13 @@ def _from_below(parent_of: Mapping[str, str], classes: Sequence[str]) -> list[st
     waiting = dict.fromkeys(parent_of.values(), 0)
     for parent in parent_of.values():
         waiting[parent] += 1
-    ready, found = list(classes), []
+    ready, inner = list(classes), []
     for name in ready:  # grows
         if (parent := parent_of.get(name)) is not None:
             waiting[parent] -= 1
             if not waiting[parent]:
                 ready.append(parent)
-                found.append(parent)
+                inner.append(parent)
     if left := [name for name in waiting if waiting[name]]:
         name, cycle = left[0], []
         while name not in cycle:
@@ -127,7 +127,7 @@ def _from_below(parent_of: Mapping[str, str], classes: Sequence[str]) -> list[st
             name = parent_of[name]
         cycle = cycle[cycle.index(name) :]
         raise ValueError(f"the nodes form a cycle: {' < '.join(map(repr, [*cycle, cycle[0]]))}")
-    return found
+    return inner
 
 
 def _pairs(file: Path, classes: Sequence[str]) -> list[tuple[str, str]]:

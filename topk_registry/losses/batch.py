@@ -110,6 +110,6 @@ def _gathered(x: Tensor, group: Group) -> Tensor:
     sizes = all_gather(torch.tensor([len(x)], device=x.device), group, "counting rows").flatten().tolist()
     if not x.is_floating_point():
         return gather_rows(x, sizes, group)
-    found = GatherRows.apply(x, sizes, group, 1.0)
-    assert isinstance(found, Tensor)
-    return found
+    rows = GatherRows.apply(x, sizes, group, 1.0)
+    assert isinstance(rows, Tensor)
+    return rows

@@ -26,10 +26,10 @@ class KeepsNumbers(nn.Module):
             if id(t) not in kept:
                 return fn(t)
             try:
-                found = fn(t)
+                converted = fn(t)
             except TypeError:  # a device without double precision, such as MPS
                 return fn(t.float())
-            return found if found.dtype == t.dtype else t.to(found.device)
+            return converted if converted.dtype == t.dtype else t.to(converted.device)
 
         with torch.inference_mode(False):  # a tensor that was made in that mode cannot be used for training
             return super()._apply(moved, recurse)
@@ -96,10 +96,10 @@ class Adjustable(KeepsNumbers):
 
 def numbers(value: Any, name: str) -> Tensor:
     """Return one number, or one a class, as a tensor of its own in double precision."""
-    found = torch.as_tensor(value, dtype=torch.float64).detach().clone()
-    if found.ndim > 1:
-        raise ValueError(f"{name} must be one number, or one a class, got {list(found.shape)}")
-    return found
+    tensor = torch.as_tensor(value, dtype=torch.float64).detach().clone()
+    if tensor.ndim > 1:
+        raise ValueError(f"{name} must be one number, or one a class, got {list(tensor.shape)}")
+    return tensor
 
 
 def check_range(name: str, value: Any, allowed: Range) -> None:

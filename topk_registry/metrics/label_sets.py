@@ -135,8 +135,8 @@ class LabelSetMetrics(StreamingMetric):
         last = scores.topk(k).values[:, -1:]
         above, tied = scores > last, scores == last
         room = (k - above.sum(1)) / tied.sum(1).clamp(min=1)
-        found = (above & labels).sum(1) + room * (tied & labels).sum(1)
-        return (found.to(self.sums["recall"].dtype) / labels.sum(1).clamp(min=1)).sum()
+        hits = (above & labels).sum(1) + room * (tied & labels).sum(1)
+        return (hits.to(self.sums["recall"].dtype) / labels.sum(1).clamp(min=1)).sum()
 
     def _mean_average_precision(self, *, sync: bool) -> float:
         every = [self._kept]
@@ -146,8 +146,8 @@ class LabelSetMetrics(StreamingMetric):
         rows = [row for each in every for row in each]
         if not rows:
             return math.nan
-        found = average_precision(*(torch.cat(parts) for parts in zip(*rows, strict=True)))
-        return found.nanmean().item()
+        precisions = average_precision(*(torch.cat(parts) for parts in zip(*rows, strict=True)))
+        return precisions.nanmean().item()
 
 
 def average_precision(scores: Tensor, labels: Tensor) -> Tensor:

@@ -102,9 +102,9 @@ def spread_loss(
         if shard.n != shard.size:
             raise ValueError(f"weight has {shard.size} rows, num_classes is {shard.n}")
     else:
-        found = agreed(facts, FACTS, group, features.device, may_differ=DIFFERENT[replicated:])
-        shard = shard_of(found["classes of a rank"], num_classes, group)
-        sizes = [int(rows) for rows in found["number of rows"]]
+        of_ranks = agreed(facts, FACTS, group, features.device, may_differ=DIFFERENT[replicated:])
+        shard = shard_of(of_ranks["classes of a rank"], num_classes, group)
+        sizes = [int(rows) for rows in of_ranks["number of rows"]]
     request.check(features.new_empty(0, shard.n), k, k * tau)
     if not num_classes:  # only now is the number of classes known, as the sum over the ranks
         check_classes(shard.n, alpha, class_weight)
@@ -152,10 +152,10 @@ def spread_topk(
     def facts() -> dict[str, float]:
         return {**_facts(features, weight, bias, k), "num_classes": num_classes or -1, "temperature": temperature}
 
-    found = agreed(facts, FACTS, group, features.device, may_differ=DIFFERENT[replicated:])
-    shard = shard_of(found["classes of a rank"], num_classes, group)
+    of_ranks = agreed(facts, FACTS, group, features.device, may_differ=DIFFERENT[replicated:])
+    shard = shard_of(of_ranks["classes of a rank"], num_classes, group)
     request.check(features.new_empty(0, shard.n), k, temperature)
-    sizes = [int(rows) for rows in found["number of rows"]]
+    sizes = [int(rows) for rows in of_ranks["number of rows"]]
     x = features if replicated else gather_rows(features, sizes, group)
     with torch.autocast(features.device.type, enabled=False):
         tops = top_classes(
@@ -195,9 +195,9 @@ def placed(weight: Any, bias: Any, features: Any = None) -> Placed:
 def _class_dimension(weight: Any, bias: Any) -> int:
     from torch.distributed.tensor import Replicate, Shard
 
-    found = [place for place, p in enumerate(weight.placements) if p == Shard(0)]
-    rest = [p for place, p in enumerate(weight.placements) if place not in found]
-    if len(found) != 1 or any(p != Replicate() for p in rest):
+    dimensions = [place for place, p in enumerate(weight.placements) if p == Shard(0)]
+    rest = [p for place, p in enumerate(weight.placements) if place not in dimensions]
+    if len(dimensions) != 1 or any(p != Replicate() for p in rest):
         raise ValueError(
             "a DTensor weight must have its classes, dimension 0, sharded over one dimension of the mesh and be "
             f"replicated over the others, got {weight.placements}"
@@ -205,7 +205,7 @@ def _class_dimension(weight: Any, bias: Any) -> int:
     if bias is not None and (not is_distributed(bias) or bias.placements != weight.placements):
         given = bias.placements if is_distributed(bias) else "a plain tensor"
         raise ValueError(f"bias must lie as the weight does, {weight.placements}, got {given}")
-    return found[0]
+    return dimensions[0]
 
 
 @outside_graphs

@@ -97,14 +97,14 @@ def find_classifier(model: nn.Module) -> list[tuple[str, nn.Module]]:
         [('head', Linear(...)), ('head_dist', Linear(...))]
     """
     names = {module: name for name, module in model.named_modules()}
-    found = [(names[layer], layer) for head in _heads(model) for layer in _outputs(head, model) if names[layer]]
-    if not found:
+    layers = [(names[layer], layer) for head in _heads(model) for layer in _outputs(head, model) if names[layer]]
+    if not layers:
         looked = "get_classifier()" if hasattr(model, "get_classifier") else ", ".join(HEADS)
         raise ValueError(
             f"{type(model).__name__} has no classifier: expected a Linear, Conv2d or CosineClassifier in {looked}. "
             "Was the model built with num_classes=0?"
         )
-    return list(dict(found).items())
+    return list(dict(layers).items())
 
 
 def num_classes_of(model: nn.Module) -> int:

@@ -75,8 +75,8 @@ def label_places(
             counts[1] += (s == own[:, None]).sum(1)
         if group is not None:
             all_reduce(counts, group, "adding places of labels")
-    found = Places(counts[0], counts[1], own.double() - total)
-    return found if group is None else Places(*(part.split(sizes)[dist.get_rank(group)] for part in found))
+    places = Places(counts[0], counts[1], own.double() - total)
+    return places if group is None else Places(*(part.split(sizes)[dist.get_rank(group)] for part in places))
 
 
 def _sizes(rows: int, group: Group, device: torch.device) -> Sequence[int]:

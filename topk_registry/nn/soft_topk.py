@@ -102,9 +102,9 @@ def linear_soft_topk(
         facts()
         shard, sizes, replicated = Shard(None, own, 0, own), [len(features)], True
     else:
-        found = agreed(facts, FACTS, group, features.device, may_differ=DIFFERENT[replicated:])
-        shard = shard_of(found["classes of a rank"], num_classes, group)
-        sizes = [int(rows) for rows in found["number of rows"]]
+        of_ranks = agreed(facts, FACTS, group, features.device, may_differ=DIFFERENT[replicated:])
+        shard = shard_of(of_ranks["classes of a rank"], num_classes, group)
+        sizes = [int(rows) for rows in of_ranks["number of rows"]]
     if k >= shard.n:
         raise ValueError(f"k must be below the number of classes: k = {k}, weight has {shard.n}")
     if not num_classes:  # only now is the number of classes known, as the sum over the ranks

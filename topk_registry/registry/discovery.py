@@ -52,15 +52,15 @@ class Plugin:
         """Import the module, which runs its code, and return what the value names."""
         module, attr = self.parse()
         try:
-            found = import_module(module)
+            imported = import_module(module)
         except ModuleNotFoundError as error:
             if hint := source.misspelt(module, missing=error.name):
                 raise ModuleNotFoundError(f"{error}{hint}", name=error.name) from error
             raise
         try:
-            return reduce(getattr, attr.split("."), found)
+            return reduce(getattr, attr.split("."), imported)
         except AttributeError as error:
-            close = source.closest(attr.rpartition(".")[2], dir(found))
+            close = source.closest(attr.rpartition(".")[2], dir(imported))
             raise AttributeError(f"{error}{close}") from error
 
 
@@ -106,7 +106,7 @@ def _selected(plugin: Plugin, patterns: Iterable[str]) -> bool:
 
 def discover(group: str) -> tuple[list[Plugin], list[str]]:
     """Return the plug-ins of a group, and a line for each distribution whose metadata could not be read."""
-    found: dict[Plugin, None] = {}
+    plugins: dict[Plugin, None] = {}
     problems = []
     for name in _declaring(group, problems):
         try:
@@ -116,10 +116,10 @@ def discover(group: str) -> tuple[list[Plugin], list[str]]:
                 if ":" in entry.name:
                     problems.append(f"{name}: {entry.name!r} cannot be asked for, a colon ends a distribution's name")
                     continue
-                found[Plugin(entry.name, entry.value, name, owner.version)] = None
+                plugins[Plugin(entry.name, entry.value, name, owner.version)] = None
         except Exception as error:
             problems.append(f"{name}: unreadable entry points: {type(error).__name__}: {error}")
-    return list(found), problems
+    return list(plugins), problems
 
 
 def misspelt_groups(known: Sequence[str]) -> list[str]:

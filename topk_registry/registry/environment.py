@@ -23,12 +23,12 @@ def wheels_of(package: str) -> list[str]:
     Several distributions of one package (onnxruntime and onnxruntime-gpu) overwrite each other's files.
     """
     record = re.compile(rf"^{re.escape(package)}/__init__\.py\b", re.MULTILINE)
-    found = {
+    wheels = {
         f"{normalise(name)} {dist.version}"
         for name, dist in _named_distributions()
         if normalise(name).startswith(package) and record.search(dist.read_text("RECORD") or "")
     }
-    return sorted(found)
+    return sorted(wheels)
 
 
 def commands_on_path(name: str) -> list[Path]:

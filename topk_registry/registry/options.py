@@ -55,8 +55,8 @@ def recorded_defaults(builder: Callable[..., Any], options: Iterable[str] = ()) 
         {'tau': 1.0}
     """
     left_out = {*options, *CONTEXT, *SET_BY_TRAINERS, *_bound(builder)}
-    found = {name: _plain(value) for name, value in defaults(builder).items() if name not in left_out}
-    return {name: value for name, value in found.items() if _is_plain(value)}
+    plain = {name: _plain(value) for name, value in defaults(builder).items() if name not in left_out}
+    return {name: value for name, value in plain.items() if _is_plain(value)}
 
 
 def defaults_since_changed(builder: Callable[..., Any], record: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -36,12 +36,12 @@ class Interval:
         try:
             match = _INTERVAL.fullmatch(text.strip())
             opening, low, high, closing = match.groups() if match else ("", "", "", "")
-            found = cls(float(low), high if high == CLASSES else float(high), (opening == "[", closing == "]"))
+            interval = cls(float(low), high if high == CLASSES else float(high), (opening == "[", closing == "]"))
         except ValueError:
             raise ValueError(f"an interval is written as '(0, 1]', '[0, inf)' or '[1, n)', got {text!r}") from None
-        if not found.low < found.end(math.inf):
+        if not interval.low < interval.end(math.inf):
             raise ValueError(f"an interval begins below its end, got {text!r}")
-        return found
+        return interval
 
     def end(self, num_classes: float) -> float:
         """The upper end as a number."""
@@ -84,13 +84,13 @@ def option_ranges(builder: Callable[..., Any]) -> dict[str, Range]:
         {'tau': '(0, inf)', 'combine': "('mean', 'sum')"}
     """
     factory = unbound(builder)
-    found: dict[str, Range] = {}
+    ranges: dict[str, Range] = {}
     for owner in reversed(factory.__mro__ if isinstance(factory, type) else (factory,)):
         declared: Mapping[str, Any] = getattr(owner, "__dict__", {}).get("option_ranges", {})
         for option, values in declared.items():
             if owner is factory or accepts(builder, option):
-                found[option] = Interval.parse(values) if isinstance(values, str) else tuple(values)
-    return found
+                ranges[option] = Interval.parse(values) if isinstance(values, str) else tuple(values)
+    return ranges
 
 
 def _whole(value: float) -> float:

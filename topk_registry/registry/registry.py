@@ -109,8 +109,8 @@ class Registry:
             plugin = self._pick(name)
         except (AmbiguousPluginError, DisabledPluginError) as error:
             status: Status = "ambiguous" if isinstance(error, AmbiguousPluginError) else "disabled"
-            found = self._candidates(name)
-            owners = ", ".join(plugin.distribution for plugin in self._allowed(found) or found)
+            candidates = self._candidates(name)
+            owners = ", ".join(plugin.distribution for plugin in self._allowed(candidates) or candidates)
             return LossInfo(name, owners, "", "", status, str(error), "")
         status, error = self._state(plugin)
         return LossInfo(
@@ -201,9 +201,9 @@ class Registry:
     def _plugins(self) -> dict[str, list[Plugin]]:
         with self._lock:
             if self._found is None:
-                found, self._problems = discover(self.group)
+                plugins, self._problems = discover(self.group)
                 by_name: dict[str, list[Plugin]] = {}
-                for plugin in sorted(found, key=lambda plugin: plugin.qualified):
+                for plugin in sorted(plugins, key=lambda plugin: plugin.qualified):
                     by_name.setdefault(plugin.name, []).append(plugin)
                 self._found = by_name
             return self._found
@@ -214,14 +214,14 @@ class Registry:
             return [self._reserved[bare]]
         if not owner and bare in self._registered:
             return [Plugin(bare, _place(self._registered[bare]), "", "")]
-        found = self._plugins().get(bare, [])
-        return [plugin for plugin in found if not owner or normalise(plugin.distribution) == normalise(owner)]
+        named = self._plugins().get(bare, [])
+        return [plugin for plugin in named if not owner or normalise(plugin.distribution) == normalise(owner)]
 
     def _pick(self, name: str) -> Plugin:
         if not isinstance(name, str):
             raise TypeError(f"the name of a {self.kind} is a string, got {name!r}")
-        found = self._candidates(name)
-        allowed = self._allowed(found)
+        candidates = self._candidates(name)
+        allowed = self._allowed(candidates)
         ours = [plugin for plugin in allowed if normalise(plugin.distribution) == OURS]
         if len(allowed) == 1 or len(ours) == 1:  # nobody else's installation takes a name of ours
             return (ours or allowed)[0]
@@ -231,8 +231,10 @@ class Registry:
             single = sorted(repr(pick) for pick in picks if picks.count(pick) == 1)
             way_out = f"ask for {' or '.join(single)}" if single else "only its author can settle that"
             raise AmbiguousPluginError(f"{self.kind} {name!r} is declared by {owners}; {way_out}")
-        if found:
-            raise DisabledPluginError(f"{_describe(self.kind, found[0])} is disabled by {self._denied(found[0])}")
+        if candidates:
+            raise DisabledPluginError(
+                f"{_describe(self.kind, candidates[0])} is disabled by {self._denied(candidates[0])}"
+            )
         raise UnknownPluginError(self._unknown(name))
 
     def _owner_of(self, name: str) -> str:

@@ -80,7 +80,7 @@ def misspelt(module: str, missing: str | None = None) -> str:
         if spec is None:
             if missing not in (None, name):
                 return ""
-            names = sorted({f"{known}.{found.name}".lstrip(".") for found in iter_modules(path)})
+            names = sorted({f"{known}.{info.name}".lstrip(".") for info in iter_modules(path)})
             return closest(name, names)
         known, path = name, list(spec.submodule_search_locations or [])
     return ""

@@ -94,8 +94,8 @@ def tuning_grid_can_be_tried(subject: Subject) -> None:
         expect(subject.takes(option), f"expected options of the loss in tuning_grid, got {option!r}")
         expect(bool(values), f"expected values of {option} in tuning_grid, got none")
         for value in values:
-            found = evaluate(subject.build(**{option: value}), subject.logits(), subject.labels())
-            expect(bool(found.isfinite().all()), f"expected a finite loss with {option}={value!r}, got {found}")
+            loss = evaluate(subject.build(**{option: value}), subject.logits(), subject.labels())
+            expect(bool(loss.isfinite().all()), f"expected a finite loss with {option}={value!r}, got {loss}")
 
 
 def option_ranges_are_kept(subject: Subject) -> None:
@@ -112,8 +112,8 @@ def option_ranges_are_kept(subject: Subject) -> None:
                 expect(value in values, f"expected {option}={value!r} in {values}, as its default or grid has it")
         n = subject.num_classes
         for value in values.inside(n) if isinstance(values, Interval) else values:
-            found = evaluate(subject.build(**{option: value}), subject.logits(), subject.labels())
-            expect(bool(found.isfinite().all()), f"expected a finite loss with {option}={value!r}, got {found}")
+            loss = evaluate(subject.build(**{option: value}), subject.logits(), subject.labels())
+            expect(bool(loss.isfinite().all()), f"expected a finite loss with {option}={value!r}, got {loss}")
         for value in values.outside(n) if isinstance(values, Interval) else ("no such choice",):
             expect(_is_refused(subject, option, value), f"expected a ValueError for {option}={value!r}, got a loss")
 

@@ -84,8 +84,8 @@ def gives_labels_their_own_score(subject: ScoreSubject) -> None:
 
 def stays_below_its_bound(subject: ScoreSubject) -> None:
     """Where a class has no threshold of its own, the largest possible score stands for one."""
-    bound, found = subject.score.largest(CLASSES), float(subject.score(subject.values()).max())
-    expect(found <= bound + 1e-9, f"expected no score above largest({CLASSES}) = {bound:g}, got {found:g}")
+    bound, highest = subject.score.largest(CLASSES), float(subject.score(subject.values()).max())
+    expect(highest <= bound + 1e-9, f"expected no score above largest({CLASSES}) = {bound:g}, got {highest:g}")
 
 
 def bounds_the_rank_that_it_says(subject: ScoreSubject) -> None:
@@ -98,16 +98,16 @@ def bounds_the_rank_that_it_says(subject: ScoreSubject) -> None:
         expect(bool((ordered.diff(dim=-1) >= -1e-12).all()), "expected a ranked score to grow with the rank of a class")
     for threshold in scores.flatten().quantile(torch.linspace(0.05, 0.95, 7, dtype=scores.dtype)).tolist():
         bound = subject.score.largest_rank(threshold, CLASSES)
-        found = int(torch.where(scores <= threshold, ranks, 1).max())
-        expect(found <= bound, f"expected ranks to {bound} at threshold {threshold:.4g}, got a class of rank {found}")
+        rank = int(torch.where(scores <= threshold, ranks, 1).max())
+        expect(rank <= bound, f"expected ranks to {bound} at threshold {threshold:.4g}, got a class of rank {rank}")
 
 
 def covers_as_promised(subject: ScoreSubject) -> None:
     """Split conformal prediction holds for any score that orders the classes of a row by the row alone."""
     sets = calibrate(subject.logits[:CALIBRATION], subject.labels[:CALIBRATION], alpha=ALPHA, score=subject.score)
     inside = sets(subject.logits[CALIBRATION:])
-    found = float(inside.gather(1, subject.labels[CALIBRATION:, None]).double().mean())
-    expect(found >= 1 - ALPHA - SLACK, f"expected {1 - ALPHA:g} of the labels in the sets, got {found:.3f}")
+    coverage = float(inside.gather(1, subject.labels[CALIBRATION:, None]).double().mean())
+    expect(coverage >= 1 - ALPHA - SLACK, f"expected {1 - ALPHA:g} of the labels in the sets, got {coverage:.3f}")
 
 
 CHECKS: tuple[Callable[[ScoreSubject], None], ...] = (

@@ -67,8 +67,8 @@ def targets(args: Namespace) -> list[dict[str, Any]]:
 
     folder, name = Path(args.checkpoint), getattr(args, "model", "")
     if args.checkpoint and folder.is_dir():
-        found = sorted([*folder.glob("*.pth.tar"), *folder.glob("*.pth")])
-        return [{"checkpoint": str(path)} for path in found]
+        checkpoints = sorted([*folder.glob("*.pth.tar"), *folder.glob("*.pth")])
+        return [{"checkpoint": str(path)} for path in checkpoints]
     if args.checkpoint or not name or is_model(name.split("/", 1)[-1].split(".")[0]) or ":" in name:
         return []
     if Path(name).is_file():
@@ -307,8 +307,8 @@ def _write_report(args: Namespace, ready: Prepared, kept: Sequence[tuple[Any, An
 
     images, (scores, labels) = ready.data.validation, (torch.cat(parts) for parts in zip(*kept, strict=True))
     name = args.checkpoint or ready.config.model
-    found = report(scores.float(), labels, name=name, class_names=ready.names, k=args.topk)
-    write_page(Path(args.report), report_page(found, show, lambda index: path_of(images, index)))
+    analysis = report(scores.float(), labels, name=name, class_names=ready.names, k=args.topk)
+    write_page(Path(args.report), report_page(analysis, show, lambda index: path_of(images, index)))
     print(f"timm validate: wrote {args.report}", file=sys.stderr)
 
 
@@ -400,7 +400,7 @@ def align_data(config: TrainConfig, data: Any, names: Sequence[str]) -> None:
         of="the model",
         by_order=True,
         ignore_unknown=config.ignore_unknown_classes,
-        note=lambda found: data.notes.append(f"classes: {found.told}"),
+        note=lambda mapping: data.notes.append(f"classes: {mapping.told}"),
         several=config.task == MULTILABEL,
     )
 

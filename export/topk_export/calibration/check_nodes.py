@@ -32,12 +32,12 @@ def check_score_nodes(score: str | Score, *, num_classes: int = 10, k: int = 3) 
     values = built.inputs(logits.astype(np.float64), 1.0, given.get(MARGINALS))
     wanted = np.asarray(built(values))
     if not built.ranked:
-        found = kind.from_graph(_run(lambda add: _of_classes(kind(add, built)), given, num_classes))
-        _compare(found, wanted, f"{kind.__name__}.of_classes")
+        scores = kind.from_graph(_run(lambda add: _of_classes(kind(add, built)), given, num_classes))
+        _compare(scores, wanted, f"{kind.__name__}.of_classes")
     size = max(1, num_classes // 2)
     best = np.argsort(-logits, axis=-1, kind="stable")[:, :size]
-    found = kind.from_graph(_run(lambda add: ranked_scores(add, kind(add, built), 1.0, size)[0], given, size))
-    _compare(found, np.take_along_axis(wanted, best, -1), f"{kind.__name__}.of_best")
+    scores = kind.from_graph(_run(lambda add: ranked_scores(add, kind(add, built), 1.0, size)[0], given, size))
+    _compare(scores, np.take_along_axis(wanted, best, -1), f"{kind.__name__}.of_best")
 
 
 def _of_classes(nodes: ScoreNodes) -> str:
@@ -56,18 +56,18 @@ def _run(build: Callable[[Nodes], str], given: dict[str, np.ndarray], size: int)
     add.output(SCORES, TensorProto.FLOAT, ["batch", size])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (found,) = session.run([SCORES], given)
-    return np.asarray(found)
+    (scores,) = session.run([SCORES], given)
+    return np.asarray(scores)
 
 
-def _compare(found: np.ndarray, wanted: np.ndarray, what: str) -> None:
-    if found.shape != wanted.shape:
-        raise AssertionError(f"expected {what} to give {list(wanted.shape)}, got {list(found.shape)}")
+def _compare(scores: np.ndarray, wanted: np.ndarray, what: str) -> None:
+    if scores.shape != wanted.shape:
+        raise AssertionError(f"expected {what} to give {list(wanted.shape)}, got {list(scores.shape)}")
     allowed = ALLOWED * max(1.0, float(np.abs(wanted).max()))
-    apart = np.abs(found - wanted)
+    apart = np.abs(scores - wanted)
     if not (apart <= allowed).all():
         place = np.unravel_index(np.nanargmax(apart), apart.shape)
         raise AssertionError(
-            f"expected {what} to give {wanted[place]:.6g}, as the score does, got {found[place]:.6g} "
+            f"expected {what} to give {wanted[place]:.6g}, as the score does, got {scores[place]:.6g} "
             f"(allowed difference {allowed:.1g})"
         )

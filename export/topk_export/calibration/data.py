@@ -123,7 +123,7 @@ def _opened(
             of="the file",
             by_order=True,
             ignore_unknown=ignore_unknown,
-            note=lambda found: told.append(found.told),
+            note=lambda mapping: told.append(mapping.told),
             several=several,
         )
     except TrainError as error:

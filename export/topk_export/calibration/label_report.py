@@ -34,22 +34,22 @@ def label_report_page(found: CalibratedLabels) -> str:
     return page("Several labels: calibration report", lead, sections)
 
 
-def _missed(found: CalibratedLabels) -> str:
-    summary = found.counts.summary()
+def _missed(calibrated: CalibratedLabels) -> str:
+    summary = calibrated.counts.summary()
     rows = [
         (
             "false negative rate: the mean share of an image's labels that its set misses",
             summary["false_negative_rate"],
         ),
-        ("95 % interval of that mean, from these samples (normal law)", found.counts.interval),
-        ("promised", found.facts["alpha"]),
-        ("images without labels, which miss none", f"{found.counts.unlabelled} of {found.counts.total}"),
+        ("95 % interval of that mean, from these samples (normal law)", calibrated.counts.interval),
+        ("promised", calibrated.facts["alpha"]),
+        ("images without labels, which miss none", f"{calibrated.counts.unlabelled} of {calibrated.counts.total}"),
     ]
     return table(("", ""), rows + [(NAMES[name], summary[name]) for name in NAMES])
 
 
-def _sizes(found: CalibratedLabels) -> str:
-    seen = found.counts.sizes
+def _sizes(calibrated: CalibratedLabels) -> str:
+    seen = calibrated.counts.sizes
     last = int(np.flatnonzero(seen)[-1])
     width = -(-(last + 1) // 40)
     groups = [(f"{i}" if width == 1 else f"{i}-{min(last, i + width - 1)}", float(seen[i : i + width].sum()))
@@ -57,35 +57,35 @@ def _sizes(found: CalibratedLabels) -> str:
     return bars(groups, label="How many sets have each size", of="classes in the set")
 
 
-def _chosen(found: CalibratedLabels) -> str:
-    summary, fallen = found.chosen.summary(), found.thresholds.fallen_back
+def _chosen(calibrated: CalibratedLabels) -> str:
+    summary, fallen = calibrated.chosen.summary(), calibrated.thresholds.fallen_back
     text = (
         "Classes whose probability reaches their own threshold, the one of the largest F1 on the calibration samples."
     )
     if len(fallen):
-        names = ", ".join(found.class_names[c] for c in fallen[:SHOWN])
+        names = ", ".join(calibrated.class_names[c] for c in fallen[:SHOWN])
         text += (
             f" {len(fallen)} classes are the label of no calibration sample and have the threshold "
-            f"{found.thresholds.values[fallen[0]]:g}: {names}{', ...' if len(fallen) > SHOWN else ''}."
+            f"{calibrated.thresholds.values[fallen[0]]:g}: {names}{', ...' if len(fallen) > SHOWN else ''}."
         )
     rows = [
         ("F1 over all labels (micro)", summary["micro_f1"]),
         ("F1, mean over classes (macro)", summary["macro_f1"]),
         ("labels chosen an image", summary["mean_size"]),
-        ("mean average precision, of no threshold", mean_average_precision(found)),
+        ("mean average precision, of no threshold", mean_average_precision(calibrated)),
     ]
     return paragraph(text) + table(("", ""), rows)
 
 
-def _by_class(found: CalibratedLabels) -> str:
-    counts, chosen = found.counts, found.chosen
+def _by_class(calibrated: CalibratedLabels) -> str:
+    counts, chosen = calibrated.counts, calibrated.chosen
     present = np.flatnonzero(counts.seen)
     recall = counts.hits[present] / counts.seen[present]
     f1 = 2 * chosen.hits / np.maximum(1, chosen.seen + chosen.chosen)
     rows = [
-        (found.class_names[c], int(counts.seen[c]), int(found.thresholds.positives[c]), float(share),
-         float(counts.chosen[c] / counts.total), float(found.thresholds.values[c]), float(f1[c]),
-         float(found.precision[c]))
+        (calibrated.class_names[c], int(counts.seen[c]), int(calibrated.thresholds.positives[c]), float(share),
+         float(counts.chosen[c] / counts.total), float(calibrated.thresholds.values[c]), float(f1[c]),
+         float(calibrated.precision[c]))
         for c, share in sorted(zip(present, recall, strict=True), key=lambda pair: pair[1])[:SHOWN]
     ]  # fmt: skip
     columns = ("class", "labels", "calibration labels", "of these in the set", "share of sets with it", "threshold",

@@ -108,7 +108,7 @@ def calibrate_label_file(
         built = add_labels(proto, thresholds.values, sets.threshold)
         chosen, inside = _outputs(runner, set_model(built), parts["report"], [LABELS, SET])
         truth = targets[parts["report"]]
-        found = CalibratedLabels(
+        calibrated = CalibratedLabels(
             sets,
             thresholds,
             _facts(sets, parts, samples, fingerprint, seed) | {"area_under_curve": round(area, 6)},
@@ -117,9 +117,9 @@ def calibrate_label_file(
             _average_precision(probabilities[parts["report"]], truth),
             metadata.class_names,
         )
-        found.facts.update(_reported(found))
+        calibrated.facts.update(_reported(calibrated))
         best = probabilities[parts["report"]].max(-1)
-        _stamp(built, metadata, found, _reference(best, inside.sum(-1), seed))
+        _stamp(built, metadata, calibrated, _reference(best, inside.sum(-1), seed))
         import onnx
 
         storage.save(built, staged, source=Path(model).parent)
@@ -127,7 +127,7 @@ def calibrate_label_file(
         check_written(staged, samples, parts["report"][:batch_size], runner, built, (LABELS, SET))
         move_into_place(staged, output)
         del logits, runner  # so that every system lets the folder go
-    return found
+    return calibrated
 
 
 def _check(predictor: Predictor, samples: Samples, model: str) -> np.ndarray:
@@ -150,7 +150,7 @@ def _check(predictor: Predictor, samples: Samples, model: str) -> np.ndarray:
 
 
 def _outputs(runner: Heads, head: Any, rows: np.ndarray, names: list[str]) -> list[np.ndarray]:
-    parts = [found for _, found in runner.outputs(head, rows, names)]
+    parts = [outputs for _, outputs in runner.outputs(head, rows, names)]
     return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
 
@@ -211,9 +211,9 @@ def _facts(
     }
 
 
-def _reported(found: CalibratedLabels) -> dict[str, float]:
-    of_labels = {f"labels_{name}": value for name, value in found.chosen.summary().items() if name.endswith("f1")}
-    values = {**found.counts.summary(), **of_labels, "map": mean_average_precision(found)}
+def _reported(calibrated: CalibratedLabels) -> dict[str, float]:
+    of_labels = {f"labels_{name}": value for name, value in calibrated.chosen.summary().items() if name.endswith("f1")}
+    values = {**calibrated.counts.summary(), **of_labels, "map": mean_average_precision(calibrated)}
     return {f"report_{name}": round(value, 6) for name, value in values.items() if np.isfinite(value)}
 
 
@@ -229,9 +229,9 @@ def _reference(best: np.ndarray, sizes: np.ndarray, seed: int) -> dict[str, list
     return {"probability": [float(f"{p:.6g}") for p in best[rows]], "size": sizes[rows].tolist()}
 
 
-def _stamp(built: Any, metadata: Metadata, found: CalibratedLabels, reference: Mapping[str, Any]) -> None:
+def _stamp(built: Any, metadata: Metadata, calibrated: CalibratedLabels, reference: Mapping[str, Any]) -> None:
     known = {prop.key: prop.value for prop in built.metadata_props}
-    chosen = found.thresholds
+    chosen = calibrated.thresholds
     labels = {
         "thresholds": chosen.values.tolist(),
         "chosen_by": "f1",
@@ -240,5 +240,5 @@ def _stamp(built: Any, metadata: Metadata, found: CalibratedLabels, reference: M
         "without_labels": chosen.fallen_back.tolist(),
     }
     outputs = {**metadata.outputs, **LABEL_SEMANTICS}
-    stamped = replace(metadata, sets=dict(found.facts), labels=labels, outputs=outputs)
+    stamped = replace(metadata, sets=dict(calibrated.facts), labels=labels, outputs=outputs)
     set_metadata(built, {**known, **stamped.to_props(), "sets_reference": json.dumps(reference)})

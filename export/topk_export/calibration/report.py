@@ -64,8 +64,8 @@ def report_page(found: Calibrated) -> str:
     return page("Prediction sets: calibration report", lead, sections)
 
 
-def _coverage(found: Calibrated) -> str:
-    values = coverage_lines(found)
+def _coverage(calibrated: Calibrated) -> str:
+    values = coverage_lines(calibrated)
     rows = [
         ("coverage", values["coverage"]),
         ("exact 95 % interval of the coverage, from these samples", values["interval"]),
@@ -73,12 +73,12 @@ def _coverage(found: Calibrated) -> str:
     ]
     if "expected" in values:
         rows.append(("95 % of calibrations of this many samples have a coverage of (Beta law)", values["expected"]))
-    summary = found.counts.summary()
+    summary = calibrated.counts.summary()
     return table(("", ""), rows + [(NAMES[name], summary[name]) for name in NAMES if name in summary])
 
 
-def _sizes(found: Calibrated) -> str:
-    seen = found.counts.size_seen
+def _sizes(calibrated: Calibrated) -> str:
+    seen = calibrated.counts.size_seen
     last = int(np.flatnonzero(seen)[-1])
     width = -(-(last + 1) // 40)
     groups = [(f"{i}" if width == 1 else f"{i}-{min(last, i + width - 1)}", float(seen[i : i + width].sum()))
@@ -86,8 +86,8 @@ def _sizes(found: Calibrated) -> str:
     return bars(groups, label="How many sets have each size", of="classes in the set")
 
 
-def _by_size(found: Calibrated, level: float) -> str:
-    rows = found.counts.by_size()
+def _by_size(calibrated: Calibrated, level: float) -> str:
+    rows = calibrated.counts.by_size()
     plot = bars(
         [(r["size"], r["coverage"]) for r in rows], label="Coverage by size", of="classes in the set", level=level
     )
@@ -97,13 +97,13 @@ def _by_size(found: Calibrated, level: float) -> str:
     )
 
 
-def _by_class(found: Calibrated, level: float) -> str:
-    counts = found.counts
+def _by_class(calibrated: Calibrated, level: float) -> str:
+    counts = calibrated.counts
     present = np.flatnonzero(counts.seen)
     order = present[np.argsort(counts.by_class[present], kind="stable")]
     curve = [(float(i), float(counts.by_class[y])) for i, y in enumerate(order)]
     rows = [
-        (found.class_names[y], int(counts.seen[y]), int(found.class_counts[y]), float(counts.by_class[y]),
+        (calibrated.class_names[y], int(counts.seen[y]), int(calibrated.class_counts[y]), float(counts.by_class[y]),
          binomial_interval(int(counts.hits[y]), int(counts.seen[y])))
         for y in order[:SHOWN]
     ]  # fmt: skip
@@ -114,14 +114,14 @@ def _by_class(found: Calibrated, level: float) -> str:
     return plot + paragraph(text) + table(columns, rows)
 
 
-def _by_frequency(found: Calibrated, level: float) -> str:
-    counts = found.counts
-    order = np.argsort(found.class_counts, kind="stable")
+def _by_frequency(calibrated: Calibrated, level: float) -> str:
+    counts = calibrated.counts
+    order = np.argsort(calibrated.class_counts, kind="stable")
     rows = []
     for part in np.array_split(order, min(GROUPS, len(order))):
         seen, hits = int(counts.seen[part].sum()), int(counts.hits[part].sum())
         if seen:
-            span = found.class_counts[part]
+            span = calibrated.class_counts[part]
             name = f"{span.min()} to {span.max()}"
             rows.append((name, len(part), seen, hits / seen, binomial_interval(hits, seen)))
     columns = ("calibration samples a class", "classes", "samples", "coverage", "95 % interval")
@@ -131,22 +131,22 @@ def _by_frequency(found: Calibrated, level: float) -> str:
     return plot + table(columns, rows)
 
 
-def _by_group(found: Calibrated, level: float) -> str:
+def _by_group(calibrated: Calibrated, level: float) -> str:
     rows = []
-    for group in found.groups:
+    for group in calibrated.groups:
         share = group.coverage if group.seen else "no samples"
         interval = group.interval if group.seen else ""
         note = f"{group.missing} calibration samples missing: sets hold all classes" if group.missing else ""
         rows.append((group.name, group.samples, group.seen, share, interval, group.mean_size, note))
     plot = bars(
-        [(r.name, r.coverage) for r in found.groups if r.seen], label="Coverage by group", of="group", level=level
+        [(r.name, r.coverage) for r in calibrated.groups if r.seen], label="Coverage by group", of="group", level=level
     )
     columns = ("group", "calibration samples", "samples", "coverage", "95 % interval", "mean size", "")
     return plot + table(columns, rows)
 
 
-def _temperatures(found: Calibrated) -> str:
-    rows = [(row["temperature"], row["mean_size"]) for row in found.temperatures]
+def _temperatures(calibrated: Calibrated) -> str:
+    rows = [(row["temperature"], row["mean_size"]) for row in calibrated.temperatures]
     text = (
         "The temperature that makes labels most likely is not the one that makes sets small. Mean size of sets of this "
         "score with one threshold, on calibration samples:"

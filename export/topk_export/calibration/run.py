@@ -119,16 +119,16 @@ def calibrate_file(
         right = agreement(logits.argmax(-1), labels, metadata.class_names)
         right.check(force=force)
         runner = Heads(proto, logits, device, groups)
-        found = _calibrate(runner, labels, parts, plan, metadata, names)
-        facts = facts_of(found[0], plan, parts, labels, metadata, samples, fingerprint, found[2])
+        calibration = _calibrate(runner, labels, parts, plan, metadata, names)
+        facts = facts_of(calibration[0], plan, parts, labels, metadata, samples, fingerprint, calibration[2])
         facts |= {"top1": right.accuracy, "classes": samples.told}
-        built = add_sets(proto, found[0], n, max_size=plan.max_size)
+        built = add_sets(proto, calibration[0], n, max_size=plan.max_size)
         counts, sizes, hits = runner.evaluate(built, parts["report"], labels)
         by_group: tuple[GroupCoverage, ...] = ()
         if groups is not None:
             calibrated, reported = groups[parts["calibrate"]], groups[parts["report"]]
             by_group = group_coverage(names, calibrated, reported, sizes, hits, plan.alpha)
-        facts |= _facts_of_groups(found[0], by_group)
+        facts |= _facts_of_groups(calibration[0], by_group)
         facts |= {f"report_{name}": round(value, 6) for name, value in counts.summary().items() if np.isfinite(value)}
         reference = reference_of(logits, parts["report"], sizes, plan.seed)
         stamp(built, metadata, facts, reference)
@@ -141,11 +141,11 @@ def calibrate_file(
         move_into_place(staged, output)
         del logits, runner  # so that every system lets the folder go
     return Calibrated(
-        found[0],
+        calibration[0],
         facts,
         counts,
         np.bincount(labels[parts["calibrate"]], minlength=n),
-        found[1],
+        calibration[1],
         metadata.class_names,
         by_group,
     )
@@ -154,13 +154,13 @@ def calibrate_file(
 def _facts_of_groups(sets: PredictionSets, by_group: Sequence[GroupCoverage]) -> dict[str, Any]:
     if not by_group:
         return {}
-    found = []
+    groups = []
     for row, limit in zip(by_group, np.asarray(sets.thresholds.scores), strict=True):
         # JSON knows no infinity: of too few samples, or where the best class alone covers enough
         known = {"threshold": float(limit) if np.isfinite(limit) else None, "all_classes": bool(np.isposinf(limit))}
         report = {"report_samples": row.seen, "report_hits": row.hits}
-        found.append({"name": row.name, "samples": row.samples, "missing": row.missing, **known, **report})
-    return {"groups": found}
+        groups.append({"name": row.name, "samples": row.samples, "missing": row.missing, **known, **report})
+    return {"groups": groups}
 
 
 def run_all(
@@ -252,7 +252,7 @@ def check_written(
         raise ExportError("the calibrated file gives other logits than the file it was made of, so none was written")
     # on the file's own logits of this run, which other batches may round otherwise
     again = Heads(runner.model, out[LOGITS], runner.device, groups)
-    parts = [found for _, found in again.outputs(set_model(built), np.arange(len(rows)), list(names))]
+    parts = [outputs for _, outputs in again.outputs(set_model(built), np.arange(len(rows)), list(names))]
     expected = map(np.concatenate, zip(*parts, strict=True))
     if any((out[name] != values).any() for name, values in zip(names, expected, strict=True)):
         raise ExportError("the calibrated file gives other sets than its head alone, so none was written")

@@ -124,14 +124,16 @@ def _one_label(args: Any, classes: Sequence[str], output: Path) -> int:
     if args.groups:
         samples = with_groups(samples, args.groups, column=args.group_column or "group", folder=folder)
     say(samples.line)
-    found = calibrate_file(args.model, output, samples, plan, **_runtime(args))
+    calibrated = calibrate_file(args.model, output, samples, plan, **_runtime(args))
     report = Path(args.report or output.with_suffix(".html"))
-    write_page(report, report_page(found))
-    values, summary = coverage_lines(found), found.counts.summary()
+    write_page(report, report_page(calibrated))
+    values, summary = coverage_lines(calibrated), calibrated.counts.summary()
     if args.json:
-        print(json.dumps({**found.facts, "coverage": values, "file": str(output), "report": str(report)}, indent=2))
+        print(
+            json.dumps({**calibrated.facts, "coverage": values, "file": str(output), "report": str(report)}, indent=2)
+        )
         return 0
-    _say(found.facts, values, summary, len(found.class_names), found.groups)
+    _say(calibrated.facts, values, summary, len(calibrated.class_names), calibrated.groups)
     print(f"wrote       {output}\nreport      {report}")
     return 0
 

@@ -31,11 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _warn_of_twins() -> None:
     """Say where topk-registry is installed beside topk-predict: both hold these modules."""
     try:
-        found = [f"{name} {version(name)}" for name in ("topk-predict", "topk-registry")]
+        twins = [f"{name} {version(name)}" for name in ("topk-predict", "topk-registry")]
     except PackageNotFoundError:
         return
     print(
-        f"warning: {' and '.join(found)} install the same files, and removing one breaks the other: "
+        f"warning: {' and '.join(twins)} install the same files, and removing one breaks the other: "
         "uninstall both, then install the one you want",
         file=sys.stderr,
     )

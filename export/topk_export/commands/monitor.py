@@ -30,16 +30,16 @@ def main(argv: Sequence[str]) -> int:
         if len(own) < len(entries):
             say(f"left out {len(entries) - len(own)} of {len(entries)} predictions: another model made them")
         entries = own
-    found = watch(entries, reference, level=args.level, seed=args.seed)
+    monitored = watch(entries, reference, level=args.level, seed=args.seed)
     if args.report:
-        write_page(Path(args.report), monitor_page(found))
+        write_page(Path(args.report), monitor_page(monitored))
     if args.json:
-        rejected = {name: test.rejected_at for name, test in found.tests.items()}
-        print(json.dumps({"rejected": found.rejected, "level": found.level, "rejected_at": rejected,
-                          "predictions": len(found.entries)}))  # fmt: skip
+        rejected = {name: test.rejected_at for name, test in monitored.tests.items()}
+        print(json.dumps({"rejected": monitored.rejected, "level": monitored.level, "rejected_at": rejected,
+                          "predictions": len(monitored.entries)}))  # fmt: skip
     else:
-        print(verdict(found))
-    return ALARM if found.rejected else 0
+        print(verdict(monitored))
+    return ALARM if monitored.rejected else 0
 
 
 def _parser() -> ArgumentParser:

@@ -117,16 +117,16 @@ def find_images(names: Sequence[str], skipped: Counter[str]) -> list[Path]:
     Raises:
         SourceError: a folder or a list has no images, or a name is a URL.
     """
-    found: list[str] = []
+    files: list[str] = []
     for name in names:
         inside = listed(name) if is_list(name) else images_below(name, skipped) if os.path.isdir(name) else iter([name])
-        count = len(found)
-        found += inside
-        if len(found) == count:
+        count = len(files)
+        files += inside
+        if len(files) == count:
             raise SourceError(f"the list {name} names no images")
-    if url := next((name for name in found if is_url(name) and not os.path.exists(name)), None):
+    if url := next((name for name in files if is_url(name) and not os.path.exists(name)), None):
         raise SourceError(f"{url} is a URL, and predict reads files: fetch it first, or give it to topk-registry score")
-    return list(map(Path, found))
+    return list(map(Path, files))
 
 
 def _labels(paths: Sequence[Path], predictor: Predictor, *, ignore_unknown: bool) -> list[int | None]:
@@ -134,9 +134,9 @@ def _labels(paths: Sequence[Path], predictor: Predictor, *, ignore_unknown: bool
     folders = [path.absolute().parent.name for path in paths]
     classes = predictor.metadata.class_names
     names = sorted(set(folders), key=natural_key)
-    found = class_map(names, classes, of="the file", ignore_unknown=ignore_unknown)
-    say(found.told)
-    return [found.numbers.get(name) for name in folders]
+    mapping = class_map(names, classes, of="the file", ignore_unknown=ignore_unknown)
+    say(mapping.told)
+    return [mapping.numbers.get(name) for name in folders]
 
 
 def _judged(
@@ -157,9 +157,9 @@ def _judged(
         yield path, item
     if judged:
         best, wanted = map(np.array, zip(*judged, strict=True))
-        found = agreement(best, wanted, classes)
-        say(f"top-1 accuracy {found}, top-{k} {hits / len(judged):.1%}")
-        found.check(force=force)
+        accuracy = agreement(best, wanted, classes)
+        say(f"top-1 accuracy {accuracy}, top-{k} {hits / len(judged):.1%}")
+        accuracy.check(force=force)
 
 
 def _with_progress(results: Iterator[Result], total: int) -> Iterator[Result]:

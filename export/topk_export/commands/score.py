@@ -66,9 +66,9 @@ def main(argv: Sequence[str]) -> int:
                 f"--labels expects a file with one label an image, as folders tell one, and {args.model} gives several"
             )
         classes = metadata.class_names
-        found = labels_of(_shards(args, Counter()), classes, ignore_unknown=args.ignore_unknown_classes)
-        settings = replace(settings, labels=tuple(found.numbers.items()))
-        say(found.told)
+        mapping = labels_of(_shards(args, Counter()), classes, ignore_unknown=args.ignore_unknown_classes)
+        settings = replace(settings, labels=tuple(mapping.numbers.items()))
+        say(mapping.told)
     files.make_folder(args.output)
     place = _place(args)
     try:

@@ -107,9 +107,9 @@ def _state_dict(content: dict[str, Any], use_ema: bool) -> dict[str, Any]:
 
     keys = ("state_dict_ema", "model_ema") if use_ema else ()
     nested = (content.get(key) for key in (*keys, "state_dict", "model"))
-    found = next((state for state in nested if isinstance(state, dict)), content)
+    weights = next((state for state in nested if isinstance(state, dict)), content)
     # evaluation needs neither the counter of torchvision's averaging nor the batch norms of augmented views
-    return {k: v for k, v in clean_state_dict(found).items() if k != "n_averaged" and ".aux_bn." not in k}
+    return {k: v for k, v in clean_state_dict(weights).items() if k != "n_averaged" and ".aux_bn." not in k}
 
 
 def fill(model: nn.Module, checkpoint: Checkpoint, name: str) -> None:

@@ -35,12 +35,12 @@ def unfold_padded_maxima(model: Any) -> None:
         pad = makers.get(node.input[0]) if node.op_type == "MaxPool" else None
         if pad is None or pad.op_type != "Pad" or len(node.output) > 1:
             continue
-        found = _padding(pad, constant)
+        padding = _padding(pad, constant)
         size = shapes.get(pad.input[0], ())
         window = _window(node)
-        if found is None or window is None or len(size) != 4 or not all(size[2:]):
+        if padding is None or window is None or len(size) != 4 or not all(size[2:]):
             continue
-        before, after, value = found
+        before, after, value = padding
         if any(p >= k for p, k in zip((*before, *after), 2 * window[0], strict=True)):
             continue  # a window of padding alone is no window of MaxPool
         touched = [_touched(*each) for each in zip(size[2:], before, after, *window, strict=True)]

@@ -86,13 +86,13 @@ def quantise_static(model: Any, images: "Images", k: int, *, force: bool = False
             weight_type=QuantType.QInt8,
             calibrate_method=CalibrationMethod.MinMax,
         )
-        found = compare(logits, _logits(after, images.measured), images, k)
+        comparison = compare(logits, _logits(after, images.measured), images, k)
         quantised = onnx.load(str(after))
     used = {node.domain for node in quantised.graph.node}
     opsets = [entry for entry in quantised.opset_import if entry.domain in ("", "ai.onnx") or entry.domain in used]
     del quantised.opset_import[:]
     quantised.opset_import.extend(opsets)
-    return quantised, found
+    return quantised, comparison
 
 
 def _kept(model: Any) -> list[str]:
@@ -168,7 +168,7 @@ def compare(before: np.ndarray, after: np.ndarray, images: Images, k: int) -> di
     """Return how often the logits of two models agree on images, and the accuracy of both where labels are known."""
     ranked = [np.argsort(-logits, axis=-1, kind="stable")[:, :k] for logits in (before, after)]
     shared = [len(set(a) & set(b)) / k for a, b in zip(*map(np.ndarray.tolist, ranked), strict=True)]
-    found: dict[str, Any] = {
+    comparison: dict[str, Any] = {
         "calibrated_on": len(images.ranges),
         "measured_on": len(images.measured),
         "same_best_class": float((ranked[0][:, 0] == ranked[1][:, 0]).mean()),
@@ -177,8 +177,8 @@ def compare(before: np.ndarray, after: np.ndarray, images: Images, k: int) -> di
     if images.labels is not None:
         for name, best in zip(("fp32", "int8"), ranked, strict=True):
             hits = best == images.labels[:, None]
-            found[name] = {"top1": float(hits[:, 0].mean()), f"top{k}": float(hits.any(-1).mean())}
-    return found
+            comparison[name] = {"top1": float(hits[:, 0].mean()), f"top{k}": float(hits.any(-1).mean())}
+    return comparison
 
 
 def comparison_line(found: dict[str, Any]) -> str:

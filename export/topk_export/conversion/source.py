@@ -162,8 +162,8 @@ def _from_checkpoint(
     source = Source(built, name, preprocess_of(built, name, args, data_config), sha256=checkpoint.sha256)
     n = _classes_of(built)
     names = checkpoint.path.parent / CLASSES
-    if names.is_file() and len(found := read_class_names(names)) <= n:  # a run may have more outputs than classes
-        source.class_names = (*found, *map(str, range(len(found), n)))
+    if names.is_file() and len(class_names := read_class_names(names)) <= n:  # a run may have more outputs than classes
+        source.class_names = (*class_names, *map(str, range(len(class_names), n)))
     source.task = args.get("task") or CLASSIFICATION
     loss = args.get("loss")
     if isinstance(loss, str):
@@ -197,8 +197,8 @@ def _rebuild(
     options = {**_model_options(args), **model_kwargs}
     classes = num_classes or args.get("num_classes") or None
     built = build_sized(name, size, num_classes=classes, options=options)
-    if classes is None and (found := _classes_in(checkpoint, built)):
-        built = build_sized(name, size, num_classes=found, options=options)
+    if classes is None and (count := _classes_in(checkpoint, built)):
+        built = build_sized(name, size, num_classes=count, options=options)
     if args.get("normalize_classifier") is not None:
         normalize_classifier(built, scale=args["normalize_classifier"], learn_scale=bool(args.get("learn_scale")))
     return built

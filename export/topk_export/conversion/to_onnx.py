@@ -164,8 +164,8 @@ def export_onnx(
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
         staged = Path(folder) / path.name
-        found = _write(backbone, metadata, batch, staged, images, external_data, progress, force=force)
-        _verify(staged, path, metadata, verify, found, progress)
+        entries = _write(backbone, metadata, batch, staged, images, external_data, progress, force=force)
+        _verify(staged, path, metadata, verify, entries, progress)
         if triton is not None:
             from topk_export.serve.triton import write_repository
 
@@ -248,7 +248,7 @@ def _prepare(source: Source, head: str | None = None) -> tuple[nn.Module, int]:
             module.fused_attn = False  # type: ignore[assignment]
     size = tuple(source.preprocess.input_size)
     try:
-        out, found = run_and_find(backbone, torch.zeros(2, *size), head)
+        out, head_name = run_and_find(backbone, torch.zeros(2, *size), head)
     except ExportError:
         raise
     except Exception as error:
@@ -259,7 +259,7 @@ def _prepare(source: Source, head: str | None = None) -> tuple[nn.Module, int]:
     if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[1] < 2 or not out.is_floating_point():
         got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ExportError(f"{source.name} is no classifier: expected logits [batch, classes], it gives {got}")
-    if found is None:
+    if head_name is None:
         raise ExportError(
             f"{source.name} has no head, and only classifiers can be exported: the last layer with weights that runs "
             "is not linear. Was it built with num_classes=0? Otherwise name the module of its scores (head=, on the "
@@ -305,21 +305,21 @@ def _write(
     graph.strip(model)
     graph.plain_attributes(model)
     unfold_padded_maxima(model)
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     if metadata.dtype == "int8-dynamic":
         progress("quantising")
         model = quantise_dynamic(model)
     elif images is not None:
         progress(f"quantising with ranges from {len(images.ranges)} images; {images.told}")
-        model, found["quantisation"] = quantise_static(model, images, metadata.k, force=force)
-        progress(comparison_line(found["quantisation"]))
+        model, entries["quantisation"] = quantise_static(model, images, metadata.k, force=force)
+        progress(comparison_line(entries["quantisation"]))
     graph.keep_outputs(model, metadata.outputs)
     graph.set_metadata(model, metadata.to_props())
     storage.save(model, file, external=external)
     np.savez_compressed(beside(file, SAMPLE), input=inputs, torch_logits=logits, torch_error=error)
     beside(file, LABELS).write_text("\n".join(metadata.class_names) + "\n", encoding="utf-8")
     write_report(_preprocess_file(metadata), beside(file, RECIPE))
-    return found
+    return entries
 
 
 def _reference(backbone: nn.Module, metadata: Metadata, x: Tensor) -> tuple[np.ndarray, float]:
@@ -339,7 +339,7 @@ def _preprocess_file(metadata: Metadata) -> dict[str, Any]:
 
 
 def _verify(
-    file: Path, path: Path, metadata: Metadata, wanted: bool, found: dict[str, Any], progress: Progress
+    file: Path, path: Path, metadata: Metadata, wanted: bool, entries: dict[str, Any], progress: Progress
 ) -> None:
     """Check the staged file, and raise if it fails; its report then stays beside the intended path."""
     report: dict[str, Any] = {"passed": None, "not_verified": ["everything: the export was asked not to verify"]}
@@ -349,7 +349,7 @@ def _verify(
             report = verify(file)
         except ModelFileError as error:
             raise ExportError(f"the exported file does not load: {error}") from error
-    report |= found
+    report |= entries
     report["metadata"] = {
         key: value for key, value in vars(metadata).items() if key not in ("class_names", "preprocess")
     }

@@ -20,8 +20,8 @@ def read_ahead(
     failure: list[Exception] = []
     source = _until_failure(iter(sources), failure)
     if workers == 1:
-        while found := [read(item) for item in islice(source, batch)]:
-            yield found
+        while results := [read(item) for item in islice(source, batch)]:
+            yield results
     else:
         yield from _in_threads(read, source, batch, workers)
     if failure:

@@ -45,8 +45,8 @@ def files_of(model: str | Path) -> list[Path]:
                 f"{model} keeps its weights in {file}, which does not exist: move both together, and leave the "
                 "weights' name as it is"
             )
-        if (found := file.stat().st_size) < size:
-            raise ModelFileError(f"{file} holds {found} bytes, {model} needs {size} of it: copy it again")
+        if (held := file.stat().st_size) < size:
+            raise ModelFileError(f"{file} holds {held} bytes, {model} needs {size} of it: copy it again")
         files.append(file)
     return files
 

@@ -50,8 +50,8 @@ def values_of(name: str, column: Column, outputs: Mapping[str, np.ndarray]) -> l
     """The values of a column as Python's, one a row of the outputs."""
     count = len(outputs["logits"])
     try:
-        found = column(outputs)
-        values = found.tolist() if isinstance(found, np.ndarray) else list(found)
+        cells = column(outputs)
+        values = cells.tolist() if isinstance(cells, np.ndarray) else list(cells)
     except Exception as error:  # of somebody else's code
         raise BrokenPluginError(f"column {name!r} failed: {type(error).__name__}: {error}") from error
     if len(values) != count:
@@ -113,5 +113,5 @@ def _example(metadata: Metadata, count: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((count, n)).astype(np.float32)
     marginals = rng.dirichlet(np.full(n, 50.0), count).astype(np.float32) * k
-    found = {"logits": logits, metadata.needed[1]: marginals.clip(max=1.0)}
-    return found | ({} if metadata.sets is None else {"set": logits >= logits.max(-1, keepdims=True)})
+    outputs = {"logits": logits, metadata.needed[1]: marginals.clip(max=1.0)}
+    return outputs | ({} if metadata.sets is None else {"set": logits >= logits.max(-1, keepdims=True)})

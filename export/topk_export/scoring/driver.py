@@ -98,10 +98,10 @@ def score(
 
 def _before(job: Job, summary: Summary, *, again: bool) -> Scored | None:
     """The counts of a finished shard; None where it must be scored, as one whose sources have changed."""
-    found = finished(job)
-    if found is None:
+    earlier = finished(job)
+    if earlier is None:
         return None
-    scored, about = found
+    scored, about = earlier
     wanted = job.settings.about(job.shard)
     differ = {key for key in {*about, *wanted} if about.get(key) != wanted.get(key)}
     if differ - {"content"}:

@@ -48,8 +48,8 @@ def opened(name: str) -> Iterator[BinaryIO]:
 def stamp_of(name: str) -> str:
     """Return the size of a file or URL and the time of its last change, or its tag, as its file system tells them."""
     if not is_url(name):
-        found = os.stat(name)
-        return f"{found.st_size} {found.st_mtime_ns}"
+        info = os.stat(name)
+        return f"{info.st_size} {info.st_mtime_ns}"
     system, path = filesystem(name)
     return _stamp(system.info(path))
 
@@ -83,11 +83,11 @@ def below(folder: str, skipped: Counter[str]) -> Iterator[tuple[str, str]]:
     """
     if is_url(folder):
         system, path = filesystem(folder)
-        for found, info in sorted(system.find(path, detail=True).items()):
-            if _hidden(found.removeprefix(path)):
+        for file, info in sorted(system.find(path, detail=True).items()):
+            if _hidden(file.removeprefix(path)):
                 skipped["hidden"] += 1
             else:
-                yield system.unstrip_protocol(found), _stamp(info)
+                yield system.unstrip_protocol(file), _stamp(info)
         return
     for root, folders, names in os.walk(folder, onerror=_refuse):
         skipped["hidden"] += sum(map(_hidden, (*folders, *names)))
@@ -110,10 +110,10 @@ def expanded(name: str) -> list[str]:
     names = _braces(name)
     if not any(sign in name for sign in "*?[") or (not is_url(name) and os.path.exists(name)):
         return names
-    found = [match for each in names for match in sorted(_globbed(each))]
-    if not found:
+    matches = [match for each in names for match in sorted(_globbed(each))]
+    if not matches:
         raise SourceError(f"{name} matches no file")
-    return found
+    return matches
 
 
 def _globbed(pattern: str) -> list[str]:
@@ -224,7 +224,7 @@ def names_in(folder: str) -> list[str]:
     if is_url(folder):
         system, path = filesystem(folder)
         system.invalidate_cache()
-        return sorted(os.path.basename(found) for found in system.ls(path, detail=False)) if system.exists(path) else []
+        return sorted(os.path.basename(file) for file in system.ls(path, detail=False)) if system.exists(path) else []
     return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
 
 

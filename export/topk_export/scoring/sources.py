@@ -229,11 +229,11 @@ def _shards(
 def _kind_of(name: str, kind: str) -> str:
     if kind != "auto":
         return kind
-    found = next((each for each, ends in ENDINGS.items() if name.lower().endswith(ends)), None)
-    if found is None:
+    by_ending = next((each for each, ends in ENDINGS.items() if name.lower().endswith(ends)), None)
+    if by_ending is None:
         known = ", ".join(end for ends in ENDINGS.values() for end in ends)
         raise SourceError(f"{name} is no folder, and its ending is none of {known}: say what it is with --format")
-    return found
+    return by_ending
 
 
 def images_below(folder: str, skipped: Counter[str]) -> Iterator[str]:
@@ -257,10 +257,10 @@ def _inside(folder: str, kind: str, skipped: Counter[str]) -> tuple[str, Iterato
     """The kind of a folder's files, and those files: images, else tar files, else Parquet files."""
     for each in ("images", "tar", "parquet") if kind == "auto" else (kind,):
         left: Counter[str] = Counter()
-        found = _chosen(folder, ENDINGS[each], left)
-        first = next(found, None)
+        entries = _chosen(folder, ENDINGS[each], left)
+        first = next(entries, None)
         if first is not None:
-            return each, _chained(first, found, left, skipped)
+            return each, _chained(first, entries, left, skipped)
     wanted = "images, tar files or Parquet files" if kind == "auto" else f"{kind} ({', '.join(ENDINGS[kind])})"
     raise SourceError(f"{folder} holds no {wanted}")
 
@@ -368,10 +368,10 @@ def _parquet_items(name: str, place: str, column: str, root: str, group_column: 
 
 
 def _find_column(name: str, names: Sequence[str]) -> str:
-    found = next((column for column in COLUMNS if column in names), None)
-    if found is None:
+    image_column = next((column for column in COLUMNS if column in names), None)
+    if image_column is None:
         raise SourceError(f"{name} has none of the columns {', '.join(COLUMNS)}: name one of {', '.join(names)}")
-    return found
+    return image_column
 
 
 def _cell(name: str, value: Any, root: str) -> Item:

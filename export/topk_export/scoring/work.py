@@ -58,15 +58,15 @@ class Settings:
         """Return what decides the rows of a shard's file; it is kept in there."""
         content = shard.content(checksum=self.checksum)
         labels = None if self.labels is None else dict(self.labels)
-        found = {"schema": 2, **asdict(self), "labels": labels, "shard": shard.digest(), "content": content}
-        del found["columns"]  # files without any stay those of earlier versions
+        facts = {"schema": 2, **asdict(self), "labels": labels, "shard": shard.digest(), "content": content}
+        del facts["columns"]  # files without any stay those of earlier versions
         if self.group is None:
-            del found["group"]
+            del facts["group"]
         if shard.groups:
-            found["groups"] = digest(shard.groups)
+            facts["groups"] = digest(shard.groups)
         if shard.group_column:
-            found["group_column"] = shard.group_column
-        return found | ({"columns": owners(self.columns)} if self.columns else {})
+            facts["group_column"] = shard.group_column
+        return facts | ({"columns": owners(self.columns)} if self.columns else {})
 
 
 @dataclass(frozen=True)
@@ -222,11 +222,11 @@ def finished(job: Job) -> tuple[Scored, dict[str, Any]] | None:
     """A shard's file as it is: its counts, and what it says of itself; None where there is none."""
     try:
         with files.opened(job.part) as file:
-            found = import_arrow().parquet.read_metadata(file)
+            footer = import_arrow().parquet.read_metadata(file)
     except FileNotFoundError:
         return None
-    about = json.loads((found.metadata or {}).get(ABOUT.encode(), b"{}"))
-    return Scored(job.number, *_counted(found)), about
+    about = json.loads((footer.metadata or {}).get(ABOUT.encode(), b"{}"))
+    return Scored(job.number, *_counted(footer)), about
 
 
 def _counted(metadata: Any) -> tuple[int, int]:

@@ -142,8 +142,8 @@ def _add_predictions(app: FastAPI, service: Service) -> None:
                 service.group(model, name)
             images, facts = await several_images(request, limits), facts_of(request.scope)
             groups = _for_each(group or [], len(images))
-            found = await service.predict_all(model, images, softmax_mass, max_set, facts, groups)
-            return await _answered(service, model, {"predictions": found}, start)
+            answers = await service.predict_all(model, images, softmax_mass, max_set, facts, groups)
+            return await _answered(service, model, {"predictions": answers}, start)
 
 
 def _check_wanted(model: ServedModel, softmax_mass: float | None, max_set: int) -> None:
@@ -203,11 +203,11 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
 def _software() -> dict[str, str]:
     """Return the versions of the packages that answer; the file's own ``versions`` are those that made it."""
-    found = {"onnxruntime": import_onnxruntime().__version__}
+    versions = {"onnxruntime": import_onnxruntime().__version__}
     for name in ("topk-registry", "topk-predict"):
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def _describe(predictor: Predictor) -> str:

@@ -64,8 +64,8 @@ class Decoder:
 
     async def __call__(self, body: bytes) -> np.ndarray:
         """Return the input [1, ...] of one encoded image."""
-        found = await self._small(self._if_small, body)
-        return await self._large(self._decode, body) if found is None else found
+        decoded = await self._small(self._if_small, body)
+        return await self._large(self._decode, body) if decoded is None else decoded
 
     def _if_small(self, body: bytes) -> np.ndarray | None:
         if count_pixels(body, max_pixels=self._predictor.max_pixels) > LARGE:

@@ -64,7 +64,7 @@ class Metrics:
     def statistics(self, name: str, release: Release) -> dict[str, Any]:
         """Return the statistics of a release in the words of KServe's protocol; times are nanoseconds."""
         version = str(release.version)
-        found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
+        sums: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
         last = 0
         for metric in self._of_all().collect():
             for sample in metric.samples:
@@ -76,8 +76,8 @@ class Metrics:
                     last = int(sample.value)
                 elif kind in ("_count", "_sum") and len(labels) == 1:
                     (label,) = labels.values()
-                    found[metric.name][label][kind == "_sum"] += sample.value
-        turns, stages, runs = (found[f"topk_{kind}_seconds"] for kind in ("turn", "stage", "run"))
+                    sums[metric.name][label][kind == "_sum"] += sample.value
+        turns, stages, runs = (sums[f"topk_{kind}_seconds"] for kind in ("turn", "stage", "run"))
         infer = [sum(int(size) * run[i] for size, run in runs.items()) for i in (0, 1)]
         return {
             "name": name,
@@ -110,11 +110,11 @@ class Written(MultiProcessCollector):
     """Counters of all processes; a file that a process has just made, or just removed, has none to add."""
 
     def collect(self) -> Iterable[Metric]:
-        found = []
+        paths = []
         for file in Path(self._path).glob("*.db"):
             with suppress(FileNotFoundError):
-                found += [str(file)] if file.stat().st_size else []
-        return self.merge(found, accumulate=True)
+                paths += [str(file)] if file.stat().st_size else []
+        return self.merge(paths, accumulate=True)
 
 
 def _duration(values: Sequence[float]) -> dict[str, int]:

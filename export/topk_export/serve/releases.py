@@ -117,10 +117,10 @@ class Releases:
     def stamps(self) -> Stamps | None:
         """Tell the files from others by their sizes and times; None where they are not whole."""
         try:
-            found = [file.stat() for file in files_of(self._model)]
+            stats = [file.stat() for file in files_of(self._model)]
         except (ModelFileError, OSError):
             return None
-        return tuple((each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found)
+        return tuple((each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in stats)
 
     def _copied(self, target: Path) -> Path:
         for _ in range(TRIES):

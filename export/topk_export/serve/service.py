@@ -145,7 +145,7 @@ class Service:
                 x = await model.decoder(body)
             outputs = await model.batcher(x, number)
             with model.stage("output"):
-                found = await self.lane(ranking, model.predictor, outputs, softmax_mass, max_set)
+                fields = await self.lane(ranking, model.predictor, outputs, softmax_mass, max_set)
         except OverloadedError as error:
             raise try_later(str(error)) from error
         except ImageTooLargeError as error:
@@ -155,8 +155,8 @@ class Service:
         except PredictionError as error:
             raise HTTPException(500, str(error)) from error
         if self._log is not None:
-            self._log(answer_entry(found, facts if group is None else {**facts, "group": group}))
-        return found
+            self._log(answer_entry(fields, facts if group is None else {**facts, "group": group}))
+        return fields
 
     async def predict_all(
         self,

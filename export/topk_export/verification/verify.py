@@ -61,8 +61,8 @@ def verify(
         shown, device=device, require_gpu=require_gpu, threads=threads, weights=Path(path).absolute().parent
     )
     metadata = Metadata.from_props(session.get_modelmeta().custom_metadata_map, str(path))
-    found = Path(sample) if sample is not None else beside(Path(path), SAMPLE)
-    recorded = _load_sample(found, required=sample is not None)
+    sample_file = Path(sample) if sample is not None else beside(Path(path), SAMPLE)
+    recorded = _load_sample(sample_file, required=sample is not None)
     checks: list[Check] = []
     checks += check_weights(path, metadata)
     if model is not None:
@@ -149,13 +149,13 @@ def _report(path: Path, checks: list[Check], metadata: Metadata, session: Any, h
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that export and verification use, if installed."""
-    found = {}
+    installed = {}
     for name in ("topk-registry", "torch", "timm", "torchvision", "onnx", "onnxruntime", "onnxruntime-gpu", "numpy"):
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def write_report(report: dict, path: Path) -> None:

@@ -27,13 +27,13 @@ def test_the_name_is_registered(name):
 @pytest.mark.parametrize("options", [{}, {"reduction": "none"}, {"label_smoothing": 0.1}, {"weight": [1.0, 0.0, 2.0]}])
 def test_kernels_agree_with_the_table(fast, options):
     target = torch.tensor([0, 2, 1, -100, 2])
-    found = []
+    losses_and_gradients = []
     for kind in (GeneralisedCrossEntropy, fast):
         logits = torch.linspace(-3, 3, 15, dtype=torch.float64).reshape(5, 3).roll(4).requires_grad_()
         value = kind(q=0.5, **options)(logits, target)
         value.sum().backward()
-        found.append((value.detach(), logits.grad))
-    torch.testing.assert_close(found[1], found[0])
+        losses_and_gradients.append((value.detach(), logits.grad))
+    torch.testing.assert_close(losses_and_gradients[1], losses_and_gradients[0])
 
 
 def test_small_q_is_cross_entropy():

@@ -48,5 +48,5 @@ def load_study(name: str) -> "Study":
 
 def study_of(module: str) -> "Study":
     """The study in a module: its ``STUDY``, or the module itself where that offers the names of a study."""
-    found = import_module(module)
-    return cast("Study", getattr(found, "STUDY", found))
+    imported = import_module(module)
+    return cast("Study", getattr(imported, "STUDY", imported))

@@ -53,17 +53,17 @@ class TrainingStudy:
         """Reasons, known before any run, why the runs may decide nothing."""
         return ()
 
-    def claims(self, found: Sequence[Choice]) -> Sequence[Claim | Note]:
+    def claims(self, all_choices: Sequence[Choice]) -> Sequence[Claim | Note]:
         """The papers' claims beside the runs."""
         return ()
 
     def settle(self, claims: Sequence[Claim | Note]) -> tuple[Note, ...]:
         return settle(claims)
 
-    def tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
-        return tuple(self.grid_table(f"Accuracy by {self.KEY}", found, metric) for metric in self.METRICS)
+    def tables(self, all_choices: Sequence[Choice]) -> tuple[Table, ...]:
+        return tuple(self.grid_table(f"Accuracy by {self.KEY}", all_choices, metric) for metric in self.METRICS)
 
-    def figures(self, found: Sequence[Choice]) -> tuple[Figure, ...]:
+    def figures(self, all_choices: Sequence[Choice]) -> tuple[Figure, ...]:
         return ()
 
     def key(self, choice: Choice) -> Any:
@@ -87,13 +87,13 @@ class TrainingStudy:
         return training.run(configuration, work, progress)
 
     def report(self, records: Sequence[Record]) -> Findings:
-        found = self.choices(records)
-        quality = display.quality_table(self.KEY, self.key, found, self.METRIC, name=self.name)
+        all_choices = self.choices(records)
+        quality = display.quality_table(self.KEY, self.key, all_choices, self.METRIC, name=self.name)
         return Findings(
-            tables=(*self.tables(found), *filter(None, [quality])),
-            figures=self.figures(found),
-            notes=self.settle(self.claims(found)),
-            protocol=" ".join(filter(None, [display.protocol(found, self.METRIC), self.PROTOCOL])),
+            tables=(*self.tables(all_choices), *filter(None, [quality])),
+            figures=self.figures(all_choices),
+            notes=self.settle(self.claims(all_choices)),
+            protocol=" ".join(filter(None, [display.protocol(all_choices, self.METRIC), self.PROTOCOL])),
             commands=display.commands(self.NAME, records),
         )
 
@@ -117,20 +117,28 @@ class TrainingStudy:
     # what subclasses build their reports from
 
     def grid_table(
-        self, title: str, found: Sequence[Choice], metric: str, *, paper: display.Paper | None = None, note: str = ""
+        self,
+        title: str,
+        all_choices: Sequence[Choice],
+        metric: str,
+        *,
+        paper: display.Paper | None = None,
+        note: str = "",
     ) -> Table:
         reference = self.REFERENCE
         return display.grid_table(
-            title, self.KEY, self.key, found, metric, reference, name=self.name, paper=paper, note=note
+            title, self.KEY, self.key, all_choices, metric, reference, name=self.name, paper=paper, note=note
         )
 
-    def lines(self, title: str, found: Sequence[Choice], metric: str = "", *, log: bool = False) -> Figure:
-        return display.lines_figure(title, self.KEY, self.key, found, metric or self.METRIC, log=log, name=self.name)
+    def lines(self, title: str, all_choices: Sequence[Choice], metric: str = "", *, log: bool = False) -> Figure:
+        return display.lines_figure(
+            title, self.KEY, self.key, all_choices, metric or self.METRIC, log=log, name=self.name
+        )
 
     def pair(
         self,
         text: str,
-        found: Sequence[Choice],
+        all_choices: Sequence[Choice],
         better: str,
         worse: str,
         metric: str = "",
@@ -138,7 +146,7 @@ class TrainingStudy:
         paper: float | None = None,
     ) -> list[Claim]:
         """The claim that one setting beats another, by name; none where either is missing. ``paper`` is its figure."""
-        place = {self.name(choice): choice for choice in found}
+        place = {self.name(choice): choice for choice in all_choices}
         if better not in place or worse not in place:
             return []
         return [self.versus(text, place[better], place[worse], better, worse, metric, where, paper)]
@@ -159,9 +167,9 @@ class TrainingStudy:
         words = f"{where + ', ' if where else ''}{display.metric_name(metric)} of {better} less {worse}"
         return Claim(text, paired(first.scores(metric), second.scores(metric)), words, (first, second), paper=paper)
 
-    def by_key(self, found: Sequence[Choice]) -> list[tuple[Any, list[Choice]]]:
+    def by_key(self, all_choices: Sequence[Choice]) -> list[tuple[Any, list[Choice]]]:
         """The settings of each row."""
-        return list(groups(found, self.key).items())
+        return list(groups(all_choices, self.key).items())
 
 
 @dataclass(frozen=True)
@@ -228,14 +236,14 @@ class TunedStudy(TrainingStudy):
     def choices(self, records: Sequence[Record]) -> list[Choice]:
         return choices(records, metric=self.METRIC, tuned=self.TUNED)
 
-    def tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
-        return (*super().tables(found), *self.tuning_tables(found))
+    def tables(self, all_choices: Sequence[Choice]) -> tuple[Table, ...]:
+        return (*super().tables(all_choices), *self.tuning_tables(all_choices))
 
-    def tuning_tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
+    def tuning_tables(self, all_choices: Sequence[Choice]) -> tuple[Table, ...]:
         """Differences from cross-entropy, and what tuning chose."""
         return (
-            display.differences_table(found, self.KEY, self.key, self.METRICS, name=self.name),
-            display.trials_table(found, self.KEY, self.key, self.METRIC, name=self.name),
+            display.differences_table(all_choices, self.KEY, self.key, self.METRICS, name=self.name),
+            display.trials_table(all_choices, self.KEY, self.key, self.METRIC, name=self.name),
         )
 
 
@@ -259,15 +267,19 @@ class WaysStudy(TunedStudy):
                 return name
         return choice.loss
 
-    def tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
-        scores = display.list_table(self.TABLE, found, self.METRICS, self.REFERENCE, name=self.name, note=self.NOTE)
-        return (scores, *self.tuning_tables(found))
+    def tables(self, all_choices: Sequence[Choice]) -> tuple[Table, ...]:
+        scores = display.list_table(
+            self.TABLE, all_choices, self.METRICS, self.REFERENCE, name=self.name, note=self.NOTE
+        )
+        return (scores, *self.tuning_tables(all_choices))
 
-    def tuning_tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
+    def tuning_tables(self, all_choices: Sequence[Choice]) -> tuple[Table, ...]:
         """Differences from the plain way, and what tuning chose."""
         return (
-            display.differences_table(found, self.KEY, self.key, self.METRICS, baseline=self.PLAIN, name=self.name),
-            display.trials_table(found, self.KEY, self.key, self.METRIC, name=self.name),
+            display.differences_table(
+                all_choices, self.KEY, self.key, self.METRICS, baseline=self.PLAIN, name=self.name
+            ),
+            display.trials_table(all_choices, self.KEY, self.key, self.METRIC, name=self.name),
         )
 
 

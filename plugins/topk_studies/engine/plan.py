@@ -78,17 +78,17 @@ def all_runs(study: TrainingStudy, options: Options) -> list[Configuration]:
         wanted = more
 
 
-def words(name: str, found: Sequence[Kind], jobs: int) -> str:
+def words(name: str, all_kinds: Sequence[Kind], jobs: int) -> str:
     """The plan of a study as text."""
-    if not found:
+    if not all_kinds:
         return f"{name}: no training that is not planned yet"
-    first, seconds = found[0].configuration["flags"], seconds_of(found)
+    first, seconds = all_kinds[0].configuration["flags"], seconds_of(all_kinds)
     data = first.get("dataset") or first.get("data_dir")
-    runs = _counted(sum(kind.runs for kind in found), "run")
+    runs = _counted(sum(kind.runs for kind in all_kinds), "run")
     metric = metric_name(first["eval_metric"])
     lines = [f"{name}: {runs} on {data}, {first['model']}, by {metric}; expected {duration(seconds)}"]
     lines[0] += f", {duration(seconds / jobs)} with {jobs} side by side" if jobs > 1 else ""
-    for kind in found:
+    for kind in all_kinds:
         flags = kind.configuration["flags"]
         told = [flags["loss"], *(f"{option}={value}" for option, value in flags.get("loss_opt", {}).items())]
         told += [f"subset={flags['subset']:g}"] if "subset" in flags else []
@@ -99,9 +99,9 @@ def words(name: str, found: Sequence[Kind], jobs: int) -> str:
     return "\n".join(lines)
 
 
-def seconds_of(found: Sequence[Kind]) -> float:
+def seconds_of(all_kinds: Sequence[Kind]) -> float:
     """Return the seconds of all runs, one after another."""
-    return sum(kind.runs * kind.seconds for kind in found)
+    return sum(kind.runs * kind.seconds for kind in all_kinds)
 
 
 def _counted(number: int, what: str) -> str:

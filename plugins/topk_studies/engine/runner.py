@@ -68,8 +68,8 @@ def run_study(
 
 
 def _cached(study: Study, store: Store, configurations: Sequence[Configuration]) -> list[Record]:
-    found = (store.get(study.RUNS, study.VERSION, configuration) for configuration in configurations)
-    return [record for record in found if record is not None and not record.error]
+    records = (store.get(study.RUNS, study.VERSION, configuration) for configuration in configurations)
+    return [record for record in records if record is not None and not record.error]
 
 
 @dataclass

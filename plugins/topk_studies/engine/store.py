@@ -54,8 +54,8 @@ class Store:
         """The record that another process has written since; a finished one rather than a failure."""
         key, now = key_of(version, configuration), self.seen(kind, version, configuration)
         changed = [failed for failed in (False, True) if now[failed] and now[failed] != seen[failed]]
-        found = (self._read(self._path(kind, key, failed=failed)) for failed in changed)
-        return next((record for record in found if record is not None), None)
+        records = (self._read(self._path(kind, key, failed=failed)) for failed in changed)
+        return next((record for record in records if record is not None), None)
 
     def work(self, kind: str, version: int, configuration: Configuration) -> Path:
         """The folder of this run while it is unfinished."""
@@ -72,13 +72,13 @@ class Store:
         try:
             about = json.loads(path.read_text(encoding="utf-8"))
             runs = [run.split("/") for run in about["runs"]]
-            found = [self._best(kind, key) for kind, key in runs]
+            records = [self._best(kind, key) for kind, key in runs]
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
             warnings.warn(f"{path} cannot be read ({error}): run the study again", stacklevel=2)
             return None
-        return [record for record in found if record is not None], about
+        return [record for record in records if record is not None], about
 
     def _path(self, kind: str, key: str, *, failed: bool = False) -> Path:
         return self.root / "runs" / kind / f"{key}{'.failed' if failed else ''}.json"

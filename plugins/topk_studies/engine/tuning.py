@@ -110,10 +110,10 @@ class Choice:
         return estimate(list(self.scores(metric, by=by).values()))
 
 
-def groups(found: Iterable[Choice], key: Callable[[Choice], Any]) -> dict[Any, list[Choice]]:
+def groups(all_choices: Iterable[Choice], key: Callable[[Choice], Any]) -> dict[Any, list[Choice]]:
     """Choices that have a key in common, in the order in which the keys first come."""
     together: dict[Any, list[Choice]] = {}
-    for choice in found:
+    for choice in all_choices:
         together.setdefault(key(choice), []).append(choice)
     return together
 

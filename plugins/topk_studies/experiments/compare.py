@@ -67,18 +67,18 @@ class Compare(TrainingStudy):
 
     def choices(self, records: Sequence[Record]) -> list[Choice]:
         """The losses with results, the best first."""
-        found: dict[str, list[Record]] = {}
+        by_loss: dict[str, list[Record]] = {}
         for record in records:
-            found.setdefault(record.configuration["flags"]["loss"], []).append(record)
-        chosen = [choice for loss, runs in found.items() if (choice := _choice(loss, runs)).runs]
+            by_loss.setdefault(record.configuration["flags"]["loss"], []).append(record)
+        chosen = [choice for loss, runs in by_loss.items() if (choice := _choice(loss, runs)).runs]
         metric = metric_of(records)
         return sorted(chosen, key=lambda choice: -findings.mean_of(choice, metric))
 
-    def claims(self, found: Sequence[Choice]) -> list[Claim]:
-        if not found:
+    def claims(self, all_choices: Sequence[Choice]) -> list[Claim]:
+        if not all_choices:
             return []
-        metric = metric_of(list(found[0].runs.values()))
-        best, *others = found
+        metric = metric_of(list(all_choices[0].runs.values()))
+        best, *others = all_choices
         return [
             self.versus(f"{best.loss} is better than {other.loss}.", best, other, best.loss, other.loss, metric)
             for other in others
@@ -93,13 +93,13 @@ class Compare(TrainingStudy):
         )
 
     def report(self, records: Sequence[Record]) -> Findings:
-        found, metric = self.choices(records), metric_of(records)
-        notes = self.settle(self.claims(found))
+        choices, metric = self.choices(records), metric_of(records)
+        notes = self.settle(self.claims(choices))
         return Findings(
-            tables=(findings.ranking(found, notes, metric), findings.tuning(found, metric)),
-            notes=(*findings.advice(found, notes, metric), *notes),
-            protocol=findings.protocol(found, metric, RUNGS),
-            commands=tuple((findings.RECOMMENDED, command(_first(choice).configuration)) for choice in found[:1]),
+            tables=(findings.ranking(choices, notes, metric), findings.tuning(choices, metric)),
+            notes=(*findings.advice(choices, notes, metric), *notes),
+            protocol=findings.protocol(choices, metric, RUNGS),
+            commands=tuple((findings.RECOMMENDED, command(_first(choice).configuration)) for choice in choices[:1]),
         )
 
 

@@ -105,18 +105,18 @@ def of_the_tuning(choice: Choice) -> list[Doubt]:
 def rungs(choice: Choice) -> list[Rung]:
     """The rounds of tuning, the shortest runs first."""
     metric = _metric(choice)
-    found: dict[int, dict[str, list[tuple[float, float]]]] = {}
+    by_epochs: dict[int, dict[str, list[tuple[float, float]]]] = {}
     for record in choice.trials:
         flags = record.configuration["flags"]
         trial = canonical({name: flags.get(name) for name in ("lr", *choice.trial)})
         reached = score(record, metric, "validation"), flags["lr"]
-        found.setdefault(flags["epochs"], {}).setdefault(trial, []).append(reached)
+        by_epochs.setdefault(flags["epochs"], {}).setdefault(trial, []).append(reached)
     return [
         Rung(
-            {trial: fmean(one for one, _ in folds) for trial, folds in found[epochs].items()},
-            tuple(sorted({lr for folds in found[epochs].values() for _, lr in folds})),
+            {trial: fmean(one for one, _ in folds) for trial, folds in by_epochs[epochs].items()},
+            tuple(sorted({lr for folds in by_epochs[epochs].values() for _, lr in folds})),
         )
-        for epochs in sorted(found)
+        for epochs in sorted(by_epochs)
     ]
 
 

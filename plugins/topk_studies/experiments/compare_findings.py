@@ -20,24 +20,24 @@ def mean_of(choice: Choice, metric: str) -> float:
     return value.mean
 
 
-def ranking(found: Sequence[Choice], notes: Sequence[Note], metric: str) -> Table:
-    best = found[0].scores(metric) if found else {}
+def ranking(choices: Sequence[Choice], notes: Sequence[Note], metric: str) -> Table:
+    best = choices[0].scores(metric) if choices else {}
     others = (BESIDE.get(note.verdict, "not sure") for note in notes)
     excess = f"excess_{metric}"  # above the least error there is, where the data's posterior is known
     known = any(
-        f"test_{excess}" in row for choice in found for one in choice.runs.values() for row in one.result["history"]
+        f"test_{excess}" in row for choice in choices for one in choice.runs.values() for row in one.result["history"]
     )
     rows = [
         (
             choice.loss,
             choice.estimate(metric),
             choice.estimate(excess, by=metric) if known else None,
-            None if choice is found[0] else estimate(list(paired(choice.scores(metric), best).values())),
+            None if choice is choices[0] else estimate(list(paired(choice.scores(metric), best).values())),
             verdict,
             display.spelt(choice.trial),
             sum(record.seconds for record in choice.runs.values()) / len(choice.runs),
         )
-        for choice, verdict in zip(found, chain([""], others), strict=False)
+        for choice, verdict in zip(choices, chain([""], others), strict=False)
     ]
     name = display.metric_name(metric)
     excess_note = (
@@ -49,16 +49,16 @@ def ranking(found: Sequence[Choice], notes: Sequence[Note], metric: str) -> Tabl
         "Ranking",
         ("loss", name, "excess risk", "less the best", "than the best", "setting", "seconds"),
         tuple(rows),
-        f"Percent on the {_split(found)} split, mean over seeds, from three seeds on with its 95 % interval. The "
+        f"Percent on the {_split(choices)} split, mean over seeds, from three seeds on with its 95 % interval. The "
         "verdicts beside the best are corrected for all pairs of losses and for repeated looks."
         f"{excess_note} Seconds: of one full run, evaluation included.",
         compared=(name,),
     )
 
 
-def tuning(found: Sequence[Choice], metric: str) -> Table:
+def tuning(choices: Sequence[Choice], metric: str) -> Table:
     rows = []
-    for choice in found:
+    for choice in choices:
         epochs = sum(record.configuration["flags"]["epochs"] for record in choice.trials)
         reached = max((score for rung in rungs(choice) for score in rung.scores.values()), default=None)
         doubts = " ".join(doubt.reason.removeprefix(f"{choice.loss}: ") for doubt in of_the_tuning(choice))
@@ -68,11 +68,11 @@ def tuning(found: Sequence[Choice], metric: str) -> Table:
     return Table("Tuning", columns, tuple(rows), f"On seed {TUNING_SEED}, which no result is of.")
 
 
-def advice(found: Sequence[Choice], notes: Sequence[Note], metric: str) -> list[Note]:
+def advice(choices: Sequence[Choice], notes: Sequence[Note], metric: str) -> list[Note]:
     """The recommendation and its certainty, in one claim; none where the best loss is in doubt."""
-    if not found:
+    if not choices:
         return []
-    best, others = found[0], [choice.loss for choice in found[1:]]
+    best, others = choices[0], [choice.loss for choice in choices[1:]]
     setting = f"{best.loss} with {display.spelt(best.trial)}"
     doubts = [*of_the_metric(best), *of_the_tuning(best)]
     if doubts or (notes and all(note.verdict == "none" for note in notes)):
@@ -95,10 +95,10 @@ def advice(found: Sequence[Choice], notes: Sequence[Note], metric: str) -> list[
     return [Note(f"Take {setting}.", verdict, " ".join(words) or "Nothing to compare.", True)]
 
 
-def protocol(found: Sequence[Choice], metric: str, rungs: Sequence[tuple[int, int]]) -> str:
-    if not found:
+def protocol(choices: Sequence[Choice], metric: str, rungs: Sequence[tuple[int, int]]) -> str:
+    if not choices:
         return ""
-    flags = found[0].flags
+    flags = choices[0].flags
     rounds = ", then ".join(f"{count} trials for 1/{part} of the epochs" for count, part in rungs)
     return (
         f"Data {flags.get('dataset') or flags.get('data_dir')}, network {flags.get('model')}, {flags.get('epochs')} "
@@ -112,5 +112,5 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names)
 
 
-def _split(found: Sequence[Choice]) -> str:
-    return next(iter(found[0].runs.values())).configuration["test_split"] if found else "test"
+def _split(choices: Sequence[Choice]) -> str:
+    return next(iter(choices[0].runs.values())).configuration["test_split"] if choices else "test"

@@ -51,23 +51,23 @@ class Encouraging(TunedStudy):
     def name(self, choice: Choice) -> str:
         return " ".join(filter(None, [choice.loss, spelt(choice.flags.get("loss_opt", {}))]))
 
-    def tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
+    def tables(self, all_choices: Sequence[Choice]) -> tuple[Table, ...]:
         title = "Accuracy with and without a bonus"
-        main = list_table(title, found, self.METRICS, self.REFERENCE, name=self.name)
-        return (main, *self.tuning_tables(found))
+        main = list_table(title, all_choices, self.METRICS, self.REFERENCE, name=self.name)
+        return (main, *self.tuning_tables(all_choices))
 
-    def claims(self, found: Sequence[Choice]) -> list[Claim]:
+    def claims(self, all_choices: Sequence[Choice]) -> list[Claim]:
         claims: list[Claim] = []
-        for choice in found:
+        for choice in all_choices:
             if choice.loss == "encouraging":
                 text = "A bonus on top of cross-entropy raises accuracy (Zhao et al.)."
-                claims += self.pair(text, found, self.name(choice), BASELINE)
+                claims += self.pair(text, all_choices, self.name(choice), BASELINE)
         text = "The mirror bonus raises the accuracy of the squared error (Zhao et al.)."
         for with_bonus, without in (
             ("mirror base=mse", "sigmoid_mse"),
             ("mirror link=softmax", "mirror link=softmax rho=0"),
         ):
-            claims += self.pair(text, found, with_bonus, without)
+            claims += self.pair(text, all_choices, with_bonus, without)
         return claims
 
 

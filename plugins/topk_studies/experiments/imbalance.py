@@ -38,12 +38,12 @@ class Imbalance(TunedStudy):
     def key(self, choice: Choice) -> float:
         return choice.flags["imbalance_factor"]
 
-    def tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
+    def tables(self, all_choices: Sequence[Choice]) -> tuple[Table, ...]:
         note = "Many: classes of more than 100 training images; medium: 20 to 100; few: fewer than 20."
-        main = list_table("Accuracy on a long tail", found, self.METRICS, self.REFERENCE, note=note)
-        return (main, *self.tuning_tables(found))
+        main = list_table("Accuracy on a long tail", all_choices, self.METRICS, self.REFERENCE, note=note)
+        return (main, *self.tuning_tables(all_choices))
 
-    def claims(self, found: Sequence[Choice]) -> list[Claim]:
+    def claims(self, all_choices: Sequence[Choice]) -> list[Claim]:
         texts = (
             ("The imbalanced noised loss beats all others in macro top-5 (Garcin, Table 5).", "macro_top5"),
             ("The imbalanced noised loss gains on the classes with few images (Garcin, Table 8).", "few_top5"),
@@ -53,7 +53,7 @@ class Imbalance(TunedStudy):
             for text, metric in texts
             for other in self.LOSSES
             if other != OURS and (metric == "macro_top5" or other == "ce")
-            for claim in self.pair(text, found, OURS, other, metric)
+            for claim in self.pair(text, all_choices, OURS, other, metric)
         ]
 
 

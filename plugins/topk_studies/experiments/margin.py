@@ -39,20 +39,20 @@ class Margin(VariantStudy):
         ours = choice.loss in (*self.LOSSES, WITHOUT)
         return f"alpha = {alpha_of(choice):g}" if ours else f"{choice.loss} {alpha_of(choice):g}"
 
-    def figures(self, found: Sequence[Choice]) -> tuple[Figure, ...]:
+    def figures(self, all_choices: Sequence[Choice]) -> tuple[Figure, ...]:
         def noise(choice: Choice) -> str:
             return f"noise {label_noise_of(choice):g}"
 
-        return (lines_figure("Top-5 accuracy against alpha", "alpha", alpha_of, found, "top5", name=noise),)
+        return (lines_figure("Top-5 accuracy against alpha", "alpha", alpha_of, all_choices, "top5", name=noise),)
 
     def key(self, choice: Choice) -> float:
         return label_noise_of(choice)
 
-    def claims(self, found: Sequence[Choice]) -> list[Claim]:
+    def claims(self, all_choices: Sequence[Choice]) -> list[Claim]:
         text = "The margin helps: alpha = 1 beats alpha = 0 in top-5 (Berrada, Table 8)."
         return [
             claim
-            for level, here in self.by_key(found)
+            for level, here in self.by_key(all_choices)
             for claim in self.pair(
                 text,
                 here,

@@ -73,7 +73,7 @@ class MultiCrop(TrainingStudy):
     def choices(self, records: Sequence[Record]) -> list[Choice]:
         return variants(records)
 
-    def claims(self, found: Sequence[Choice]) -> list[Claim]:
+    def claims(self, all_choices: Sequence[Choice]) -> list[Claim]:
         metric = f"top{K}"
         return [
             Claim(
@@ -83,14 +83,14 @@ class MultiCrop(TrainingStudy):
                 (choice,),
             )
             for text, better, worse in CLAIMS
-            for choice in found
+            for choice in all_choices
         ]
 
     def report(self, records: Sequence[Record]) -> Findings:
-        found = self.choices(records)
+        choices = self.choices(records)
         return Findings(
-            tables=tuple(_table(f"Top-{k} accuracy of {_crops(records)} crops", found, f"top{k}") for k in (K, 1)),
-            notes=settle(self.claims(found)),
+            tables=tuple(_table(f"Top-{k} accuracy of {_crops(records)} crops", choices, f"top{k}") for k in (K, 1)),
+            notes=settle(self.claims(choices)),
             protocol=_protocol(records),
             commands=commands(self.NAME, records),
         )
@@ -135,9 +135,10 @@ def averages(logits: Tensor, temperature: float) -> dict[str, Tensor]:
     }
 
 
-def _table(title: str, found: Sequence[Choice], metric: str) -> Table:
+def _table(title: str, choices: Sequence[Choice], metric: str) -> Table:
     rows = tuple(
-        (choice.loss, *(estimate(list(_scores(choice.runs, way, metric).values())) for way in WAYS)) for choice in found
+        (choice.loss, *(estimate(list(_scores(choice.runs, way, metric).values())) for way in WAYS))
+        for choice in choices
     )
     note = f"Percent on the test split. {'; '.join(f'{way}: {words}' for way, words in WAYS.items())}. The paper's own "
     return Table(

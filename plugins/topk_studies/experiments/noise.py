@@ -36,24 +36,26 @@ class LabelNoise(TunedStudy):
     def settings(self, options: Options) -> list[dict[str, float]]:
         return [{"label_noise": level} for level in LEVELS[options.budget]]
 
-    def tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
+    def tables(self, all_choices: Sequence[Choice]) -> tuple[Table, ...]:
         title = f"Accuracy by {self.KEY}"
-        grids = [self.grid_table(title, found, metric, paper=NOISE[metric], note=SOURCE) for metric in self.METRICS]
-        return (*grids, *self.tuning_tables(found))
+        grids = [
+            self.grid_table(title, all_choices, metric, paper=NOISE[metric], note=SOURCE) for metric in self.METRICS
+        ]
+        return (*grids, *self.tuning_tables(all_choices))
 
-    def figures(self, found: Sequence[Choice]) -> tuple[Figure, ...]:
+    def figures(self, all_choices: Sequence[Choice]) -> tuple[Figure, ...]:
         return (
-            self.lines("Top-5 accuracy against label noise", found),
-            self.lines("Top-1 accuracy against label noise", found, "top1"),
-            *(_memory(here, level) for level, here in self.by_key(found) if level > 0),
+            self.lines("Top-5 accuracy against label noise", all_choices),
+            self.lines("Top-1 accuracy against label noise", all_choices, "top1"),
+            *(_memory(here, level) for level, here in self.by_key(all_choices) if level > 0),
         )
 
     def key(self, choice: Choice) -> float:
         return label_noise_of(choice)
 
-    def claims(self, found: Sequence[Choice]) -> list[Claim]:
+    def claims(self, all_choices: Sequence[Choice]) -> list[Claim]:
         claims: list[Claim] = []
-        for level, here in self.by_key(found):
+        for level, here in self.by_key(all_choices):
             where = f"noise {level:g}"
             if level == 0.0:
                 text = "On clean labels cross-entropy is no worse than the smooth top-5 SVM (Berrada, Table 1)."
@@ -68,17 +70,17 @@ class LabelNoise(TunedStudy):
                     text, here, SMOOTH, BASELINE, metric, where, gap(NOISE[metric], level, SMOOTH, BASELINE)
                 )
             claims += self.pair(BEATS[NOISED], here, NOISED, BASELINE, where=where)
-        gains = {loss: _gains(found, loss) for loss in BEATS}
-        return claims + _together(found, gains) + _growth(found, gains[SMOOTH])
+        gains = {loss: _gains(all_choices, loss) for loss in BEATS}
+        return claims + _together(all_choices, gains) + _growth(all_choices, gains[SMOOTH])
 
 
-def _memory(found: Sequence[Choice], level: float) -> Figure:
+def _memory(choices: Sequence[Choice], level: float) -> Figure:
     """Draw the share of noisy labels learned by heart, beside the accuracy on the test split."""
     return curves_figure(
         f"Noisy labels learned by heart, noise {level:g}",
         "Share of the training labels, noisy ones among them, that the network gives back, and its accuracy on clean "
         "labels, by epochs; first seed. Early stopping takes the highest point of the curve in the middle.",
-        first_runs(found, lambda choice: choice.loss),
+        first_runs(choices, lambda choice: choice.loss),
         MEMORY_PANELS,
     )
 
@@ -86,15 +88,15 @@ def _memory(found: Sequence[Choice], level: float) -> Figure:
 Gains = dict[float, dict[int, float]]  # by level, then by seed
 
 
-def _gains(found: Sequence[Choice], loss: str) -> Gains:
+def _gains(choices: Sequence[Choice], loss: str) -> Gains:
     """Top-5 gains of a loss over cross-entropy."""
-    place = {(choice.loss, label_noise_of(choice)): choice.scores("top5") for choice in found}
+    place = {(choice.loss, label_noise_of(choice)): choice.scores("top5") for choice in choices}
     levels = sorted({level for _, level in place})
     gains = {level: paired(place.get((loss, level), {}), place.get((BASELINE, level), {})) for level in levels}
     return {level: gain for level, gain in gains.items() if gain}
 
 
-def _together(found: Sequence[Choice], gains: dict[str, Gains]) -> list[Claim]:
+def _together(choices: Sequence[Choice], gains: dict[str, Gains]) -> list[Claim]:
     """The gains, averaged over all noisy levels before seeds are compared."""
     claims = []
     for loss, text in BEATS.items():
@@ -103,11 +105,11 @@ def _together(found: Sequence[Choice], gains: dict[str, Gains]) -> list[Claim]:
         if seeds and len(noisy) > 1:
             mean = {seed: sum(gain[seed] for gain in noisy.values()) / len(noisy) for seed in sorted(seeds)}
             words = f"mean over noise {', '.join(f'{level:g}' for level in noisy)}, top-5 of {loss} less ce"
-            claims.append(Claim(text, mean, words, _compared(found, loss, *noisy), paper=_paper(loss, *noisy)))
+            claims.append(Claim(text, mean, words, _compared(choices, loss, *noisy), paper=_paper(loss, *noisy)))
     return claims
 
 
-def _growth(found: Sequence[Choice], gains: Gains) -> list[Claim]:
+def _growth(choices: Sequence[Choice], gains: Gains) -> list[Claim]:
     """Whether the gain over cross-entropy is larger under the most noise than under none."""
     if len(gains) < 2:
         return []
@@ -115,7 +117,7 @@ def _growth(found: Sequence[Choice], gains: Gains) -> list[Claim]:
     text = "The gain over cross-entropy grows with the noise (Berrada, Table 1)."
     words = f"top-5 gain of {SMOOTH} under noise {most:g} less that under {least:g}"
     paper = less(_paper(SMOOTH, most), _paper(SMOOTH, least))
-    return [Claim(text, paired(gains[most], gains[least]), words, _compared(found, SMOOTH, least, most), paper=paper)]
+    return [Claim(text, paired(gains[most], gains[least]), words, _compared(choices, SMOOTH, least, most), paper=paper)]
 
 
 def _paper(loss: str, *levels: float) -> float | None:
@@ -125,8 +127,8 @@ def _paper(loss: str, *levels: float) -> float | None:
     return sum(known) / len(known) if len(known) == len(gaps) else None
 
 
-def _compared(found: Sequence[Choice], loss: str, *levels: float) -> tuple[Choice, ...]:
-    return tuple(choice for choice in found if choice.loss in (loss, BASELINE) and label_noise_of(choice) in levels)
+def _compared(choices: Sequence[Choice], loss: str, *levels: float) -> tuple[Choice, ...]:
+    return tuple(choice for choice in choices if choice.loss in (loss, BASELINE) and label_noise_of(choice) in levels)
 
 
 STUDY = LabelNoise()

@@ -50,8 +50,8 @@ class KindsOfNoise(TunedStudy):
         return [redrawn if kind == "family" else {"label_noise": SHARE, "label_noise_kind": kind} for kind in KINDS]
 
     def contestants(self, options: Options) -> list[tuple[str, Mapping[str, Any]]]:
-        found = super().contestants(options)
-        return [*found, *((loss, {"k": K, "beta": GENTLE}) for loss, _ in found if loss == EPSILON)]
+        contestants = super().contestants(options)
+        return [*contestants, *((loss, {"k": K, "beta": GENTLE}) for loss, _ in contestants if loss == EPSILON)]
 
     def trials(self, options: Options, loss: str) -> Sequence[Trial] | None:
         return trials(options, loss) if options.budget == "paper" else GRIDS.get(loss)
@@ -70,27 +70,27 @@ class KindsOfNoise(TunedStudy):
         k = choice.trial.get("loss_opt", {}).get("k")
         return choice.loss if k is None else f"{choice.loss} k={k}"
 
-    def claims(self, found: Sequence[Choice]) -> list[Claim]:
-        claims = [claim for loss, text in TOP1.items() for claim in self._on_average(text, found, loss, "top1")]
+    def claims(self, all_choices: Sequence[Choice]) -> list[Claim]:
+        claims = [claim for loss, text in TOP1.items() for claim in self._on_average(text, all_choices, loss, "top1")]
         for loss, text in TOP5.items():
-            claims += self._on_average(text, found, loss, "top5")
-        for kind, here in self.by_key(found):
+            claims += self._on_average(text, all_choices, loss, "top5")
+        for kind, here in self.by_key(all_choices):
             if kind in PEOPLE:
                 claims += self.pair(TOP5[SMOOTH], here, SMOOTH, BASELINE, where=kind)
         return claims
 
-    def _on_average(self, text: str, found: Sequence[Choice], loss: str, metric: str) -> list[Claim]:
+    def _on_average(self, text: str, all_choices: Sequence[Choice], loss: str, metric: str) -> list[Claim]:
         """The claim on the mean over the kinds, averaged before seeds are compared."""
-        scores = [self._mean(found, name, metric) for name in (loss, BASELINE)]
+        scores = [self._mean(all_choices, name, metric) for name in (loss, BASELINE)]
         if not all(scores):
             return []
-        kinds = [kind for kind, _ in self.by_key(found)]
-        compared = tuple(choice for choice in found if self.name(choice) in (loss, BASELINE))
+        kinds = [kind for kind, _ in self.by_key(all_choices)]
+        compared = tuple(choice for choice in all_choices if self.name(choice) in (loss, BASELINE))
         words = f"mean over {', '.join(kinds)}, {metric.replace('top', 'top-')} of {loss} less {BASELINE}"
         return [Claim(text, paired(*scores), words, compared)]
 
-    def _mean(self, found: Sequence[Choice], loss: str, metric: str) -> dict[int, float]:
-        each = [choice.scores(metric) for choice in found if self.name(choice) == loss]
+    def _mean(self, all_choices: Sequence[Choice], loss: str, metric: str) -> dict[int, float]:
+        each = [choice.scores(metric) for choice in all_choices if self.name(choice) == loss]
         seeds = set.intersection(*map(set, each)) if each else set()
         return {seed: sum(scores[seed] for scores in each) / len(each) for seed in sorted(seeds)}
 

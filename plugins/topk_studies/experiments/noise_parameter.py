@@ -42,18 +42,18 @@ class NoiseParameter(VariantStudy):
             for epsilon, draws in values
         ]
 
-    def tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
+    def tables(self, all_choices: Sequence[Choice]) -> tuple[Table, ...]:
         return tuple(
             grid_table(title, name, key, some, metric, self.REFERENCE)
             for title, name, key, some in (
-                (f"Accuracy by epsilon, B = {DRAW}", "epsilon", epsilon_of, _by_epsilon(found)),
-                (f"Accuracy by draws, epsilon = {EPSILON:g}", "B", draws_of, _by_draws(found)),
+                (f"Accuracy by epsilon, B = {DRAW}", "epsilon", epsilon_of, _by_epsilon(all_choices)),
+                (f"Accuracy by draws, epsilon = {EPSILON:g}", "B", draws_of, _by_draws(all_choices)),
             )
             for metric in self.METRICS
         )
 
-    def figures(self, found: Sequence[Choice]) -> tuple[Figure, ...]:
-        some = _by_epsilon(found)
+    def figures(self, all_choices: Sequence[Choice]) -> tuple[Figure, ...]:
+        some = _by_epsilon(all_choices)
         noisy = [choice for choice in some if epsilon_of(choice)]
         return (
             lines_figure("Top-5 accuracy against epsilon", "epsilon", epsilon_of, noisy, "top5", log=True),
@@ -67,8 +67,8 @@ class NoiseParameter(VariantStudy):
             ),
         )
 
-    def claims(self, found: Sequence[Choice]) -> list[Claim | Note]:
-        some = _by_epsilon(found)
+    def claims(self, all_choices: Sequence[Choice]) -> list[Claim | Note]:
+        some = _by_epsilon(all_choices)
         mine = {epsilon_of(choice): choice for choice in some if choice.loss == self.LOSSES[0]}
         texts = {
             EPSILONS[0]: "Too little noise does not learn well: the gradient is too sparse (Garcin, Table 2).",
@@ -79,7 +79,7 @@ class NoiseParameter(VariantStudy):
             for other, text in texts.items()
             if EPSILON in mine and other in mine
         ]
-        return [*claims, *_sparsity(some), *self._flat(_by_draws(found))]
+        return [*claims, *_sparsity(some), *self._flat(_by_draws(all_choices))]
 
     def _flat(self, by_draws: Sequence[Choice]) -> list[Claim]:
         """Whether ten times as many draws as the paper's choice change anything."""
@@ -100,12 +100,12 @@ def draws_of(choice: Choice) -> int:
     return option_of(choice, "num_samples", DRAW)
 
 
-def _by_epsilon(found: Sequence[Choice]) -> list[Choice]:
-    return sorted((choice for choice in found if draws_of(choice) == DRAW), key=epsilon_of)
+def _by_epsilon(choices: Sequence[Choice]) -> list[Choice]:
+    return sorted((choice for choice in choices if draws_of(choice) == DRAW), key=epsilon_of)
 
 
-def _by_draws(found: Sequence[Choice]) -> list[Choice]:
-    return sorted((choice for choice in found if epsilon_of(choice) == EPSILON), key=draws_of)
+def _by_draws(choices: Sequence[Choice]) -> list[Choice]:
+    return sorted((choice for choice in choices if epsilon_of(choice) == EPSILON), key=draws_of)
 
 
 def _sparsity(by_epsilon: Sequence[Choice]) -> list[Note]:

@@ -75,12 +75,14 @@ class RareClasses(WaysStudy):
     def key(self, choice: Choice) -> float:
         return IMBALANCE.key(choice)
 
-    def claims(self, found: Sequence[Choice]) -> list[Claim]:
+    def claims(self, all_choices: Sequence[Choice]) -> list[Claim]:
         return [
             claim
             for better, worse in COMPARED
             for metric, words in (("macro_top5", "macro top-5"), ("macro_top1", "macro top-1"))
-            for claim in self.pair(f"On a long tail {better} beats {worse} in {words}.", found, better, worse, metric)
+            for claim in self.pair(
+                f"On a long tail {better} beats {worse} in {words}.", all_choices, better, worse, metric
+            )
         ]
 
 

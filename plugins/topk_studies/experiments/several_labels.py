@@ -67,12 +67,12 @@ class SeveralLabels(WaysStudy):
     def key(self, choice: Choice) -> str:
         return choice.flags.get("dataset", "")
 
-    def claims(self, found: Sequence[Choice]) -> list[Claim]:
+    def claims(self, all_choices: Sequence[Choice]) -> list[Claim]:
         return [
             claim
             for better, text in CLAIMS.items()
             for metric in ("map", "macro_f1")
-            for claim in self.pair(text, found, better, PLAIN, metric)
+            for claim in self.pair(text, all_choices, better, PLAIN, metric)
         ]
 
 

@@ -39,14 +39,14 @@ class LittleData(TunedStudy):
     def key(self, choice: Choice) -> float:
         return choice.flags.get("subset", 1.0)
 
-    def figures(self, found: Sequence[Choice]) -> tuple[Figure, ...]:
-        return (self.lines("Top-5 accuracy against the share of the training images", found, log=True),)
+    def figures(self, all_choices: Sequence[Choice]) -> tuple[Figure, ...]:
+        return (self.lines("Top-5 accuracy against the share of the training images", all_choices, log=True),)
 
-    def claims(self, found: Sequence[Choice]) -> list[Claim]:
+    def claims(self, all_choices: Sequence[Choice]) -> list[Claim]:
         text = "With little data the smooth top-5 SVM beats cross-entropy in top-5 (Berrada, Table 2)."
         return [
             claim
-            for share, here in self.by_key(found)
+            for share, here in self.by_key(all_choices)
             if share < 1
             for claim in self.pair(
                 text,

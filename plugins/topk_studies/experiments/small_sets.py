@@ -61,12 +61,12 @@ class SmallSets(TunedStudy):
     def key(self, choice: Choice) -> str:
         return choice.flags.get("dataset") or choice.flags.get("data_dir", "")
 
-    def tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
-        return (_sizes(found), trials_table(found, self.KEY, self.key, self.METRIC, name=self.name))
+    def tables(self, all_choices: Sequence[Choice]) -> tuple[Table, ...]:
+        return (_sizes(all_choices), trials_table(all_choices, self.KEY, self.key, self.METRIC, name=self.name))
 
-    def claims(self, found: Sequence[Choice]) -> list[Claim]:
+    def claims(self, all_choices: Sequence[Choice]) -> list[Claim]:
         """Differences of sizes, the larger less the smaller as they are claimed: above 0 the claim holds."""
-        place = {choice.loss: choice for choice in found}
+        place = {choice.loss: choice for choice in all_choices}
         return [
             Claim(
                 text,
@@ -85,7 +85,7 @@ def _without_sets(configuration: Configuration) -> Configuration:
     return {name: value for name, value in configuration.items() if name != "sets"}
 
 
-def _sizes(found: Sequence[Choice]) -> Table:
+def _sizes(choices: Sequence[Choice]) -> Table:
     """Sizes and coverage of the sets, and accuracies, each at the epoch that is best for it."""
     rows = [
         (
@@ -95,7 +95,7 @@ def _sizes(found: Sequence[Choice]) -> Table:
             choice.estimate("top5"),
             choice.estimate("top1"),
         )
-        for choice in found
+        for choice in choices
     ]
     return Table(
         "Prediction sets",

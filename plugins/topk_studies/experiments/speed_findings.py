@@ -49,10 +49,10 @@ def _sweep(records: Sequence[Record], name: str) -> Sweep:
 
 def _median(times: Mapping[str, Any], which: str) -> Median | None:
     """Milliseconds."""
-    found = times.get(which)
-    if not found:
+    quartiles = times.get(which)
+    if not quartiles:
         return None
-    return Median(1000 * found["median"], 1000 * found["q1"], 1000 * found["q3"], times["repeats"])
+    return Median(1000 * quartiles["median"], 1000 * quartiles["q1"], 1000 * quartiles["q3"], times["repeats"])
 
 
 def _names(sweep: Sweep) -> list[str]:
@@ -133,7 +133,8 @@ def _faster(sweep: Sweep, claim: str, slower: str, faster: str, which: str) -> l
             factors.setdefault(_verdict(a, b), []).append(f"{a.middle / b.middle:.2g} at n = {n}")
     of = f"Time of {slower} over that of {faster}, {PASSES[which]}"
     return [
-        Note(claim, verdict, f"{of}: {', '.join(found)}.", beyond=faster == OURS) for verdict, found in factors.items()
+        Note(claim, verdict, f"{of}: {', '.join(ratios)}.", beyond=faster == OURS)
+        for verdict, ratios in factors.items()
     ]
 
 

@@ -46,17 +46,17 @@ class Spherical(TunedStudy):
             return named["fine"] * named.get("superclasses", named.get("families"))
         return choice.flags.get("num_classes", 100)
 
-    def tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
-        main = self.grid_table("Accuracy by classes", found, self.METRIC, paper=SPHERICAL, note=SOURCE)
-        return (main, *self.tuning_tables(found))
+    def tables(self, all_choices: Sequence[Choice]) -> tuple[Table, ...]:
+        main = self.grid_table("Accuracy by classes", all_choices, self.METRIC, paper=SPHERICAL, note=SOURCE)
+        return (main, *self.tuning_tables(all_choices))
 
-    def figures(self, found: Sequence[Choice]) -> tuple[Figure, ...]:
-        return (self.lines("Top-1 against classes", found, log=True),)
+    def figures(self, all_choices: Sequence[Choice]) -> tuple[Figure, ...]:
+        return (self.lines("Top-1 against classes", all_choices, log=True),)
 
-    def claims(self, found: Sequence[Choice]) -> list[Claim]:
+    def claims(self, all_choices: Sequence[Choice]) -> list[Claim]:
         claims: list[Claim] = []
-        for loss in dict.fromkeys(choice.loss for choice in found if choice.loss != "ce"):
-            for size, here in sorted(self.by_key(found)):
+        for loss in dict.fromkeys(choice.loss for choice in all_choices if choice.loss != "ce"):
+            for size, here in sorted(self.by_key(all_choices)):
                 few = size <= 10
                 text = "With few classes the spherical losses beat softmax." if few else MANY
                 pair = (loss, "ce") if few else ("ce", loss)

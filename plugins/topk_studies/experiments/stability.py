@@ -104,6 +104,6 @@ def _finite(number: Tensor) -> float | None:
 def _exact(n: int, k: int, tau: float, dtype: str, rows: int, B: int) -> tuple[Tensor, Tensor]:
     """Mean loss and the rows' gradients [rows, n] at the scores that a case of this shape and precision has."""
     s, y = Case(B, n, k, dtype=getattr(torch, dtype)).inputs()
-    found = [mp_smooth_svm(s[i].tolist(), int(y[i]), k, tau) for i in range(rows)]
-    losses, gradients = zip(*found, strict=True)
+    pairs = [mp_smooth_svm(s[i].tolist(), int(y[i]), k, tau) for i in range(rows)]
+    losses, gradients = zip(*pairs, strict=True)
     return torch.tensor(losses, dtype=torch.float64).mean(), torch.tensor(gradients, dtype=torch.float64)

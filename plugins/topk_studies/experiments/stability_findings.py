@@ -18,12 +18,12 @@ FLOOR = 1e-18  # of the plot
 
 
 def findings(records: Sequence[Record]) -> Findings:
-    found = _by_precision(records)
+    by_precision = _by_precision(records)
     shape = records[0].configuration if records else {**SHAPE, "exact_rows": EXACT_ROWS}
     return Findings(
-        tables=(_finite_table(found), *(_error_table(dtype, rows) for dtype, rows in found.items())),
-        figures=(_error_figure(found),) if found else (),
-        notes=_notes(found),
+        tables=(_finite_table(by_precision), *(_error_table(dtype, rows) for dtype, rows in by_precision.items())),
+        figures=(_error_figure(by_precision),) if by_precision else (),
+        notes=_notes(by_precision),
         protocol=(
             f"Standard normal scores, {shape['B']} rows of n = {shape['n']} classes, random labels, k = {shape['k']}, "
             "alpha = 1. A loss counts as finite if its mean over all rows is, a gradient if every entry is.\n\n"
@@ -35,23 +35,26 @@ def findings(records: Sequence[Record]) -> Findings:
     )
 
 
-Found = dict[str, dict[str, dict[float, dict[str, Any]]]]  # precision, algorithm, tau
+ByPrecision = dict[str, dict[str, dict[float, dict[str, Any]]]]  # precision, algorithm, tau
 
 
-def _by_precision(records: Sequence[Record]) -> Found:
-    found: Found = {}
+def _by_precision(records: Sequence[Record]) -> ByPrecision:
+    by_precision: ByPrecision = {}
     for record in records:
-        rows = found.setdefault(record.configuration["dtype"], {})
+        rows = by_precision.setdefault(record.configuration["dtype"], {})
         rows[record.configuration["algorithm"]] = {one["tau"]: one for one in record.result["results"]}
-    order = [dtype for dtype in PRECISIONS if dtype in found]
-    return {dtype: {name: found[dtype][name] for name in CONTESTANTS if name in found[dtype]} for dtype in order}
+    order = [dtype for dtype in PRECISIONS if dtype in by_precision]
+    return {
+        dtype: {name: by_precision[dtype][name] for name in CONTESTANTS if name in by_precision[dtype]}
+        for dtype in order
+    }
 
 
-def _finite_table(found: Found) -> Table:
+def _finite_table(by_precision: ByPrecision) -> Table:
     """The paper's Table 5, and beyond."""
     rows = [
         (name, PRECISIONS[dtype], *(_state(taus.get(tau, {})) for tau in TAUS))
-        for dtype, algorithms in found.items()
+        for dtype, algorithms in by_precision.items()
         for name, taus in algorithms.items()
     ]
     return Table(
@@ -82,12 +85,12 @@ def _error_table(dtype: str, algorithms: dict[str, dict[float, dict[str, Any]]])
     )
 
 
-def _error_figure(found: Found) -> Figure:
+def _error_figure(by_precision: ByPrecision) -> Figure:
     def draw(figure: Any) -> None:
         from topk_studies.report import plots
 
-        panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
-        for axes, (dtype, algorithms) in zip(panels, found.items(), strict=True):
+        panels = figure.subplots(1, len(by_precision), sharey=True, squeeze=False)[0]
+        for axes, (dtype, algorithms) in zip(panels, by_precision.items(), strict=True):
             series = {
                 name: [(TAUS.index(tau), _within(one.get("gradient_error"))) for tau, one in taus.items()]
                 for name, taus in algorithms.items()
@@ -105,7 +108,7 @@ def _error_figure(found: Found) -> Figure:
         "fall to the right. A line has a gap where the gradient is not finite and leaves the plot where its error is "
         "above 10; an error of 0 lies on the axis. Dotted: one unit of rounding.",
         draw,
-        size=(3.0 * max(len(found), 2), 4.4),
+        size=(3.0 * max(len(by_precision), 2), 4.4),
     )
 
 
@@ -121,15 +124,16 @@ def _unit(dtype: str) -> float:
     return torch.finfo(getattr(torch, dtype)).eps
 
 
-def _notes(found: Found) -> tuple[Note, ...]:
-    single, double = found.get("float32", {}), found.get("float64", {})
+def _notes(by_precision: ByPrecision) -> tuple[Note, ...]:
+    single, double = by_precision.get("float32", {}), by_precision.get("float64", {})
     if not {LINEAR_SUMMATION, ALGORITHM_2, OURS, PLAIN} <= single.keys() & double.keys():
         return ()
     lost = [tau for tau in PAPER_TAUS if not single[LINEAR_SUMMATION][tau].get("finite_loss")]
     kept = all(rows[ALGORITHM_2][tau].get("finite_loss") for rows in (single, double) for tau in PAPER_TAUS)
     errors = {name: _known(single[name].values()) for name in (ALGORITHM_2, AUTHORS) if name in single}
     mine = {
-        dtype: [one for name in (OURS, PLAIN) for one in rows.get(name, {}).values()] for dtype, rows in found.items()
+        dtype: [one for name in (OURS, PLAIN) for one in rows.get(name, {}).values()]
+        for dtype, rows in by_precision.items()
     }
     exact = {dtype: max(_known(ones), default=float("nan")) for dtype, ones in mine.items()}
     finite = all(_state(one) == "yes" for ones in mine.values() for one in ones)

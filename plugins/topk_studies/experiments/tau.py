@@ -57,15 +57,17 @@ class Tau(TunedStudy):
     def name(self, choice: Choice) -> str:
         return BASELINE if choice.loss == BASELINE else f"{_prefix(choice)}tau = {_tau(choice):g}"
 
-    def tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
-        grids = [self.grid_table("Accuracy by tau", found, metric) for metric in self.METRICS]
+    def tables(self, all_choices: Sequence[Choice]) -> tuple[Table, ...]:
+        grids = [self.grid_table("Accuracy by tau", all_choices, metric) for metric in self.METRICS]
         papers = f"tau = {ON_CIFAR:g}"
-        against = display.differences_table(found, self.KEY, self.key, self.METRICS, baseline=papers, name=self.name)
-        return (*grids, against, *self.tuning_tables(found))
+        against = display.differences_table(
+            all_choices, self.KEY, self.key, self.METRICS, baseline=papers, name=self.name
+        )
+        return (*grids, against, *self.tuning_tables(all_choices))
 
-    def claims(self, found: Sequence[Choice]) -> list[Claim]:
+    def claims(self, all_choices: Sequence[Choice]) -> list[Claim]:
         claims = []
-        for network, here in groups(found, network_of).items():
+        for network, here in groups(all_choices, network_of).items():
             for low, high in ((0.1, 1.0), (0.3, 1.0), (0.1, 0.3)):
                 first, second = _mean_over_noise(here, low), _mean_over_noise(here, high)
                 if not first or not second:
@@ -96,9 +98,9 @@ def _prefix(choice: Choice) -> str:
     return "" if choice.loss == SMOOTH else f"{choice.loss} "
 
 
-def _mean_over_noise(found: Sequence[Choice], tau: float) -> dict[int, float]:
+def _mean_over_noise(choices: Sequence[Choice], tau: float) -> dict[int, float]:
     """Top-5 accuracy at a tau, averaged over the levels of noise before seeds are compared."""
-    levels = [choice.scores("top5") for choice in found if choice.loss == SMOOTH and _tau(choice) == tau]
+    levels = [choice.scores("top5") for choice in choices if choice.loss == SMOOTH and _tau(choice) == tau]
     seeds = set.intersection(*map(set, levels)) if levels else set()
     return {seed: sum(level[seed] for level in levels) / len(levels) for seed in sorted(seeds)}
 

@@ -45,26 +45,28 @@ class Temperature(VariantStudy):
         """The loss; the limit counts as the loss that tends to it."""
         return SMOOTH if choice.loss == LIMIT else choice.loss
 
-    def tables(self, found: Sequence[Choice]) -> tuple[Table, ...]:
+    def tables(self, all_choices: Sequence[Choice]) -> tuple[Table, ...]:
         note = f"tau = 0 is {LIMIT}, the loss that is smoothed."
-        return tuple(self.grid_table("Accuracy by temperature", found, metric, note=note) for metric in self.METRICS)
+        return tuple(
+            self.grid_table("Accuracy by temperature", all_choices, metric, note=note) for metric in self.METRICS
+        )
 
-    def figures(self, found: Sequence[Choice]) -> tuple[Figure, ...]:
-        smooth = [choice for choice in found if choice.loss != LIMIT]
+    def figures(self, all_choices: Sequence[Choice]) -> tuple[Figure, ...]:
+        smooth = [choice for choice in all_choices if choice.loss != LIMIT]
         return (
             self.lines("Top-5 accuracy against temperature", smooth, log=True),
             curves_figure(
                 "Training at several temperatures",
                 "Accuracy on the training batches and on the validation split, and the share of the scores whose "
                 "gradient is not zero; first seed.",
-                first_runs(found, lambda choice: f"{choice.loss} tau={self.key(choice):g}"),
+                first_runs(all_choices, lambda choice: f"{choice.loss} tau={self.key(choice):g}"),
                 TRAINING_PANELS,
                 log=("nonzero",),
             ),
         )
 
-    def claims(self, found: Sequence[Choice]) -> list[Claim]:
-        mine = {self.key(choice): choice for choice in found if self.name(choice) == SMOOTH}
+    def claims(self, all_choices: Sequence[Choice]) -> list[Claim]:
+        mine = {self.key(choice): choice for choice in all_choices if self.name(choice) == SMOOTH}
         if 0.1 not in mine:
             return []
         texts = {

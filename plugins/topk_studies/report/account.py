@@ -69,11 +69,11 @@ def _quoted(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _counted(notes: Iterable[Mapping[str, Any]]) -> str:
-    found = [note["verdict"] for note in notes]
-    agree, differ, same, left = map(found.count, ("agrees", "differs", "same", "open"))
+    verdicts = [note["verdict"] for note in notes]
+    agree, differ, same, left = map(verdicts.count, ("agrees", "differs", "same", "open"))
     return (
-        f"Of {len(found)} claims {agree} agree with the runs, {differ} differ, {same} show no difference that matters, "
-        f"and {left} stay open."
+        f"Of {len(verdicts)} claims {agree} agree with the runs, {differ} differ, {same} show no difference that "
+        f"matters, and {left} stay open."
     )
 
 

@@ -35,19 +35,19 @@ class Difference:
 
 def differences(summaries: Iterable[Mapping[str, Any]]) -> list[Difference]:
     """Read the differences of the studies' notes; claims about other numbers are left out."""
-    found = []
+    gaps = []
     for summary in summaries:
         for note in summary["notes"]:
             if match := NUMBER.match(note["evidence"]):
                 paper = float(note["paper"]) if note.get("paper") else None
                 numbers = float(match["mean"]), float(match["half"])
-                found.append(
+                gaps.append(
                     Difference(summary["title"], match["words"], *numbers, note["verdict"], paper, match["unit"])
                 )
-    return found
+    return gaps
 
 
-def picture(found: Sequence[Difference]) -> "Figure":
+def picture(gaps: Sequence[Difference]) -> "Figure":
     """Draw one line a difference, in the order of the table, under the titles of their studies."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -55,17 +55,17 @@ def picture(found: Sequence[Difference]) -> "Figure":
     places: list[int] = []
     titles: list[tuple[int, str]] = []
     y = 0
-    for i, each in enumerate(found):
-        if not i or each.study != found[i - 1].study:
+    for i, each in enumerate(gaps):
+        if not i or each.study != gaps[i - 1].study:
             titles.append((y, each.study))
             y += 1
         places.append(y)
         y += 1
-    units = dict.fromkeys(each.unit for each in found)
+    units = dict.fromkeys(each.unit for each in gaps)
     figure = Figure(figsize=(9.0, 0.9 + 0.215 * y), layout="constrained")
     axes = figure.subplots()
     axes.axvline(0, color="0.4", linewidth=0.9)
-    for place, each in zip(places, found, strict=True):
+    for place, each in zip(places, gaps, strict=True):
         _, colour, marker, filled = LOOKS[each.verdict]
         face = colour if filled else "none"
         axes.errorbar(
@@ -85,7 +85,7 @@ def picture(found: Sequence[Difference]) -> "Figure":
     axes.set_xticks([tick for tick in TICKS if low <= tick <= high], minor=False)
     axes.set_xticklabels([f"{tick:+d}" if tick else "0" for tick in TICKS if low <= tick <= high])
     axes.minorticks_off()
-    axes.set_yticks(places + [at for at, _ in titles], [each.words for each in found] + [words for _, words in titles])
+    axes.set_yticks(places + [at for at, _ in titles], [each.words for each in gaps] + [words for _, words in titles])
     for label in axes.get_yticklabels()[len(places) :]:
         label.set_fontweight("bold")
     axes.tick_params(axis="y", length=0, labelsize=7.5)
@@ -94,12 +94,12 @@ def picture(found: Sequence[Difference]) -> "Figure":
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.set_xlabel(f"{', '.join(AXES[unit] for unit in units)}; above 0 the claim holds")
-    shown = [look for verdict, look in LOOKS.items() if any(each.verdict == verdict for each in found)]
+    shown = [look for verdict, look in LOOKS.items() if any(each.verdict == verdict for each in gaps)]
     handles = [
         Line2D([], [], color=colour, marker=marker, markerfacecolor=colour if filled else "none", label=words)
         for words, colour, marker, filled in shown
     ]
-    if any(each.paper is not None for each in found):
+    if any(each.paper is not None for each in gaps):
         handles.append(Line2D([], [], color="0.1", marker="x", linestyle="none", label="the paper's value"))
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize=8, frameon=False)
     return figure

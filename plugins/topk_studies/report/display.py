@@ -37,7 +37,7 @@ def grid_table(
     title: str,
     key_name: str,
     key: Key,
-    found: Sequence[Choice],
+    choices: Sequence[Choice],
     metric: str,
     reference: str,
     *,
@@ -46,8 +46,8 @@ def grid_table(
     note: str = "",
 ) -> Table:
     """A metric: one row a key, one column a loss, and beside it the paper's numbers where there are any."""
-    names = list(dict.fromkeys(map(name, found)))
-    place = {(key(choice), name(choice)): choice for choice in found}
+    names = list(dict.fromkeys(map(name, choices)))
+    place = {(key(choice), name(choice)): choice for choice in choices}
     columns, theirs = [key_name], []
     for each in names:
         columns.append(each)
@@ -55,7 +55,7 @@ def grid_table(
             theirs.append(f"{each}, paper")
             columns.append(theirs[-1])
     rows = []
-    for row in dict.fromkeys(map(key, found)):
+    for row in dict.fromkeys(map(key, choices)):
         cells: list[Value] = [row]
         for each in names:
             cells.append(place[row, each].estimate(metric) if (row, each) in place else None)
@@ -66,7 +66,7 @@ def grid_table(
         f"{title}: {metric_name(metric)}",
         tuple(columns),
         tuple(rows),
-        _note(note, _accuracy(found), "" if paper else UNCHECKED.format(reference)),
+        _note(note, _accuracy(choices), "" if paper else UNCHECKED.format(reference)),
         tuple(theirs),
         compared=tuple(names),
         along="row",
@@ -75,7 +75,7 @@ def grid_table(
 
 def list_table(
     title: str,
-    found: Sequence[Choice],
+    choices: Sequence[Choice],
     metrics: Sequence[str],
     reference: str,
     *,
@@ -88,39 +88,39 @@ def list_table(
     names = tuple(map(metric_name, metrics))
     rows = [
         (name(choice), *(choice.estimate(metric) for metric in metrics), *(read(choice) for read in columns.values()))
-        for choice in found
+        for choice in choices
     ]
     return Table(
         title,
         ("", *names, *columns),
         tuple(rows),
-        _note(note, _accuracy(found), UNCHECKED.format(reference)),
+        _note(note, _accuracy(choices), UNCHECKED.format(reference)),
         compared=names,
     )
 
 
 def quality_table(
-    key_name: str, key: Key, found: Sequence[Choice], metric: str, *, name: Name = loss_name
+    key_name: str, key: Key, choices: Sequence[Choice], metric: str, *, name: Name = loss_name
 ) -> Table | None:
     """Table of the probabilities' calibration and sets, at the epochs that ``metric`` chose; None for older runs."""
-    rows = [row for choice in found for record in choice.runs.values() for row in record.result.get("history", ())]
+    rows = [row for choice in choices for record in choice.runs.values() for row in record.result.get("history", ())]
     measured = [column for column in QUALITY if all(f"test_{column}" in row for row in rows if metric in row)]
     if not rows or not measured:
         return None
     return Table(
         "Beyond accuracy",
         (key_name, "", *(QUALITY[column] for column in measured)),
-        tuple((key(c), name(c), *(c.estimate(column, by=metric) for column in measured)) for c in found),
+        tuple((key(c), name(c), *(c.estimate(column, by=metric) for column in measured)) for c in choices),
         "Excess: points of error above the least that any classifier has, where the posterior is known. Calibration "
         "error: of the top-5 marginals, 0 to 2. Set size: classes in prediction sets that hold the label nine times in "
         "ten, calibrated on half of the test split and measured on the other.",
     )
 
 
-def trials_table(found: Sequence[Choice], key_name: str, key: Key, metric: str, *, name: Name = loss_name) -> Table:
+def trials_table(choices: Sequence[Choice], key_name: str, key: Key, metric: str, *, name: Name = loss_name) -> Table:
     """Tabulate the choices of tuning, with the validation scores of the best and the worst trial."""
     rows = []
-    for choice in found:
+    for choice in choices:
         scores = [score(record, metric, "validation") for record in choice.trials]
         scores.sort(key=lambda value: better(value, metric))
         rows.append((key(choice), name(choice), spelt(choice.trial), len(scores), scores[-1], scores[0]))
@@ -130,7 +130,7 @@ def trials_table(found: Sequence[Choice], key_name: str, key: Key, metric: str, 
 
 
 def differences_table(
-    found: Sequence[Choice],
+    choices: Sequence[Choice],
     key_name: str,
     key: Key,
     metrics: Sequence[str],
@@ -139,9 +139,9 @@ def differences_table(
     name: Name = loss_name,
 ) -> Table:
     """Every loss less the baseline under the same key, seed by seed."""
-    base = {key(choice): choice for choice in found if name(choice) == baseline}
+    base = {key(choice): choice for choice in choices if name(choice) == baseline}
     rows = []
-    for choice in found:
+    for choice in choices:
         other = base.get(key(choice))
         if name(choice) != baseline and other is not None:
             gaps = [difference(choice.scores(metric), other.scores(metric)) for metric in metrics]
@@ -159,7 +159,7 @@ def lines_figure(
     title: str,
     key_name: str,
     key: Key,
-    found: Sequence[Choice],
+    choices: Sequence[Choice],
     metric: str,
     *,
     log: bool = False,
@@ -167,7 +167,7 @@ def lines_figure(
 ) -> Figure:
     """A metric against a number, one line a loss."""
     series: dict[str, list[tuple[float, Value]]] = {}
-    for choice in sorted(found, key=key):
+    for choice in sorted(choices, key=key):
         series.setdefault(name(choice), []).append((float(key(choice)), choice.estimate(metric)))
 
     def draw(figure: Any) -> None:
@@ -209,20 +209,20 @@ def _curve(record: Record, column: str) -> list[tuple[float, Value]]:
     return [(row["epoch"], row[column]) for row in record.result["history"] if column in row]
 
 
-def first_runs(found: Sequence[Choice], name: Name) -> dict[str, Record]:
+def first_runs(choices: Sequence[Choice], name: Name) -> dict[str, Record]:
     """The first seed's run of each choice."""
-    return {name(choice): choice.runs[min(choice.runs)] for choice in found}
+    return {name(choice): choice.runs[min(choice.runs)] for choice in choices}
 
 
-def protocol(found: Sequence[Choice], metric: str = "top5") -> str:
+def protocol(choices: Sequence[Choice], metric: str = "top5") -> str:
     """How the numbers came about, read from the runs' own configurations."""
-    if not found:
+    if not choices:
         return ""
-    record = next(iter(found[0].runs.values()))
+    record = next(iter(choices[0].runs.values()))
     flags = record.configuration["flags"]
-    trials = sorted({len(choice.trials) for choice in found})
-    seeds = sorted({seed for choice in found for seed in choice.runs})
-    epochs = sorted({int(choice.flags.get("epochs", 0)) for choice in found})
+    trials = sorted({len(choice.trials) for choice in choices})
+    seeds = sorted({seed for choice in choices for seed in choice.runs})
+    epochs = sorted({int(choice.flags.get("epochs", 0)) for choice in choices})
     grid = (
         f"Each loss has {_span(trials)} trials on the first seed; the trial with the best validation "
         f"{metric_name(metric)} runs on all seeds."
@@ -266,8 +266,8 @@ def metric_name(metric: str) -> str:
     return metric.replace("_", " ").replace("top", "top-")
 
 
-def _accuracy(found: Sequence[Choice]) -> str:
-    counts = sorted({len(choice.runs) for choice in found})
+def _accuracy(choices: Sequence[Choice]) -> str:
+    counts = sorted({len(choice.runs) for choice in choices})
     return f"Percent on the test split, mean over {_span(counts)} seeds ± its 95 % interval." if counts else ""
 
 

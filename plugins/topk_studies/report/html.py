@@ -74,16 +74,16 @@ def _entry(section: Section) -> str:
 
 
 def _section(section: Section) -> str:
-    name, found = slug(section.name), section.findings
-    commands = ((("This study:", section.command),) if section.command else ()) + found.commands
+    name, findings = slug(section.name), section.findings
+    commands = ((("This study:", section.command),) if section.command else ()) + findings.commands
     return f"""<section class="study" id="{name}" aria-labelledby="{name}-title">
 <h2 id="{name}-title">{escape(section.title)}</h2>
 <p class="question">{escape(section.question)}</p>
 <p class="quiet">{escape(section.reference)}</p>
-{_titled("How", parts.paragraphs(found.protocol))}
-{_titled("What came out", parts.notes(found.notes))}
-{_titled("Tables", each(parts.table(table, f"{name}-table-{i}") for i, table in enumerate(found.tables, 1)))}
-{_titled("Figures", each(parts.figure(one, f"{name}-figure-{i}") for i, one in enumerate(found.figures, 1)))}
+{_titled("How", parts.paragraphs(findings.protocol))}
+{_titled("What came out", parts.notes(findings.notes))}
+{_titled("Tables", each(parts.table(table, f"{name}-table-{i}") for i, table in enumerate(findings.tables, 1)))}
+{_titled("Figures", each(parts.figure(one, f"{name}-figure-{i}") for i, one in enumerate(findings.figures, 1)))}
 {_titled("Failed runs", parts.failed(section.failed))}
 {_titled("Repeat it", parts.commands(commands))}
 {_titled("Runs", parts.facts(section.records))}

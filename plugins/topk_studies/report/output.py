@@ -27,10 +27,10 @@ def write_data(store: Store) -> list[Section]:
 
 def read_section(store: Store, name: str) -> Section | None:
     """A study as its cached records tell it; None where there are none."""
-    found = store.read_study(name)
-    if found is None:
+    stored = store.read_study(name)
+    if stored is None:
         return None
-    records, about = found
+    records, about = stored
     study = load_study(name)
     finished = tuple(record for record in records if not record.error)
     findings = study.report(finished)
@@ -107,12 +107,12 @@ def _plain(value: Value) -> Any:
 
 def _with_studies(sections: Sequence[Section]) -> Iterator[tuple[list[str], Record]]:
     """Every record once, with the names of the studies that it belongs to."""
-    found: dict[str, tuple[list[str], Record]] = {}
+    by_key: dict[str, tuple[list[str], Record]] = {}
     for section in sections:
         for record in (*section.records, *section.failed):
-            names, _ = found.setdefault(f"{record.kind}/{key_of(record.version, record.configuration)}", ([], record))
+            names, _ = by_key.setdefault(f"{record.kind}/{key_of(record.version, record.configuration)}", ([], record))
             names.append(section.name)
-    return iter(found.values())
+    return iter(by_key.values())
 
 
 def _csv(runs: Sequence[tuple[list[str], Record]]) -> str:

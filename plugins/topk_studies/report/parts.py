@@ -91,14 +91,14 @@ def facts(records: Sequence[Record]) -> str:
     if not records:
         return ""
     days = sorted({record.when[:10] for record in records})
-    found = {
+    entries = {
         "runs": str(len(records)),
         "time": duration(sum(record.seconds for record in records)),
         "made": days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
     }
     for name in sorted({name for record in records for name in record.versions}, key=str.lower):
-        found[name] = ", ".join(sorted({r.versions[name] for r in records if r.versions.get(name)}))
-    return f"<dl>{each(f'<dt>{escape(k)}</dt><dd>{escape(v)}</dd>' for k, v in found.items() if v)}</dl>"
+        entries[name] = ", ".join(sorted({r.versions[name] for r in records if r.versions.get(name)}))
+    return f"<dl>{each(f'<dt>{escape(k)}</dt><dd>{escape(v)}</dd>' for k, v in entries.items() if v)}</dl>"
 
 
 def paragraphs(words: str) -> str:

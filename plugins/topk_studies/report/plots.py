@@ -115,17 +115,17 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
     has a colour computed from its letters, or the next one that the plot has left.
     """
     losses = [name if name in LOOKS else name.split()[0] for name in names]
-    found = {
+    by_name = {
         name: LOOKS[loss] for name, loss in zip(names, losses, strict=True) if loss in LOOKS and losses.count(loss) == 1
     }
-    used = {style.colour for style in found.values()}
-    for name in (name for name in names if name not in found):
+    used = {style.colour for style in by_name.values()}
+    for name in (name for name in names if name not in by_name):
         start = zlib.crc32(name.encode())
         turn = [COLOURS[(start + i) % len(COLOURS)] for i in range(len(COLOURS))]
         colour = next((colour for colour in turn if colour not in used), turn[0])
         used.add(colour)
-        found[name] = Look(colour, MARKERS[start % len(MARKERS)], DASHES[len(found) // len(COLOURS) % len(DASHES)])
-    return found
+        by_name[name] = Look(colour, MARKERS[start % len(MARKERS)], DASHES[len(by_name) // len(COLOURS) % len(DASHES)])
+    return by_name
 
 
 def lines(axes: "Axes", series: Mapping[str, Sequence[tuple[float, Value]]], *, band: bool = True) -> None:

@@ -181,11 +181,11 @@ def read(folder: Path) -> Results:
 def cell(row: Row, studies: Sequence[Mapping[str, Any]]) -> str:
     """A difference on one page, with its verdict where that is not that one is ahead."""
     notes = [_note(studies, row.study, words) for words in row.compared]
-    found = [(_verdict(note), *_number(note, row.sign)) for note in notes]
-    if row.span and all(verdict in ("agrees", "differs") for verdict, _, _ in found):
-        means = sorted(mean for _, mean, _ in found)
+    differences = [(_verdict(note), *_number(note, row.sign)) for note in notes]
+    if row.span and all(verdict in ("agrees", "differs") for verdict, _, _ in differences):
+        means = sorted(mean for _, mean, _ in differences)
         return f"{means[0]:+.1f} to {means[-1]:+.1f}"
-    each = dict.fromkeys(_told(*one) for one in found)
+    each = dict.fromkeys(_told(*one) for one in differences)
     return ", ".join(each)
 
 

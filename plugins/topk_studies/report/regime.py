@@ -31,7 +31,7 @@ def collect(folder: Path) -> list[Case]:
     Raises:
         ValueError: a case has no record.
     """
-    found: dict[tuple[str, float], Case] = {}
+    by_case: dict[tuple[str, float], Case] = {}
     for path in sorted((folder / "runs" / "train").glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         flags = record["configuration"]["flags"]
@@ -40,11 +40,11 @@ def collect(folder: Path) -> list[Case]:
         if wanted and flags.get("loss_opt", {}).get("tau", TAU) == TAU and not record["error"]:
             rows = {int(row["epoch"]): row for row in record["result"]["history"]}
             measured = {name: [rows[epoch][name] for epoch in EPOCHS] for name in MEASURES}
-            found[told] = {"loss": told[0], "lr": told[1], "when": record["when"], **measured}
-    missing = [case for case in CASES if case not in found]
+            by_case[told] = {"loss": told[0], "lr": told[1], "when": record["when"], **measured}
+    missing = [case for case in CASES if case not in by_case]
     if missing:
         raise ValueError(f"{folder} has no run of {missing} at noise {NOISE} on seed {TUNING_SEED}")
-    return [found[case] for case in CASES]
+    return [by_case[case] for case in CASES]
 
 
 def table(cases: Sequence[Case]) -> str:

@@ -49,37 +49,37 @@ class Condition:
 
 def conditions(results: Results) -> list[Condition]:
     """The rows of both data sets that have every value."""
-    found: list[Condition] = []
+    all_rows: list[Condition] = []
     for file, words in WORDS.items():
         for study in results[file]:
             if study["study"] == "tau":
-                found += [_condition(words, *rows) for rows in zip(*map(_rows, study["tables"][:2]), strict=True)]
-    values = {value for row in found for value in row.means}
-    return [row for row in found if set(row.means) == values]
+                all_rows += [_condition(words, *rows) for rows in zip(*map(_rows, study["tables"][:2]), strict=True)]
+    values = {value for row in all_rows for value in row.means}
+    return [row for row in all_rows if set(row.means) == values]
 
 
-def shortfalls(found: Sequence[Condition]) -> dict[str, list[float]]:
+def shortfalls(rows: Sequence[Condition]) -> dict[str, list[float]]:
     """By value, how far it lies below the best value of each row, in points."""
-    values = found[0].means
-    return {value: [max(row.means.values()) - row.means[value] for row in found] for value in values}
+    values = rows[0].means
+    return {value: [max(row.means.values()) - row.means[value] for row in rows] for value in values}
 
 
-def behind(found: Sequence[Condition]) -> set[str]:
+def behind(rows: Sequence[Condition]) -> set[str]:
     """Values that lie below cross-entropy on clean labels somewhere, with intervals that do not meet."""
-    clean = [row for row in found if float(row.noise) == 0.0 and BASELINE in row.top5]
+    clean = [row for row in rows if float(row.noise) == 0.0 and BASELINE in row.top5]
     return {value for row in clean for value in row.means if _high(row.top5[value]) < _low(row.top5[BASELINE])}
 
 
-def chosen(found: Sequence[Condition]) -> str:
+def chosen(rows: Sequence[Condition]) -> str:
     """The value that the rule chooses."""
-    out = behind(found)
-    worst = {value: max(each) for value, each in shortfalls(found).items() if value not in out}
+    out = behind(rows)
+    worst = {value: max(each) for value, each in shortfalls(rows).items() if value not in out}
     return min(worst, key=lambda value: worst[value])
 
 
-def table(found: Sequence[Condition]) -> str:
+def table(rows: Sequence[Condition]) -> str:
     """The accuracies of every row: top-5 with its interval, and top-1 in brackets."""
-    names = list(dict.fromkeys(name for row in found for name in row.top5))
+    names = list(dict.fromkeys(name for row in rows for name in row.top5))
     head = [
         "data",
         "network",
@@ -87,12 +87,12 @@ def table(found: Sequence[Condition]) -> str:
         "seeds",
         *("cross-entropy" if name == BASELINE else name for name in names),
     ]
-    return _markdown(head, ([row.data, row.network, row.noise, row.seeds, *_cells(row, names)] for row in found))
+    return _markdown(head, ([row.data, row.network, row.noise, row.seeds, *_cells(row, names)] for row in rows))
 
 
-def summary(found: Sequence[Condition]) -> str:
+def summary(rows: Sequence[Condition]) -> str:
     """What the rule looks at, by value."""
-    short, out, count = shortfalls(found), behind(found), len(found)
+    short, out, count = shortfalls(rows), behind(rows), len(rows)
     lines = [
         ["largest shortfall, points", *(f"{max(each):.1f}" for each in short.values())],
         ["mean shortfall, points", *(f"{sum(each) / count:.1f}" for each in short.values())],

@@ -20,9 +20,9 @@ TOLD = {"agrees": "ahead", "same": "no different by a point", "open": "open", "d
 
 def table(summary: Mapping[str, Any]) -> str:
     """The scores in Markdown, one row a way."""
-    found = summary["tables"][0]
-    rows = [["way", *found["columns"][1:]], ["---"] * len(found["columns"])]
-    rows += [[_cell(value) for value in row] for row in found["rows"]]
+    scores = summary["tables"][0]
+    rows = [["way", *scores["columns"][1:]], ["---"] * len(scores["columns"])]
+    rows += [[_cell(value) for value in row] for row in scores["rows"]]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 
 

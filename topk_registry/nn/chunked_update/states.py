@@ -57,9 +57,9 @@ def converted(saved: dict[str, Any], names: tuple[str, ...], parameter: Tensor, 
             f"the saved state has no {', '.join(missing)}: expected that of the same optimizer with the same settings, "
             f"got {', '.join(saved) or 'none'}"
         )
-    found = {name: value for name, value in saved.items() if not _is_of(name, names)}
+    state = {name: value for name, value in saved.items() if not _is_of(name, names)}
     for name in names:
-        create(found, name, parameter, kind)
+        create(state, name, parameter, kind)
         given = saved.get(name, saved.get(name + CODES))
         assert given is not None
         if given.shape != parameter.shape:
@@ -67,10 +67,10 @@ def converted(saved: dict[str, Any], names: tuple[str, ...], parameter: Tensor, 
         for first in range(0, len(parameter), ROWS):
             rows = slice(first, first + ROWS)
             values = read(kept(saved, name), rows, wide_dtype(parameter)).to(parameter.device)
-            write(kept(found, name), rows, values, None)
-            if name in found and found[name].dtype == values.dtype:
-                found[name][rows] = values
-    return found
+            write(kept(state, name), rows, values, None)
+            if name in state and state[name].dtype == values.dtype:
+                state[name][rows] = values
+    return state
 
 
 def expand_states(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:

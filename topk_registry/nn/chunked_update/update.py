@@ -236,9 +236,11 @@ class ChunkedUpdate:
             for chunks in zip(*passes, strict=True):
                 total: list[Tensor] = []
                 for (_, _, ds), (done, factor) in zip(chunks, self._pending, strict=True):
-                    found = self._of_chunk(ds, done.x.to(done.problem.dtype))
-                    found = found if isinstance(factor, float) and factor == 1.0 else [g * factor for g in found]
-                    total = [a.add_(b) for a, b in zip(total, found, strict=True)] if total else found
+                    gradients = self._of_chunk(ds, done.x.to(done.problem.dtype))
+                    gradients = (
+                        gradients if isinstance(factor, float) and factor == 1.0 else [g * factor for g in gradients]
+                    )
+                    total = [a.add_(b) for a, b in zip(total, gradients, strict=True)] if total else gradients
                 yield chunks[0][0], total
 
     def _begin(self, done: BackwardPass) -> list[int]:
@@ -305,8 +307,8 @@ class ChunkedUpdate:
             return saved  # torch says what is wrong
         of = {id(p): place for p, place in zip(own, places, strict=True)}
         state = dict(saved["state"])
-        found = [(p, state.pop(of[id(p)], {})) for p in self._learned]
-        self._loaded = [(p, self._converted(p, one)) for p, one in found]
+        layer_states = [(p, state.pop(of[id(p)], {})) for p in self._learned]
+        self._loaded = [(p, self._converted(p, one)) for p, one in layer_states]
         return {**saved, "state": state}
 
     def _after_load(self, optimizer: Optimizer) -> None:
@@ -317,10 +319,10 @@ class ChunkedUpdate:
 
     def _converted(self, parameter: nn.Parameter, saved: dict[str, Any]) -> dict[str, Any]:
         names = self._rule.states(self._group(parameter))
-        found = states.converted(saved, names, parameter, self._kind(parameter))
+        state = states.converted(saved, names, parameter, self._kind(parameter))
         if not self._rounds(parameter):
-            found.pop(COUNT, None)
-        return found
+            state.pop(COUNT, None)
+        return state
 
     def _drop(self) -> None:
         self._pending = []
@@ -341,12 +343,12 @@ class ChunkedUpdate:
 
 def update_of(weight: Tensor, bias: Tensor | None) -> ChunkedUpdate | None:
     """The update that takes the gradients of a layer; None where autograd does, or where there are no gradients."""
-    found = getattr(weight, MARK, None)
-    if found is None or not torch.is_grad_enabled() or not weight.requires_grad:
+    update = getattr(weight, MARK, None)
+    if update is None or not torch.is_grad_enabled() or not weight.requires_grad:
         return None
-    if bias is not found._bias:
+    if bias is not update._bias:
         raise ValueError("the weight has a ChunkedUpdate: pass it with the bias of the same layer")
-    return found
+    return update
 
 
 def _parameters(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter | None]:
@@ -370,7 +372,7 @@ def _product(ds: Tensor, x: Tensor) -> Tensor:
 
 def _zero_grad(update: "weakref.ref[ChunkedUpdate]", inner: Any, set_to_none: bool = True) -> None:
     """Drop the layer's pending gradient with those of the other parameters."""
-    found = update()
-    if found is not None:
-        found._drop()
+    chunked = update()
+    if chunked is not None:
+        chunked._drop()
     inner(set_to_none)

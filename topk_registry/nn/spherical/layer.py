@@ -204,8 +204,8 @@ class SphericalLinear(nn.Module):
             state = part if state is None else merge(state, part, 1.0)
         assert state is not None
         marginals = torch.sigmoid(top_margins(state, 1.0))
-        found = state.classes[:, :k], state.top[:, :k], marginals
-        return TopClasses(found[0], found[1].to(features.dtype), found[2].to(features.dtype))
+        best = state.classes[:, :k], state.top[:, :k], marginals
+        return TopClasses(best[0], best[1].to(features.dtype), best[2].to(features.dtype))
 
     @torch.no_grad()
     def to_linear(self) -> nn.Linear:

@@ -43,19 +43,19 @@ def resolve(loss: str | nn.Module, options: Mapping[str, Any]) -> SumsLoss | Non
         if options:
             raise ValueError(f"loss {SQUARED_ERROR!r} takes no options, got {', '.join(options)}")
         return None
-    found: Any = create_loss(loss, **options) if isinstance(loss, str) else loss
-    if not (hasattr(found, "from_sums") and hasattr(found, "log_weights")):
+    criterion: Any = create_loss(loss, **options) if isinstance(loss, str) else loss
+    if not (hasattr(criterion, "from_sums") and hasattr(criterion, "log_weights")):
         raise ValueError(
             f"loss {loss!r} cannot be computed from the sum and the sum of squares of the scores: it must define "
             f"from_sums(s, q, score, n) and log_weights(scores), as the losses of the spherical family do, or be "
             f"{SQUARED_ERROR!r}"
         )
     for option, usual in (("reduction", "mean"), ("ignore_index", -100)):
-        if (given := getattr(found, option, usual)) != usual:
+        if (given := getattr(criterion, option, usual)) != usual:
             raise ValueError(f"{option} of the loss has no effect here: give {option}={given!r} to the layer")
-    if getattr(found, "label_smoothing", 0):
+    if getattr(criterion, "label_smoothing", 0):
         raise ValueError("label_smoothing needs the score of every class: give 0, or targets of K labels with weights")
-    return found
+    return criterion
 
 
 def per_sample(loss: SumsLoss | None, s: Tensor, q: Tensor, a: Tensor, weight: Tensor, n: int) -> Tensor:

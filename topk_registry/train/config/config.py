@@ -136,8 +136,8 @@ class TrainConfig(
         if idle:
             raise ConfigError(idle)
         sampler = sampling.sampler_of(self.sampler, self.retrain_head)
-        found = {name: getattr(self, name) for name in sampling.SETTINGS}
-        problem = sampling.sampler_problem(sampler, self.aug_repeats, **found) or self._head_problem()
+        settings = {name: getattr(self, name) for name in sampling.SETTINGS}
+        problem = sampling.sampler_problem(sampler, self.aug_repeats, **settings) or self._head_problem()
         if problem:
             raise ConfigError(problem)
         check_task({setting.name: getattr(self, setting.name) for setting in fields(self)})

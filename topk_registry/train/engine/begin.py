@@ -31,13 +31,13 @@ SETTLED = ("lr", "num_classes", "dist_bn")  # None in the flags, and a number in
 def begin(run: Run) -> None:
     """Resume if asked, wrap the model, and open the run's folder; nothing is written before the resuming worked."""
     config = run.config
-    found: list[Path | None] = [None, None]
+    paths: list[Path | None] = [None, None]
     if run.compute.primary:
         resume = _resume_path(run)
-        found = [_folder(config, resume), resume]
+        paths = [_folder(config, resume), resume]
     if run.compute.distributed:
-        dist.broadcast_object_list(found, src=0)
-    run.folder, resume = found
+        dist.broadcast_object_list(paths, src=0)
+    run.folder, resume = paths
     if config.model_ema:
         run.task.setup_ema(
             decay=config.model_ema_decay,

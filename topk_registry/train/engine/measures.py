@@ -81,9 +81,9 @@ class LabelCheck:
         self.labels.append(target.cpu())
 
     def results(self) -> dict[str, float]:
-        found = agreement(torch.cat(self.best).numpy(), torch.cat(self.labels).numpy(), self.classes)
-        if found.suspicion:
-            print(f"timm validate: {found.suspicion}. Are these the model's classes?", file=sys.stderr)
+        accuracy = agreement(torch.cat(self.best).numpy(), torch.cat(self.labels).numpy(), self.classes)
+        if accuracy.suspicion:
+            print(f"timm validate: {accuracy.suspicion}. Are these the model's classes?", file=sys.stderr)
         return {}
 
 

@@ -48,19 +48,19 @@ def find_auto(config: TrainConfig) -> tuple[Path | None, str]:
     """
     root, now = Path(config.output or OUTPUT), config.to_dict() | file_digests(config)
     folders = [root / config.experiment] if config.experiment else [path for path in root.glob("*") if path.is_dir()]
-    found = [path for folder in folders if (path := newest(folder)) is not None]
-    found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    if not found:
+    paths = [path for folder in folders if (path := newest(folder)) is not None]
+    paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    if not paths:
         return None, f"--resume auto: no checkpoint in {root / config.experiment}, starting anew"
     others = []
-    for path in found:
+    for path in paths:
         settings = _settings(path.parent)
         differ = differences(settings, now)
         if not differ and (settings or config.experiment):
             return path, ""
         others.append(f"{path.parent} has other settings ({'; '.join(differ) or 'its args.yaml is missing'})")
     if config.experiment:
-        raise TrainError(f"--resume auto: {others[0]}: name another --experiment, or go on with --resume {found[0]}")
+        raise TrainError(f"--resume auto: {others[0]}: name another --experiment, or go on with --resume {paths[0]}")
     return None, f"--resume auto: starting anew; the newest run, {others[0]}"
 
 
@@ -76,8 +76,8 @@ def recorded_loss(config: TrainConfig) -> dict[str, Any] | None:
 
 def newest(folder: Path) -> Path | None:
     """The newest of a run's last and recovery checkpoints."""
-    found = [path for path in (folder / LAST, *folder.glob(RECOVERY)) if path.is_file()]
-    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+    checkpoints = [path for path in (folder / LAST, *folder.glob(RECOVERY)) if path.is_file()]
+    return max(checkpoints, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
 def command(folder: Path) -> str:

@@ -102,17 +102,17 @@ class SetEvaluation:
         groups = None if numbers is None else numbers[measured]
         inside = PredictionSets(score, limits).of_inputs(values[measured], groups=groups)
         metric.update(inside, labels[measured])
-        found = metric.compute(sync=False)
+        figures = metric.compute(sync=False)
         if isinstance(score, Tree):
-            found["mean_nodes"] = float((score.nodes_of(values[measured], inside) >= 0).sum(-1).mean())
+            figures["mean_nodes"] = float((score.nodes_of(values[measured], inside) >= 0).sum(-1).mean())
         self.by_size = metric.counts(sync=False).by_size()
         if numbers is not None and groups is not None:
             hits = inside.gather(1, labels[measured, None])[:, 0].numpy()
             self.by_group = group_coverage(names, numbers[own], groups, inside.sum(1).numpy(), hits, self.alpha)
-        low, high = binomial_interval(round(found["coverage"] * len(measured)), len(measured))
-        found |= {"coverage_low": low, "coverage_high": high}
+        low, high = binomial_interval(round(figures["coverage"] * len(measured)), len(measured))
+        figures |= {"coverage_low": low, "coverage_high": high}
         options = {name: float(value) for name, value in score.numbers().items()}
-        percent = {name: value if name in SIZES else 100 * value for name, value in found.items()}
+        percent = {name: value if name in SIZES else 100 * value for name, value in figures.items()}
         return {f"set_{name}": value for name, value in {**percent, **options}.items()}
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
@@ -174,6 +174,6 @@ class LabelSetEvaluation:
             raise TrainError(f"--sets: {error}") from error
         counts = LabelCounts.of(sets(p[measured]), labels[measured])
         summary = counts.summary()
-        found = {name: summary[name] for name in OF_SETS}
-        found["false_negative_rate_low"], found["false_negative_rate_high"] = counts.interval
-        return {f"set_{name}": value if name in SIZES else 100 * value for name, value in found.items()}
+        figures = {name: summary[name] for name in OF_SETS}
+        figures["false_negative_rate_low"], figures["false_negative_rate_high"] = counts.interval
+        return {f"set_{name}": value if name in SIZES else 100 * value for name, value in figures.items()}

@@ -174,11 +174,11 @@ def _buffers(task: RegistryTask) -> dict[str, Tensor]:
     """The saved buffers of the model, its moving average and the loss, under the names of these parts."""
     models = {"model.": task.get_trainable_module(), "ema.": task.get_trainable_module(ema=True)}
     parts = {name: utils.unwrap_model(model) for name, model in models.items() if model is not None}
-    found = {}
+    buffers = {}
     for part, module in {**parts, LOSS: task.criterion}.items():
         kept = module.state_dict()
-        found |= {f"{part}{name}": value for name, value in module.named_buffers() if name in kept}
-    return found
+        buffers |= {f"{part}{name}": value for name, value in module.named_buffers() if name in kept}
+    return buffers
 
 
 def _rounding_stream(task: RegistryTask) -> torch.Generator | None:

@@ -46,8 +46,8 @@ class MLflow:
             self._client.update_run(self.run_id, status="RUNNING")
             return
         experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
-        found = self._client.get_experiment_by_name(experiment)
-        place = found.experiment_id if found is not None else self._client.create_experiment(experiment)
+        existing = self._client.get_experiment_by_name(experiment)
+        place = existing.experiment_id if existing is not None else self._client.create_experiment(experiment)
         self.run_id = self._client.create_run(place, run_name=run.name, tags=dict(tags or {})).info.run_id
         parameters = [Param(name, str(value)[:LONGEST]) for name, value in run.settings.items()]
         for first in range(0, len(parameters), MOST_PARAMETERS):

@@ -173,11 +173,11 @@ class Seam:
         self, asked: ClassWeights, counts: Sequence[float] | None, n: int, samples: int | None
     ) -> tuple[float, ...]:
         """The weights, recorded and said."""
-        found = same_in_all(asked.values(counts, n, samples))
-        self.record[asked.kind] = list(found)
+        weights = same_in_all(asked.values(counts, n, samples))
+        self.record[asked.kind] = list(weights)
         if os.environ.get("RANK", "0") == "0":
-            print(told(found, asked, class_names_of(self.train_data)), file=sys.stderr)
-        return found
+            print(told(weights, asked, class_names_of(self.train_data)), file=sys.stderr)
+        return weights
 
 
 def enter(module: Any, seam: Seam) -> None:

@@ -24,16 +24,16 @@ def read_class_map(file: str, root: Path) -> dict[str, int] | None:
         return None
     try:
         given = load_class_map(file, str(root))
-        found = {str(name).removeprefix(MARK): operator.index(number) for name, number in given.items()}
+        numbers = {str(name).removeprefix(MARK): operator.index(number) for name, number in given.items()}
     except (AssertionError, TypeError, EOFError, KeyError, IndexError) as error:
         raise ValueError(
             f"--class-map {file}: expected a .txt with a name a line, or a .pkl of a dictionary from names to numbers "
             f"from 0 on: {error}"
         ) from error
-    found = {name: number for name, number in found.items() if name.strip()}
-    if not found:
+    numbers = {name: number for name, number in numbers.items() if name.strip()}
+    if not numbers:
         raise ValueError(f"--class-map {file} names no class")
-    if min(found.values()) < 0:
-        name = min(found, key=found.__getitem__)
-        raise ValueError(f"--class-map {file}: numbers of classes count from 0, got {found[name]} for {name!r}")
-    return found
+    if min(numbers.values()) < 0:
+        name = min(numbers, key=numbers.__getitem__)
+        raise ValueError(f"--class-map {file}: numbers of classes count from 0, got {numbers[name]} for {name!r}")
+    return numbers

@@ -63,11 +63,11 @@ def spread_classifier(model: nn.Module, compute: Compute) -> str:
     Raises:
         TrainError: the model's classifier is not one linear layer.
     """
-    found = find_classifier(model)
-    if len(found) != 1 or not isinstance(found[0][1], nn.Linear):
-        layers = ", ".join(f"{name}: {type(layer).__name__}" for name, layer in found)
+    classifiers = find_classifier(model)
+    if len(classifiers) != 1 or not isinstance(classifiers[0][1], nn.Linear):
+        layers = ", ".join(f"{name}: {type(layer).__name__}" for name, layer in classifiers)
         raise TrainError(f"--class-parallel needs a model whose classifier is one Linear, this one has {layers}")
-    name, layer = found[0][0], cast(nn.Linear, found[0][1])
+    name, layer = classifiers[0][0], cast(nn.Linear, classifiers[0][1])
     sizes = layout(layer.out_features, compute.world_size)
     replace_classifier(model, lambda old: ClassRows(cast(nn.Linear, old), sizes, compute.rank))
     held = f"{sizes[0]} on each of {len(sizes)} processes" + (f", {sizes[-1]} on the last" * (sizes[-1] < sizes[0]))
@@ -170,15 +170,15 @@ def _uses(criterion: Any, n: int) -> int:
 
 def _losses() -> list[str]:
     """Registered losses with the method; those that cannot be loaded are left out."""
-    found = []
+    names = []
     for name in registry.list_losses():
         try:
             builder = unbound(registry.get_loss_builder(name))
         except Exception:  # a broken plug-in of somebody else
             continue
         if hasattr(builder, METHOD):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _check_optimizer(config: TrainConfig) -> None:

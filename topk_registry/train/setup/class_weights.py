@@ -90,17 +90,17 @@ class ClassWeights:
                 f"{self.flag} needs the class counts, which this data does not tell: give the weights "
                 "themselves, in a file or as numbers with commas between them, or the counts by --class-stats"
             )
-        found = self._values(class_counts or (), samples)
-        if len(found) == 1 and self.kind == "pos_weight":  # timm takes one number for all classes
-            found *= num_classes
-        if len(found) != num_classes:
-            raise TrainError(f"{self.flag}: expected {num_classes} weights, one for each class, got {len(found)}")
-        return found
+        weights = self._values(class_counts or (), samples)
+        if len(weights) == 1 and self.kind == "pos_weight":  # timm takes one number for all classes
+            weights *= num_classes
+        if len(weights) != num_classes:
+            raise TrainError(f"{self.flag}: expected {num_classes} weights, one for each class, got {len(weights)}")
+        return weights
 
     def _values(self, class_counts: Sequence[float], samples: int | None = None) -> tuple[float, ...]:
         counted = int(sum(class_counts)) if samples is None else samples
         try:
-            found = resolve_class_weights(
+            weights = resolve_class_weights(
                 self.given,
                 self.kind,
                 class_stats=(torch.tensor(class_counts, dtype=torch.float64), counted),
@@ -110,7 +110,7 @@ class ClassWeights:
             )
         except (OSError, ValueError, TypeError) as error:
             raise TrainError(f"{self.flag}: {self._reason(error)}") from error
-        return tuple(torch.as_tensor(found).reshape(-1).tolist())
+        return tuple(torch.as_tensor(weights).reshape(-1).tolist())
 
     def _reason(self, error: Exception) -> str:
         """Say what is wrong with the value; for an unknown word, which values there are."""
@@ -132,11 +132,11 @@ def stats_of(file: str, num_classes: int | None = None) -> tuple[Sequence[float]
         TrainError: it cannot be read, or has another number of classes.
     """
     try:
-        found = load_class_stats(file)
+        stats = load_class_stats(file)
     except (OSError, ValueError, TypeError) as error:  # JSON's own error is a ValueError
         raise TrainError(f"--class-stats {file}: {error}") from error
-    assert found is not None
-    counts, samples = found[0].tolist(), found[1]
+    assert stats is not None
+    counts, samples = stats[0].tolist(), stats[1]
     if num_classes is not None and len(counts) != num_classes:
         raise TrainError(f"--class-stats {file}: expected counts of {num_classes} classes, got {len(counts)}")
     return counts, samples
@@ -170,7 +170,7 @@ def counted_twice(config: TrainConfig, loss: str) -> list[str]:
 
 def same_in_all(weights: tuple[float, ...]) -> tuple[float, ...]:
     """The weights of the first process, which all processes train with."""
-    found = [weights]
+    shared = [weights]
     if dist.is_available() and dist.is_initialized():
-        dist.broadcast_object_list(found, src=0)
-    return found[0]
+        dist.broadcast_object_list(shared, src=0)
+    return shared[0]

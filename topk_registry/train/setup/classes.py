@@ -90,11 +90,11 @@ def align(
     if names is None or classes is None:
         return dataset
     try:
-        found = class_map(names, classes, where=where, of=of, by_order=by_order, ignore_unknown=ignore_unknown)
+        mapping = class_map(names, classes, where=where, of=of, by_order=by_order, ignore_unknown=ignore_unknown)
     except FolderError as error:
         raise DataError(f"{error}; --class-map FILE numbers classes by name") from error
-    note(found)
-    numbers = {i: found.numbers[name] for i, name in enumerate(names) if name in found.numbers}
+    note(mapping)
+    numbers = {i: mapping.numbers[name] for i, name in enumerate(names) if name in mapping.numbers}
     if all(i == number for i, number in numbers.items()) and len(numbers) == len(names):
         return dataset
     if not is_indexed(dataset):

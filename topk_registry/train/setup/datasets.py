@@ -221,9 +221,9 @@ def align_evaluation(data: Data, where: str, *, ignore: bool, several: bool = Fa
         DataError: it has classes that training lacks.
     """
 
-    def note(found: ClassMap) -> None:
-        if found.left_out:
-            data.notes.append(f"classes of {where} that training lacks are left out: {listed(found.left_out)}")
+    def note(mapping: ClassMap) -> None:
+        if mapping.left_out:
+            data.notes.append(f"classes of {where} that training lacks are left out: {listed(mapping.left_out)}")
 
     data.validation = align(
         data.validation,
@@ -378,7 +378,7 @@ def _corrected(config: TrainConfig, data: Data, train: Any, labels: Labels, indi
         data.notes.append(f"excluded {len(before) - len(indices)} of {len(before)} training images by {config.exclude}")
         if not len(indices):
             raise DataError(f"--exclude {config.exclude} leaves no training image")
-    idle = sum(int((~used[found]).sum()) for found in places.values())
+    idle = sum(int((~used[samples]).sum()) for samples in places.values())
     if idle:
         data.notes.append(f"{idle} of the rows are of images that are held out or not in use, and change nothing")
     return labels, indices

@@ -131,8 +131,8 @@ def without_positives(dataset: Any, classes: Sequence[str]) -> list[str]:
     targets = kept_k_hot_of(dataset)
     if targets is None:
         return []
-    found = (targets >= 0.5).sum(axis=0).tolist()
-    return [name for name, has_some in zip(classes, found, strict=False) if not has_some]
+    positives = (targets >= 0.5).sum(axis=0).tolist()
+    return [name for name, has_some in zip(classes, positives, strict=False) if not has_some]
 
 
 def unlabelled_classes(names: Sequence[str]) -> str:

@@ -162,7 +162,7 @@ class Rehearsal:
 
     def _course(self, loss: nn.Module, times: Sequence[int]) -> list[Tensor]:
         """The loss and its gradient in each of these epochs, at scores of unsure, right and wrong rows."""
-        found, n = [], self.context.num_classes
+        course, n = [], self.context.num_classes
         for epoch in times:
             tell_epoch(loss, epoch)
             with torch.random.fork_rng(devices=[]):
@@ -170,8 +170,8 @@ class Rehearsal:
                 logits, target = self._example(12)
                 sure = 6.0 * nn.functional.one_hot(torch.arange(12) % n, n)
                 value = loss(logits + sure * torch.arange(-1.0, 2.0).repeat(4)[:, None], target)
-                found += [value.detach(), *torch.autograd.grad(value, logits)]
-        return found
+                course += [value.detach(), *torch.autograd.grad(value, logits)]
+        return course
 
 
 def check_value(value: object) -> None:
