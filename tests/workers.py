@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import random
 import shutil
-import time
+import sys
 from collections import Counter
 from importlib.util import find_spec
 from multiprocessing.context import BaseContext
@@ -68,21 +68,21 @@ class Plugin:
 def built_library(folder: Path) -> Path:
     """A library of all kernels for this processor in a folder; built where it is not there."""
     from topk_registry.cli.kernels import curves
+    from topk_registry.cli.progress import Progress
     from topk_registry.ops.cpu.library import opened
     from topk_registry.ops.rows.building import X86, build, levels_here
 
     level = levels_here()[-1]
     if level in X86 and torch.backends.cpu.get_cpu_capability() == "AVX512":
         level = X86[0]
-    path, said = folder / f"{level}.so", (0.0, -1)
+    path, progress = folder / f"{level}.so", Progress(0, sys.stdout)
     if path.is_file() and not opened(path).why:
         return path
 
     def say(done: int, count: int) -> None:
-        nonlocal said
-        since, before = said
-        if done != before and (time.monotonic() - since > 20 or done == count):
-            print(f"compiling kernels for the tests: {done} of {count}", flush=True)
-            said = time.monotonic(), done
+        progress.total = count
+        progress.at(done, "kernels for the tests")
 
-    return build(path, curves(), (level,), folder=folder / "parts", say=say)
+    built = build(path, curves(), (level,), folder=folder / "parts", say=say)
+    progress.clear()
+    return built

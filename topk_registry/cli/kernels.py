@@ -68,11 +68,10 @@ def _build(path: Path, levels: tuple[str, ...], folder: Path) -> int:
     except ImportError as error:
         print(f"topk-registry kernels build: needs numba ({error}): pip install numba", file=sys.stderr)
         return 1
-    progress: Any = None
+    progress = Progress(0, sys.stderr)
 
     def say(done: int, count: int) -> None:
-        nonlocal progress
-        progress = progress or Progress(count, sys.stderr)
+        progress.total = count
         progress.at(done, "kernels")
 
     try:
@@ -84,8 +83,7 @@ def _build(path: Path, levels: tuple[str, ...], folder: Path) -> int:
         print(f"interrupted; what is compiled stays in {folder}, and the next build goes on from it", file=sys.stderr)
         return INTERRUPTED
     finally:
-        if progress is not None:
-            progress.clear()
+        progress.clear()
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return 0
 

@@ -1,13 +1,24 @@
-"""A line of progress on a terminal."""
+"""A line of progress: on a terminal the step that runs, in a log a line now and then."""
 
+import time
+from collections.abc import Callable
 from typing import TextIO
+
+INTERVAL = 20.0  # seconds between two lines of a log; quicker work leaves none
 
 
 class Progress:
-    """One line on a terminal with the step that runs; nothing elsewhere."""
+    """One line on a terminal with the step that runs; elsewhere a line of its own every 20 seconds.
 
-    def __init__(self, total: int, stream: TextIO) -> None:
-        self.total, self.done, self.stream, self.line = total, 0, stream, ""
+    Args:
+        total: the number of steps.
+        stream: where the line is written.
+        clock: gives seconds.
+    """
+
+    def __init__(self, total: int, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total, self.stream, self.clock = total, stream, clock
+        self.done, self.line, self.said = 0, "", clock()
 
     def __call__(self, step: str) -> None:
         """Show that a step begins."""
@@ -16,12 +27,16 @@ class Progress:
     def at(self, done: int, step: str) -> None:
         """Show a number of steps and a word for them; where the line shows both already, nothing is written."""
         line = f"[{done}/{self.total}] {step} ..."
-        if self.stream.isatty() and line != self.line:
-            print(f"\r\x1b[K{line}", end="", file=self.stream, flush=True)
+        if line != self.line:
+            if self.stream.isatty():
+                print(f"\r\x1b[K{line}", end="", file=self.stream, flush=True)
+            elif self.clock() - self.said >= INTERVAL:
+                print(line, file=self.stream, flush=True)
+                self.said = self.clock()
         self.done, self.line = done, line
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Take the line away from a terminal."""
         self.line = ""
         if self.stream.isatty():
             print("\r\x1b[K", end="", file=self.stream, flush=True)
