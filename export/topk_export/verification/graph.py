@@ -127,7 +127,7 @@ def value_shape(graph: Any, name: str) -> list[int | str]:
 
 def keep_outputs(model: Any, names: Iterable[str]) -> None:
     """Drop the other outputs, and every node and constant that only they needed."""
-    graph, names = model.graph, set(names)
+    graph, names = model.graph, list(names)  # in this order
     kept = {output.name: output for output in graph.output if output.name in names}
     needed, nodes = set(kept), []
     for node in reversed(graph.node):
