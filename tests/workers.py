@@ -80,9 +80,9 @@ def built_library(folder: Path) -> Path:
         return path
 
     def say(done: int, count: int) -> None:
-        progress.total = count
-        progress.at(done, "kernels for the tests")
+        progress.at(done, "kernels for the tests", count)
 
-    built = build(path, curves(), (level,), folder=folder / "parts", say=say)
-    progress.clear()
-    return built
+    try:
+        return build(path, curves(), (level,), folder=folder / "parts", say=say)
+    finally:
+        progress.clear()

@@ -71,8 +71,7 @@ def _build(path: Path, levels: tuple[str, ...], folder: Path) -> int:
     progress = Progress(0, sys.stderr)
 
     def say(done: int, count: int) -> None:
-        progress.total = count
-        progress.at(done, "kernels")
+        progress.at(done, "kernels", count)
 
     try:
         building.build(path, curves(), levels, folder=folder, say=say)

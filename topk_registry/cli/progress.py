@@ -11,7 +11,7 @@ class Progress:
     """One line on a terminal with the step that runs; elsewhere a line of its own every 20 seconds.
 
     Args:
-        total: the number of steps.
+        total: the number of steps; it may be told with each of them instead.
         stream: where the line is written.
         clock: gives seconds.
     """
@@ -24,8 +24,9 @@ class Progress:
         """Show that a step begins."""
         self.at(self.done + 1, step)
 
-    def at(self, done: int, step: str) -> None:
+    def at(self, done: int, step: str, total: int | None = None) -> None:
         """Show a number of steps and a word for them; where the line shows both already, nothing is written."""
+        self.total = self.total if total is None else total
         line = f"[{done}/{self.total}] {step} ..."
         if line != self.line:
             if self.stream.isatty():

@@ -119,7 +119,10 @@ class _Kept:
 
 
 def _wait_for_others() -> None:
-    """Let a fork wait for the kernel that another thread compiles, as for one that it imports, which may compile."""
+    """Let a fork wait for the kernel that another thread compiles.
+
+    A thread that imports kernels holds ``loading`` and may compile then: so the locks are taken in this order.
+    """
     loading.acquire()
     global_compiler_lock.acquire()
 
