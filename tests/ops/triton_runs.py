@@ -5,13 +5,11 @@ kernel tests runs as it is on a machine with a GPU; elsewhere its tests wait for
 process of its own.
 """
 
-import inspect
 import os
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,24 +48,33 @@ def pass_under_the_interpreter(module: str) -> None:
     assert re.search(r"\d+ passed", run.stdout), run.stdout
 
 
-@cache
-def builtins_of(package: Any) -> tuple[str, ...]:
-    """Names of what the interpreter replaces; first asked for before it has replaced anything."""
-    is_builtin = import_module("triton.language.core").is_builtin
-    return tuple(name for name, member in inspect.getmembers(package) if is_builtin(member))
+def replace_once() -> None:
+    """Let the interpreter put its own functions into Triton's language now, for good.
+
+    It would do so at each start of a kernel and at each call of a device function, which is a third of its time.
+    """
+    interpreter, language = import_module("triton.runtime.interpreter"), import_module("triton.language")
+    scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
+    if scope is not None:  # older ones restore nothing
+        scope._changes.clear()
+    interpreter._patch_lang = lambda kernel: scope
 
 
-def replace_at_once() -> None:
-    """Remember what the interpreter replaces in Triton's language.
+def compute_results_alone() -> None:
+    """Leave out sums in int64 beside those in int32: they are looked at in Triton's debug mode only.
 
-    It looks for that in all members anew at each call of a device function, which is half of its time.
+    The numpy type of a Triton type is remembered, which each constant asks for.
     """
     interpreter = import_module("triton.runtime.interpreter")
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+    look_up, found = interpreter._get_np_dtype, {}
 
-    def members(package: Any) -> list[tuple[str, Any]]:
-        return [(name, getattr(package, name)) for name in builtins_of(package)]
+    def numpy_type(dtype: Any) -> Any:
+        if dtype.name not in found:
+            found[dtype.name] = look_up(dtype)
+        return found[dtype.name]
 
-    interpreter.inspect = SimpleNamespace(**(vars(inspect) | {"getmembers": members}))
+    interpreter._get_np_dtype = numpy_type
 
 
 def supply_bf16() -> None:
@@ -79,7 +86,8 @@ def supply_bf16() -> None:
 
 
 if INTERPRETED and find_spec("triton") is not None:
-    replace_at_once()
+    replace_once()
+    compute_results_alone()
     supply_bf16()
 
 
