@@ -134,10 +134,14 @@ def options_change_under_compile(subject: Subject) -> None:
     values: dict[str, list[Any]] = {}
     for option, value in other_values(subject):
         values.setdefault(option, []).append(value)
+    choices = max((len({value for value in of if isinstance(value, str)}) for of in values.values()), default=0)
     torch.compiler.reset()
-    compiled = torch.compile(loss, backend=_remembering())  # soft targets, as smoothed labels are, may break a graph
+    backend = _Remembering()
+    compiled = torch.compile(loss, backend=backend)  # soft targets, as smoothed labels are, may break a graph
     with torch.no_grad():
         for step in range(-1, 3):
+            if step == 2 and choices < 3 and not backend.saw_symbols:
+                break  # every option has had two values more, and all of them are constants of their graphs
             changed = {option: of[step % len(of)] for option, of in values.items()} if step >= 0 else {}
             for option, value in changed.items():
                 if isinstance(loss, ClassificationLoss) or hasattr(loss, option):
@@ -147,19 +151,29 @@ def options_change_under_compile(subject: Subject) -> None:
             _expect_alike(subject, got, evaluate(loss, logits, labels), f"compiled loss after {changed}")
 
 
-def _remembering() -> Callable[..., Any]:
-    """A backend that finds its code again by the graph alone, as the caches of the default one do, and is quick."""
-    from torch._dynamo.backends.debugging import aot_eager
+class _Remembering:
+    """A backend that finds its code again by the graph alone, as the caches of the default one do, and is quick.
 
-    code: dict[str, Callable[..., Any]] = {}
+    Only a graph with symbols is traced as the default backend does: the constants of others are in their text.
+    """
 
-    def backend(graph: Any, inputs: Any) -> Callable[..., Any]:
+    def __init__(self) -> None:
+        self.code: dict[str, Callable[..., Any]] = {}
+        self.saw_symbols = False
+
+    def __call__(self, graph: Any, inputs: Any) -> Callable[..., Any]:
+        from torch._dynamo.backends.debugging import aot_eager
+
+        if not any(isinstance(node.meta.get("example_value"), _SYMBOLS) for node in graph.graph.nodes):
+            return graph
+        self.saw_symbols = True
         key = f"{graph.code}{[getattr(one, 'shape', one) for one in inputs]}"
-        if key not in code:
-            code[key] = aot_eager(graph, inputs)
-        return code[key]
+        if key not in self.code:
+            self.code[key] = aot_eager(graph, inputs)
+        return self.code[key]
 
-    return backend
+
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _quietly(call: Callable[[], Any]) -> Any:
