@@ -12,11 +12,20 @@ CHANGED = {
 }
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """One folder for all tests here: a header of torch's is compiled once, and code is found by more graphs."""
+    return tmp_path_factory.mktemp("inductor")
+
+
 @pytest.fixture
-def inductor(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+def inductor(cache, monkeypatch):
+    from torch._inductor import config
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
     torch.compiler.reset()
-    yield
+    with config.patch(compile_threads=1):  # processes that compile would load torch, each of them
+        yield
     torch.compiler.reset()
 
 
