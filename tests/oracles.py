@@ -54,12 +54,12 @@ def smooth_svm(
     d = (scores[rest] - kth[:, None]) / (k * tau[..., None])
     a, b = _factors(d)
     c = _products(a, b, k)[-1]
-    z = alpha / tau - (scores[labels] - kth) / (k * tau) + np.log(c[..., k] / c[..., k - 1])  # alpha/tau - l_y
+    z = alpha / tau - (scores[[*labels]] - kth) / (k * tau) + np.log(c[..., k] / c[..., k - 1])  # alpha/tau - l_y
     fading = np.exp(-np.abs(z))
     g = np.where(z > 0, 1, fading) / (1 + fading) / k
     _, d1, d2 = _leave_one_out(d, k)
     gradients = np.empty((*z.shape, len(s)))
-    gradients[:, np.arange(len(labels)), labels] = -g
+    gradients[:, np.arange(len(labels)), [*labels]] = -g
     slopes = g[..., None] * a * (d1 / c[..., k, None] - d2 / c[..., k - 1, None])
     np.put_along_axis(gradients, np.broadcast_to(rest, slopes.shape), slopes, -1)
     return (tau * (np.maximum(z, 0) + np.log1p(fading))).astype(np.float64), gradients
