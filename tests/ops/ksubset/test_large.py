@@ -1,9 +1,13 @@
 """Rows of large k in the compiled kernels: classes are left out of the polynomial by division, from either end."""
 
+import functools
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from topk_registry.ops.ksubset import smooth_topk_hinge, topk_margins
+from topk_registry.ops.ksubset.torch import rows
 
 SIZES = [(14, 6), (40, 6), (70, 33), (100, 50), (300, 40), (60, 45), (110, 70)]
 LARGEST = [(140, 65), (300, 90), (900, 300)]  # which are computed in double precision
@@ -37,27 +41,48 @@ def scores(kind: str, n: int, k: int) -> torch.Tensor:
     return s
 
 
+def target_of(target: str, s: torch.Tensor, k: int) -> torch.Tensor:
+    n, generator = s.shape[1], torch.Generator().manual_seed(0)
+    label = torch.tensor([0, 3, k + 1, 1])
+    if target == "labels":
+        return label
+    if target == "few":
+        return 0.7 * torch.eye(n)[label] + 0.3 * torch.eye(n)[label.flip(0)]
+    return torch.softmax(torch.randn(4, n, generator=generator), 1) * (s > -torch.inf)
+
+
+def hinge(s: torch.Tensor, q: torch.Tensor, k: int, dtype: torch.dtype, impl: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of each row, and its gradient."""
+    x = s.to(dtype).requires_grad_()
+    loss = smooth_topk_hinge(x, q.to(dtype) if q.is_floating_point() else q, k, tau=1 / k, impl=impl)
+    (gradient,) = torch.autograd.grad(loss.sum(), x)
+    return loss.detach().double(), gradient.double()
+
+
+def by_kind(function: Callable, *arguments) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Results of the torch path for four rows of each kind, together: its operations take as long for one row."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "BLOCK", 1 << 23)  # numbers in a block of rows
+        results = function(*arguments, torch.float64, "torch")
+    return dict(zip(KINDS, zip(*(each.split(4) for each in results), strict=True), strict=True))
+
+
+@functools.cache
+def exact_hinges(n: int, k: int, target: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    s = [scores(kind, n, k).float() for kind in KINDS]
+    return by_kind(hinge, torch.cat(s), torch.cat([target_of(target, each, k) for each in s]), k)
+
+
 @pytest.mark.parametrize("target", ["labels", "few", "dense"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "k", "dtypes"), CASES)
 def test_is_the_torch_path(n, k, kind, target, dtypes):
-    s, generator = scores(kind, n, k).float(), torch.Generator().manual_seed(0)
-    label = torch.tensor([0, 3, k + 1, 1])
-    few = 0.7 * torch.eye(n)[label] + 0.3 * torch.eye(n)[label.flip(0)]
-    dense = torch.softmax(torch.randn(4, n, generator=generator), 1) * (s > -torch.inf)
-    q = {"labels": label, "few": few, "dense": dense}[target]
-
-    def result(dtype, impl):
-        x = s.to(dtype).requires_grad_()
-        cast = q.to(dtype) if q.is_floating_point() else q
-        loss = smooth_topk_hinge(x, cast, k, tau=1 / k, impl=impl)
-        (gradient,) = torch.autograd.grad(loss.sum(), x)
-        return loss.detach().double(), gradient.double()
-
-    loss, gradient = result(torch.float64, "torch")
+    s = scores(kind, n, k).float()
+    q = target_of(target, s, k)
+    loss, gradient = exact_hinges(n, k, target)[kind]
     finite = torch.where(s > -torch.inf, s, 0).abs().amax(1).double()
     for dtype in dtypes:
-        found, found_gradient = result(dtype, "numba")
+        found, found_gradient = hinge(s, q, k, dtype, "numba")
         eps = torch.finfo(dtype).eps
         # a loss is 1 / k of differences of scores, each rounded
         assert ((found - loss).abs() <= 8 * eps * (loss.abs() + finite / k)).all()
@@ -68,23 +93,33 @@ def test_is_the_torch_path(n, k, kind, target, dtypes):
         assert ((found_gradient - gradient).abs() <= rounding * LOST[dtype]).all()
 
 
+def margins_and_gradient(s: torch.Tensor, k: int, dtype: torch.dtype, impl: str) -> tuple[torch.Tensor, torch.Tensor]:
+    x = s.to(dtype).requires_grad_()
+    margins = topk_margins(x, k, impl=impl)
+    (gradient,) = torch.autograd.grad(margins, x, cotangents(s).to(dtype))
+    return margins.detach().double(), gradient.double()
+
+
+def cotangents(s: torch.Tensor) -> torch.Tensor:
+    """Those of each four rows are the same, but for classes that are left out."""
+    g = torch.randn(4, s.shape[1], generator=torch.Generator().manual_seed(1))
+    return g.repeat(len(s) // 4, 1) * (s > -torch.inf)
+
+
+@functools.cache
+def exact_margins(n: int, k: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    return by_kind(margins_and_gradient, torch.cat([scores(kind, n, k).float() for kind in KINDS]), k)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "k", "dtypes"), [case for case in CASES if min(case[1], case[0] - case[1]) >= 32])
 def test_margins_and_their_gradient_are_those_of_the_torch_path(n, k, kind, dtypes):
     s = scores(kind, n, k).float()
-    there = s > -torch.inf
-    g = torch.randn(s.shape, generator=torch.Generator().manual_seed(1)) * there
-
-    def result(dtype, impl):
-        x = s.to(dtype).requires_grad_()
-        margins = topk_margins(x, k, impl=impl)
-        (gradient,) = torch.autograd.grad(margins, x, g.to(dtype))
-        return margins.detach().double(), gradient.double()
-
-    margins, gradient = result(torch.float64, "torch")
+    there, g = s > -torch.inf, cotangents(s)
+    margins, gradient = exact_margins(n, k)[kind]
     finite = torch.where(there, s, 0).abs().amax(1, keepdim=True).double()
     for dtype in dtypes:
-        found, found_gradient = result(dtype, "numba")
+        found, found_gradient = margins_and_gradient(s, k, dtype, "numba")
         eps = torch.finfo(dtype).eps
         assert (found == margins)[~there].all()
         # a difference of scores and a logarithm, which is exact to its absolute rounding
