@@ -21,12 +21,30 @@ of T on to the top, for any k: where the set alone counts, beta is small or 0.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from topk_registry import TopKLoss
+from topk_registry.rows import Curve, RowLoss, softmax_rows
+
+LEAST = 0.1  # from this m on 1 - (1 - p) / (1 + m) keeps the digits of p + m
+
+
+def _pushed(log_p, log_not, p, not_p, own, numbers):
+    # equations 9 and 10 of topk_registry/ops/softmax/README.md; own: 1 in T, else 0
+    # numbers: 1 / (1 + m), log((1 + k m) / (1 + m)), log(1 + k m), alpha, 2 beta, log floor
+    rest = numbers[0] * not_p
+    log_pushed, pull = log_p - numbers[2], numbers[3]
+    if own > 0.0:
+        log_pushed = math.log1p(-rest) - numbers[1]
+        pull = numbers[3] * numbers[0] * p / (1.0 - rest)
+    if log_pushed < numbers[5]:
+        log_pushed = numbers[5]
+        pull = 0.0
+    return numbers[4] * not_p - numbers[3] * log_pushed, -(pull + numbers[4] * p) * not_p
 
 
 class EpsilonSoftmax(TopKLoss):
@@ -50,7 +68,8 @@ class EpsilonSoftmax(TopKLoss):
 
     Args:
         k: size of the set, 1 <= k < n.
-        m: what is added to the probabilities of the set, at least 0. The authors take 100 to 100,000.
+        m: what is added to the probabilities of the set, at least 0. The authors take 100 to 100,000. Between 0 and 0.1
+            torch operations serve.
         alpha: factor of the cross-entropy of epsilon-softmax, at least 0. The authors take 0.001 to 0.1.
         beta: factor of the absolute error, at least 0.
         floor: the cross-entropy grows no more where its probability is below, in [0, 1). The equations have none, the
@@ -91,30 +110,27 @@ class EpsilonSoftmax(TopKLoss):
             raise ValueError(f"floor must be in [0, 1), got {floor!r}")
         self.m, self.alpha, self.beta, self.floor = float(m), float(alpha), float(beta), float(floor)
 
-    def per_class(self, logits: Tensor) -> Tensor:
-        rival = logits.topk(self.k + 1, dim=-1).values[:, -1:]
-        return self._losses(logits.log_softmax(-1), logits > rival)
+    takes_half = True
 
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        own = logits.gather(1, label[:, None])
-        inside = (logits >= own).sum(-1) <= self.k
-        return self._losses(logits.log_softmax(-1).gather(1, label[:, None])[:, 0], inside)
-
-    def _losses(self, log_p: Tensor, inside: Tensor) -> Tensor:
-        """The losses of labels by the logarithm of their probabilities, and whether they are in T."""
+    def row_loss(self, logits: Tensor) -> RowLoss:
         m, k = self.m, self.k
+        apart = math.log1p((k - 1) * (m / (1 + m)))  # m may be as large as a float
+        log_floor = math.log(self.floor) if self.floor > 0.0 else -math.inf
+        numbers = (1 / (1 + m), apart, math.log1p(m) + apart, self.alpha, 2 * self.beta, log_floor)
+        curve = Curve(partial(self._loss, numbers), _pushed if m == 0.0 or m >= LEAST else None, numbers)
+        return softmax_rows(curve, best=k if m > 0.0 else 0)
+
+    def _loss(self, numbers: tuple[float, ...], log_p: Tensor, log_not: Tensor, own: Tensor | None) -> Tensor:
+        share, apart, log_sum, alpha, twice_beta, log_floor = numbers
         not_p = -log_p.expm1()
-        if m >= 1.0:  # near 0 where k = 1: the logarithms below would lose its digits
-            whole = k + 1 / m  # 1 + k m in units of m, which may be as large as a float
-            log_sum = math.log(m) + math.log(whole)
-            within = (-(not_p / (m * whole) + (k - 1) / whole)).log1p()
-        else:
-            log_sum = math.log1p(k * m)
-            within = (torch.logaddexp(log_p, log_p.new_tensor(m).log()) if m else log_p) - log_sum
-        log_p_prime = torch.where(inside, within, log_p - log_sum)
-        if self.floor > 0.0:
-            log_p_prime = log_p_prime.clamp(min=math.log(self.floor))
-        return 2 * self.beta * not_p - self.alpha * log_p_prime
+        log_pushed = log_p - log_sum
+        if own is not None:
+            if self.m >= LEAST:
+                within = (-share * not_p).log1p() - apart
+            else:
+                within = torch.logaddexp(log_p, log_p.new_tensor(self.m).log()) - log_sum
+            log_pushed = torch.where(own > 0, within, log_pushed)
+        return twice_beta * not_p - alpha * log_pushed.clamp(min=log_floor)
 
     def extra_repr(self) -> str:
         own = f"m={self.m:g}, alpha={self.alpha:g}, beta={self.beta:g}, floor={self.floor:g}"

@@ -14,6 +14,7 @@ OPTIONS = {
     "ldr_kl": [{}, {"temperature": 0.3, "gap": 2.0}],
     "logit_adjustment": [{"tau": 1.3}],
     "generalised_cross_entropy": [{}, {"q": 0.05}, {"q": 1.0}],
+    "epsilon_softmax": [{"m": 1.0, "alpha": 1.0}, {"k": 3, "beta": 0.1, "floor": 1e-8}, {"m": 0.0, "alpha": 1.0}],
     "smooth_topk_svm": [{"k": 3, "tau": 0.3}, {"k": 5, "alpha": torch.linspace(0, 2, N)}],
     "topk_nll": [{"k": 2}],
     "topk_svm": [{"k": 3}, {"k": 1, "alpha": torch.linspace(0, 2, N)}],

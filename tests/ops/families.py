@@ -64,6 +64,8 @@ FAMILIES = {
     "a margin a class": Family(lambda n: built("ldam", n, scale=3.0), 1 / 3),
     "of a power": Family(lambda n: built("generalised_cross_entropy", n)),
     "with others": Family(lambda n: built("mirror", n, link="softmax", gamma=0.7)),
+    "the best class": Family(lambda n: built("epsilon_softmax", n, m=1.0, alpha=1.0)),
+    "the best classes": Family(lambda n: built("epsilon_softmax", n, k=5, m=0.2, alpha=1.0, beta=0.5, floor=1e-8)),
     "sigmoid": Family(lambda n: built("sigmoid_mse", n), spoils_all=False),  # its classes are apart
     "sigmoid with logarithms": Family(lambda n: built("mirror", n, base="mae", gamma=1.5), spoils_all=False),
     "squares": Family(lambda n: squares_rows(epsilon=0.5, shift=0.3), rows=FINITE),

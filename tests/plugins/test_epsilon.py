@@ -9,7 +9,10 @@ from torch.nn import functional as F
 from topk_registry import create_loss
 
 B, N = 40, 9
-OPTIONS = [{}, {"k": 3}, {"m": 0.2, "alpha": 1.0}, {"k": 4, "m": 1e5, "beta": 5.0, "floor": 1e-8}, {"m": 0.0, "k": 2}]
+OPTIONS = [
+    {}, {"k": 3}, {"m": 0.2, "alpha": 1.0}, {"k": 2, "m": 1e-3, "alpha": 1.0},
+    {"k": 4, "m": 1e5, "beta": 5.0, "floor": 1e-8}, {"m": 0.0, "k": 2},
+]  # fmt: skip
 
 
 def batch(dtype=torch.float64):

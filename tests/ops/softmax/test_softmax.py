@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ops.cpu_rows import both
+import topk_registry as tr
+from tests.ops.cpu_rows import N, both, scores, targets
 from topk_registry.rows import Curve, softmax_rows
 
 pytest.importorskip("numba")
@@ -84,6 +85,35 @@ def test_expm1_keeps_its_digits(dtype):
         value, _ = both(softmax_rows(curve), s, q)
         # the product is rounded, and log p itself by up to two units
         torch.testing.assert_close(value, -(share * log_p).expm1(), rtol=6 * torch.finfo(dtype).eps, atol=0.0)
+
+
+@pytest.mark.parametrize("best", [1, 3, 149])
+def test_a_curve_is_told_which_classes_are_the_best(best):
+    """Beside what other classes add, a scale and a shift."""
+    for kind in ("gaussian", "tied", "leaders"):
+        s = scores(kind)
+        shift = torch.linspace(-1, 1, N, dtype=torch.float64)
+        loss = softmax_rows(Curve(_both_by_rank, _by_rank, (0.5,), others=True), scale=0.7, shift=shift, best=best)
+        for target in targets(s):
+            with tr.use_backend("torch"):
+                wanted = both(loss, s, target)
+            torch.testing.assert_close(both(loss, s, target), wanted, rtol=1e-13, atol=1e-14)
+
+
+def test_the_best_classes_take_the_place_of_own_numbers():
+    own = Curve(lambda log_p, log_not, own: -own * log_p, own=torch.ones(3))
+    for curve in (None, own):
+        with pytest.raises(ValueError, match="best needs a curve without numbers of its own"):
+            softmax_rows(curve, best=1)
+
+
+def _both_by_rank(log_p, log_not, own):
+    return -(1 - 0.5 * own) * log_p, -(1 + own) * log_not
+
+
+def _by_rank(log_p, log_not, p, not_p, own, numbers):
+    on, off = 1.0 - numbers[0] * own, 1.0 + own
+    return -on * log_p, -on * not_p, -off * log_not, off * p
 
 
 def _less_power(log_p, log_not, p, not_p, own, numbers):

@@ -202,7 +202,7 @@ def reached_by(x, count):
         return x.dtype.type(-np.inf)
     for _ in range(HALVINGS):
         middle = (low >> 1) + (high >> 1) + (low & high & 1)
-        reached = _number_from(x, _number_at(middle, x))
+        reached = number_from(x, _number_at(middle, x))
         low, high = (middle, high) if reached >= count else (low, middle)
         if reached == count:
             break
@@ -222,7 +222,8 @@ def _number_at(place, x):
 
 
 @compiled
-def _number_from(scores, v):
+def number_from(scores, v):
+    """How many are v or larger."""
     count = np.int32(0)
     for i in range(len(scores)):
         count += np.int32(scores[i] >= v)

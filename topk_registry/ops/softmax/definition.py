@@ -40,6 +40,16 @@ def log_probabilities(logits: Tensor) -> tuple[Tensor, Tensor]:
     return log_p, torch.log1p(-safe.exp()).scatter(1, top, top_log_not[:, None])
 
 
+def among_best(scores: Tensor, best: int, label: Tensor | None = None) -> Tensor:
+    """1 for the ``best`` classes of largest score, with ties for those above the next largest, and 0 for others.
+
+    Of all classes [B, n], or of labels [B].
+    """
+    if label is None:
+        return (scores > scores.topk(best + 1, dim=-1).values[:, -1:]).to(scores)
+    return ((scores >= scores.gather(1, label[:, None])).sum(-1) <= best).to(scores)
+
+
 def _softplus(x: Tensor) -> Tensor:
     # PyTorch's own threshold of 20 leaves an error of 2e-9, too much in float64
     return F.softplus(x, threshold=40.0)

@@ -6,7 +6,7 @@ import numpy as np
 
 from topk_registry.ops.cpu.functions import BLOCK, compiled, log
 from topk_registry.ops.cpu.memory import address_of, array, empty, zeros
-from topk_registry.ops.cpu.numbers import summing
+from topk_registry.ops.cpu.numbers import merged, summing
 from topk_registry.ops.cpu.vectors import (
     exponentials,
     largest_of,
@@ -24,25 +24,35 @@ CURVE_AT, CURVE_64, OWN, OWN_64, SHIFT = range(5)  # addresses, in the precision
 
 @row_kernel(numbers=PARAMETERS + NUMBERS + 1, operands=5)
 def row(s, m, y, mass, b, number, at, room, g):
-    n, scale, parameters = len(s), s.dtype.type(number[SCALE]), address_of(number[PARAMETERS:])
-    if at[SHIFT] != 0:
-        s = shifted(s, array(at[SHIFT], n, s.dtype), room[(ROOMS - 1) * n : ROOMS * n])
-    if m is None or (y >= 0 and number[OTHERS] == 0):
-        return at_label(s, y, mass, scale, at[CURVE_64], parameters, at[OWN_64], g)
-    if y >= 0:
-        m[:] = 0
-        m[y] = mass
-    if at[CURVE_AT] == 0:
-        return cross_entropy(s, m, mass, scale, g)
-    curves, owns = (at[CURVE_AT], at[CURVE_64]), (at[OWN], at[OWN_64])
-    return at_masses(s, m, mass, scale, curves, parameters, owns, g, room[:n])
+    return of_scores(shifted(s, at, room), m, y, mass, number, at, (at[OWN], at[OWN_64]), room, g)
 
 
 row_of_label = of_label(row)  # of curves without others
 
 
+@merged
+def of_scores(s, m, y, mass, number, at, owns, room, g):
+    """The loss of scores that are shifted; ``owns`` are the addresses of a number for each class."""
+    scale, parameters = s.dtype.type(number[SCALE]), address_of(number[PARAMETERS:])
+    if m is None or (y >= 0 and number[OTHERS] == 0):
+        return at_label(s, y, mass, scale, at[CURVE_64], parameters, owns[1], g)
+    if y >= 0:
+        m[:] = 0
+        m[y] = mass
+    if at[CURVE_AT] == 0:
+        return cross_entropy(s, m, mass, scale, g)
+    return at_masses(s, m, mass, scale, (at[CURVE_AT], at[CURVE_64]), parameters, owns, g, room[: len(s)])
+
+
+@merged
+def shifted(s, at, room):
+    """The scores with the shift of each class, if there is one."""
+    n = len(s)
+    return with_shift(s, array(at[SHIFT], n, s.dtype), room[(ROOMS - 1) * n : ROOMS * n]) if at[SHIFT] != 0 else s
+
+
 @compiled
-def shifted(s, shift, out):
+def with_shift(s, shift, out):
     for i in range(len(s)):
         out[i] = s[i] + shift[i]
     return out

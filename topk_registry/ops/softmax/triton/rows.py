@@ -14,6 +14,7 @@ from topk_registry.ops.gpu.arithmetic import (
     reciprocal,
     small_log1p,
 )
+from topk_registry.ops.gpu.select import select
 from topk_registry.ops.gpu.tiles import aligned, classes, others, store
 from topk_registry.ops.rows.triton.targets import clear, masses, targets, whole_masses
 
@@ -22,7 +23,7 @@ from topk_registry.ops.rows.triton.targets import clear, masses, targets, whole_
 def softmax_rows(
     s_ptr, target_ptr, share_ptr, uniform_ptr, weight_ptr, value_ptr, gradient_ptr, added_ptr, own_ptr,
     B, share, even, ignore_index, scale, x0, x1, x2, x3, x4, x5,
-    CURVE: tl.constexpr, OTHERS: tl.constexpr, ADDED: tl.constexpr, EACH: tl.constexpr,
+    CURVE: tl.constexpr, OTHERS: tl.constexpr, ADDED: tl.constexpr, EACH: tl.constexpr, BEST: tl.constexpr,
     M: tl.constexpr, MIXED: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr, GRADIENT: tl.constexpr,
     n: tl.constexpr, S: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
     TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
@@ -38,14 +39,14 @@ def softmax_rows(
             at_masses(
                 s_ptr + start, target_ptr + start if M == 0 else target_ptr, weight_ptr, value_ptr + row,
                 gradient_ptr + start, added_ptr, own_ptr, live, counted, shift, labels, shares, share, scale, numbers,
-                CURVE, OTHERS, ADDED, EACH, M, EVEN, WEIGHTED, GRADIENT,
+                CURVE, OTHERS, ADDED, EACH, BEST, M, EVEN, WEIGHTED, GRADIENT,
                 n, R, N, TILES, HELD and not OTHERS, SHIFTED,
             )  # fmt: skip
         else:
             at_labels(
                 s_ptr, weight_ptr, value_ptr, gradient_ptr, added_ptr, own_ptr,
                 row, live, counted, start, shift, labels[1], shares[0], scale, numbers,
-                CURVE, ADDED, EACH, WEIGHTED, GRADIENT, n, S, R, N, TILES, HELD, SHIFTED,
+                CURVE, ADDED, EACH, BEST, WEIGHTED, GRADIENT, n, S, R, N, TILES, HELD, SHIFTED,
             )  # fmt: skip
     else:
         clear(value_ptr, gradient_ptr + start, row, shift, live, GRADIENT, n, R, N, TILES, SHIFTED)
@@ -68,7 +69,8 @@ def scores(
 def at_labels(
     s_ptr, weight_ptr, value_ptr, gradient_ptr, added_ptr, own_ptr,
     row, live, counted, start, shift, y, mass, scale, numbers,
-    CURVE: tl.constexpr, ADDED: tl.constexpr, EACH: tl.constexpr, WEIGHTED: tl.constexpr, GRADIENT: tl.constexpr,
+    CURVE: tl.constexpr, ADDED: tl.constexpr, EACH: tl.constexpr, BEST: tl.constexpr,
+    WEIGHTED: tl.constexpr, GRADIENT: tl.constexpr,
     n: tl.constexpr, S: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
     TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
@@ -81,7 +83,7 @@ def at_labels(
     if WEIGHTED:
         mass = mass * tl.load(weight_ptr + y, mask=known, other=1.0)
     own = tl.zeros_like(s_y)
-    if EACH:
+    if EACH and not BEST:
         own = tl.load(own_ptr + y, mask=known, other=0.0)
 
     scores_ptr = s_ptr + start
@@ -101,15 +103,22 @@ def at_labels(
 
     odds = ()
     total = tl.zeros((R, N), tl.float32)
+    reached = tl.zeros((R, N), tl.float32)
     if HELD:
         for tile in tl.static_range(TILES):
             odds = odds + (exp2((held[tile] - reference) * steep),)
             total += odds[tile]
+            if BEST:
+                reached += tl.where(held[tile] >= s_y[:, None], 1.0, 0.0)
     else:
         for tile in tl.range(TILES, loop_unroll_factor=2):
             s = scores(scores_ptr, added_ptr, counted, y, shift, tile, ADDED, n, R, N, SHIFTED)
             total += exp2((s - reference) * steep)
+            if BEST:
+                reached += tl.where(s >= s_y[:, None], 1.0, 0.0)
     rest = tl.sum(total, 1)
+    if BEST:
+        own = tl.where(tl.sum(reached, 1) < BEST, 1.0, 0.0)
 
     log_p, log_not, p, not_p = probabilities((s_y - a) * scale - log(rest))
     if CURVE is None:
@@ -139,7 +148,7 @@ def at_labels(
 def at_masses(
     s_ptr, q_ptr, weight_ptr, value_ptr, gradient_ptr, added_ptr, own_ptr,
     live, counted, shift, labels, shares, share, scale, numbers,
-    CURVE: tl.constexpr, OTHERS: tl.constexpr, ADDED: tl.constexpr, EACH: tl.constexpr,
+    CURVE: tl.constexpr, OTHERS: tl.constexpr, ADDED: tl.constexpr, EACH: tl.constexpr, BEST: tl.constexpr,
     M: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr, GRADIENT: tl.constexpr,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
@@ -165,6 +174,9 @@ def at_masses(
     a = tl.max(tl.where(at_most, second, first), 1)
     several = (tl.sum(at_most.to(tl.int32), 1) > 1) | (a == most)  # in several lanes, or in one of them
     a = tl.where(several, most, a)
+    rival = a  # the largest score after the best
+    if BEST > 1:
+        rival, _i, _v, _j, _sum, _bad = select(held, s_ptr, counted, y, shift, BEST + 1, n, R, N, TILES, HELD, SHIFTED)
     a = tl.where(a > float("-inf"), a, most)  # a class that is alone
     cut = tl.where(several, float("inf"), most)[:, None]
     reference = a[:, None]
@@ -239,7 +251,7 @@ def at_masses(
             )
         of_top = (
             cut, most[:, None], log_z[:, None], (r * back)[:, None], back[:, None], (r * rest * back)[:, None],
-            (log(rest) - gap - log_z)[:, None], mass[:, None],
+            (log(rest) - gap - log_z)[:, None], mass[:, None], rival[:, None],
         )  # fmt: skip
         costs = tl.zeros((R, N), tl.float32)
         slopes = tl.zeros((R, N), tl.float32)
@@ -248,7 +260,7 @@ def at_masses(
             for tile in tl.static_range(TILES):
                 cost, h, own = curve_of(
                     held[tile], odds[tile], of_top, q_ptr, weight_ptr, own_ptr, counted, shift, tile, labels, shares,
-                    share, scale, numbers, CURVE, OTHERS, EACH, M, EVEN, WEIGHTED, n, R, N, SHIFTED,
+                    share, scale, numbers, CURVE, OTHERS, EACH, BEST, M, EVEN, WEIGHTED, n, R, N, SHIFTED,
                 )  # fmt: skip
                 steps = steps + (h,)
                 costs += cost
@@ -259,7 +271,7 @@ def at_masses(
                 s = scores(s_ptr, added_ptr, counted, y, shift, tile, ADDED, n, R, N, SHIFTED)
                 cost, h, own = curve_of(
                     s, odds_of(s, reference, cut, steep), of_top, q_ptr, weight_ptr, own_ptr, counted, shift, tile,
-                    labels, shares, share, scale, numbers, CURVE, OTHERS, EACH, M, EVEN, WEIGHTED,
+                    labels, shares, share, scale, numbers, CURVE, OTHERS, EACH, BEST, M, EVEN, WEIGHTED,
                     n, R, N, SHIFTED,
                 )  # fmt: skip
                 costs += cost
@@ -283,7 +295,7 @@ def at_masses(
                     w = odds_of(s, reference, cut, steep)
                     _, h, _ = curve_of(
                         s, w, of_top, q_ptr, weight_ptr, own_ptr, counted, shift, tile, labels, shares,
-                        share, scale, numbers, CURVE, OTHERS, EACH, M, EVEN, WEIGHTED, n, R, N, SHIFTED,
+                        share, scale, numbers, CURVE, OTHERS, EACH, BEST, M, EVEN, WEIGHTED, n, R, N, SHIFTED,
                     )  # fmt: skip
                     g = tl.where(s >= cut, top, (h - w * factor) * scale)
                     store(gradient_ptr, of_counted(g, counted, R), live, shift, tile, n, R, N, SHIFTED)
@@ -306,19 +318,21 @@ def odds_of(s, reference, cut, steep):
 @triton.jit
 def curve_of(
     s, w, of_top, q_ptr, weight_ptr, own_ptr, counted, shift, tile, labels, shares, share, scale, numbers,
-    CURVE: tl.constexpr, OTHERS: tl.constexpr, EACH: tl.constexpr,
+    CURVE: tl.constexpr, OTHERS: tl.constexpr, EACH: tl.constexpr, BEST: tl.constexpr,
     M: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """A tile's costs, and their slopes: of the top class, and of the others over 1 - p."""
-    cut, most, log_z, to_p, p_top, not_top, log_not_top, mass = of_top
+    cut, most, log_z, to_p, p_top, not_top, log_not_top, mass, rival = of_top
     m = masses(
         q_ptr, weight_ptr, labels, shares, share, counted, shift, tile,
         M == 0, M, WEIGHTED, n, R, N, SHIFTED, EVEN,
     )  # fmt: skip
     col, there = classes(shift, tile, n, N, SHIFTED)
     own = tl.zeros((R, N), tl.float32)
-    if EACH:
+    if BEST:
+        own = tl.where(s > rival, 1.0, 0.0)
+    elif EACH:
         own += tl.load(own_ptr + col, mask=there, other=0.0)
     is_top = s >= cut
     small = w * to_p
