@@ -87,10 +87,11 @@ def test_compiled_rows_agree_with_the_definition(name, kind):
 @pytest.mark.parametrize("scale", [0.01, 0.3, 1.0, 5.0, 100.0])
 @pytest.mark.parametrize("k", [7, 20, 50])
 @pytest.mark.parametrize("softmax", [True, False])
-def test_low_classes_by_the_few_ranks_that_count_for_them(scale, k, softmax):
+@pytest.mark.parametrize("relaxation", ["neuralsort", "softsort"])
+def test_few_ranks_count_for_a_class_and_few_classes_in_a_rank(scale, k, softmax, relaxation):
     """Many ranks and many classes below the candidates: masses on all of them, on few, and on the lowest alone."""
     pytest.importorskip("numba")
-    loss = ranking_rows((1, k), (0.3, 0.7), candidates=2 * k + 2, softmax=softmax)
+    loss = ranking_rows((1, k), (0.3, 0.7), candidates=2 * k + 2, softmax=softmax, relaxation=relaxation)
     s = scale * torch.randn(3, 400, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
     s[2, s[2].argsort()[:9]] = -torch.inf
     all_classes = torch.full_like(s, 1 / 400).masked_fill(s.isinf(), 0.0)

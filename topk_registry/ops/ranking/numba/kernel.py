@@ -10,7 +10,7 @@ import numpy as np
 from topk_registry.ops.cpu import blocks, select
 from topk_registry.ops.cpu.functions import BLOCK, exp, log
 from topk_registry.ops.cpu.memory import address_of, array, empty, zeros
-from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, copy, inlined, summing
+from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, inlined, summing
 from topk_registry.ops.cpu.vectors import nothing, scale_by, total_of
 from topk_registry.ops.rows.numba.row import of_label, row_kernel
 
@@ -22,6 +22,7 @@ TIERS = (8,)  # ranks that count for the lowest classes
 FAR = 1e30  # below the candidates: a class that is ruled out, with its cost still a number
 LEAST = 1e-280  # chances below are compared by their logarithms
 RANGE = 690.0  # exponents up to here have numbers
+CUT = 45.0  # e^-45 of a class's largest chance changes nothing in double precision
 
 
 @row_kernel(numbers=WEIGHTS)
@@ -76,14 +77,13 @@ def at_label(s, y, mass, kind, candidates, k, tau, weights, g):
     if kind == NEURALSORT:
         cost = at_place(x, place, tau, weights, slopes)
     if cost != cost:
-        chances, totals, norms, spread = ranks(x, kind, tau, weights)
+        chances, bands, totals, norms, spread = ranks(x, kind, tau, weights)
         share = zeros(len(weights))
         cost = cost_at(x, spread, norms, place, kind, tau, weights, share)
         for r in range(len(weights)):
-            row = chances[r]
-            scale_by(row, share[r] / totals[r])
-            row[place] -= share[r]
-        pull(chances, kind, tau, slopes)
+            scale_by(chances[r, bands[r, 0] : bands[r, 1]], share[r] / totals[r])
+            subtract_at(chances[r], bands[r], place, share[r])
+        pull(chances, bands, kind, tau, slopes)
     for i in range(size + 1):
         j = i if i < place else i - 1
         g[y if i == place else where[j]] += mass * slopes[i] / tau
@@ -109,7 +109,7 @@ def at_place(x, place, tau, weights, slopes):
         total = total_of(e)
         chance = weights[0] * e[place] / total
         of_factored = chance * tau
-        add_scaled(e, of_factored / total, factored)
+        add_scaled(e, of_factored / total, factored, 0, m)
     _, fades = bests_of(x, spread, R)
     first_of_ranks(x, spread, e, u)
     for r in range(1, R + 1):
@@ -118,7 +118,7 @@ def at_place(x, place, tau, weights, slopes):
         chance += own
         of_each += own
         of_factored += own * factor
-        add_twice(e, own / total, own / total * factor, each, factored)
+        add_twice(e, own / total, own / total * factor, each, factored, 0, m)
     if not chance > LEAST:
         return np.nan
     each[place] -= of_each
@@ -185,15 +185,21 @@ def next_rank(e, u, factor):
     return total_of(e)
 
 
+@inlined
+def classes(first, last):
+    """Of unsigned numbers, which index without a look whether they are negative; a slice of an array costs more."""
+    return range(np.uint64(first), np.uint64(last))
+
+
 @compiled
-def add_scaled(e, factor, out):
-    for i in range(len(e)):
+def add_scaled(e, factor, out, first, last):
+    for i in classes(first, last):
         out[i] += factor * e[i]
 
 
 @compiled
-def add_twice(e, factor, other, out, second):
-    for i in range(len(e)):
+def add_twice(e, factor, other, out, second, first, last):
+    for i in classes(first, last):
         out[i] += factor * e[i]
         second[i] += other * e[i]
 
@@ -237,54 +243,92 @@ def highest(s, skip, count):
 
 @compiled
 def ranks(x, kind, tau, weights):
-    """Exponentials of softmax and of the ranks [R + 1, m], of descending scores x over tau; the sums [R + 1] that make
-    chances of them, the logarithms of the sums of exponentials of logits [R + 1], and the spread of x [m].
+    """Exponentials of softmax and of the ranks [R + 1, m], of descending scores x over tau; the bands of classes
+    [R + 1, 2] that have any, the sums [R + 1] that make chances of them, the logarithms of the sums of exponentials of
+    logits [R + 1], and the spread of x [m].
 
-    The exponentials of a softmax that does not count are 0.
+    The exponentials of a softmax that does not count are 0. From one rank to the next those of NeuralSort take the same
+    factor, but for one of the rank: only classes that are new in a band need exponentials.
     """
     m, R = len(x), len(weights) - 1
     chances, totals, norms = zeros((R + 1, m)), blocks.ones(R + 1, np.float64), zeros(R + 1)
     spread, u = spread_of(x), empty(m)
-    in_steps = kind == NEURALSORT and not out_of_range(x, spread, R)
-    bests, fades = bests_of(x, spread, R if kind == NEURALSORT else 0)
+    bests, fades = bests_of(x, spread, R)
+    if kind != NEURALSORT:
+        bests[:] = 0
+    bands = zeros((R + 1, 2), np.int64)
+    bands[:, 1] = m
+    if kind != NEURALSORT or out_of_range(x, spread, R):
+        set_bands(x, spread, bests, kind, weights, bands)
+    in_steps = kind == NEURALSORT and 2 * (x[0] - x[m - 1]) < RANGE
+    for i in range(m):
+        u[i] = exp(-2.0 * x[i]) if in_steps else 0.0
     for r in range(R + 1):
-        chance, best = chances[r], bests[r] if kind == NEURALSORT else 0.0
         if r == 0 and weights[r] == 0:
             continue
+        first, last, best, fade = bands[r, 0], bands[r, 1], bests[r], fades[r]
+        chance, start = chances[r], first
         if in_steps and r > 1:
-            copy(chances[r - 1], chance)
-            totals[r] = next_rank(chance, u, fades[r])
-        else:
-            if in_steps and r == 1:
-                first_of_ranks(x, spread, chance, u)
-            else:
-                for i in range(m):
-                    chance[i] = logit(x, spread, i, r, kind, tau) - best
-                for i in range(m):
-                    chance[i] = exp(chance[i])
-            totals[r] = total_of(chance)
+            start = max(first, bands[r - 1, 1])
+            before = chances[r - 1]
+            for i in classes(first, start):
+                chance[i] = before[i] * (u[i] * fade)
+        for i in classes(start, last):
+            chance[i] = exp(logit(x, spread, i, r, kind, tau) - best)
+        totals[r] = total_of(chance[first:last])
         norms[r] = best + math.log(totals[r])
-    return chances, totals, norms, spread
+    return chances, bands, totals, norms, spread
 
 
 @compiled
-def pull(cotangents, kind, tau, slopes):
-    """Add the gradient to x of the cotangents of the ranks' logits [R + 1, m], which are in order of descending x."""
+def set_bands(x, spread, bests, kind, weights, bands):
+    """bands [R + 1, 2] <- the first class and the one after the last that have a chance of each rank, of descending
+    scores.
+
+    Chances fall on both sides of the class that suits a rank. One is left out where it has a number no more, or where
+    that of another rank makes it nothing: of its own rank, or of the last one for a class below.
+    """
+    m, R, first, last = len(x), len(weights) - 1, 0, 0
+    cut = CUT + math.log(weights[min(R, 1)] / weights[R])
+    for r in range(1, R + 1):
+        last = max(last, r)
+        while bests[r] - logit(x, spread, first, r, kind, 1.0) > cut:
+            first += 1
+        while last < m:
+            own = bests[R] - logit(x, spread, last, R, kind, 1.0) if last >= R else 0.0
+            if bests[r] - logit(x, spread, last, r, kind, 1.0) > min(own + cut, RANGE):
+                break
+            last += 1
+        bands[r, 0], bands[r, 1] = first, last
+
+
+@compiled
+def subtract_at(row, band, place, share):
+    """Subtract a share at a place, which the band then holds."""
+    if share > 0:
+        row[place] -= share
+        band[0], band[1] = min(band[0], place), max(band[1], place + 1)
+
+
+@compiled
+def pull(cotangents, bands, kind, tau, slopes):
+    """Add the gradient to x of the cotangents of the ranks' logits [R + 1, m], which are in order of descending x and 0
+    but for the bands."""
     R, m = len(cotangents) - 1, len(slopes)
     for i in range(m):
         slopes[i] += cotangents[0, i] * tau
     if kind == NEURALSORT:
         each = zeros(m)
         for r in range(1, R + 1):
-            add_twice(cotangents[r], 1.0, np.float64(m + 1 - 2 * r), each, slopes)
+            add_twice(cotangents[r], 1.0, np.float64(m + 1 - 2 * r), each, slopes, bands[r, 0], bands[r, 1])
         pull_spread(each, slopes)
         return
     for r in range(1, R + 1):
-        row = cotangents[r]
-        before, after = row[: r - 1], row[r:]
+        first, last = bands[r]
+        before, after = cotangents[r, first : r - 1], cotangents[r, r:last]
         slopes[r - 1] += total_of(before) - total_of(after)
         for i in range(len(before)):
-            slopes[i] -= before[i]
+            slopes[first + i] -= before[i]
         later = slopes[r:]
         for i in range(len(after)):
             later[i] += after[i]
@@ -312,25 +356,25 @@ def at_masses(s, m, kind, candidates, k, tau, weights, g):
         x[j] = (np.float64(top[j]) - np.float64(top[0])) / tau
     for j in range(size):
         mass[j], m[where[j]] = m[where[j]], 0
-    chances, totals, norms, spread = ranks(x, kind, tau, weights)
+    chances, bands, totals, norms, spread = ranks(x, kind, tau, weights)
     value, sums, rivals = 0.0, zeros(len(weights)), blocks.ones(len(weights), np.float64)
     if size < candidates:  # all others are ruled out, and only that they have no mass matters
         value = np.inf if labels_among(m) > 0 else 0.0
     elif size < len(s):
         value = of_others(s, m, x, top[size - 2], kind, tau, weights, chances, totals, norms, rivals, sums, slopes, g)
-    value += of_highest(x, mass, kind, tau, weights, chances, totals, norms, spread, rivals, sums, slopes)
+    value += of_highest(x, mass, kind, tau, weights, chances, bands, totals, norms, spread, rivals, sums, slopes)
     for j in range(size):
         g[where[j]] = slopes[j] / tau
     return value
 
 
 @compiled
-def of_highest(x, mass, kind, tau, weights, chances, totals, norms, spread, rivals, sums, slopes):
+def of_highest(x, mass, kind, tau, weights, chances, bands, totals, norms, spread, rivals, sums, slopes):
     """The cost of the candidates x with these masses; their gradient is added to ``slopes``, and that of the offsets of
     all others, whose slopes are ``sums``, by equation 7. It uses up the memory of :func:`ranks`."""
     m, value, total, rare = len(x), 0.0, zeros(len(x)), 0
     for r in range(len(weights)):
-        add_scaled(chances[r], weights[r] / totals[r], total)
+        add_scaled(chances[r], weights[r] / totals[r], total, bands[r, 0], bands[r, 1])
     where = empty(m, np.int64)
     for i in range(m):
         if mass[i] == 0:
@@ -346,25 +390,25 @@ def of_highest(x, mass, kind, tau, weights, chances, totals, norms, spread, riva
         value += mass[where[j]] * cost_at(x, spread, norms, where[j], kind, tau, weights, share[j])
         scale_by(share[j], mass[where[j]])
     for r in range(len(weights)):
-        row, scale = chances[r], 1 / totals[r]
-        pulled = weights[r] * scale * product_of(row, total)
+        row, first, last, scale = chances[r], bands[r, 0], bands[r, 1], 1 / totals[r]
+        pulled = weights[r] * scale * product_of(row, total, first, last)
         for j in range(rare):
             pulled += share[j, r]
-        pulled, weight, last = scale * pulled + sums[r] / rivals[r], scale * weights[r], row[m - 1]
-        for i in range(m):
+        pulled, weight, lowest = scale * pulled + sums[r] / rivals[r], scale * weights[r], row[m - 1]
+        for i in classes(first, last):
             row[i] *= pulled - weight * total[i]
-        row[m - 1] -= last * sums[r] / rivals[r]
+        row[m - 1] -= lowest * sums[r] / rivals[r]
         for j in range(rare):
-            row[where[j]] -= share[j, r]
-    pull(chances, kind, tau, slopes)
+            subtract_at(row, bands[r], where[j], share[j, r])
+    pull(chances, bands, kind, tau, slopes)
     return value
 
 
 @summing
-def product_of(x, y):
-    """The scalar product."""
+def product_of(x, y, first, last):
+    """The scalar product over a band."""
     total = 0.0
-    for i in range(len(x)):
+    for i in classes(first, last):
         total += x[i] * y[i]
     return total
 
