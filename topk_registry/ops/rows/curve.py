@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,16 @@ from topk_registry.ops.cpu.library import library
 from topk_registry.ops.targets.table import of_table
 
 NO_PARAMETERS = (0.0,) * 7  # whether there is a number for each class, and six numbers
+
+
+class Key(NamedTuple):
+    """Everything of a curve that a kernel depends on, beside the numbers of its classes; see :class:`Curve`."""
+
+    compiled: Any  # the function; None has no kernel, and nothing asks for its address
+    numbers: tuple[float, ...]
+    each: bool  # whether there is a number for each class
+    others: bool
+    logarithms: bool
 
 
 @dataclass(eq=False, slots=True)  # not frozen: one is made at each call
@@ -47,9 +57,9 @@ class Curve:
     logarithms: bool = True
 
     @property
-    def key(self) -> tuple[object, ...]:
+    def key(self) -> Key:
         """Everything that the kernel depends on beside the numbers of ``own``."""
-        return self.compiled, self.numbers, self.own is not None, self.others, self.logarithms
+        return Key(self.compiled, self.numbers, self.own is not None, self.others, self.logarithms)
 
 
 def losses_of(curve: Curve, log_p: Tensor, log_not: Tensor, target: Tensor | None) -> Tensor:
@@ -63,24 +73,22 @@ def losses_of(curve: Curve, log_p: Tensor, log_not: Tensor, target: Tensor | Non
     return of_table(on, target) + ((target.sum(-1, keepdim=True) - target) * off).sum(-1)
 
 
-def parameters(key: tuple) -> list[float]:
+def parameters(key: Key) -> list[float]:
     """The numbers of a curve as its compiled form takes them."""
-    _, numbers, each, *_ = key
-    if len(numbers) > 6:
-        raise ValueError(f"a curve has at most 6 numbers, got {len(numbers)}")
-    return [float(each), *numbers, *[0.0] * (6 - len(numbers))]
+    if len(key.numbers) > 6:
+        raise ValueError(f"a curve has at most 6 numbers, got {len(key.numbers)}")
+    return [float(key.each), *key.numbers, *[0.0] * (6 - len(key.numbers))]
 
 
-def on_gpu(key: tuple) -> tuple[Any, dict[str, float], dict[str, Any]] | None:
+def on_gpu(key: Key) -> tuple[Any, dict[str, float], dict[str, Any]] | None:
     """A curve as a Triton function, and its numbers and constants there; None where it has no such form."""
     curves = load("topk_registry.ops.rows.triton.curves")
-    curve, _, each, others, _ = key
     try:
-        function = curves.compiled(curve)
+        function = curves.compiled(key.compiled)
     except curves.UnsupportedCurveError:
         return None
     numbers = {f"x{i}": number for i, number in enumerate(parameters(key)[1:])}
-    return function, numbers, {"OTHERS": others, "EACH": each}
+    return function, numbers, {"OTHERS": key.others, "EACH": key.each}
 
 
 @dataclass(frozen=True)
@@ -110,13 +118,13 @@ class Compiled:
 _collected: list[list[Compiled]] = []
 
 
-def address(key: tuple, dtype: torch.dtype, *, softmax: bool = False) -> int:
+def address(key: Key, dtype: torch.dtype, *, softmax: bool = False) -> int:
     """The address of the compiled curve for one precision: of given probabilities, or of those of softmax.
 
     Raises:
         ImportError: no library has it, and numba is not installed.
     """
-    one = Compiled(key[0], key[3], softmax, dtype)
+    one = Compiled(key.compiled, key.others, softmax, dtype)
     if _collected:
         _collected[-1].append(one)
         return 0
@@ -124,13 +132,13 @@ def address(key: tuple, dtype: torch.dtype, *, softmax: bool = False) -> int:
 
 
 @cache
-def is_compilable(key: tuple, *, softmax: bool = False) -> bool:
+def is_compilable(key: Key, *, softmax: bool = False) -> bool:
     """Whether the compiled form of a curve can be had: from the library of kernels, or by numba. Warns where not."""
     if _collected or find_spec("numba") is not None:
         return True
-    if library().get(Compiled(key[0], key[3], softmax, torch.float32).symbol) is not None:
+    if library().get(Compiled(key.compiled, key.others, softmax, torch.float32).symbol) is not None:
         return True
-    name = f"{key[0].__module__}.{key[0].__qualname__}"
+    name = f"{key.compiled.__module__}.{key.compiled.__qualname__}"
     warnings.warn(f"{name} is compiled by numba, which is not installed: torch operations serve", stacklevel=2)
     return False
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_registry.ops.rows.api import Kernel, RowLoss, triton_kernel
-from topk_registry.ops.rows.curve import Curve, address, is_compilable, losses_of, on_gpu, parameters
+from topk_registry.ops.rows.curve import Curve, Key, address, is_compilable, losses_of, on_gpu, parameters
 from topk_registry.ops.rows.numba.backend import RowKernel
 from topk_registry.ops.targets.table import wide
 
@@ -32,20 +32,20 @@ def definition(curve: Curve, scores: Tensor, target: Tensor | None) -> Tensor:
 
 
 @lru_cache(maxsize=128)
-def _kernel(key: tuple) -> RowKernel | None:
+def _kernel(key: Key) -> RowKernel | None:
     if not is_compilable(key):
         return None
 
-    return RowKernel("sigmoid.numba.kernel:row", (key[4], *parameters(key)), partial(curves, key))
+    return RowKernel("sigmoid.numba.kernel:row", (key.logarithms, *parameters(key)), partial(curves, key))
 
 
-def curves(key: tuple, dtype: torch.dtype, labels: bool) -> tuple[int, ...]:
+def curves(key: Key, dtype: torch.dtype, labels: bool) -> tuple[int, ...]:
     """The functions that the kernel calls."""
     return (address(key, dtype),)
 
 
 @lru_cache(maxsize=128)
-def _on_gpu(key: tuple) -> Kernel | None:
+def _on_gpu(key: Key) -> Kernel | None:
     if (form := on_gpu(key)) is None:
         return None
     curve, numbers, choices = form

@@ -8,7 +8,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_registry.ops.rows.api import Kernel, RowLoss, triton_kernel
-from topk_registry.ops.rows.curve import NO_PARAMETERS, Curve, address, is_compilable, losses_of, on_gpu, parameters
+from topk_registry.ops.rows.curve import (
+    NO_PARAMETERS,
+    Curve,
+    Key,
+    address,
+    is_compilable,
+    losses_of,
+    on_gpu,
+    parameters,
+)
 from topk_registry.ops.rows.numba.backend import RowKernel, on_cpu
 from topk_registry.ops.softmax.definition import among_best, label_log_probabilities, log_probabilities
 from topk_registry.ops.targets.table import of_table, wide
@@ -35,7 +44,7 @@ def softmax_rows(
     compiled = curve is None or curve.compiled is not None
     key = None if curve is None else curve.key
     if best and key is not None:
-        key = (*key[:2], True, *key[3:])
+        key = key._replace(each=True)
     kernel = partial(_kernel, key, float(scale), best) if compiled else None
     of_gpu = partial(_on_gpu, key, float(scale), shift is not None, best) if compiled else None
     own = None if curve is None else curve.own, shift
@@ -62,21 +71,21 @@ def definition(
 
 
 @lru_cache(maxsize=128)
-def _kernel(key: tuple | None, scale: float, best: int) -> RowKernel | None:
+def _kernel(key: Key | None, scale: float, best: int) -> RowKernel | None:
     if key is not None and not is_compilable(key, softmax=True):
         return None
 
-    numbers = (scale, 0.0, *NO_PARAMETERS) if key is None else (scale, key[3], *parameters(key))
+    numbers = (scale, 0.0, *NO_PARAMETERS) if key is None else (scale, key.others, *parameters(key))
 
     def tensors(dtype: torch.dtype, own: Tensor | None, shift: Tensor | None):
         return on_cpu(own, dtype), on_cpu(own, torch.float64), on_cpu(shift, dtype)
 
-    alone = key is None or not key[3]  # a label's loss is that of its own probability
+    alone = key is None or not key.others  # a label's loss is that of its own probability
     place, numbers = ("best", (*numbers, best)) if best else ("kernel", numbers)
     return RowKernel(f"softmax.numba.{place}:row", numbers, partial(curves, key), tensors, of_label=alone)
 
 
-def curves(key: tuple | None, dtype: torch.dtype, labels: bool) -> tuple[int, ...]:
+def curves(key: Key | None, dtype: torch.dtype, labels: bool) -> tuple[int, ...]:
     """The functions that the kernel calls, 0 for none: for all classes, and for one class in double precision."""
     if key is None:
         return 0, 0
@@ -84,7 +93,7 @@ def curves(key: tuple | None, dtype: torch.dtype, labels: bool) -> tuple[int, ..
 
 
 @lru_cache(maxsize=128)
-def _on_gpu(key: tuple | None, scale: float, shifted: bool, best: int) -> Kernel | None:
+def _on_gpu(key: Key | None, scale: float, shifted: bool, best: int) -> Kernel | None:
     if best > LARGEST_ON_GPU or (best and shifted):
         return None
     form = (None, *_NO_CURVE) if key is None else on_gpu(key)

@@ -110,7 +110,7 @@ def at_place(x, place, tau, weights, slopes):
         chance = weights[0] * e[place] / total
         of_factored = chance * tau
         add_scaled(e, of_factored / total, factored, 0, m)
-    _, fades = bests_of(x, spread, R)
+    _, fades = bests_of(x, spread, R, NEURALSORT)
     first_of_ranks(x, spread, e, u)
     for r in range(1, R + 1):
         total = next_rank(e, u, fades[r]) if r > 1 else total_of(e)
@@ -155,12 +155,12 @@ def out_of_range(x, spread, R):
 
 
 @compiled
-def bests_of(x, spread, R):
-    """Of NeuralSort's ranks 1 to R: the logit of the class that suits each, and the factor of all exponentials that
-    keeps them relative to it when they go on from the rank before."""
+def bests_of(x, spread, R, kind):
+    """Of ranks 1 to R: the logit of the class that suits each, and NeuralSort's factor of all exponentials that keeps
+    them relative to it when they go on from the rank before."""
     best, fade = zeros(R + 1), blocks.ones(R + 1, np.float64)
     for r in range(1, R + 1):
-        best[r] = (len(x) + 1 - 2 * r) * x[r - 1] - spread[r - 1]
+        best[r] = logit(x, spread, r - 1, r, kind, 1.0)
     for r in range(2, R + 1):
         fade[r] = exp(best[r - 1] - best[r])
     return best, fade
@@ -187,7 +187,7 @@ def next_rank(e, u, factor):
 
 @inlined
 def classes(first, last):
-    """Of unsigned numbers, which index without a look whether they are negative; a slice of an array costs more."""
+    """The range of classes in unsigned numbers, which index without a check for negative ones; a slice costs more."""
     return range(np.uint64(first), np.uint64(last))
 
 
@@ -253,16 +253,15 @@ def ranks(x, kind, tau, weights):
     m, R = len(x), len(weights) - 1
     chances, totals, norms = zeros((R + 1, m)), blocks.ones(R + 1, np.float64), zeros(R + 1)
     spread, u = spread_of(x), empty(m)
-    bests, fades = bests_of(x, spread, R)
-    if kind != NEURALSORT:
-        bests[:] = 0
+    bests, fades = bests_of(x, spread, R, kind)
     bands = zeros((R + 1, 2), np.int64)
     bands[:, 1] = m
     if kind != NEURALSORT or out_of_range(x, spread, R):
         set_bands(x, spread, bests, kind, weights, bands)
     in_steps = kind == NEURALSORT and 2 * (x[0] - x[m - 1]) < RANGE
-    for i in range(m):
-        u[i] = exp(-2.0 * x[i]) if in_steps else 0.0
+    if in_steps:
+        for i in range(m):
+            u[i] = exp(-2.0 * x[i])
     for r in range(R + 1):
         if r == 0 and weights[r] == 0:
             continue
@@ -289,7 +288,7 @@ def set_bands(x, spread, bests, kind, weights, bands):
     that of another rank makes it nothing: of its own rank, or of the last one for a class below.
     """
     m, R, first, last = len(x), len(weights) - 1, 0, 0
-    cut = CUT + math.log(weights[min(R, 1)] / weights[R])
+    cut = CUT + math.log(weights[min(R, 1)] / weights[R])  # the first rank counts most, and the last one least
     for r in range(1, R + 1):
         last = max(last, r)
         while bests[r] - logit(x, spread, first, r, kind, 1.0) > cut:
