@@ -11,8 +11,10 @@ from topk_registry.ops.ksubset.torch import rows
 
 SIZES = [(14, 6), (40, 6), (70, 33), (100, 50), (300, 40), (60, 45), (110, 70)]
 LARGEST = [(140, 65), (300, 90), (900, 300)]  # which are computed in double precision
-# by division gradients lose up to five bits: results of single precision that were computed in double do not show it
-LOST = {torch.float32: 1, torch.float64: 32}
+# By division gradients lose up to five bits, and polynomials through 24 points make errors up to 3 times as large,
+# their Lebesgue constant. Results of single precision that were computed in double do not show it.
+LEBESGUE = {torch.float32: 1, torch.float64: 3}
+LOST = {torch.float32: 1, torch.float64: 32 * LEBESGUE[torch.float64]}
 CASES = [
     *((n, k, (torch.float32,)) for n, k in SIZES),
     *((n, k, (torch.float32, torch.float64)) for n, k in LARGEST),
@@ -123,7 +125,7 @@ def test_margins_and_their_gradient_are_those_of_the_torch_path(n, k, kind, dtyp
         eps = torch.finfo(dtype).eps
         assert (found == margins)[~there].all()
         # a difference of scores and a logarithm, which is exact to its absolute rounding
-        assert ((found - margins).abs() <= 4 * eps * (1 + margins.abs() + finite))[there].all()
+        assert ((found - margins).abs() <= 4 * LEBESGUE[dtype] * eps * (1 + margins.abs() + finite))[there].all()
         # the cotangents of all classes are summed in those of the coefficients, and leave their own rounding
         rounding = eps * (2 * gradient.abs().amax(1, keepdim=True) + g.double().abs().sum(1, keepdim=True))
         assert ((found_gradient - gradient).abs() <= rounding * LOST[dtype]).all()

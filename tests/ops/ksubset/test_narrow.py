@@ -7,9 +7,10 @@ import torch
 from tests import oracles
 from tests.ops.compiled import for_python
 from topk_registry.ops.ksubset import smooth_topk_hinge
-from topk_registry.ops.ksubset.numba import backend, narrow
+from topk_registry.ops.ksubset.numba import backend, groups, narrow
 
 centred, expand, krawtchouk = map(for_python, (narrow.centred, narrow.expand, narrow.krawtchouk))
+odds_of_largest = for_python(groups.odds_of_largest)
 SIZES = [(90, 32), (100, 50), (300, 40)]
 SIZES_OF_TARGETS = [(40, 6), (100, 50), (300, 20)]
 KINDS = ("gaussian", "two values", "one leader")
@@ -43,8 +44,9 @@ def terms_of(s: np.ndarray, k: int) -> int:
     """How many terms beyond the first the kernel takes."""
     x, terms = np.append(s, np.full(-len(s) % 64, -np.inf, np.float32)), np.empty((2, narrow.MOST_TERMS + 1))
     x[0] = -np.inf
-    numbers = expand(len(s) - 1, 1, k, 4)
-    return centred(x, len(s) - 1, 1.0, numbers, np.empty_like(x), terms[0], terms[1])[0]
+    w, numbers = np.empty_like(x), expand(len(s) - 1, 1, k, 4)
+    mass = odds_of_largest(x, 1.0, w)[1]
+    return centred(w, mass, len(s) - 1, numbers, np.empty_like(x), terms[0], terms[1])[0]
 
 
 @pytest.mark.parametrize(("tier", "side"), SIDES)

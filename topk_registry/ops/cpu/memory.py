@@ -102,15 +102,25 @@ def _address_of(typing_context, array):
 address_of: Any = _address_of  # address_of(array): the address of its first number, an integer
 
 
+def _uncounted(context, builder, kind: types.Type, value):
+    """LLVM's value of an array without its owner, and of a tuple with its arrays so; of anything else the same."""
+    if isinstance(kind, types.BaseTuple):
+        values = cgutils.unpack_tuple(builder, value)
+        parts = [_uncounted(context, builder, one, part) for one, part in zip(kind, values, strict=True)]
+        return context.make_tuple(builder, kind, parts)
+    if isinstance(kind, types.Array):
+        given = context.make_array(kind)(context, builder, value)
+        return numbers_at(context, builder, kind, given.data, cgutils.unpack_tuple(builder, given.shape))
+    return value
+
+
 @intrinsic
-def _borrowed(typing_context, array):
-    def codegen(context, builder, signature, arguments):
-        given = context.make_array(array)(context, builder, arguments[0])
-        return numbers_at(context, builder, array, given.data, cgutils.unpack_tuple(builder, given.shape))
-
-    return array(array), codegen
+def _borrowed(typing_context, memory):
+    return memory(memory), lambda context, builder, signature, arguments: _uncounted(
+        context, builder, memory, arguments[0]
+    )
 
 
-# The same memory as an array that is not reference-counted: counting makes each slice cost ten nanoseconds. Only for
-# memory that the caller owns.
+# The same memory without a count of references: counting makes each slice cost ten nanoseconds, and each array that a
+# function is given twice that. Of an array, or of a tuple with all its arrays; only for memory that the caller owns.
 borrowed: Any = _borrowed

@@ -13,7 +13,7 @@ from topk_registry.ops.cpu.functions import total_of
 from topk_registry.ops.cpu.masks import places_above
 from topk_registry.ops.cpu.memory import borrowed, empty
 from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, exp64, summing
-from topk_registry.ops.ksubset.numba import rows
+from topk_registry.ops.ksubset.numba import points, rows
 
 LARGEST = 600.0  # of (s - a) / theta: odds and sums of them stay finite, and so much above makes no difference
 # of (s_[k] - s_[k+1]) / theta: a class is in a set or out of it, but for exp(-FARTHEST)
@@ -24,12 +24,25 @@ MANY, AT_ONCE = 8, 0.6  # found in the first round of a search: so many go on wi
 IN_NO_ORDER = 32
 AT_LABEL = 1 / 2  # limit of the tail's odds for the margin at a label and its gradient
 AT_ALL = 1 / 4  # and for those of all classes, whose cotangents pass through the polynomials once more
+AT_POINTS = 1 / 3  # and for large k, where power sums are taken at points
 
 
 @compiled
-def split(row, k, depth, limit, theta, space, w, E, where):
+def odds_of_largest(row, theta, w):
+    """Return the largest score, and the sum of the odds relative to it, w: 0 if it is not finite, NaN if any is NaN."""
+    a, mass = blocks.largest_of(row), 0.0
+    inverse, floor = rows.limits(w, theta)
+    if np.isnan(a):
+        return a, np.nan
+    if np.isfinite(a):
+        mass = rows.odds(row, a, inverse, floor, w)
+    return a, mass
+
+
+@compiled
+def split(row, a, mass, k, depth, limit, theta, space, w, E, where):
     """(size, a, u, most): the size of the top group, the reference a of odds, the factor u = exp(-t) that tilts them,
-    and the largest of the tail's tilted odds.
+    and the largest of the tail's tilted odds. It is given what :func:`odds_of_largest` returns and writes.
 
     E[:size] and where[:size] are the top group's odds and classes, w the odds of the tail and 0 elsewhere, all relative
     to a. Scores of -inf are classes that are left out. The tilt draws depth - 1/2 classes, depth = k or, for a second
@@ -37,15 +50,10 @@ def split(row, k, depth, limit, theta, space, w, E, where):
     """
     top, places, room = space
     inverse, floor = rows.limits(w, theta)
-    a = blocks.largest_of(row)
-    if np.isnan(a):
+    if np.isnan(mass):
         return -1, a, 1.0, 0.0
-    if np.isfinite(a):
-        mass = rows.odds(row, a, inverse, floor, w)
-        if np.isnan(mass):
-            return -1, a, 1.0, 0.0
-        if limit * mass >= k:
-            return 0, a, k / mass, k / mass
+    if limit * mass >= k:
+        return 0, a, k / mass, k / mass
     if depth < IN_NO_ORDER or row.itemsize == 8:
         enough = select.largest(row, NO_CLASS, top, places, room)
     else:
@@ -85,18 +93,18 @@ def split(row, k, depth, limit, theta, space, w, E, where):
 
 
 @compiled
-def at_kth(row, k, theta, space, w, E, where, P, scratch):
+def at_kth(row, a, mass, k, theta, space, w, E, where, P, at, scratch):
     """(size, kth, beyond, u, gap, most, powers): :func:`split` for the margins of all classes.
 
     kth: the k-th largest score, to which E is relative. w is relative to the next one, and gap are the odds of that.
     Where it is farther below than FARTHEST, it and all after it are taken to be higher: margins of the k largest are
     ``beyond`` more. most: the largest of w. P: the power sums of w, of which ``powers`` matter.
     """
-    size, a, u, most = split(row, k, k + 1, AT_ALL, theta, space, w, E, where)
+    size, a, u, most = split(row, a, mass, k, k + 1, AT_POINTS, theta, space, w, E, where)
     kth, beyond, gap = a, 0.0, 1.0
     if size < 0:
         return size, kth, beyond, 1.0, gap, 0.0, 0
-    most, powers = most / u, power_sums(w, most, P, scratch)
+    most, powers = most / u, power_sums_at_points(w, most, most / u, P, at, scratch)
     if size > 0:
         kth = space[0][k - 1]
         distance = (np.float64(kth) - np.float64(a)) / theta
@@ -128,6 +136,14 @@ def power_sums(w, most, P, scratch):
     rows.power_sums(w, P[:count], scratch)
     for j in range(count, len(P)):
         P[j] = 0
+    return count
+
+
+@compiled
+def power_sums_at_points(w, most, largest, P, at, scratch):
+    """:func:`power_sums` by points; ``largest`` are the largest odds as they are in w."""
+    count = rows.reach(most / (1 - most), len(P), w.itemsize)
+    points.power_sums(w, largest, count, at, P, scratch)
     return count
 
 

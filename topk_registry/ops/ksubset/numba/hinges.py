@@ -65,8 +65,8 @@ def tail_hinges(row, w, mass, alpha, gain, a, c, powers, odds_scale, shift, scal
             _chains_of_five(odds, last_five, odds_scale, share, factor, scale, scratch, out)
         else:
             horner_twice(odds, c, odds_scale, scratch)
-            _chains(share, factor, scale, scratch, out)
-        cost, of_last = _hinges(scores, share, gap, scratch, a, shift, scale, tau)
+            chains(share, factor, scale, scratch, out)
+        cost, of_last = sum_of_hinges(scores, share, gap, scratch, a, shift, scale, tau)
         value += cost
         dc[k] -= of_last
         v, e = scratch[: len(odds)], scratch[E : E + len(odds)]
@@ -163,7 +163,7 @@ def horner_twice(w, c, scale, scratch):
 
 
 @compiled
-def _chains(mass, gain, scale, scratch, out):
+def chains(mass, gain, scale, scratch, out):
     """e <- chain, out <- dL/ds, and x / d."""
     one = mass.dtype.type(1)
     for i in range(len(mass)):
@@ -197,7 +197,7 @@ def distance(a, score):
 
 
 @summing
-def _hinges(scores, mass, alpha, scratch, a, shift, scale, tau):
+def sum_of_hinges(scores, mass, alpha, scratch, a, shift, scale, tau):
     """The sums of mass L and of chain d."""
     zero = mass.dtype.type(0)
     value = of_last = zero

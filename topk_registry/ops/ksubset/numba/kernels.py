@@ -50,7 +50,10 @@ def label_rows(s, is_bfloat16, label, k, theta, margin, gradient, alpha, scale, 
         if 0 <= y < n:
             blocks.load(s[r, :n], is_bfloat16, x)
             of_label[r], x[y] = x[y], -np.inf
-            size[r], a[r], u[r], most[r] = groups.split(x, k, k, groups.AT_LABEL, theta, space, odds[r], E[r], where[r])
+            largest, mass = groups.odds_of_largest(x, theta, odds[r])
+            size[r], a[r], u[r], most[r] = groups.split(
+                x, largest, mass, k, k, groups.AT_LABEL, theta, space, odds[r], E[r], where[r]
+            )
             if np.isnan(of_label[r]):
                 size[r], u[r] = -1, 1.0
         if size[r] >= 0:
@@ -217,8 +220,9 @@ def both_tilts(s, is_bfloat16, n, k, theta, memory):
     gap, u, P, powers = blocks.ones(B, np.float64), blocks.ones(2 * B, np.float64), zeros((k, 2 * B)), ZERO
     for r in range(B):
         blocks.load(s[r, :n], is_bfloat16, x)
+        largest, mass = groups.odds_of_largest(x, theta, odds[r])
         size[r], a[r], u[B + r], most[r] = groups.split(
-            x, k, k + 1, groups.AT_ALL, theta, space, odds[r], E[B + r], where[r]
+            x, largest, mass, k, k + 1, groups.AT_ALL, theta, space, odds[r], E[B + r], where[r]
         )
         size[B + r], kth[r] = size[r], a[r]
         if size[r] < 0:

@@ -2,7 +2,7 @@
 
 The polynomial reaches beyond c_k. A class that is out of a random k-set more often than in it is divided out upward,
 from c_0; any other downward, from the last coefficient. Errors shrink either way. Both are Horner's rule: downward, the
-coefficients are in reverse order and 1 / v takes the place of the odds v.
+coefficients are in reverse order and 1 / v takes the place of the odds v. Upward it is done at a few points only.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false
 
@@ -14,16 +14,17 @@ import numpy as np
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.memory import borrowed, empty, zeros
 from topk_registry.ops.cpu.numbers import compiled, exp64, summing
-from topk_registry.ops.ksubset.numba import groups, narrow, rows
+from topk_registry.ops.ksubset.numba import groups, narrow, points, rows
 from topk_registry.ops.ksubset.numba.hinges import hinge_of
 
 LINE = 32  # numbers that all arrays are padded to: no loop of vector instructions has numbers left over
 LEAST = 1e-280  # smaller coefficients are 0: denormal numbers are slow
-# c_0..c_D of a product, with as many zeros in front, and room for the next product; signed power sums, in reverse
-# order; c_0..c_k and, in reverse order, c_D..c_{k-1}.
+RECENT = 4  # coefficients that are not read back while they are being written
+# c_0..c_D of a product, with as many zeros in front, and room for the next product; signed power sums from the fifth
+# on, in reverse order; c_0..c_k and, in reverse order, c_D..c_{k-1}.
 Polynomial = namedtuple("Polynomial", "c spare signed up down")
-# A side of the top group: odds, or their reciprocals, and places among the scores.
-Side = namedtuple("Side", "v where")
+# The classes that are divided out downward: the reciprocals of their odds, and places among the scores.
+High = namedtuple("High", "v where")
 
 
 @compiled
@@ -49,7 +50,7 @@ def polynomial_memory(k, n, itemsize):
         degree += 1
         ratio *= k / degree
     powers = padded(powers_of(k))
-    lead = max(padded(degree + 1), powers)  # as many zeros in front as there may be power sums
+    lead = max(padded(degree + 1), powers + LINE)  # more zeros in front than there may be power sums
     return Polynomial(
         zeros(2 * lead), zeros(2 * lead), zeros(powers), rows.coefficients(k, np.float64),
         zeros(blocks.FRONT + lead - k + 1),
@@ -64,14 +65,9 @@ def powers_of(k):
 
 
 @compiled
-def side(most):
-    """Memory for one side of a top group of up to ``most`` classes."""
-    return Side(zeros(padded(most)), zeros(padded(most), np.int64))
-
-
-@compiled
-def borrowed_side(one):
-    return borrowed(one.v), borrowed(one.where)
+def high_memory(most):
+    """Memory for up to ``most`` classes that are divided out downward."""
+    return High(zeros(padded(most)), zeros(padded(most), np.int64))
 
 
 @compiled
@@ -81,36 +77,61 @@ def multiply(E, size, u, P, powers, k, tilt, memory):
 
     P are the power sums of the tail's odds, which are tilted by ``tilt``.
     """
-    c, spare, signed = borrowed(memory.c), borrowed(memory.spare), borrowed(memory.signed)
-    lead, line, factor = len(c) // 2, padded(powers), tilt
-    signed[:line] = 0
-    for j in range(powers):
-        signed[line - 1 - j] = P[j] * factor
+    c, spare = memory.c, memory.spare
+    lead = len(c) // 2
+    last = expand(P, powers, tilt, c, memory.signed, lead if size > 0 else k + 1)
+    c[lead + last + 1 :] = 0
+    spare[lead:] = 0
+    for j in range(0, size, 4):
+        last = min(last + 4, lead - 1)
+        zeroth, first, second = pair(E, j, size, u)
+        third, fourth, fifth = pair(E, j + 2, size, u)
+        _times(
+            c[: lead + padded(last + 1)], lead, zeroth * third, zeroth * fourth + first * third,
+            (zeroth * fifth + second * third) + first * fourth, first * fifth + second * fourth, second * fifth, spare,
+        )  # fmt: skip
+        c, spare = spare, c
+    return c
+
+
+@compiled
+def pair(E, j, size, u):
+    """Return the coefficients of the factors of classes j and j + 1, of 1 where there are no more than ``size``."""
+    p, q = chances(E[j] * u if j < size else 0.0)
+    other, rest = chances(E[j + 1] * u if j + 1 < size else 0.0)
+    return q * rest, p * rest + q * other, p * other
+
+
+@compiled
+def expand(P, powers, tilt, c, signed, stop):
+    """Write the coefficients of the tail's polynomial before the one numbered ``stop`` that matter, by Newton's
+    identities; return the number of the last."""
+    lead, line = len(c) // 2, padded(max(powers - RECENT, 0))
+    # the last coefficients are kept beside the array: a vector that holds a number just written has to wait for it
+    first, second, third, fourth = P[0] * tilt, 0.0, 0.0, 0.0
+    if powers > 1:
+        second = -P[1] * tilt**2
+    if powers > 2:
+        third = P[2] * tilt**3
+    if powers > 3:
+        fourth = -P[3] * tilt**4
+    signed[:line], factor = 0, tilt**5
+    for j in range(RECENT, powers):
+        signed[line - 1 + RECENT - j] = P[j] * factor
         factor *= -tilt
-    largest = c[lead] = exp64(-0.5 * min(signed[line - 1], 1200.0))
-    last = 0  # the coefficients after it are too small to matter
-    for j in range(1, lead if size > 0 else k + 1):
-        at = lead + j - line
-        total = dot(c[at : at + line], signed[:line]) / j
-        c[lead + j] = total if total > LEAST else 0.0
+    largest = c[lead] = exp64(-0.5 * min(first, 1200.0))
+    one, two, three, four, last = largest, 0.0, 0.0, 0.0, 0
+    for j in range(1, stop):
+        at = lead + j - RECENT - line
+        total = dot(c[at : at + line], signed[:line])
+        total = (total + ((fourth * four + third * three) + second * two) + first * one) * (1 / j)
+        one, two, three, four = (total if total > LEAST else 0.0), one, two, three
+        c[lead + j] = one
         largest = max(largest, total)
         if total < 1e-60 * largest:
             break
         last = j
-    c[lead + last + 1 :] = 0
-    spare[lead:] = 0
-    if size % 2 == 1:
-        last = min(last + 1, lead - 1)
-        p, q = chances(E[size - 1] * u)
-        _times(c[: lead + padded(last + 1)], lead, q, p, 0.0, spare)
-        c, spare = spare, c
-    for j in range(0, size - 1, 2):
-        last = min(last + 2, lead - 1)
-        p, q = chances(E[j] * u)
-        other, rest = chances(E[j + 1] * u)
-        _times(c[: lead + padded(last + 1)], lead, q * rest, p * rest + q * other, p * other, spare)
-        c, spare = spare, c
-    return c
+    return last
 
 
 @compiled
@@ -129,34 +150,34 @@ def dot(x, y):
 
 
 @compiled
-def _times(c, lead, zeroth, first, second, out):
-    """out <- the product with zeroth + first X + second X^2."""
-    here, before, earlier = c[lead:], c[lead - 1 :], c[lead - 2 :]
+def _times(c, lead, zeroth, first, second, third, fourth, out):
+    """out <- the product with zeroth + first X + second X^2 + third X^3 + fourth X^4."""
+    here, before, earlier, still, earliest = c[lead:], c[lead - 1 :], c[lead - 2 :], c[lead - 3 :], c[lead - 4 :]
     written = out[lead : len(c)]
     for i in range(len(written)):
         one = zeroth * here[i] + (first * before[i] + second * earlier[i])
+        one += third * still[i] + fourth * earliest[i]
         written[i] = one if one > LEAST else 0.0
 
 
 @compiled
-def balance(c, size, k, at_label, up, down, of_tail):
+def balance(c, size, k, at_label, up, down, itemsize):
     """Tilt c by log rho, rho = c_{k-1} / c_k, and scale it, so that both become 1; return rho, the numbers of
     coefficients below and above c_k that matter, and the odds of a class that is about as often in a set as out of it.
 
-    ``up`` <- c_0..c_k, ``down`` <- c_D..c_{k-1}, and ``of_tail`` <- those of ``up`` that matter to the tail.
+    ``up`` <- c_0..c_k, and ``down`` <- c_D..c_{k-1}.
     """
     lead = len(c) // 2
     rho = c[lead + k - 1] / c[lead + k]
     scale, back, lower, higher, limit = 1 / c[lead + k], 1 / rho, 0, 0, 1.0
     if size > 0 and not at_label:
         limit = math.sqrt(c[lead + k + 1] * scale * rho)
-    factor, least = scale, rounding(of_tail.itemsize)
+    factor, least = scale, rounding(itemsize)
     beside = least
     for j in range(k, -1, -1):
         one = c[lead + j] * factor
         one = one if one > LEAST else 0.0
         c[lead + j] = up[blocks.FRONT + j] = one
-        of_tail[blocks.FRONT + j] = one if one > 2.0**-70 else 0.0
         lower = k - j if one > beside else lower
         beside = beside / limit if j < k else beside
         factor *= back
@@ -173,26 +194,28 @@ def balance(c, size, k, at_label, up, down, of_tail):
 
 
 @compiled
-def divide(E, where, size, tilt, limit, low, low_where, high, high_where):
-    """Share out the top group: odds up to ``limit``, and the reciprocals of higher ones. Return how many each."""
-    lower = higher = 0
+def divide(E, where, size, u, tilt, limit, w, high):
+    """Share out the top group, with odds E tilted by u: those above ``limit`` go to ``high``, all others back to w, the
+    tail's odds, which are tilted by ``tilt``. Return how many went to ``high``, and the largest that went back."""
+    v, places, higher, largest, back = high.v, high.where, 0, 0.0, 1 / tilt
     for j in range(size):
-        v = E[j] * tilt
-        if v > limit:
-            high[higher], high_where[higher] = 1 / v, where[j]
+        odds = E[j] * u
+        if odds > limit:
+            v[higher], places[higher] = 1 / odds, where[j]
             higher += 1
         else:
-            low[lower], low_where[lower] = v, where[j]
-            lower += 1
-    low[lower : padded(lower)] = 0
-    high[higher : padded(higher)] = 0
-    return lower, higher
+            w[where[j]] = odds * back
+            largest = max(largest, odds)
+    v[higher : padded(higher)] = 0
+    return higher, largest
 
 
 # Memory for a label's margin: scratch of the search for the top group; a row's scores x and odds, a block of numbers in
-# either precision, the tail's coefficients, places and odds of the top group, power sums, the polynomial, the sides of
-# the top group; and of narrow rows the expansion and room for its terms.
-LabelMemory = namedtuple("LabelMemory", "space x odds scratch wide c where E power polynomial low high expansion terms")
+# either precision, places and odds of the top group, power sums, the polynomial, the high classes, the points; and of
+# narrow rows chances, the expansion and room for its terms.
+LabelMemory = namedtuple(
+    "LabelMemory", "space x odds scratch wide where E power polynomial high points chances expansion terms"
+)
 
 
 @compiled
@@ -202,9 +225,8 @@ def label_memory(width, n, k, dtype):
     x = empty(m, dtype)
     return LabelMemory(
         groups.space(m, k, dtype), x, empty(m, dtype), empty(blocks.CACHE_BLOCK, dtype),
-        empty(blocks.CACHE_BLOCK), rows.coefficients(k, dtype), empty(most, np.int64), empty(most),
-        empty(powers_of(k)),
-        polynomial_memory(k, n, x.itemsize), side(most), side(most),
+        empty(blocks.CACHE_BLOCK), empty(most, np.int64), empty(most), empty(powers_of(k)),
+        polynomial_memory(k, n, x.itemsize), high_memory(most), points.point_memory(x), empty(m, dtype),
         narrow.expand(n - 1, 1, k, x.itemsize), empty((3, narrow.MOST_TERMS + 1)),
     )  # fmt: skip
 
@@ -212,6 +234,7 @@ def label_memory(width, n, k, dtype):
 @compiled
 def label_rows(s, is_bfloat16, label, k, theta, margin, gradient, alpha, scale, tau, factors, value, memory):
     """:func:`topk_registry.ops.ksubset.numba.kernels.label_rows` for large k."""
+    memory = borrowed(memory)
     for r in range(len(s)):
         margin[r], value[r] = label_row(
             s[r], is_bfloat16, label[r], k, theta, gradient[r], alpha, scale, tau, factors[r], memory
@@ -221,47 +244,55 @@ def label_rows(s, is_bfloat16, label, k, theta, margin, gradient, alpha, scale, 
 @compiled
 def label_row(s, is_bfloat16, y, k, theta, gradient, alpha, scale, tau, factor, memory):
     """Return the margin and the value of a row: a narrow one, or one whose classes are left out by division."""
-    w, power = borrowed(memory.odds), borrowed(memory.power)
-    scratch, wide = borrowed(memory.scratch), borrowed(memory.wide)
-    E, where, x, of_tail = borrowed(memory.E), borrowed(memory.where), borrowed(memory.x), borrowed(memory.c)
-    up, down = borrowed(memory.polynomial.up), borrowed(memory.polynomial.down)
-    low, low_where = borrowed_side(memory.low)
-    high, high_where = borrowed_side(memory.high)
-    terms, expansion = borrowed(memory.terms), memory.expansion
+    w, power = memory.odds, memory.power
+    E, where, x = memory.E, memory.where, memory.x
+    up, down = memory.polynomial.up, memory.polynomial.down
+    terms, expansion = memory.terms, memory.expansion
     n, size, real, margin = len(gradient), -1, memory.x.dtype.type, np.nan
     of_label, a, u, most, rho, below, above, count = real(0), real(0), 1.0, 0.0, 1.0, 0, 0, 0
     if 0 <= y < n:
         blocks.load(s[:n], is_bfloat16, x)
         of_label, x[y] = x[y], -np.inf
     if of_label == of_label and 0 <= y < n:
-        count, a, u = narrow.centred(x, n - 1, theta, expansion, w, terms[0], terms[1])
+        a, mass = groups.odds_of_largest(x, theta, w)
+        count, u = narrow.centred(w, mass, n - 1, expansion, memory.chances, terms[0], terms[1])
         if count == 0:
-            space = groups.borrowed_space(memory.space)
-            size, a, u, most = groups.split(x, k, k, groups.AT_ALL, theta, space, w, E, where)
+            size, a, u, most = groups.split(x, a, mass, k, k, groups.AT_POINTS, theta, memory.space, w, E, where)
     if count > 0:
         rho = narrow.label_polynomial(terms[1, : count + 1], n - 1, k, expansion, terms[2])
     elif size >= 0:
-        powers = groups.power_sums(w, most, power, scratch)
+        powers = groups.power_sums_at_points(w, most, most / u, power, memory.points, memory.scratch)
         c = multiply(E, size, u, power, powers, k, u, memory.polynomial)
-        rho, below, above, _ = balance(c, size, k, True, up, down, of_tail)
+        rho, below, above, _ = balance(c, size, k, True, up, down, x.itemsize)
     if count > 0 or size >= 0:
         margin = np.float64(of_label) - np.float64(a) + theta * math.log(u * rho)
     value, of_margin = hinge_of(margin, y, alpha, scale, tau, factor)
     if margin != margin:
         blocks.fill(w, real(np.nan))
     elif count > 0:
-        narrow.label_gradient(w, expansion.p, terms[2], count, of_margin)
+        narrow.label_gradient(memory.chances, expansion.p, terms[2], count, of_margin, w)
         w[y] = of_margin
     else:
-        count = min(rows.reach(most * rho, k, w.itemsize), below)
-        rows.label_gradient(w, of_tail, real(u * rho), real(of_margin), count, scratch)
-        lower, higher = divide(E, where, size, u * rho, 1.0, low, low_where, high, high_where)
-        rows.label_gradient(low[: padded(lower)], up, 1.0, of_margin, below, wide)
+        tilt, high, wide = u * rho, memory.high.v, memory.wide
+        places = memory.high.where
+        higher, largest = divide(E, where, size, tilt, tilt, 1.0, w, memory.high)
+        label_gradient(w, up, below, tilt, max(largest, most * rho), of_margin, memory.points, wide)
         rows.label_gradient(high[: padded(higher)], down, 1.0, of_margin, above, wide)
-        for j in range(lower):
-            w[low_where[j]] = low[j]
         for j in range(higher):
-            w[high_where[j]] = high[j]
+            w[places[j]] = high[j]
         w[y] = of_margin
     blocks.store(w, is_bfloat16, gradient)
     return margin, value
+
+
+@compiled
+def label_gradient(w, c, below, tilt, largest, slope, at, wide):
+    """w <- slope v (d_{k-2} (1 + v) - 1), v = tilt w up to ``largest``, by points; see :func:`rows.label_gradient`."""
+    v, terms, powers = at.v, at.terms, at.c[: len(at.v)]
+    scale = points.place(largest, v)
+    d = wide[: len(v)]
+    rows.horner(v, rows.in_fours(c, len(c) - blocks.FRONT - 2, below), d)
+    for m in range(len(v)):
+        d[m] = slope * (d[m] * (1.0 + v[m]) - 1.0)
+    points.fit(d, terms, powers)
+    points.multiply(w, tilt, scale, powers)

@@ -8,16 +8,28 @@ import numpy as np
 
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.memory import borrowed, empty, zeros
-from topk_registry.ops.cpu.numbers import compiled, exp64, log64, summing
-from topk_registry.ops.ksubset.numba import large, narrow
-from topk_registry.ops.ksubset.numba.hinges import LEAST_TAU, LEAST_TERM, D, E, add_moments, horner_twice, tail_hinges
+from topk_registry.ops.cpu.numbers import compiled, copy, exp64, log64, summing
+from topk_registry.ops.ksubset.numba import groups, large, narrow, points
+from topk_registry.ops.ksubset.numba.hinges import (
+    LEAST_TAU,
+    LEAST_TERM,
+    D,
+    E,
+    add_moments,
+    chains,
+    horner_twice,
+    sum_of_hinges,
+)
 from topk_registry.ops.ksubset.numba.large_margins import (
+    above_c_k,
+    add_to_coefficients,
     finish,
-    gather_sides,
+    fit_quotients,
+    gather,
+    place_points,
+    quotients,
     row_memory,
-    side_coefficients,
     split,
-    tail_terms,
 )
 from topk_registry.ops.ksubset.numba.targets import FEW_CLASSES, gaps_and_gains, holds, masses, one_hinge
 
@@ -39,33 +51,36 @@ def hinge_rows(
     s, is_bfloat16, q, labels, shares, uniform, weight, alpha, factor, k, theta, scale, tau, value, out, memory
 ):  # fmt: skip
     """:func:`topk_registry.ops.ksubset.numba.expected.hinge_rows` for large k."""
-    n, x, mass, d = out.shape[1], borrowed(memory.row.x), borrowed(memory.row.mass), borrowed(memory.row.odds)
+    memory = borrowed(memory)
+    n, x, w, d = out.shape[1], memory.row.x, memory.row.odds, memory.row.direct
     few, few_mass = empty(FEW_CLASSES, np.int64), empty(FEW_CLASSES)
-    terms, tau = borrowed(memory.terms), max(tau, LEAST_TAU)
+    terms, tau = memory.terms, max(tau, LEAST_TAU)
     for r in range(len(s)):
         blocks.load(s[r, :n], is_bfloat16, x)
-        count = masses(r, q, labels, shares, uniform, weight, factor, mass[:n], few, few_mass)
-        size, a, u = narrow.centred(x, n, theta, memory.expansion, d, terms[0], terms[1])
+        count = masses(r, q, labels, shares, uniform, weight, factor, memory.row.mass[:n], few, few_mass)
+        a, mass = groups.odds_of_largest(x, theta, w)
+        size, u = narrow.centred(w, mass, n, memory.expansion, d, terms[0], terms[1])
         if size > 0:
+            copy(d, w)
             value[r] = narrow_row(n, size, a, u, count, few, few_mass, alpha, k, theta, scale, tau, memory)
         else:
-            value[r] = divided_row(count, few, few_mass, alpha, k, theta, scale, tau, memory)
-        blocks.store(borrowed(memory.row.direct), is_bfloat16, out[r])
+            value[r] = divided_row(a, mass, count, few, few_mass, alpha, k, theta, scale, tau, memory)
+        blocks.store(memory.row.direct, is_bfloat16, out[r])
 
 
 @compiled
 def narrow_row(n, size, a, u, count, few, few_mass, alpha, k, theta, scale, tau, memory):
     """Return the hinge of a narrow row, of ``size`` terms; its gradient goes to memory."""
-    expansion, terms, real = memory.expansion, borrowed(memory.terms), memory.row.x.dtype.type
-    x, d, g = borrowed(memory.row.x), borrowed(memory.row.odds), borrowed(memory.row.direct)
+    expansion, terms, real = memory.expansion, memory.terms, memory.row.x.dtype.type
+    x, d, g = memory.row.x, memory.row.odds, memory.row.direct
     a_m, inverse, ratio, of_ratio = terms[1, : size + 1], terms[3, : size + 1], terms[4], terms[5]
     ratio[:] = 0
     of_equal = narrow.ratio_polynomial(a_m, n, k, expansion, terms[2, : size + 1], inverse, ratio[: size + 1])
     shift, total = math.log(u * of_equal), 0.0
     if count < 0:
         total = narrow.hinges(
-            x, d, borrowed(memory.row.mass), memory.alphas, memory.gains, a, size, expansion, of_equal, shift, scale,
-            tau, ratio, of_ratio, g, borrowed(memory.row.scratch),
+            x, d, memory.row.mass, memory.alphas, memory.gains, a, size, expansion, of_equal, shift, scale,
+            tau, ratio, of_ratio, g, memory.row.scratch,
         )  # fmt: skip
     else:
         blocks.fill(g, real(0))
@@ -86,66 +101,87 @@ def narrow_row(n, size, a, u, count, few, few_mass, alpha, k, theta, scale, tau,
 
 
 @compiled
-def divided_row(count, few, few_mass, alpha, k, theta, scale, tau, memory):
+def divided_row(a, mass, count, few, few_mass, alpha, k, theta, scale, tau, memory):
     """Return the hinge of a row whose classes are left out by division; its gradient goes to memory."""
-    x, w, mass, g = (
-        borrowed(memory.row.x), borrowed(memory.row.odds), borrowed(memory.row.mass), borrowed(memory.row.direct),
-    )  # fmt: skip
-    dc, where, of_tail = borrowed(memory.row.dc), borrowed(memory.row.where), borrowed(memory.row.c)
-    real, lead = memory.row.x.dtype.type, len(memory.row.dc) // 2
-    row = split(k, theta, memory.row)
+    dc, high, lead = memory.row.dc, memory.row.high.where, len(memory.row.dc) // 2
+    x, w, g = memory.row.x, memory.row.odds, memory.row.direct
+    real = memory.row.x.dtype.type
+    row = split(a, mass, k, theta, memory.row)
     if row.size < 0:
         return np.nan
-    lower, higher = gather_sides(row, alpha, count < 0, mass, few[: max(count, 0)], few_mass, memory.row)
+    massive = gather(row, alpha, count < 0, memory.row.mass, few[: max(count, 0)], few_mass, memory.row)
     dc[lead:] = 0
     if count < 0:
-        terms = tail_terms(row, k, x.itemsize)
-        total = tail_hinges(
-            x, w, mass, borrowed(memory.alphas), borrowed(memory.gains), row.kth, of_tail, terms, row.tilt, row.shift,
-            scale, tau, g, dc[lead : lead + k + 1], borrowed(memory.row.scratch),
-        )  # fmt: skip
+        total = tail_hinges(row, k, scale, tau, memory)
     else:
         total = 0.0
         blocks.fill(g, real(0))
         for f in range(count):
             i = few[f]
-            if few_mass[f] != 0 and not holds(where[: row.size], i):
+            if few_mass[f] != 0 and not holds(high[: row.higher], i):
                 distance, v = np.float64(x[i]) - np.float64(row.kth), np.float64(w[i]) * row.tilt
                 cost, slope = one_hinge(
-                    distance, np.float64(alpha[i if len(alpha) > 1 else 0]), few_mass[f], v, of_tail[blocks.FRONT :],
-                    row.shift, theta, scale, tau, dc[lead : lead + k + 1],
+                    distance, np.float64(alpha[i if len(alpha) > 1 else 0]), few_mass[f], v,
+                    memory.row.polynomial.up[blocks.FRONT :], row.shift, theta, scale, tau,
+                    dc[lead : lead + k + 1],
                 )  # fmt: skip
                 total += few_mass[f] * cost
                 g[i] += real(slope)
-    in_up, in_down = side_coefficients(row, k, memory.row)
-    wide, low, high = borrowed(memory.row.wide), memory.row.massive_low, memory.row.massive_high
-    total += side_hinges(lower, low, in_up, 1.0, theta, row.shift, scale, tau, dc, lead + k, row.below, wide)
-    total += side_hinges(higher, high, in_down, -1.0, theta, row.shift, scale, tau, dc, lead + k, row.above, wide)
-    finish(row, lower, higher, k, memory.row)
+    total += high_hinges(massive, row, k, theta, scale, tau, memory.row)
+    finish(row, massive, k, memory.row)
     return total
 
 
 @compiled
-def side_hinges(count, classes, c, sign, theta, shift, scale, tau, dc, center, reach, scratch):
-    """Return the sum of the hinges of one side; their direct gradient goes to ``classes``, that of the coefficients is
-    added to dc, whose ``center`` is that of c_k.
+def tail_hinges(row, k, scale, tau, memory):
+    """Return the sum of the hinges of all classes but the high ones, weighted by their masses, with its direct gradient
+    and that by way of the coefficients; see :func:`topk_registry.ops.ksubset.numba.hinges.tail_hinges`."""
+    x, w, mass, g = (
+        memory.row.x, memory.row.odds, memory.row.mass, memory.row.direct,
+    )  # fmt: skip
+    alphas, gains, scratch = memory.alphas, memory.gains, memory.row.scratch
+    dc, c, real, total = memory.row.dc, memory.row.points.c, memory.row.x.dtype.type, 0.0
+    per_class, center = len(alphas) == len(x), len(memory.row.dc) // 2 + k
+    of_z = place_points(row, k, memory.row)
+    fit_quotients(memory.row)
+    tilt, shift, scale, tau = real(row.tilt), real(row.shift), real(scale), real(tau)
+    points.start(memory.row.points)
+    for start in range(0, len(x), blocks.CACHE_BLOCK):
+        stop = min(start + blocks.CACHE_BLOCK, len(x))
+        at = start if per_class else 0
+        odds, share, gap = w[start:stop], mass[start:stop], alphas[at : at + stop - start]
+        quotients(odds, tilt, of_z, c, scratch)
+        chains(share, gains[at : at + stop - start], scale, scratch, g[start:stop])
+        cost, of_last = sum_of_hinges(x[start:stop], share, gap, scratch, row.kth, shift, scale, tau)
+        total += cost
+        dc[center] -= of_last
+        points.add(odds, scratch[E : E + len(odds)], of_z, memory.row.points)
+    add_to_coefficients(row, k, memory.row)
+    return total
 
-    With y and z from :func:`horner_twice`, d = 1 - v y, and sign = -1 downward, the log-odds are sign log(y / d)
-    besides the class's own; chain = sign g / (y d),
 
-        dL/ds = sign chain (y - v z),   dL/dc_{k - sign (1 + j)} = chain (-v)^j,   dL/dc_k = -chain y.
+@compiled
+def high_hinges(count, row, k, theta, scale, tau, memory):
+    """Return the sum of the hinges of the high classes; their direct gradient goes to ``memory.massive``, that of the
+    coefficients is added to ``memory.dc``.
+
+    With y and z from :func:`horner_twice`, v = 1 / odds and d = 1 - v y, the log-odds are -log(y / d) besides the
+    class's own; chain = -g / (y d),
+
+        dL/ds = -chain (y - v z),   dL/dc_{k + 1 + j} = chain (-v)^j,   dL/dc_k = -chain y.
     """
-    value = 0.0
+    value, classes, dc, wide = 0.0, memory.massive, memory.dc, memory.wide
+    c, center = above_c_k(row, memory), len(memory.dc) // 2 + k
     for start in range(0, large.padded(count), blocks.CACHE_BLOCK):
         stop = min(start + blocks.CACHE_BLOCK, large.padded(count))
-        v, slope = borrowed(classes.v)[start:stop], borrowed(classes.slope)[start:stop]
-        distance, mass = borrowed(classes.distance)[start:stop], borrowed(classes.mass)[start:stop]
-        horner_twice(v, c, 1.0, scratch)
-        margins_of(distance, scratch, sign * theta, theta * shift)
-        cost, of_center = chains_of(distance, mass, borrowed(classes.gap)[start:stop], scratch, sign, scale, tau, slope)
+        v, slope = classes.v[start:stop], classes.slope[start:stop]
+        distance, mass = classes.distance[start:stop], classes.mass[start:stop]
+        horner_twice(v, c, 1.0, wide)
+        margins_of(distance, wide, -theta, theta * row.shift)
+        cost, of_center = chains_of(distance, mass, classes.gap[start:stop], wide, scale, tau, slope)
         value += cost
         dc[center] -= of_center
-        add_moments(scratch[E : E + len(v)], scratch[: len(v)], sign, dc, center, reach, LEAST_TERM)
+        add_moments(wide[E : E + len(v)], wide[: len(v)], -1.0, dc, center, row.above, LEAST_TERM)
     return value
 
 
@@ -158,7 +194,7 @@ def margins_of(distance, scratch, theta, shift):
 
 
 @summing
-def chains_of(margin, mass, gap, scratch, sign, scale, tau, slope):
+def chains_of(margin, mass, gap, scratch, scale, tau, slope):
     """The sums of the hinges and of chain y; the place of z <- chain."""
     value = of_center = 0.0
     for i in range(len(margin)):
@@ -171,9 +207,9 @@ def chains_of(margin, mass, gap, scratch, sign, scale, tau, slope):
         log1p = log64(whole) * (e / rest) if rest > 0.0 else e
         cost = (violation if violation > 0.0 else 0.0) + tau * log1p
         share = (1.0 if violation > 0.0 else e) / whole
-        chain = -sign * mass[i] * scale * share / (y * (1.0 - v * y))
+        chain = mass[i] * scale * share / (y * (1.0 - v * y))
         value += mass[i] * cost
         of_center += chain * y
-        slope[i] = sign * chain * (y - v * z)
+        slope[i] = -chain * (y - v * z)
         scratch[E + i] = chain
     return value, of_center

@@ -8,31 +8,22 @@ import numpy as np
 
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.memory import borrowed, empty, zeros
-from topk_registry.ops.cpu.numbers import ZERO, compiled, copy, log64, summing
-from topk_registry.ops.ksubset.numba import groups, large, rows
-from topk_registry.ops.ksubset.numba.hinges import (
-    LEAST_TERM,
-    E,
-    add_moments,
-    chains_of_cotangents,
-    horner_twice,
-    tail_cotangents,
-)
+from topk_registry.ops.cpu.numbers import ZERO, compiled, copy, log64
+from topk_registry.ops.ksubset.numba import groups, large, points, rows
+from topk_registry.ops.ksubset.numba.hinges import LEAST_TERM, D, E, add_moments, chains_of_cotangents, horner_twice
 from topk_registry.ops.ksubset.numba.targets import mass_among
 
 # A row that is split: the size of its top group; the k-th largest score, and what margins are more from there on; the
-# tilt of the tail's odds and the shift of the log-odds; the largest of the tail's odds, and how many power sums matter;
-# how many coefficients below and above c_k matter, and classes are on either side of the top group; the coefficients.
-Split = namedtuple("Split", "size kth beyond tilt shift most powers below above lower higher c")
-# Classes of one side of the top group that have mass: odds or their reciprocals, scores less the k-th largest, masses,
-# gaps, places; and their direct gradients.
+# tilt of the tail's odds and the shift of the log-odds; the largest of these odds; how many coefficients below and
+# above c_k matter, and classes are divided out downward; the coefficients.
+Split = namedtuple("Split", "size kth beyond tilt shift largest below above higher c")
+# Classes that are divided out downward and have mass: reciprocals of odds, scores less the k-th largest, masses, gaps,
+# places; and their direct gradients.
 Massive = namedtuple("Massive", "v distance mass gap where slope")
-# Memory for a row: that of its split, its polynomial and the sides of its top group; masses, the direct gradient,
-# cotangents of the coefficients and what becomes of them.
+# Memory for a row: that of its split, its polynomial, the high classes and the points; masses, the direct gradient, and
+# cotangents of the coefficients.
 RowMemory = namedtuple(
-    "RowMemory",
-    "space x odds scratch wide c where E power polynomial low high massive_low massive_high mass direct dc series "
-    "slopes",
+    "RowMemory", "space x odds scratch wide where E power polynomial high massive points mass direct dc"
 )
 
 
@@ -42,97 +33,139 @@ def row_memory(width, n, k, dtype):
     m = blocks.padded(n)
     most, x = min(5 * k + 5, m), empty(m, dtype)
     polynomial = large.polynomial_memory(k, n, x.itemsize)
-    lead = len(polynomial.c) // 2
     return RowMemory(
         groups.space(m, k + 1, dtype), x, empty(m, dtype), empty(4 * blocks.CACHE_BLOCK, dtype),
-        empty(4 * blocks.CACHE_BLOCK), rows.coefficients(k, dtype), empty(most, np.int64), empty(most),
-        empty(large.powers_of(k)), polynomial, large.side(most), large.side(most), massive(most), massive(most),
-        zeros(m, dtype), empty(m, dtype), zeros(2 * lead), zeros(lead), zeros((lead, 1)),
+        empty(4 * blocks.CACHE_BLOCK), empty(most, np.int64), empty(most), empty(large.powers_of(k)), polynomial,
+        large.high_memory(most), massive(most), points.point_memory(x), zeros(m, dtype), empty(m, dtype),
+        zeros(len(polynomial.c)),
     )  # fmt: skip
 
 
 @compiled
 def massive(most):
-    """Memory for the classes with mass of one side."""
+    """Memory for the high classes with mass."""
     p = large.padded(most)
     return Massive(empty(p), empty(p), empty(p), empty(p), empty(p, np.int64), empty(p))
 
 
 @compiled
-def split(k, theta, memory):
-    """Split the row in ``memory.x``; the size is -1, and ``memory.direct`` NaN, where it has NaN or too few scores."""
-    E, where, of_tail = borrowed(memory.E), borrowed(memory.where), borrowed(memory.c)
-    up, down = borrowed(memory.polynomial.up), borrowed(memory.polynomial.down)
-    low, low_where = large.borrowed_side(memory.low)
-    high, high_where = large.borrowed_side(memory.high)
-    w, power, space = borrowed(memory.odds), borrowed(memory.power), groups.borrowed_space(memory.space)
+def split(a, mass, k, theta, memory):
+    """Split the row in ``memory.x``, with the results of :func:`groups.odds_of_largest`; the size is -1, and
+    ``memory.direct`` NaN, where it has NaN or too few scores."""
+    E, where = memory.E, memory.where
+    up, down = memory.polynomial.up, memory.polynomial.down
+    w, power, space = memory.odds, memory.power, memory.space
     size, kth, beyond, u, gap, most, powers = groups.at_kth(
-        borrowed(memory.x), k, theta, space, w, E, where, power, borrowed(memory.scratch)
+        memory.x, a, mass, k, theta, space, w, E, where, power, memory.points, memory.scratch
     )
     if size < 0:
-        c = borrowed(memory.polynomial.c)
-        blocks.fill(borrowed(memory.direct), w.dtype.type(np.nan))
-        return Split(size, kth, beyond, 1.0, 0.0, most, powers, ZERO, ZERO, ZERO, ZERO, c)
+        c = memory.polynomial.c
+        blocks.fill(memory.direct, w.dtype.type(np.nan))
+        return Split(size, kth, beyond, 1.0, 0.0, 0.0, ZERO, ZERO, ZERO, c)
     c = large.multiply(E, size, u, power, powers, k, u * gap, memory.polynomial)
-    rho, below, above, limit = large.balance(c, size, k, False, up, down, of_tail)
-    lower, higher = large.divide(E, where, size, u * rho, limit, low, low_where, high, high_where)
-    return Split(
-        size, kth, beyond, gap * u * rho, math.log(u * rho), most, powers, below, above, lower, higher, c
-    )  # fmt: skip
+    rho, below, above, limit = large.balance(c, size, k, False, up, down, w.itemsize)
+    tilt = gap * u * rho
+    higher, largest = large.divide(E, where, size, u * rho, tilt, limit, w, memory.high)
+    largest = max(largest, most * tilt)
+    return Split(size, kth, beyond, tilt, math.log(u * rho), largest, below, above, higher, c)
 
 
 @compiled
-def tail_terms(row, k, itemsize):
-    """How many of the last coefficients before c_k matter to the tail."""
-    return min(1 + rows.reach(row.most * row.tilt, k, itemsize), row.below)
+def below_c_k(row, k, memory):
+    """The coefficients below c_k that matter, for Horner's rule upward."""
+    return rows.in_fours(memory.polynomial.up, k, row.below)
 
 
 @compiled
-def side_coefficients(row, k, memory):
-    """The coefficients that classes of either side are divided out of, for Horner's rule."""
-    up, down = borrowed(memory.polynomial.up), borrowed(memory.polynomial.down)
-    return rows.in_fours(up, k, row.below), rows.in_fours(down, len(down) - 2 - blocks.FRONT, row.above)
+def above_c_k(row, memory):
+    """The coefficients above c_k that matter, for Horner's rule downward."""
+    down = memory.polynomial.down
+    return rows.in_fours(down, len(down) - 2 - blocks.FRONT, row.above)
+
+
+@compiled
+def place_points(row, k, memory):
+    """Place the points of a row and compute v, d_{k-1} and e_{k-2} of :func:`horner_twice` there, into ``memory.wide``.
+
+    Return the scale of odds that are not tilted yet.
+    """
+    scale = points.place(row.largest, memory.points.v)
+    horner_twice(memory.points.v, below_c_k(row, k, memory), 1.0, memory.wide)
+    return memory.x.dtype.type(scale * row.tilt)
+
+
+@compiled
+def fit_quotients(memory):
+    """Fit d_{k-1} and e_{k-2} as functions of a class's odds, into ``memory.points.c``."""
+    wide, at, count = memory.wide, memory.points, len(memory.points.v)
+    points.fit(wide[D : D + count], at.terms, at.c[:count])
+    points.fit(wide[E : E + count], at.terms, at.c[count:])
+
+
+@compiled
+def quotients(w, tilt, scale, c, scratch):
+    """v <- tilt w, d <- d_{k-1} and e <- e_{k-2} of each class, by their fits; see :func:`horner_twice`."""
+    one, count = w.dtype.type(1), points.count_of(w)
+    for i in range(len(w)):
+        z, y, e = scale * w[i] - one, c[count - 1], c[2 * count - 1]
+        for j in range(count - 2, -1, -1):
+            y = y * z + c[j]
+            e = e * z + c[count + j]
+        scratch[i], scratch[D + i], scratch[E + i] = tilt * w[i], y, e
 
 
 @compiled
 def margin_rows(s, k, theta, out, memory):
     """:func:`topk_registry.ops.ksubset.numba.kernels.margin_rows` for large k."""
+    memory = borrowed(memory)
     for r in range(len(s)):
-        blocks.load(s[r], False, borrowed(memory.x))
-        row = split(k, theta, memory)
+        blocks.load(s[r], False, memory.x)
+        a, mass = groups.odds_of_largest(memory.x, theta, memory.odds)
+        row = split(a, mass, k, theta, memory)
         if row.size >= 0:
             margin_row(row, k, theta, memory)
-        blocks.store(borrowed(memory.direct), False, out[r])
+        blocks.store(memory.direct, False, out[r])
 
 
 @compiled
 def margin_row(row, k, theta, memory):
     """The margins of a row that is split, into ``memory.direct``."""
-    x, w, margins = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.direct)
-    of_tail, scratch, wide = borrowed(memory.c), borrowed(memory.scratch), borrowed(memory.wide)
-    low, low_where = large.borrowed_side(memory.low)
-    high, high_where = large.borrowed_side(memory.high)
-    real = memory.x.dtype.type
-    terms, (in_up, in_down) = tail_terms(row, k, x.itemsize), side_coefficients(row, k, memory)
-    tilt, shift = real(row.tilt), real(row.shift)
-    rows.tail_margins(x, w, margins, of_tail, tilt, row.kth, real(theta), shift, terms, scratch)
-    side_margins(low, low_where, row.lower, in_up, 1.0, row, theta, x, wide, margins)
-    side_margins(high, high_where, row.higher, in_down, -1.0, row, theta, x, wide, margins)
+    at, wide, real = memory.points, memory.wide, memory.x.dtype.type
+    scale = place_points(row, k, memory)
+    log_odds, c = wide[: len(at.v)], at.c[: len(at.v)]
+    for m in range(len(at.v)):
+        y = wide[D + m]
+        log_odds[m] = math.log(y / (1 - at.v[m] * y))
+    points.fit(log_odds, at.terms, c)
+    tail_margins(memory.x, memory.odds, row.kth, real(theta), real(row.shift), scale, c, memory.direct)
+    high_margins(row, theta, memory)
 
 
 @compiled
-def side_margins(v, where, count, c, sign, row, theta, x, scratch, out):
-    """The margins of one side; sign = -1 downward, where v are reciprocals."""
-    kth, beyond, shift = row.kth, row.beyond, row.shift
-    for start in range(0, count, blocks.CACHE_BLOCK):
-        part = v[start : min(start + blocks.CACHE_BLOCK, large.padded(count))]
-        d = scratch[: len(part)]
+def tail_margins(x, w, a, theta, shift, scale, c, out):
+    """The margins of all classes but the high ones, whose log-odds besides their own are fitted."""
+    one, last = w.dtype.type(1), points.count_of(w) - 1
+    for i in range(len(x)):
+        z, log_odds = scale * w[i] - one, c[last]
+        for j in range(last - 1, -1, -1):
+            log_odds = log_odds * z + c[j]
+        out[i] = (x[i] - a) + theta * (log_odds + shift)
+
+
+@compiled
+def high_margins(row, theta, memory):
+    """The margins of the high classes."""
+    x, out, wide = memory.x, memory.direct, memory.wide
+    v, where, c = memory.high.v, memory.high.where, above_c_k(row, memory)
+    for start in range(0, row.higher, blocks.CACHE_BLOCK):
+        part = v[start : min(start + blocks.CACHE_BLOCK, large.padded(row.higher))]
+        d = wide[: len(part)]
         rows.horner(part, c, d)
         for j in range(len(part)):
             d[j] = log64(d[j] / (1.0 - part[j] * d[j]))
-        for j in range(min(len(part), count - start)):
+        for j in range(min(len(part), row.higher - start)):
             i = where[start + j]
-            out[i] = distance_of(x[i], kth, beyond) + theta * (sign * d[j] + shift)
+            out[i] = distance_of(x[i], row.kth, row.beyond) + theta * (row.shift - d[j])
 
 
 @compiled
@@ -144,49 +177,53 @@ def distance_of(score, kth, beyond):
 @compiled
 def margin_rows_backward(cotangent, s, k, theta, out, memory):
     """:func:`topk_registry.ops.ksubset.numba.kernels.margin_rows_backward` for large k."""
+    memory = borrowed(memory)
     for r in range(len(s)):
-        blocks.load(s[r], False, borrowed(memory.x))
-        row = split(k, theta, memory)
+        blocks.load(s[r], False, memory.x)
+        a, mass = groups.odds_of_largest(memory.x, theta, memory.odds)
+        row = split(a, mass, k, theta, memory)
         if row.size >= 0:
             margin_row_backward(cotangent[r], row, k, memory)
-        blocks.store(borrowed(memory.direct), False, out[r])
+        blocks.store(memory.direct, False, out[r])
 
 
 @compiled
 def margin_row_backward(cotangent, row, k, memory):
     """The gradient of a row that is split, into ``memory.direct``."""
-    x, w, g, dc = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.direct), borrowed(memory.dc)
-    of_tail, scratch, wide = borrowed(memory.c), borrowed(memory.scratch), borrowed(memory.wide)
-    n, lead = len(cotangent), len(memory.dc) // 2
-    no_gap, no_class, no_mass = zeros(1), empty(0, np.int64), empty(0)
+    w, g, dc, scratch = memory.odds, memory.direct, memory.dc, memory.scratch
+    n, lead, real, c = len(cotangent), len(memory.dc) // 2, w.dtype.type, memory.points.c
+    no_gap, no_class, no_mass, one = zeros(1), empty(0, np.int64), empty(0), real(1)
     copy(cotangent, g[:n])
     g[n:] = 0
-    lower, higher = gather_sides(row, no_gap, True, g, no_class, no_mass, memory)
+    massive = gather(row, no_gap, True, g, no_class, no_mass, memory)
     dc[lead:] = 0
-    terms, (in_up, in_down) = tail_terms(row, k, x.itemsize), side_coefficients(row, k, memory)
-    tail_cotangents(w, of_tail, terms, row.tilt, g, dc[lead : lead + k + 1], scratch)
-    side_cotangents(lower, memory.massive_low, in_up, 1.0, dc, lead + k, row.below, wide)
-    side_cotangents(higher, memory.massive_high, in_down, -1.0, dc, lead + k, row.above, wide)
-    finish(row, lower, higher, k, memory)
+    scale = place_points(row, k, memory)
+    fit_quotients(memory)
+    points.start(memory.points)
+    for start in range(0, len(w), blocks.CACHE_BLOCK):
+        part = w[start : start + blocks.CACHE_BLOCK]
+        quotients(part, real(row.tilt), scale, c, scratch)
+        dc[lead + k] -= chains_of_cotangents(g[start : start + blocks.CACHE_BLOCK], scratch, one)
+        points.add(part, scratch[E : E + len(part)], scale, memory.points)
+    add_to_coefficients(row, k, memory)
+    high_cotangents(massive, row, k, memory)
+    finish(row, massive, k, memory)
 
 
 @compiled
-def gather_sides(row, alpha, dense, mass, few, few_mass, memory):
-    """Gather the classes of both sides that have mass; return how many each side has."""
-    low, low_where = large.borrowed_side(memory.low)
-    high, high_where = large.borrowed_side(memory.high)
-    x = borrowed(memory.x)
-    return (
-        gather(low[: row.lower], low_where, x, row, alpha, dense, mass, few, few_mass, memory.massive_low),
-        gather(high[: row.higher], high_where, x, row, alpha, dense, mass, few, few_mass, memory.massive_high),
-    )
+def add_to_coefficients(row, k, memory):
+    """Add the cotangents of the coefficients by way of the tail, whose chains are in the moments of the points."""
+    dc, weights, v = memory.dc, memory.points.weights, memory.points.v
+    points.finish(memory.points)
+    add_moments(weights, v, 1.0, dc, len(dc) // 2 + k, row.below, LEAST_TERM)
 
 
 @compiled
-def gather(v, places, x, row, alpha, dense, mass, few, few_mass, massive):
-    """Write the classes of a side that have mass to ``massive`` and return their number; their ``mass`` becomes 0."""
-    count, kth, beyond = 0, row.kth, row.beyond
-    for j in range(len(v)):
+def gather(row, alpha, dense, mass, few, few_mass, memory):
+    """Write the high classes that have mass to ``memory.massive`` and return their number; their ``mass`` becomes 0."""
+    count, kth, beyond, massive, x = 0, row.kth, row.beyond, memory.massive, memory.x
+    v, places = memory.high.v, memory.high.where
+    for j in range(row.higher):
         i = places[j]
         m = np.float64(mass[i]) if dense else mass_among(i, few, few_mass)
         if dense:
@@ -202,105 +239,62 @@ def gather(v, places, x, row, alpha, dense, mass, few, few_mass, massive):
 
 
 @compiled
-def side_cotangents(count, classes, c, sign, dc, center, reach, scratch):
-    """From cotangents of the margins of one side, its masses, to their direct gradient and to cotangents of the
-    coefficients; see :func:`add_moments`."""
+def high_cotangents(count, row, k, memory):
+    """From cotangents of the margins of high classes, their masses, to their direct gradient and to cotangents of the
+    coefficients."""
+    classes, wide, dc = memory.massive, memory.wide, memory.dc
+    c, center = above_c_k(row, memory), len(memory.dc) // 2 + k
     for start in range(0, large.padded(count), blocks.CACHE_BLOCK):
         stop = min(start + blocks.CACHE_BLOCK, large.padded(count))
-        v, slope = borrowed(classes.v)[start:stop], borrowed(classes.slope)[start:stop]
-        horner_twice(v, c, 1.0, scratch)
-        copy(borrowed(classes.mass)[start:stop], slope)
-        dc[center] -= chains_of_cotangents(slope, scratch, sign)
-        add_moments(scratch[E : E + len(v)], scratch[: len(v)], sign, dc, center, reach, LEAST_TERM)
+        v, slope = classes.v[start:stop], classes.slope[start:stop]
+        horner_twice(v, c, 1.0, wide)
+        copy(classes.mass[start:stop], slope)
+        dc[center] -= chains_of_cotangents(slope, wide, -1.0)
+        add_moments(wide[E : E + len(v)], wide[: len(v)], -1.0, dc, center, row.above, LEAST_TERM)
 
 
 @compiled
-def finish(row, lower, higher, k, memory):
-    """Complete the gradient of a row from the tail's direct one, those of the sides, and the coefficients' cotangents:
-    ``lower`` and ``higher`` classes of the sides have mass."""
-    w, g, dc, wide = borrowed(memory.odds), borrowed(memory.direct), borrowed(memory.dc), borrowed(memory.wide)
-    low, low_where = large.borrowed_side(memory.low)
-    high, high_where = large.borrowed_side(memory.high)
-    series, slopes, where = borrowed(memory.series), borrowed(memory.slopes), borrowed(memory.where)
-    for j in range(row.size):
+def finish(row, massive, k, memory):
+    """Complete the gradient of a row from the tail's direct one, that of the high classes, and the coefficients'
+    cotangents: ``massive`` of the high classes have mass."""
+    g, dc, wide, at = memory.direct, memory.dc, memory.wide, memory.points
+    real, high, where, w = g.dtype.type, memory.high.v, memory.high.where, memory.odds
+    for j in range(row.higher):
         g[where[j]] = 0
-    add_direct(lower, memory.massive_low, g)
-    add_direct(higher, memory.massive_high, g)
-    lead, window, v = len(dc) // 2, row.below + row.above + 1, row.most * row.tilt
-    terms = min(rows.reach(v / (1 - v), len(memory.power), w.itemsize), window)
-    end, steps = lead + k + row.above + 1, (window + 3) // 4 * 4
-    correlate(dc, row.c, end, window, terms, series)
-    tail_slopes(series, terms, row.tilt, slopes)
-    rows.add_slopes(w, slopes, 0, terms, g, borrowed(memory.scratch))
-    add_through(low, low_where, row.lower, row.c, dc, end - steps, 1, steps, wide, g)
-    add_through(high, high_where, row.higher, row.c, dc, end - 1, -1, steps, wide, g)
+    slope, places = memory.massive.slope, memory.massive.where
+    for j in range(massive):
+        g[places[j]] += real(slope[j])
+    end, steps = len(dc) // 2 + k + row.above + 1, (row.below + row.above + 4) // 4 * 4
+    v, c, scale = at.v, at.c[: len(at.v)], points.place(row.largest, at.v)
+    through(v, row.c, dc, end - steps, 1, steps, wide)
+    points.fit(wide[: len(v)], at.terms, c)
+    points.add_product(w, row.tilt, scale, c, g)
+    for start in range(0, row.higher, blocks.CACHE_BLOCK):
+        part = high[start : min(start + blocks.CACHE_BLOCK, large.padded(row.higher))]
+        through(part, row.c, dc, end - 1, -1, steps, wide)
+        for j in range(min(len(part), row.higher - start)):
+            g[where[start + j]] -= real(part[j] * wide[j])
 
 
 @compiled
-def add_direct(count, classes, g):
-    real, where, slope = g.dtype.type, borrowed(classes.where), borrowed(classes.slope)
-    for j in range(count):
-        g[where[j]] += real(slope[j])
-
-
-@compiled
-def correlate(dc, c, end, window, terms, series):
-    """series[t - 1] <- sum_l dc_l c_{l - t}, t = 1..terms, over the last ``window`` coefficients before ``end``."""
-    first = max(end - large.padded(window), terms + 3)
-    for t in range(1, terms + 1, 4):
-        sums = dots(dc[first:end], c[first - t - 3 : end - t])
-        for j in range(min(4, terms + 1 - t)):
-            series[t - 1 + j] = sums[3 - j]
-
-
-@summing
-def dots(x, y):
-    """Products with y and with y less one, two and three of its first numbers."""
-    first = second = third = fourth = 0.0
-    for i in range(len(x)):
-        first += x[i] * y[i]
-        second += x[i] * y[i + 1]
-        third += x[i] * y[i + 2]
-        fourth += x[i] * y[i + 3]
-    return first, second, third, fourth
-
-
-@compiled
-def tail_slopes(series, count, tilt, slopes):
-    """slopes[j - 1] <- what w^j has in the gradient of the tail's scores, w being not tilted."""
-    factor, largest = tilt, 0.0
-    for j in range(count):
-        slopes[j, 0] = series[j] * factor
-        largest = max(largest, abs(slopes[j, 0]))
-        factor *= -tilt
-    for j in range(count):  # smaller ones make no difference, but could be denormal
-        slopes[j, 0] = slopes[j, 0] if abs(slopes[j, 0]) > 1e-20 * largest else 0.0
-
-
-@compiled
-def add_through(v, where, count, c, dc, at, step, steps, scratch, g):
-    """g += what passes through the polynomial for one side of the top group: ``steps`` coefficients from ``at`` on."""
-    real = g.dtype.type
-    for start in range(0, count, blocks.CACHE_BLOCK):
-        part = v[start : min(start + blocks.CACHE_BLOCK, large.padded(count))]
-        d, total = scratch[: len(part)], scratch[blocks.CACHE_BLOCK : blocks.CACHE_BLOCK + len(part)]
-        d[:], total[:] = 0, 0
-        for j in range(0, steps, 4):
-            i = at + step * j
-            four_steps(
-                part, d, total, (c[i], c[i + step], c[i + 2 * step], c[i + 3 * step]),
-                (dc[i], dc[i + step], dc[i + 2 * step], dc[i + 3 * step]),
-            )  # fmt: skip
-        for j in range(min(len(part), count - start)):
-            g[where[start + j]] -= real(step * total[j])
+def through(v, c, dc, at, step, steps, scratch):
+    """The first numbers of ``scratch`` <- sum_j dc_j d_{j - step}, over ``steps`` coefficients from ``at`` on."""
+    total, d = scratch[: len(v)], scratch[blocks.CACHE_BLOCK : blocks.CACHE_BLOCK + len(v)]
+    d[:], total[:] = 0, 0
+    for j in range(0, steps, 4):
+        i = at + step * j
+        four_steps(
+            v, d, total, (c[i], c[i + step], c[i + 2 * step], c[i + 3 * step]),
+            (dc[i], dc[i + step], dc[i + 2 * step], dc[i + 3 * step]),
+        )  # fmt: skip
 
 
 @compiled
 def four_steps(v, d, total, c, dc):
-    """total += sum_j dc_j d_j, d_j = c_j - v d_{j-1}."""
+    """total += sum_j dc_j d_{j-1}, d_j = c_j - v d_{j-1}."""
     for i in range(len(v)):
         first = c[0] - v[i] * d[i]
         second = c[1] - v[i] * first
         third = c[2] - v[i] * second
+        total[i] += (dc[0] * d[i] + dc[1] * first) + (dc[2] * second + dc[3] * third)
         d[i] = c[3] - v[i] * third
-        total[i] += (dc[0] * first + dc[1] * second) + (dc[2] * third + dc[3] * d[i])

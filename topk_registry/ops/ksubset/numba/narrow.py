@@ -14,7 +14,6 @@ from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.functions import log_of_normal
 from topk_registry.ops.cpu.memory import zeros
 from topk_registry.ops.cpu.numbers import compiled, summing
-from topk_registry.ops.ksubset.numba import rows
 from topk_registry.ops.ksubset.numba.hinges import distance, hinge
 
 FEW_TERMS, MOST_TERMS = 6, 12  # terms beyond the first
@@ -59,38 +58,34 @@ def krawtchouk(N, p, x, out):
 
 
 @compiled
-def centred(x, N, theta, expansion, w, power, a_m):
-    """Return (terms, a, u): the number of terms beyond the first that the row x needs, 0 where it is not narrow, the
-    reference a of its odds, and the factor u that tilts them.
+def centred(w, mass, N, expansion, d, power, a_m):
+    """Return (terms, u): the number of terms beyond the first that a row needs, 0 where it is not narrow, and the
+    factor u that tilts its odds, w, of this sum.
 
-    w <- p - p_0 of each class and 0 where the score is -inf, for which there must be N others. ``power`` <- the sums of
+    d <- p - p_0 of each class and 0 where the score is -inf, for which there must be N others. ``power`` <- the sums of
     their powers, a_m <- the coefficients of (17).
     """
-    p, limits = expansion.p, expansion.limits
-    a = blocks.largest_of(x)
+    p, limits, real = expansion.p, expansion.limits, w.dtype.type
     power[:] = 0
-    if limits[0] == 0 or not np.isfinite(a):
-        return 0, a, 1.0
-    inverse, floor = rows.limits(w, theta)
-    mass, real = rows.odds(x, a, inverse, floor, w), x.dtype.type
     u = p / (1 - p) * N / mass
-    if not u < LARGEST:
-        return 0, a, 1.0
+    if limits[0] == 0 or not u < LARGEST:
+        return 0, 1.0
     counted = 0.0
     for start in range(0, len(w), blocks.CACHE_BLOCK):
-        sums = _centre(w[start : start + blocks.CACHE_BLOCK], real(u), real(p))
+        stop = start + blocks.CACHE_BLOCK
+        sums = _centre(w[start:stop], real(u), real(p), d[start:stop])
         counted += np.float64(sums[0])
         for j in range(FEW_TERMS):
             power[j + 1] += np.float64(sums[j + 1])
     variance = N * p * (1 - p)
     ratio = max(power[2], power[1] * power[1]) / variance
     if counted != N or not ratio <= limits[1]:
-        return 0, a, 1.0
+        return 0, 1.0
     terms = FEW_TERMS
     if ratio > limits[0]:
         terms = MOST_TERMS
-        for start in range(0, len(w), blocks.CACHE_BLOCK):
-            sums = _higher_moments(w[start : start + blocks.CACHE_BLOCK])
+        for start in range(0, len(d), blocks.CACHE_BLOCK):
+            sums = _higher_moments(d[start : start + blocks.CACHE_BLOCK])
             for j in range(FEW_TERMS):
                 power[FEW_TERMS + j + 1] += np.float64(sums[j])
     a_m[0] = 1.0
@@ -100,12 +95,12 @@ def centred(x, N, theta, expansion, w, power, a_m):
             total += sign * a_m[m - j] * power[j]
             sign = -sign
         a_m[m] = total / m
-    return terms, a, u
+    return terms, u
 
 
 @summing
-def _centre(w, u, p):
-    """w <- p_i - p; return the number of classes, and the sums of the first six powers of p_i - p."""
+def _centre(w, u, p, out):
+    """out <- p_i - p; return the number of classes, and the sums of the first six powers of p_i - p."""
     zero, one = w.dtype.type(0), w.dtype.type(1)
     least = w.dtype.type(1e-6 if w.itemsize == 4 else 1e-50)  # smaller ones change nothing, but could be denormal
     count = first = second = third = fourth = fifth = sixth = zero
@@ -114,7 +109,7 @@ def _centre(w, u, p):
         d = v / (one + v) - p
         d = d if v > zero else zero
         count += one if v > zero else zero
-        w[i] = d
+        out[i] = d
         first += d
         d = d if abs(d) > least else zero
         square = d * d
@@ -174,8 +169,8 @@ def label_polynomial(a_m, N, k, expansion, h):
 
 
 @compiled
-def label_gradient(d, p, h, terms, slope):
-    """d <- slope (p + d) sum_l h_l d^l."""
+def label_gradient(d, p, h, terms, slope, out):
+    """out <- slope (p + d) sum_l h_l d^l."""
     real = d.dtype.type
     p, zeroth, first, second = real(p), real(slope * h[0]), real(slope * h[1]), real(slope * h[2])
     third, fourth, fifth, sixth = real(slope * h[3]), real(slope * h[4]), real(slope * h[5]), real(slope * h[6])
@@ -183,7 +178,7 @@ def label_gradient(d, p, h, terms, slope):
         for i in range(len(d)):
             v = d[i]
             total = third + v * (fourth + v * (fifth + v * sixth))
-            d[i] = (p + v) * (zeroth + v * (first + v * (second + v * total)))
+            out[i] = (p + v) * (zeroth + v * (first + v * (second + v * total)))
         return
     seventh, eighth, ninth = real(slope * h[7]), real(slope * h[8]), real(slope * h[9])
     tenth, eleventh, twelfth = real(slope * h[10]), real(slope * h[11]), real(slope * h[12])
@@ -191,7 +186,7 @@ def label_gradient(d, p, h, terms, slope):
         v = d[i]
         total = seventh + v * (eighth + v * (ninth + v * (tenth + v * (eleventh + v * twelfth))))
         total = third + v * (fourth + v * (fifth + v * (sixth + v * total)))
-        d[i] = (p + v) * (zeroth + v * (first + v * (second + v * total)))
+        out[i] = (p + v) * (zeroth + v * (first + v * (second + v * total)))
 
 
 @compiled
