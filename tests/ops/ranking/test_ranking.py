@@ -1,8 +1,10 @@
 """The loss over relaxed rankings: each class by a ranking of its own, compiled rows against the definition."""
 
+import numpy as np
 import pytest
 import torch
 
+from tests.ops.compiled import for_python
 from tests.ops.cpu_rows import both, scores, targets
 from topk_registry import use_backend
 from topk_registry.rows import ranking_rows, row_losses
@@ -131,3 +133,49 @@ def test_classes_that_are_ruled_out_take_no_part(name):
         too_few = torch.full((1, 9), -torch.inf)
         too_few[0, :3] = 0.0
         assert row_losses(ranking_rows((3,), (1.0,), candidates=5), too_few, torch.tensor([0])).isnan().all()
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.05, 1.0, 30.0])
+@pytest.mark.parametrize("steps", ["neuralsort", "softsort"])
+@pytest.mark.parametrize("masses", ["all", "few", "ruled out"])
+def test_points_give_the_cost_that_ranks_give(masses, steps, spread):
+    """Equation 10 against equation 6, and refused where the cost is not smooth enough."""
+    kernel = pytest.importorskip("topk_registry.ops.ranking.numba.kernel")
+    R, generator = 20, np.random.default_rng(0)
+    s = (-spread * np.abs(generator.standard_normal(700))).astype(np.float32)
+    m = generator.random(700).astype(np.float32)
+    s[::7] = -np.inf
+    if masses != "ruled out":
+        m[::7] = 0
+    if masses == "few":
+        m[np.arange(700) % 100 != 50] = 0
+    weights = np.where(np.arange(R + 1) > 0, 1.0, 0.0)
+    rank = np.arange(R + 1.0)
+    distances = 2 * (R - rank) + 1 if steps == "neuralsort" else np.ones(R + 1)
+    results = []
+    for way in (kernel.cost_by_points, kernel.cost_by_ranks):
+        g, sums = np.zeros_like(s), np.zeros(R + 1)
+        value = for_python(way)(s, m, np.float32(0), 1.0, 0.3 * (R - rank), distances, weights, R, sums, g)
+        results.append((value, sums, g))
+    (value, sums, g), (wanted, of_ranks, gradient) = results
+    eps, some = float(np.finfo(np.float32).eps), s > -np.inf
+    assert value == wanted == np.inf or value == pytest.approx(wanted, rel=4 * eps)
+    rounding = 16 * eps
+    np.testing.assert_allclose(g[some], gradient[some], atol=rounding * distances.max(), rtol=rounding)
+    assert not g[~some].any()
+    if wanted < np.inf:
+        np.testing.assert_allclose(sums, of_ranks, atol=rounding * m.sum())
+
+
+def test_points_are_refused_where_the_cost_is_not_smooth_enough():
+    """With equal scores each of many ranks is as likely, and a class close below loses them one after another."""
+    kernel = pytest.importorskip("topk_registry.ops.ranking.numba.kernel")
+    R = 300
+    s, m = np.linspace(-5, 0, 64, dtype=np.float32), np.ones(64, np.float32)
+    sums = np.zeros(R + 1)
+    value = for_python(kernel.cost_by_points)(
+        s, m, np.float32(0), 1.0, np.zeros(R + 1), 2.0 * (R - np.arange(R + 1)) + 1, np.ones(R + 1), R, sums,
+        np.empty_like(s),
+    )  # fmt: skip
+    assert np.isnan(value)
+    assert not sums.any()

@@ -8,12 +8,12 @@ import math
 
 import numpy as np
 
-from topk_registry.ops.cpu import blocks, select
+from topk_registry.ops.cpu import blocks, points, select
 from topk_registry.ops.cpu.functions import total_of
 from topk_registry.ops.cpu.masks import places_above
 from topk_registry.ops.cpu.memory import borrowed, empty
 from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, exp64, summing
-from topk_registry.ops.ksubset.numba import points, rows
+from topk_registry.ops.ksubset.numba import rows
 
 LARGEST = 600.0  # of (s - a) / theta: odds and sums of them stay finite, and so much above makes no difference
 # of (s_[k] - s_[k+1]) / theta: a class is in a set or out of it, but for exp(-FARTHEST)

@@ -11,10 +11,10 @@ from collections import namedtuple
 
 import numpy as np
 
-from topk_registry.ops.cpu import blocks
+from topk_registry.ops.cpu import blocks, points
 from topk_registry.ops.cpu.memory import borrowed, empty, zeros
 from topk_registry.ops.cpu.numbers import compiled, exp64, summing
-from topk_registry.ops.ksubset.numba import groups, narrow, points, rows
+from topk_registry.ops.ksubset.numba import groups, narrow, rows
 from topk_registry.ops.ksubset.numba.hinges import hinge_of
 
 LINE = 32  # numbers that all arrays are padded to: no loop of vector instructions has numbers left over
@@ -226,8 +226,8 @@ def label_memory(width, n, k, dtype):
     return LabelMemory(
         groups.space(m, k, dtype), x, empty(m, dtype), empty(blocks.CACHE_BLOCK, dtype),
         empty(blocks.CACHE_BLOCK), empty(most, np.int64), empty(most), empty(powers_of(k)),
-        polynomial_memory(k, n, x.itemsize), high_memory(most), points.point_memory(x), empty(m, dtype),
-        narrow.expand(n - 1, 1, k, x.itemsize), empty((3, narrow.MOST_TERMS + 1)),
+        polynomial_memory(k, n, x.itemsize), high_memory(most), points.memory(points.count_of(x), dtype),
+        empty(m, dtype), narrow.expand(n - 1, 1, k, x.itemsize), empty((3, narrow.MOST_TERMS + 1)),
     )  # fmt: skip
 
 

@@ -6,10 +6,10 @@ from collections import namedtuple
 
 import numpy as np
 
-from topk_registry.ops.cpu import blocks
+from topk_registry.ops.cpu import blocks, points
 from topk_registry.ops.cpu.memory import borrowed, empty, zeros
 from topk_registry.ops.cpu.numbers import compiled, copy, exp64, log64, summing
-from topk_registry.ops.ksubset.numba import groups, large, narrow, points
+from topk_registry.ops.ksubset.numba import groups, large, narrow
 from topk_registry.ops.ksubset.numba.hinges import (
     LEAST_TAU,
     LEAST_TERM,

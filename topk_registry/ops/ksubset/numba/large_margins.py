@@ -6,10 +6,10 @@ from collections import namedtuple
 
 import numpy as np
 
-from topk_registry.ops.cpu import blocks
+from topk_registry.ops.cpu import blocks, points
 from topk_registry.ops.cpu.memory import borrowed, empty, zeros
 from topk_registry.ops.cpu.numbers import ZERO, compiled, copy, log64
-from topk_registry.ops.ksubset.numba import groups, large, points, rows
+from topk_registry.ops.ksubset.numba import groups, large, rows
 from topk_registry.ops.ksubset.numba.hinges import LEAST_TERM, D, E, add_moments, chains_of_cotangents, horner_twice
 from topk_registry.ops.ksubset.numba.targets import mass_among
 
@@ -36,8 +36,8 @@ def row_memory(width, n, k, dtype):
     return RowMemory(
         groups.space(m, k + 1, dtype), x, empty(m, dtype), empty(4 * blocks.CACHE_BLOCK, dtype),
         empty(4 * blocks.CACHE_BLOCK), empty(most, np.int64), empty(most), empty(large.powers_of(k)), polynomial,
-        large.high_memory(most), massive(most), points.point_memory(x), zeros(m, dtype), empty(m, dtype),
-        zeros(len(polynomial.c)),
+        large.high_memory(most), massive(most), points.memory(points.count_of(x), dtype), zeros(m, dtype),
+        empty(m, dtype), zeros(len(polynomial.c)),
     )  # fmt: skip
 
 

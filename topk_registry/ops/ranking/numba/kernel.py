@@ -7,10 +7,10 @@ import math
 
 import numpy as np
 
-from topk_registry.ops.cpu import blocks, select
-from topk_registry.ops.cpu.functions import BLOCK, exp, log
+from topk_registry.ops.cpu import blocks, points, select
+from topk_registry.ops.cpu.functions import BLOCK, exp, expm1, log
 from topk_registry.ops.cpu.memory import address_of, array, empty, zeros
-from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, inlined, summing
+from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, eps, inlined, summing
 from topk_registry.ops.cpu.vectors import nothing, scale_by, total_of
 from topk_registry.ops.rows.numba.row import of_label, row_kernel
 
@@ -19,6 +19,7 @@ NEURALSORT = 0
 ROW_BLOCK = 2 * BLOCK  # classes at a time: each rank is a loop over them
 MOST_LABELS = 3  # up to so many classes with mass are ranked one by one, as labels
 TIERS = (8,)  # ranks that count for the lowest classes
+FEWEST = 8  # ranks from which on the points of equation 10 are fewer numbers
 FAR = 1e30  # below the candidates: a class that is ruled out, with its cost still a number
 LEAST = 1e-280  # chances below are compared by their logarithms
 RANGE = 690.0  # exponents up to here have numbers
@@ -419,7 +420,7 @@ def of_others(s, m, x, low, kind, tau, weights, chances, totals, norms, rivals, 
     ``low`` is the score of the lowest rival. ``rivals`` <- the sums of their exponentials [R + 1], ``sums`` <- the
     slopes of the offsets [R + 1]; what of these is not of logits is added to ``slopes``.
     """
-    R, count, real = len(weights) - 1, len(x) - 1, s.dtype.type
+    R, count = len(weights) - 1, len(x) - 1
     offsets, steps, of_all = zeros(R + 1), blocks.ones(R + 1, np.float64), 0.0
     for j in range(count):
         of_all += x[j] - x[count - 1]
@@ -434,27 +435,11 @@ def of_others(s, m, x, low, kind, tau, weights, chances, totals, norms, rivals, 
             offsets[r] = norm - x[count] + of_all - (count + 1 - 2 * r) * x[count - 1]
         else:
             offsets[r] = norm + x[r - 1] - x[count - 1]
-    value, scale = 0.0, real(-1 / tau)
-    length, nearest = min(ROW_BLOCK, len(s)), np.inf
-    where, below = empty(len(s), np.int64), empty(length, s.dtype)
-    numbers, parts = empty((7, length), s.dtype), empty((R + 1, length), s.dtype)
-    for tier in range(len(TIERS) + 1):
-        # the classes between two distances, from the lowest ones on: for those few ranks count
-        last = min(TIERS[tier], R) if tier < len(TIERS) else R
-        farthest, nearest = nearest, reach(offsets, steps, weights, last, s.itemsize)
-        some = classes_between(s, m, low, real(1 / tau), nearest, farthest, where)
-        for start in range(0, some, ROW_BLOCK):
-            places = where[start : min(start + ROW_BLOCK, some)]
-            falls, mass, slope = below[: len(places)], numbers[5, : len(places)], numbers[6, : len(places)]
-            for j in range(len(places)):
-                falls[j], mass[j] = s[places[j]], m[places[j]]
-            for j in range(len(places)):
-                falls[j] = fallen(falls[j], low, real(1 / tau))
-            value += cost_of(falls, mass, offsets, steps, weights, last, numbers, parts, slope, sums)
-            for j in range(len(places)):
-                g[places[j]] = scale * slope[j]
-        if last == R:
-            break
+    value, counting = np.nan, ranks_at(0.0, offsets, steps, weights, s.itemsize)
+    if s.itemsize == 4 and counting >= FEWEST and weights[0] == 0:
+        value = cost_by_points(s, m, low, tau, offsets, steps, weights, counting, sums, g)
+    if value != value:
+        value = cost_by_ranks(s, m, low, tau, offsets, steps, weights, counting, sums, g)
     all_sums = 0.0
     for r in range(1, R + 1):
         all_sums += sums[r]
@@ -466,19 +451,144 @@ def of_others(s, m, x, low, kind, tau, weights, chances, totals, norms, rivals, 
 
 
 @compiled
-def reach(offsets, steps, weights, last, itemsize):
-    """How far below the rivals a class is at least of which the ``last`` ranks alone count, by equation 6; 0 where all
-    do, and no class is so low where the ranks' steps are the same."""
+def cost_by_points(s, m, low, tau, offsets, steps, weights, last, sums, g):
+    """The cost of all classes below the rivals, of which the ``last`` ranks count, by cost and slope at a few points:
+    equation 10. NaN, with nothing added to ``sums``, where these are not smooth enough."""
+    R, real, value, count = len(weights) - 1, s.dtype.type, 0.0, points.IN_DOUBLE
+    at, below, slope = points.memory(count, s.dtype), empty(count), empty(count)
+    numbers, parts = empty((5, count)), empty((R + 1, count))
+    largest = 1 - math.exp(-farthest_of(s, low, real(1 / tau)))
+    to_z = points.place(largest, at.v)
+    for j in range(count):
+        below[j] = -math.log1p(-at.v[j])
+    best, total = chances_of(below, offsets, steps, weights, last, numbers, parts, slope)
+    for j in range(count):
+        best[j] -= math.log(total[j]) + offsets[R] + steps[R] * below[j]
+        total[j] = 1 / total[j]
+    for r in range(R - last + 1, R + 1):
+        slopes_of(total, parts[r], steps[r], slope)
+    c, of_slope = at.c[:count], at.c[count:]
+    if not (fits(best, at.terms, c) and fits(slope, at.terms, of_slope)):
+        return np.nan
+    length = min(ROW_BLOCK, len(s))
+    part, weight = empty(length, s.dtype), empty(length, s.dtype)
+    points.start(at)
+    for start in range(0, len(s), ROW_BLOCK):
+        scores, mass = s[start : start + ROW_BLOCK], m[start : start + ROW_BLOCK]
+        value += cost_between(
+            scores, mass, low, real(1 / tau), real(offsets[R]), real(steps[R]), real(largest), real(to_z), at.c,
+            part[: len(scores)], weight[: len(scores)], g[start : start + ROW_BLOCK],
+        )  # fmt: skip
+        points.add(part[: len(scores)], weight[: len(scores)], to_z, at)
+    points.finish(at)
+    for j in range(count):
+        at.weights[j] *= total[j]
+    for r in range(R - last + 1, R + 1):
+        sums[r] += product_of(at.weights, parts[r], 0, count)
+    return value
+
+
+@compiled
+def fits(values, terms, c):
+    """Fit a polynomial to values at the points; return whether its last terms are below the rounding of ``c``."""
+    points.fit(values, terms, c)
+    last, size = len(c) - 1, max(abs(terms[0]), 1.0)
+    return abs(terms[last]) + abs(terms[last - 1]) <= 0.5 * eps(c.dtype) * size
+
+
+@summing
+def farthest_of(s, low, scale):
+    """How far the lowest class that is not ruled out is below ``low``, over tau."""
+    farthest = type(scale)(0)
+    for i in range(len(s)):
+        d = fallen(s[i], low, scale)
+        d = d if d < type(scale)(FAR) else farthest
+        farthest = d if d > farthest else farthest
+    return np.float64(farthest)
+
+
+@summing
+def cost_between(s, m, low, scale, offset, step, largest, to_z, c, part, mass, g):
+    """The masses times the costs of a block, added up; ``part`` <- 1 - e^-d of each class, g <- its gradient."""
+    none, far, count = type(scale)(0), type(scale)(FAR), points.IN_DOUBLE
+    value = none
+    for i in range(len(s)):
+        d, share = fallen(s[i], low, scale), m[i]
+        near = -expm1(-d)
+        near = near if near < largest else largest
+        z, cost, slope = to_z * near - type(scale)(1), c[count - 1], c[2 * count - 1]
+        for j in range(count - 2, -1, -1):
+            cost = cost * z + c[j]
+            slope = slope * z + c[count + j]
+        cost += offset + step * d
+        cost = cost if d < far else type(scale)(np.inf)
+        value += share * cost if share != none else none
+        slope = slope if d < far else none
+        g[i] = -scale * (share * slope)
+        part[i], mass[i] = near, share
+    return np.float64(value)
+
+
+@compiled
+def cost_by_ranks(s, m, low, tau, offsets, steps, weights, most, sums, g):
+    """The cost of all classes below the rivals, of which the ``most`` last ranks count, rank by rank."""
+    R, real, value, nearest = len(weights) - 1, s.dtype.type, 0.0, np.inf
+    length, scale = min(ROW_BLOCK, len(s)), real(-1 / tau)
+    where, below = empty(len(s), np.int64), empty(length, s.dtype)
+    numbers, parts = empty((7, length), s.dtype), empty((R + 1, length), s.dtype)
+    for tier in range(len(TIERS) + 1):
+        # the classes between two distances, from the lowest ones on: for those few ranks count
+        last = min(TIERS[tier], most) if tier < len(TIERS) else most
+        farthest, nearest = nearest, reach(offsets, steps, weights, last, most, s.itemsize)
+        some = classes_between(s, m, low, real(1 / tau), nearest, farthest, where)
+        for start in range(0, some, ROW_BLOCK):
+            places = where[start : min(start + ROW_BLOCK, some)]
+            falls, mass, slope = below[: len(places)], numbers[5, : len(places)], numbers[6, : len(places)]
+            for j in range(len(places)):
+                falls[j], mass[j] = s[places[j]], m[places[j]]
+            for j in range(len(places)):
+                falls[j] = fallen(falls[j], low, real(1 / tau))
+            value += cost_of(falls, mass, offsets, steps, weights, last, numbers, parts, slope, sums)
+            for j in range(len(places)):
+                g[places[j]] = scale * slope[j]
+        if last == most:
+            break
+    return value
+
+
+@compiled
+def least_offset(steps, weights, itemsize):
+    """The logarithm of a rank's chance beside the last one's below which all such ranks add up to less than half a
+    rounding of value and slope."""
     R = len(weights) - 1
-    if last == R:
+    return math.log(2.0 ** (-26 if itemsize == 4 else -55) * weights[R] * steps[R] / (steps[1] * R))
+
+
+@compiled
+def ranks_at(d, offsets, steps, weights, itemsize):
+    """How many of the last ranks count at a distance d below the rivals, and beyond, by equation 6."""
+    R, last = len(weights) - 1, 1
+    if R == 0:
+        return 1
+    least = least_offset(steps, weights, itemsize)
+    for j in range(1, R):
+        if offsets[R] - offsets[R - j] - (steps[R - j] - steps[R]) * d > least:
+            last = j + 1
+    return last
+
+
+@compiled
+def reach(offsets, steps, weights, last, most, itemsize):
+    """How far below the rivals a class is at least of which the ``last`` ranks alone count, of ``most``; 0 where these
+    are all, and no class is so low where the ranks' steps are the same."""
+    R = len(weights) - 1
+    if last == most:
         return 0.0
     step = steps[R - 1] - steps[R]
     if step <= 0:
         return np.inf
-    # the ranks that are left out add up to less than half a rounding of value and slope
-    least = math.log(2.0 ** (-26 if itemsize == 4 else -55) * weights[R] * steps[R] / (steps[1] * R))
-    nearest = 0.0
-    for j in range(last, R):
+    least, nearest = least_offset(steps, weights, itemsize), 0.0
+    for j in range(last, most):
         nearest = max(nearest, (offsets[R] - offsets[R - j] - least) / (step * j))
     return nearest
 
@@ -511,13 +621,28 @@ def fallen(score, low, scale):
 @compiled
 def cost_of(below, mass, offsets, steps, weights, last, numbers, parts, slope, sums):
     """The cost of a block of classes of which the ``last`` ranks count; ``slope`` <- their slopes, and the slopes of
-    the offsets are added to ``sums``.
+    the offsets are added to ``sums``."""
+    real, R = below.dtype.type, len(weights) - 1
+    best, total = chances_of(below, offsets, steps, weights, last, numbers, parts, slope)
+    value = expected(mass, best, total, below, real(FAR))
+    for r in range(R + 1):
+        if weights[r] > 0 and (r == 0 or r > R - last):
+            sums[r] += slopes_of(total, parts[r, : len(below)], real(steps[r]), slope)
+    for i in range(len(below)):
+        slope[i] = slope[i] if below[i] < real(FAR) else real(0)
+    return value
+
+
+@compiled
+def chances_of(below, offsets, steps, weights, last, numbers, parts, slope):
+    """Return ``best`` and the sum of the weighted chances of ``last`` ranks; ``parts`` <- those of each rank with its
+    slope, see :func:`add_rank`, and ``slope`` <- 0.
 
     Chances are relative to e^-best, where best is about the cost. A chance of rank r relative to the last rank R is
     exp(offset_R - offset_r) u^(R - r), u = exp((step_R - step_r) below / (R - r)) being the same for all r: so a class
     costs few exponentials however many ranks count.
     """
-    real, n, R, value = below.dtype.type, len(below), len(weights) - 1, 0.0
+    real, n, R = below.dtype.type, len(below), len(weights) - 1
     best, power, unit, total, softmax = numbers[0, :n], numbers[1, :n], numbers[2, :n], numbers[3, :n], numbers[4, :n]
     relative_to_best(below, offsets, steps, weights, best, power, softmax)
     for i in range(n):
@@ -538,13 +663,7 @@ def cost_of(below, mass, offsets, steps, weights, last, numbers, parts, slope, s
             for i in range(n):
                 fallen = power[i] * u[i]
                 power[i] = fallen if fallen > least else real(0)
-    value += expected(mass, best, total, below, real(FAR))
-    for r in range(R + 1):
-        if weights[r] > 0 and (r == 0 or r > R - last):
-            sums[r] += slopes_of(total, parts[r, :n], real(steps[r]), slope)
-    for i in range(n):
-        slope[i] = slope[i] if below[i] < real(FAR) else real(0)
-    return value
+    return best, total
 
 
 @inlined

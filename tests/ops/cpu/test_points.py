@@ -1,19 +1,23 @@
-"""Smooth functions of a class's odds by a few points, and sums over classes by weights of the points."""
+"""Smooth functions of one number of each class by a few points, and sums over classes by weights of the points."""
 
 import numpy as np
 import pytest
 from numba import njit
 
 from tests.ops.compiled import for_python
-from topk_registry.ops.ksubset.numba import points
+from topk_registry.ops.cpu import points
 
-point_memory, place, fit, power_sums, multiply, start, add, finish = map(
+place, fit, power_sums, multiply, start, add, finish = map(
     for_python,
     (
-        points.point_memory, points.place, points.fit, points.power_sums, points.multiply, points.start, points.add,
+        points.place, points.fit, points.power_sums, points.multiply, points.start, points.add,
         points.finish,
     ),
 )  # fmt: skip
+take = {
+    np.float32: njit(lambda: points.memory(points.IN_SINGLE, np.float32)),
+    np.float64: njit(lambda: points.memory(points.IN_DOUBLE, np.float64)),
+}
 DTYPES = [np.float32, np.float64]
 TRUNCATION = {np.float32: 1.2e-12, np.float64: 1e-18}  # what the points leave of 1 / (1 + v) on [0, 1]
 ODDS = {
@@ -24,6 +28,10 @@ ODDS = {
 }
 
 
+def memory_of(dtype: type) -> points.Points:
+    return take[dtype]()
+
+
 def error(dtype: type, terms: int) -> float:
     """The error of a sum of so many terms of up to 1, beside what the points leave."""
     return TRUNCATION[dtype] + terms * float(np.finfo(dtype).eps)
@@ -32,7 +40,7 @@ def error(dtype: type, terms: int) -> float:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("largest", [1.0, 0.3, 1e-3, 1e-20])
 def test_a_smooth_function_at_every_class(dtype, largest):
-    memory = point_memory(np.zeros(1, dtype))
+    memory = memory_of(dtype)
     scale, c = place(largest, memory.v), memory.c[: len(memory.v)]
     fit(1 / (1 + memory.v), memory.terms, c)
     v = np.linspace(0, largest, 500).astype(dtype)
@@ -47,7 +55,7 @@ def test_a_smooth_function_at_every_class(dtype, largest):
 def test_sums_over_classes_by_weights_of_the_points(kind, dtype):
     w = ODDS[kind].astype(dtype)
     g = np.random.default_rng(0).standard_normal(len(w)).astype(dtype)
-    memory = point_memory(w)
+    memory = memory_of(dtype)
     scale = place(float(w.max()), memory.v)
     start(memory)
     add(w, g.copy(), scale, memory)
@@ -64,7 +72,7 @@ def test_sums_over_classes_by_weights_of_the_points(kind, dtype):
 def test_power_sums(kind, largest, dtype):
     """They are exact for as many powers as there are points."""
     w = (largest * ODDS[kind]).astype(dtype)
-    memory = point_memory(w)
+    memory = memory_of(dtype)
     count = len(memory.v)
     P = np.full(count + 3, np.nan)
     power_sums(w, float(w.max()), count, memory, P, np.empty(1024, dtype))
@@ -78,7 +86,7 @@ def test_power_sums(kind, largest, dtype):
 def test_power_sums_make_the_polynomial_of_the_tail(dtype):
     """Powers beyond the number of points are not exact, but the series of the logarithm is, on the circle |X| = 1."""
     w = np.exp(-np.linspace(np.log(3), 12, 900)).astype(dtype)
-    P, memory = np.zeros(60), point_memory(w)
+    P, memory = np.zeros(60), memory_of(dtype)
     power_sums(w, float(w.max()), 60, memory, P, np.empty(1024, dtype))
     x, j = np.exp(1j * np.linspace(0, np.pi, 50)), np.arange(1, 61)
     series = -((-x[:, None]) ** j / j * P).sum(1)

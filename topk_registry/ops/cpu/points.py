@@ -1,7 +1,8 @@
-"""Smooth functions of a class's odds, known at a few points: see "Points" in README.md.
+"""Smooth functions of one number of each class, such as its odds, known at a few points.
 
-Functions are computed at the points in double precision, and every class takes its value from a polynomial through
-them. Sums over classes go the other way: weights of the points stand for all classes.
+A function is computed at the points in double precision, and every class takes its value from the polynomial through
+them. Sums over classes go the other way: weights of the points stand for all classes. The formulas are in the README of
+the k-subset operator, under "Points".
 """
 # pyright: reportCallIssue=false, reportArgumentType=false
 
@@ -14,9 +15,10 @@ from topk_registry.ops.cpu.blocks import CACHE_BLOCK
 from topk_registry.ops.cpu.memory import empty, zeros
 from topk_registry.ops.cpu.numbers import compiled, copy, eps, inlined, summing
 
-# Points in single and in double precision: the error falls by 3 + sqrt(8) with each, to 6e-13 and 4e-19.
+# Points in single and in double precision: for a function that is smooth up to -1, on numbers up to 1, the error falls
+# by 3 + sqrt(8) with each, to 6e-13 and 4e-19.
 IN_SINGLE, IN_DOUBLE = 16, 24
-LEAST = 1e-12  # of the largest odds: the points lie apart
+LEAST = 1e-12  # of the largest number: the points lie apart
 AT_ONCE = 8  # moments that one pass over the classes takes
 
 
@@ -45,26 +47,25 @@ def _cosines(steps: np.ndarray, half: int) -> np.ndarray:
 Z_IN_SINGLE, TERMS_IN_SINGLE, POWERS_IN_SINGLE, WEIGHTS_IN_SINGLE = _tables(IN_SINGLE)
 Z_IN_DOUBLE, TERMS_IN_DOUBLE, POWERS_IN_DOUBLE, WEIGHTS_IN_DOUBLE = _tables(IN_DOUBLE)
 
-# The odds of the points, their weights, moments, room for terms; and coefficients of up to two functions.
+# The points, their weights, moments, room for terms; and coefficients of up to two functions.
 Points = namedtuple("Points", "v weights moments terms c")
 
 
 @inlined
 def count_of(x):
-    """The number of points for numbers of this array's precision, known when it is compiled."""
+    """The number of points for an array's precision, known when it is compiled."""
     return IN_SINGLE if eps(x.dtype) > 1e-10 else IN_DOUBLE
 
 
 @compiled
-def point_memory(x):
-    """Memory for the points of a row of this precision."""
-    count = count_of(x)
-    return Points(zeros(count), zeros(count), empty(count), empty(2 * count), empty(2 * count, x.dtype))
+def memory(count, kind):
+    """Memory for so many points, IN_SINGLE or IN_DOUBLE, with coefficients of this kind of numbers."""
+    return Points(zeros(count), zeros(count), empty(count), empty(2 * count), empty(2 * count, kind))
 
 
 @compiled
 def place(largest, v):
-    """v <- the points for odds from 0 to ``largest``; return the scale of z = scale v - 1."""
+    """v <- the points for numbers from 0 to ``largest``; return the scale of z = scale v - 1."""
     half = 0.5 * max(largest, LEAST)
     z = Z_IN_SINGLE if len(v) == IN_SINGLE else Z_IN_DOUBLE
     for m in range(len(v)):
@@ -74,7 +75,10 @@ def place(largest, v):
 
 @compiled
 def fit(values, terms, c):
-    """c <- the coefficients, in powers of z, of the polynomial with these values at the points."""
+    """c <- the coefficients, in powers of z, of the polynomial with these values at the points.
+
+    The first of ``terms`` <- those of Chebyshev polynomials: the last ones tell how far it is from the function.
+    """
     single, powers = len(c) == IN_SINGLE, terms[len(c) :]
     _combine(values, TERMS_IN_SINGLE if single else TERMS_IN_DOUBLE, terms[: len(c)])
     _combine(terms, POWERS_IN_SINGLE if single else POWERS_IN_DOUBLE, powers)
@@ -98,19 +102,18 @@ def start(points):
 
 @compiled
 def add(w, f, scale, points):
-    """Add classes with odds w and weights f to the moments, z = scale w - 1; f changes."""
+    """Add classes with numbers w and weights f to the moments, z = scale w - 1; f changes."""
     moments = points.moments
     for turn in range(len(moments) // AT_ONCE):
-        sums = _moments(w, f, w.dtype.type(scale))
+        sums = _moments(w, f, w.dtype.type(scale), len(moments) == IN_SINGLE)
         for j in range(AT_ONCE):
             moments[AT_ONCE * turn + j] += np.float64(sums[j])
 
 
 @summing
-def _moments(w, f, scale):
-    """The sums of f T_j(u), u = T_turns(z), with Chebyshev polynomials T_j; f <- f z."""
+def _moments(w, f, scale, twice):
+    """The sums of f T_j(u), u = T_2(z) or T_3(z), with Chebyshev polynomials T_j; f <- f z."""
     one, two, zero = w.dtype.type(1), w.dtype.type(2), w.dtype.type(0)
-    twice = count_of(w) == IN_SINGLE
     zeroth = first = second = third = fourth = fifth = sixth = seventh = zero
     for i in range(len(w)):
         z, weight = scale * w[i] - one, f[i]
@@ -136,7 +139,7 @@ def _moments(w, f, scale):
 
 @compiled
 def finish(points):
-    """Turn the moments into the weights of the points, equation 23."""
+    """Turn the moments into the weights of the points."""
     _combine(
         points.moments,
         WEIGHTS_IN_SINGLE if len(points.moments) == IN_SINGLE else WEIGHTS_IN_DOUBLE,
@@ -146,7 +149,7 @@ def finish(points):
 
 @compiled
 def power_sums(w, most, count, points, P, scratch):
-    """P[j - 1] <- the sum of w^j, j = 1..count, of odds up to ``most``; 0 from there on."""
+    """P[j - 1] <- the sum of w^j, j = 1..count, of numbers up to ``most``; 0 from there on."""
     v, weights = points.v, points.weights
     scale = place(most, v)
     start(points)
