@@ -59,7 +59,7 @@ def polynomial_memory(k, n, itemsize):
 
 @compiled
 def powers_of(k):
-    """The number of power sums, for coefficients beyond c_k too: powers of 1/3, a class's largest odds over the chance
+    """The number of power sums, for coefficients beyond c_k too: powers of 1/2, a class's largest odds over the chance
     that it is out, fall below rounding."""
     return max(k, 42)
 

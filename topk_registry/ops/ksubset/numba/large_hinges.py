@@ -136,9 +136,7 @@ def divided_row(a, mass, count, few, few_mass, alpha, k, theta, scale, tau, memo
 def tail_hinges(row, k, scale, tau, memory):
     """Return the sum of the hinges of all classes but the high ones, weighted by their masses, with its direct gradient
     and that by way of the coefficients; see :func:`topk_registry.ops.ksubset.numba.hinges.tail_hinges`."""
-    x, w, mass, g = (
-        memory.row.x, memory.row.odds, memory.row.mass, memory.row.direct,
-    )  # fmt: skip
+    x, w, mass, g = memory.row.x, memory.row.odds, memory.row.mass, memory.row.direct
     alphas, gains, scratch = memory.alphas, memory.gains, memory.row.scratch
     dc, c, real, total = memory.row.dc, memory.row.points.c, memory.row.x.dtype.type, 0.0
     per_class, center = len(alphas) == len(x), len(memory.row.dc) // 2 + k
