@@ -171,21 +171,8 @@ def power_sums(w, most, count, points, P, scratch):
 
 
 @compiled
-def add_product(w, tilt, scale, c, g):
-    """g += v p(z), v = tilt w, z = scale v - 1, with the coefficients of :func:`fit`."""
-    real, one, last = w.dtype.type, w.dtype.type(1), count_of(w) - 1
-    tilt, scale = real(tilt), real(scale)
-    for i in range(len(w)):
-        v = tilt * w[i]
-        z, total = scale * v - one, c[last]
-        for j in range(last - 1, -1, -1):
-            total = total * z + c[j]
-        g[i] += v * total
-
-
-@compiled
 def multiply(w, tilt, scale, c):
-    """w <- v p(z), as :func:`add_product`."""
+    """w <- v p(z), v = tilt w, z = scale v - 1, with the coefficients of :func:`fit`."""
     real, one, last = w.dtype.type, w.dtype.type(1), count_of(w) - 1
     tilt, scale = real(tilt), real(scale)
     for i in range(len(w)):

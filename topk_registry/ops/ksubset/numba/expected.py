@@ -39,12 +39,11 @@ def hinge_rows(
     [0], alpha is [n] or [1].
     """
     (B, n), real = out.shape, memory.mass.dtype.type
+    both, mass, x, direct, g_c, alphas, gains = borrowed(memory)
     size, where, kth, a, u, gap, most, P, p, q_top, before, after = kernels.both_tilts(
-        s, is_bfloat16, n, k, theta, memory.both
+        s, is_bfloat16, n, k, theta, both
     )
-    odds, scratch, c = borrowed(memory.both.odds), borrowed(memory.both.scratch), borrowed(memory.both.c)
-    alphas, gains, mass = borrowed(memory.alphas), borrowed(memory.gains), borrowed(memory.mass)
-    x, direct, g_c = borrowed(memory.x), borrowed(memory.direct), borrowed(memory.g_c)
+    odds, scratch, c = both.odds, both.scratch, both.c
     T = len(before) - 1
     g_below, g_product = zeros((T, 2 * B)), zeros((k + 1, 2 * B))
     below, last = kernels.leave_one_out(before, after)

@@ -11,7 +11,7 @@ import numpy as np
 from topk_registry.ops.cpu import blocks, points, select
 from topk_registry.ops.cpu.functions import total_of
 from topk_registry.ops.cpu.masks import places_above
-from topk_registry.ops.cpu.memory import borrowed, empty
+from topk_registry.ops.cpu.memory import empty
 from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, exp64, summing
 from topk_registry.ops.ksubset.numba import rows
 
@@ -120,12 +120,6 @@ def at_kth(row, a, mass, k, theta, space, w, E, where, P, at, scratch):
 def space(n, depth, dtype):
     """Scratch memory of :func:`split`."""
     return empty(depth, dtype), empty(depth, np.int64), select.room(n, depth, dtype)
-
-
-@compiled
-def borrowed_space(space):
-    top, places, (maxima, classes, scores) = space
-    return borrowed(top), borrowed(places), (borrowed(maxima), borrowed(classes), borrowed(scores))
 
 
 @compiled

@@ -40,11 +40,8 @@ def label_rows(s, is_bfloat16, label, k, theta, margin, gradient, alpha, scale, 
     may be in half precision, see :func:`blocks.load`; a row of s may be longer than n, the length of a gradient's.
     """
     (B, n), real = gradient.shape, memory.x.dtype.type
-    space, power = groups.borrowed_space(memory.space), borrowed(memory.power)
-    x, odds, scratch, c = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.scratch), borrowed(memory.c)
-    size, u, most = borrowed(memory.size)[:B], borrowed(memory.u)[:B], borrowed(memory.most)
-    a, of_label = borrowed(memory.a), borrowed(memory.of_label)
-    where, E, P, powers = borrowed(memory.where), borrowed(memory.E), zeros((k, B)), ZERO
+    space, x, odds, scratch, c, size, u, most, a, of_label, where, E, power = borrowed(memory)
+    size, u, P, powers = size[:B], u[:B], zeros((k, B)), ZERO
     for r in range(B):
         y, size[r], u[r] = label[r], -1, 1.0
         if 0 <= y < n:
@@ -88,9 +85,9 @@ def label_rows(s, is_bfloat16, label, k, theta, margin, gradient, alpha, scale, 
 @compiled
 def margin_rows(s, k, theta, out, memory):
     """The margins of every class. Lanes from B on hold the second tilt, with k + 1 for k: for the k largest classes."""
-    B, real = len(s), s.dtype.type
+    B, real, memory = len(s), s.dtype.type, borrowed(memory)
     size, where, kth, a, u, gap, most, _, _, _, before, after = both_tilts(s, False, s.shape[1], k, theta, memory)
-    odds, scratch, c = borrowed(memory.odds), borrowed(memory.scratch), borrowed(memory.c)
+    odds, scratch, c = memory.odds, memory.scratch, memory.c
     T = len(before) - 1
     below, last = leave_one_out(before, after)
     for r in range(B):
@@ -111,9 +108,9 @@ def margin_rows(s, k, theta, out, memory):
 @compiled
 def margin_rows_backward(cotangent, s, k, theta, out, memory):
     """The vector-Jacobian product of ``margin_rows``."""
-    (B, n), real = s.shape, s.dtype.type
+    (B, n), real, memory = s.shape, s.dtype.type, borrowed(memory)
     size, where, _, _, u, gap, most, P, p, q, before, after = both_tilts(s, False, n, k, theta, memory)
-    odds, scratch, c = borrowed(memory.odds), borrowed(memory.scratch), borrowed(memory.c)
+    odds, scratch, c = memory.odds, memory.scratch, memory.c
     T = len(before) - 1
     g_below, g_product, g_c = zeros((T, 2 * B)), zeros((k + 1, 2 * B)), empty(k + 1)
     for r in range(B):
@@ -213,9 +210,7 @@ def both_tilts(s, is_bfloat16, n, k, theta, memory):
     """First part of margins and their gradient: the tail's odds relative to the class after the k-th, in ``memory``,
     and the polynomials at both tilts. ``most``: the largest of the tail's odds, tilted."""
     B = len(s)
-    space, power = groups.borrowed_space(memory.space), borrowed(memory.power)
-    x, odds, scratch = borrowed(memory.x), borrowed(memory.odds), borrowed(memory.scratch)
-    where, E = borrowed(memory.where), borrowed(memory.E)
+    space, x, odds, scratch, _, where, E, power = memory
     size, kth, a, most = empty(2 * B, np.int64), empty(B, x.dtype), empty(B, x.dtype), zeros(B)
     gap, u, P, powers = blocks.ones(B, np.float64), blocks.ones(2 * B, np.float64), zeros((k, 2 * B)), ZERO
     for r in range(B):

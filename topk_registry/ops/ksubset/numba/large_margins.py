@@ -268,7 +268,9 @@ def finish(row, massive, k, memory):
     v, c, scale = at.v, at.c[: len(at.v)], points.place(row.largest, at.v)
     through(v, row.c, dc, end - steps, 1, steps, wide)
     points.fit(wide[: len(v)], at.terms, c)
-    points.add_product(w, row.tilt, scale, c, g)
+    points.multiply(w, row.tilt, scale, c)
+    for i in range(len(g)):
+        g[i] += w[i]
     for start in range(0, row.higher, blocks.CACHE_BLOCK):
         part = high[start : min(start + blocks.CACHE_BLOCK, large.padded(row.higher))]
         through(part, row.c, dc, end - 1, -1, steps, wide)
