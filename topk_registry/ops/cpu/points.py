@@ -156,8 +156,7 @@ def power_sums(w, most, count, points, P, scratch):
     for begin in range(0, len(w), CACHE_BLOCK):
         base = w[begin : begin + CACHE_BLOCK]
         f = scratch[: len(base)]
-        for i in range(len(base)):
-            f[i] = base[i]
+        copy(base, f)
         add(base, f, scale, points)
     finish(points)
     for j in range(count):

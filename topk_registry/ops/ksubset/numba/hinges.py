@@ -125,7 +125,7 @@ D, E, COST = CACHE_BLOCK, 2 * CACHE_BLOCK, 3 * CACHE_BLOCK
 
 @compiled
 def _chains_of_five(w, c, odds_scale, mass, gain, scale, scratch, out):
-    """:func:`horner_twice` and :func:`_chains` of five coefficients at once."""
+    """:func:`horner_twice` and :func:`chains` of five coefficients at once."""
     first, second, third, fourth, fifth = c[0], c[1], c[2], c[3], c[4]
     one = w.dtype.type(1)
     for i in range(len(w)):

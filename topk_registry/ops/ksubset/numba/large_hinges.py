@@ -26,7 +26,6 @@ from topk_registry.ops.ksubset.numba.large_margins import (
     finish,
     fit_quotients,
     gather,
-    place_points,
     quotients,
     row_memory,
     split,
@@ -140,8 +139,7 @@ def tail_hinges(row, k, scale, tau, memory):
     alphas, gains, scratch = memory.alphas, memory.gains, memory.row.scratch
     dc, c, real, total = memory.row.dc, memory.row.points.c, memory.row.x.dtype.type, 0.0
     per_class, center = len(alphas) == len(x), len(memory.row.dc) // 2 + k
-    of_z = place_points(row, k, memory.row)
-    fit_quotients(memory.row)
+    of_z = fit_quotients(row, k, memory.row)
     tilt, shift, scale, tau = real(row.tilt), real(row.shift), real(scale), real(tau)
     points.start(memory.row.points)
     for start in range(0, len(x), blocks.CACHE_BLOCK):

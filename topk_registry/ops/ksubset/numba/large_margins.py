@@ -14,9 +14,9 @@ from topk_registry.ops.ksubset.numba.hinges import LEAST_TERM, D, E, add_moments
 from topk_registry.ops.ksubset.numba.targets import mass_among
 
 # A row that is split: the size of its top group; the k-th largest score, and what margins are more from there on; the
-# tilt of the tail's odds and the shift of the log-odds; the largest of these odds; how many coefficients below and
-# above c_k matter, and classes are divided out downward; the coefficients.
-Split = namedtuple("Split", "size kth beyond tilt shift largest below above higher c")
+# tilt of the tail's odds and the shift of the log-odds; the scale of these odds among the points; how many coefficients
+# below and above c_k matter, and classes are divided out downward; the coefficients.
+Split = namedtuple("Split", "size kth beyond tilt shift scale below above higher c")
 # Classes that are divided out downward and have mass: reciprocals of odds, scores less the k-th largest, masses, gaps,
 # places; and their direct gradients.
 Massive = namedtuple("Massive", "v distance mass gap where slope")
@@ -66,8 +66,8 @@ def split(a, mass, k, theta, memory):
     rho, below, above, limit = large.balance(c, size, k, False, up, down, w.itemsize)
     tilt = gap * u * rho
     higher, largest = large.divide(E, where, size, u * rho, tilt, limit, w, memory.high)
-    largest = max(largest, most * tilt)
-    return Split(size, kth, beyond, tilt, math.log(u * rho), largest, below, above, higher, c)
+    scale = points.place(max(largest, most * tilt), memory.points.v)
+    return Split(size, kth, beyond, tilt, math.log(u * rho), scale, below, above, higher, c)
 
 
 @compiled
@@ -84,22 +84,24 @@ def above_c_k(row, memory):
 
 
 @compiled
-def place_points(row, k, memory):
-    """Place the points of a row and compute v, d_{k-1} and e_{k-2} of :func:`horner_twice` there, into ``memory.wide``.
+def divide_at_points(row, k, memory):
+    """Compute v, d_{k-1} and e_{k-2} of :func:`horner_twice` at the points, into ``memory.wide``.
 
     Return the scale of odds that are not tilted yet.
     """
-    scale = points.place(row.largest, memory.points.v)
     horner_twice(memory.points.v, below_c_k(row, k, memory), 1.0, memory.wide)
-    return memory.x.dtype.type(scale * row.tilt)
+    return memory.x.dtype.type(row.scale * row.tilt)
 
 
 @compiled
-def fit_quotients(memory):
-    """Fit d_{k-1} and e_{k-2} as functions of a class's odds, into ``memory.points.c``."""
+def fit_quotients(row, k, memory):
+    """Fit d_{k-1} and e_{k-2} as functions of a class's odds, into ``memory.points.c``; return the scale as
+    :func:`divide_at_points`."""
     wide, at, count = memory.wide, memory.points, len(memory.points.v)
+    scale = divide_at_points(row, k, memory)
     points.fit(wide[D : D + count], at.terms, at.c[:count])
     points.fit(wide[E : E + count], at.terms, at.c[count:])
+    return scale
 
 
 @compiled
@@ -131,7 +133,7 @@ def margin_rows(s, k, theta, out, memory):
 def margin_row(row, k, theta, memory):
     """The margins of a row that is split, into ``memory.direct``."""
     at, wide, real = memory.points, memory.wide, memory.x.dtype.type
-    scale = place_points(row, k, memory)
+    scale = divide_at_points(row, k, memory)
     log_odds, c = wide[: len(at.v)], at.c[: len(at.v)]
     for m in range(len(at.v)):
         y = wide[D + m]
@@ -197,8 +199,7 @@ def margin_row_backward(cotangent, row, k, memory):
     g[n:] = 0
     massive = gather(row, no_gap, True, g, no_class, no_mass, memory)
     dc[lead:] = 0
-    scale = place_points(row, k, memory)
-    fit_quotients(memory)
+    scale = fit_quotients(row, k, memory)
     points.start(memory.points)
     for start in range(0, len(w), blocks.CACHE_BLOCK):
         part = w[start : start + blocks.CACHE_BLOCK]
@@ -265,10 +266,10 @@ def finish(row, massive, k, memory):
     for j in range(massive):
         g[places[j]] += real(slope[j])
     end, steps = len(dc) // 2 + k + row.above + 1, (row.below + row.above + 4) // 4 * 4
-    v, c, scale = at.v, at.c[: len(at.v)], points.place(row.largest, at.v)
+    v, c = at.v, at.c[: len(at.v)]
     through(v, row.c, dc, end - steps, 1, steps, wide)
     points.fit(wide[: len(v)], at.terms, c)
-    points.multiply(w, row.tilt, scale, c)
+    points.multiply(w, row.tilt, row.scale, c)
     for i in range(len(g)):
         g[i] += w[i]
     for start in range(0, row.higher, blocks.CACHE_BLOCK):

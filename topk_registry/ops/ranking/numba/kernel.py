@@ -19,7 +19,7 @@ NEURALSORT = 0
 ROW_BLOCK = 2 * BLOCK  # classes at a time: each rank is a loop over them
 MOST_LABELS = 3  # up to so many classes with mass are ranked one by one, as labels
 TIERS = (8,)  # ranks that count for the lowest classes
-FEWEST = 8  # ranks from which on the points of equation 10 are fewer numbers
+FEWEST = 8  # ranks that count where the points of equation 10 take their place
 FAR = 1e30  # below the candidates: a class that is ruled out, with its cost still a number
 LEAST = 1e-280  # chances below are compared by their logarithms
 RANGE = 690.0  # exponents up to here have numbers
@@ -435,7 +435,7 @@ def of_others(s, m, x, low, kind, tau, weights, chances, totals, norms, rivals, 
             offsets[r] = norm - x[count] + of_all - (count + 1 - 2 * r) * x[count - 1]
         else:
             offsets[r] = norm + x[r - 1] - x[count - 1]
-    value, counting = np.nan, ranks_at(0.0, offsets, steps, weights, s.itemsize)
+    value, counting = np.nan, ranks_that_count(offsets, steps, weights, s.itemsize)
     if s.itemsize == 4 and counting >= FEWEST and weights[0] == 0:
         value = cost_by_points(s, m, low, tau, offsets, steps, weights, counting, sums, g)
     if value != value:
@@ -565,14 +565,14 @@ def least_offset(steps, weights, itemsize):
 
 
 @compiled
-def ranks_at(d, offsets, steps, weights, itemsize):
-    """How many of the last ranks count at a distance d below the rivals, and beyond, by equation 6."""
+def ranks_that_count(offsets, steps, weights, itemsize):
+    """How many of the last ranks count for a class just below the rivals, and so for all others, by equation 6."""
     R, last = len(weights) - 1, 1
     if R == 0:
         return 1
     least = least_offset(steps, weights, itemsize)
     for j in range(1, R):
-        if offsets[R] - offsets[R - j] - (steps[R - j] - steps[R]) * d > least:
+        if offsets[R] - offsets[R - j] > least:
             last = j + 1
     return last
 
