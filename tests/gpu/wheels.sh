@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tests/gpu/wheels.sh DIR [PACKAGE...]: collect the wheels that tests/gpu/run.sh needs on a machine without a network, for
-# Python 3.12 (or $VERSION) on Linux x86_64: half a megabyte, pure Python alone. Packages that are named come as well:
+# Python 3.12 (or $VERSION) on Linux x86_64: four megabytes, pure Python alone. Packages that are named come as well:
 # numba and llvmlite (64 MB) where the machine's own do not import, 'numpy<2.4' (17 MB) to rehearse with Triton 3.6, whose
 # interpreter needs it. The kernels of a GPU need neither.
 set -euo pipefail
@@ -12,7 +12,7 @@ platforms=()
 for glibc in 2_17 2_27 2_28 2_31 2_34; do platforms+=(--platform "manylinux_${glibc}_x86_64"); done
 
 # what this project and its tests import and a machine for PyTorch may lack, and what installs a checkout
-packages=(array-api-compat entmax pytopk hatchling editables pathspec pluggy packaging trove-classifiers "$@")
+packages=(array-api-compat entmax pytopk timm hatchling editables pathspec pluggy packaging trove-classifiers "$@")
 mkdir -p "$folder"
 "${pip[@]}" download --quiet --no-deps --only-binary=:all: --python-version "${VERSION:-3.12}" --implementation cp \
   "${platforms[@]}" --dest "$folder" "${packages[@]}"

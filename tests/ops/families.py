@@ -98,9 +98,10 @@ FAMILIES = {
         lambda n: ranking_rows((1, 3, 5), (0.2, 0.3, 0.5), candidates=9, relaxation="softsort", tau=0.5),
         0.5, untied=True, factor=16, on_gpu=False,
     ),
-    "smooth top-k": Family(lambda n: smooth_topk_rows(3, tau=0.3), 0.9, factor=16, on_gpu=False),
+    "smooth top-k": Family(lambda n: smooth_topk_rows(3, tau=0.3), 0.9, factor=16),
+    "smooth top-k of twelve": Family(lambda n: smooth_topk_rows(12, tau=0.3), 3.6, factor=16),
     "smooth top-k with gaps": Family(
-        lambda n: smooth_topk_rows(5, tau=1.0, alpha=torch.linspace(0, 2, n).double()), factor=16, on_gpu=False
+        lambda n: smooth_topk_rows(5, tau=1.0, alpha=torch.linspace(0, 2, n).double()), factor=16
     ),
 }  # fmt: skip
 # left out: the perturbed hinge, whose kernel and definition must see the same noise (perturbed/test_row_loss.py)

@@ -123,7 +123,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
             _check_contiguous(value)
             if value.device != device:
                 raise TypeError(f"a kernel on {device} was given a tensor on {value.device}")
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+    with torch.cuda.device(device) if elsewhere else nullcontext():
         kernel[grid](*args, **options)
 
 

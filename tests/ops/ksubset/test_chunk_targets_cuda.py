@@ -26,6 +26,7 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.fixture
 def chunks_in_kernels(monkeypatch):
+    layer.kernels(torch.empty(0, device=DEVICE), 2)  # a backend is tried with the kernels of each device
     monkeypatch.setattr(layer, "module_of", lambda backend, k: chunks)
     monkeypatch.setattr(chunks, "TILE_OF_TARGETS", 16)
 

@@ -15,7 +15,7 @@ from tests.ops.triton_runs import (
     runs_kernels,
 )
 from tests.oracles import mp_smooth_svm
-from topk_registry.functional import topk_label_margins
+from topk_registry.functional import linear_smooth_topk, topk_label_margins
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset import custom_ops, definition, request, smooth_topk_hinge
 from topk_registry.ops.ksubset.chunked import layer
@@ -95,8 +95,9 @@ def check_margins(n, k, theta):
     wanted, found = composite.margins(s.double(), k, theta), cuda.margins(s, k, theta)
     assert_margins_agree(found, wanted, theta)
     product = composite.margins_backward(g.double(), s.double(), k, theta)
-    # sums of up to n cotangents times chances, which cancel
-    allowed = 20 * EPS * (g.abs().amax() + product.abs())
+    # the numbers that are added up, without their signs: a class's own cotangent, less those of others times chances
+    added = 2 * g.abs() - composite.margins_backward(g.abs().double(), s.double(), k, theta)
+    allowed = EPS * (20 * g.abs().amax() + 4 * added)
     assert ((cuda.margins_backward(g, s, k, theta) - product).abs() <= allowed).all()
 
 
@@ -210,6 +211,7 @@ def test_chunks_of_classes_are_the_row(n, k, theta, size, tile, monkeypatch):
 
 @runs_kernels
 def test_a_linear_classifier_in_chunks(monkeypatch):
+    layer.kernels(torch.empty(0, device=DEVICE), 3)  # a backend is tried with the kernels of each device
     monkeypatch.setattr(layer, "module_of", lambda backend, k: chunks)
     features, weight = randn(4, 5).requires_grad_(), randn(50, 5, seed=1).requires_grad_()
     label = torch.tensor([[0, 20, 49, 3]] * 2, device=DEVICE).T[:, 0]  # strided
@@ -223,6 +225,31 @@ def test_a_linear_classifier_in_chunks(monkeypatch):
     with torch.no_grad():
         best = linear_topk(features, weight, None, 2, temperature=0.6, chunk=20)
     assert torch.equal(best.indices, (features @ weight.T).topk(2).indices)
+
+
+@runs_kernels
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_linear_classifier_in_half_precision(dtype, mixed, monkeypatch):
+    layer.kernels(torch.empty(0, device=DEVICE), 3)
+    monkeypatch.setattr(layer, "module_of", lambda backend, k: chunks)
+    features, weight = randn(4, 8).to(dtype).requires_grad_(), randn(50, 8, seed=1).to(dtype).requires_grad_()
+    label = torch.tensor([0, 20, 49, 3], device=DEVICE)
+    target = LabelMixture.mixed(label, label.flip(0), 0.7, 0.1) if mixed else label
+    p = layer.problem(features, 50, 3, 0.9, None, 20, dtype)
+    assert all(s.dtype == dtype for _, _, _, s in layer.chunks_of(features.detach(), weight.detach(), None, p))
+    found = linear_smooth_topk(features, weight, None, target, k=3, tau=0.3, chunk=20)
+    exact = [t.detach().double().requires_grad_() for t in (features, weight)]
+    q = target.dense(50, torch.float64) if mixed else target
+    wanted = smooth_topk_hinge(exact[0] @ exact[1].T, q, 3, tau=0.3, reduction="mean", impl="torch")
+    eps = torch.finfo(dtype).eps
+    rounding = 4 * eps * (features.double() @ weight.double().T).abs().max().item()  # of the logits, as F.linear has it
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=rounding)
+    gradients = torch.autograd.grad(found, (features, weight)), torch.autograd.grad(wanted, exact)
+    for one, other in zip(*gradients, strict=True):
+        assert one.dtype == dtype
+        # slopes change by the logits' rounding over the temperature
+        assert (one - other).abs().max() <= (rounding / 0.3 + 4 * eps) * other.abs().max()
 
 
 @runs_kernels

@@ -16,6 +16,7 @@ from topk_registry.rows import Curve, RowLoss, row_losses, softmax_rows
 pytest.importorskip("triton")
 
 from tests.ops.kernels import (
+    EPS,
     MIXTURES,
     TARGETS,
     N,
@@ -27,11 +28,13 @@ from tests.ops.kernels import (
     target_of,
 )
 from topk_registry.ops.gpu import layout
+from topk_registry.ops.rows import autograd
 from topk_registry.ops.rows.triton.curves import UnsupportedCurveError, compiled
+from topk_registry.ops.rows.triton.scale import scale
 
 # the interpreter computes with infinities that kernels leave out afterwards
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-SHORT = {"held": (30, 8), "long": (45, 8)}  # classes, and the scores of a tile: 4 tiles in registers, 6 read again
+SHORT = {"held": (30, 8), "long": (61, 8)}  # classes, and the scores of a tile: 4 tiles in registers, 8 read again
 
 
 LOSSES = {name: family.build for name, family in FAMILIES.items()}
@@ -146,8 +149,40 @@ def test_from_logits_to_the_gradient(reduction, monkeypatch):
         assert torch.equal(loss(s, target), value)
     (again,) = torch.autograd.grad(loss(s, target).sum(), s, create_graph=True)
     torch.autograd.grad(again.square().sum(), s)  # a second derivative comes from the definition
-    if reduction == "none":
-        assert torch.equal(row_losses(loss.row_loss(s), s.detach()[1:], target[1:]), value.detach()[1:])
+    if reduction == "none":  # where rows begin decides how they are read, and so the order of their sums
+        assert torch.equal(row_losses(loss.row_loss(s), s.detach()[1:].clone(), target[1:]), value.detach()[1:])
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 5, 6000])
+def test_a_gradient_is_multiplied_in_place(count, dtype):
+    for g, left in ((1.0, None), (0.3, None), (2.0, 0.5), (3.0, 0.25), (torch.nan, None)):
+        x = torch.linspace(-3, 5, count, device=DEVICE).to(dtype)
+        wanted = x.float() * (g if left is None else g * left)
+        scale(x, torch.tensor(g, device=DEVICE), None if left is None else torch.tensor(left, device=DEVICE))
+        rounding = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps  # the interpreter cuts digits off
+        torch.testing.assert_close(x, wanted.to(dtype), rtol=rounding, atol=0, equal_nan=True)
+
+
+@runs_kernels
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_backward_passes_after_the_first(reduction, monkeypatch):
+    """The first one takes the memory that the forward pass has written; the others find none there."""
+    monkeypatch.setattr(autograd, "in_place", lambda gradient, dtype: gradient.dtype == dtype)
+    monkeypatch.setattr(RowLoss, "kernel_for", lambda loss, scores: partial(loss.on_gpu().run, loss.own))
+    s = scores()[:4].requires_grad_()
+    target = target_of("labels", s)
+    value = tr.get_loss_builder("focal")(reduction=reduction)(s, target)
+    weights = torch.linspace(0.5, 2, value.numel(), device=DEVICE).view(value.shape)
+    gradients = [torch.autograd.grad(value, s, g * weights, retain_graph=True)[0] for g in (3.0, 1.0, 1.0, 0.5)]
+    for g, gradient in zip((3.0, 1.0, 0.5), (gradients[0], *gradients[2:]), strict=True):
+        torch.testing.assert_close(gradient, g * gradients[1], rtol=2 * EPS, atol=0)
+    assert len({gradient.data_ptr() for gradient in gradients}) == len(gradients)
+    many = torch.autograd.grad(value, s, torch.stack((weights, 2 * weights)), retain_graph=True, is_grads_batched=True)
+    torch.testing.assert_close(many[0][1], 2 * gradients[1], rtol=2 * EPS, atol=0)
+    (value * weights).sum().backward()
+    torch.testing.assert_close(s.grad, gradients[1], rtol=2 * EPS, atol=0)
 
 
 def _falls(log_p, log_not, p, not_p, own, numbers):

@@ -1,9 +1,14 @@
 """How rows of scores lie in memory, and how kernels share them out."""
 
+from collections.abc import Mapping
+from functools import cache
+
 import torch
 from torch import Tensor
 
 TILE_OF_A_WARP = 256  # scores of a row that a warp works on together, eight a thread
+HELD = 4  # tiles of a row that a kernel keeps in registers
+HELD_OF_LABELS = 6  # the same of a kernel that needs few others, which 16 warps have enough of
 
 
 def in_rows(s: Tensor) -> tuple[Tensor, int]:
@@ -24,11 +29,19 @@ def like_rows(shape: torch.Size, stride: int, dtype: torch.dtype, device: torch.
     return memory, memory.view(shape[0], stride)[:, : shape[1]]
 
 
-def tiles(n: int, stride: int, size: int) -> dict[str, int | bool]:
-    """How a kernel shares rows out: rows a program, tiles a row, numbers in a vector of 16 bytes; ``size`` in bytes."""
+@cache
+def tiles(n: int, stride: int, size: int, most: int = HELD) -> Mapping[str, int | bool]:
+    """How a kernel shares rows out: rows a program, tiles a row, numbers in a vector of 16 bytes.
+
+    ``size`` is that of a number in bytes; ``most`` tiles of a row stay in registers.
+    """
     vector, rows, length = 16 // size, 1, power_of_two(n)
-    # four tiles a thread, in registers; where that is too long, many, for what a row costs besides is by the thread
-    warps = max(1, length // 1024) if n <= 4096 else max(2, min(8, length // 8192))
+    if n <= 8192:
+        warps = max(1, length // 1024)
+    elif most > HELD and n <= most * 4096:
+        warps = 16
+    else:  # read again for each pass, in many tiles, for what a row costs besides is by the thread
+        warps = max(2, min(8, length // 8192))
     N = TILE_OF_A_WARP * warps
     if n <= N // 2:
         N = power_of_two(n)
@@ -36,11 +49,11 @@ def tiles(n: int, stride: int, size: int) -> dict[str, int | bool]:
     if rows > 1 or (stride % vector and n <= N):
         vector = 1
     count = -(-(n + (stride % vector and vector - 1)) // N)
-    layout = {"n": n, "S": stride, "R": rows, "N": N, "TILES": count, "HELD": count <= 4}
-    return layout | {"VECTOR": vector, "SHIFTED": stride % vector > 0, **options(warps)}
+    layout = {"n": n, "S": stride, "R": rows, "N": N, "TILES": count, "HELD": count <= most}
+    return layout | {"VECTOR": vector, "SHIFTED": stride % vector > 0, **compiled_for(warps)}
 
 
-def options(warps: int) -> dict[str, int | bool]:
+def compiled_for(warps: int) -> dict[str, int | bool]:
     """Compile options: the number of warps, and products that are added up unrounded."""
     # the number of warps follows from n and k alone: it decides the order of sums, and with it the last bit
     return {"num_warps": min(16, max(1, warps)), "enable_fp_fusion": True}

@@ -5,6 +5,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
+from topk_registry.ops.backend import load
 from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset.api import smooth_topk_hinge
 from topk_registry.ops.ksubset.backends import OPERATOR
@@ -30,6 +31,7 @@ def smooth_topk_rows(k: int, *, tau: float = 1.0, alpha: float | Tensor = 1.0) -
     return RowLoss(
         partial(definition, k, tau, alpha),
         partial(_kernel, k, tau),
+        partial(_kernel_on_gpu, k, tau),
         own=(own,),
         operator=OPERATOR.name,
         request=(k,),
@@ -49,6 +51,10 @@ def _kernel(k: int, tau: float) -> Kernel:
     in_double = _in_double(k, tau)
     tau = max(tau, LEAST[torch.float64 if in_double else torch.float32])
     return loss_kernel(k, k * tau, 1 / k, tau, in_double)
+
+
+def _kernel_on_gpu(k: int, tau: float) -> Kernel:
+    return load("topk_registry.ops.ksubset.triton.backend").loss_kernel(k, tau)
 
 
 def definition(k: int, tau: float, alpha: float | Tensor, scores: Tensor, target: Tensor | None) -> Tensor:

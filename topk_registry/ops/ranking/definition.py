@@ -1,5 +1,6 @@
 """The loss over relaxed rankings in torch operations; see README.md."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -68,7 +69,7 @@ def _mixture(ranking: Ranking, softmax: Tensor, ranks: Tensor) -> Tensor:
     """-log sum_r W_r P_r [...] of log P of softmax [...] and of the ranks [R, ...]: equation 1."""
     terms = torch.cat((softmax[None], ranks)) if ranking.weights[0] else ranks
     weights = [weight for weight in ranking.weights if weight]
-    shares = torch.tensor(weights, dtype=terms.dtype, device=terms.device).log()
+    shares = torch.cat([terms.new_full((1,), math.log(weight)) for weight in weights])  # nothing comes from the host
     return -(terms + shares.view(-1, *(1 for _ in softmax.shape))).logsumexp(0)
 
 

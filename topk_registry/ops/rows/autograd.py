@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from topk_registry.ops.backend import load, operator
 from topk_registry.ops.tensors import Route, is_plain, route
 
 
@@ -12,16 +13,22 @@ class Reduced(torch.autograd.Function):
     """A loss whose gradient the forward pass has written: ``kernel(logits, wanted) -> (value, gradient)``, or with a
     factor that the gradient has yet to be multiplied by.
 
-    The backward pass is one multiplication, and none where the incoming gradient is 1. Where it is differentiated
-    itself, the gradient is taken anew from ``definition(logits)``, in differentiable operations; without a definition
-    the loss is piecewise linear in the logits, and the gradient a constant.
+    The backward pass is one multiplication, and none where the incoming gradient is 1. On a GPU, where nobody may look
+    at that number, a kernel multiplies in place unless it is 1; the memory is then the gradient that was asked for, and
+    a second backward pass, through a graph that is retained, calls the kernel of the loss again.
+
+    Where the backward pass is differentiated itself, the gradient is taken anew from ``definition(logits)``, in
+    differentiable operations; without a definition the loss is piecewise linear in the logits, and the gradient a
+    constant.
     """
 
     @staticmethod
     def forward(ctx, logits: Tensor, kernel: Callable, definition: Callable[[Tensor], Tensor] | None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         value, gradient, *factor = kernel(logits, ctx.needs_input_grad[0])
+        ctx.definition, ctx.kernel, ctx.written = definition, None, None
+        if gradient is not None and in_place(gradient, logits.dtype):
+            ctx.kernel, ctx.written, gradient = kernel, gradient, None
         ctx.save_for_backward(logits, gradient, *factor)
-        ctx.definition = definition
         return value
 
     @staticmethod
@@ -31,8 +38,26 @@ class Reduced(torch.autograd.Function):
             value = ctx.definition(logits)
             (d_logits,) = torch.autograd.grad(value, logits, g[0], create_graph=True)
             return d_logits, None, None
-        of_value = g[0] if not factor or factor[0] is None else g[0] * factor[0]
-        return scaled(gradient, of_value, logits.dtype), None, None
+        left = factor[0] if factor else None
+        if ctx.kernel is not None:
+            gradient, ctx.written = ctx.written, None
+            if gradient is None:
+                gradient = ctx.kernel(logits, True)[1]
+            if g[0].ndim == 0 and route(g[0]) is Route.KERNELS:
+                return _scale(gradient, g[0], left), None, None
+            ctx.written = gradient  # as it was
+        return scaled(gradient, g[0] if left is None else g[0] * left, logits.dtype), None, None
+
+
+def in_place(gradient: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a kernel can multiply a gradient where it lies, for it to be in a dtype."""
+    fits = gradient.is_cuda and gradient.dtype == dtype and gradient.is_contiguous()
+    return fits and operator("rows").choose("auto", gradient.device, False) == "triton"
+
+
+def _scale(gradient: Tensor, g: Tensor, left: Tensor | None) -> Tensor:
+    load("topk_registry.ops.rows.triton.scale").scale(gradient, g, left)
+    return gradient
 
 
 def scaled(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:

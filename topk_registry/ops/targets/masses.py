@@ -31,6 +31,7 @@ class Reduction(IntEnum):
         return reduction
 
 
+NO_LABEL = -1 << 63  # ignore_index where no label is ignored
 BY_NAME = {one.name.lower(): one for one in Reduction}
 REDUCTIONS = tuple(BY_NAME)
 

@@ -86,6 +86,7 @@ class Problem(NamedTuple):
     theta: float
     sign: int  # of the scores
     like: Tensor  # [0, n] of the dtype to work in
+    scores: Tensor  # the same of the dtype of a chunk's scores
     chunk: int
     dtype: torch.dtype  # of products of matrices
     update: LayerUpdate | None = None  # takes the layer's gradients; None: autograd does
@@ -114,7 +115,10 @@ def problem(
     update: LayerUpdate | None = None,
 ) -> Problem:
     like, inner_k, theta, sign = as_rows(like, n, k, temperature)
-    return Problem(group, n, inner_k, theta, sign, like, chunk, dtype, update)
+    # a product in half precision stays as it is where kernels can read it, and so does the gradient in its place
+    half = dtype.itemsize == 2 and getattr(kernels(like, inner_k + 1), "TAKES_HALF", False)
+    scores = like.new_empty(like.shape, dtype=dtype) if half else like
+    return Problem(group, n, inner_k, theta, sign, like, scores, chunk, dtype, update)
 
 
 def chunks_of(
@@ -122,7 +126,7 @@ def chunks_of(
 ) -> Iterator[tuple[int, Any, Tensor, Tensor]]:
     """The chunks of ``score_chunks`` of a layer, or where there is no weight of scores x [B, m], which are copied."""
     if weight is not None:
-        yield from score_chunks(x.to(p.dtype), weight, bias, p.chunk, p.like, p.sign)
+        yield from score_chunks(x.to(p.dtype), weight, bias, p.chunk, p.scores, p.sign)
     elif x.shape[1]:
         flat = p.like.new_empty(x.numel() + 1)
         s = flat[:-1].view(x.shape).copy_(x)
@@ -158,7 +162,7 @@ def label_state(
 class Gradients:
     """Gradients of features, weight and bias, added up over chunks from the gradients of their scores."""
 
-    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, like: Tensor, wanted: list[bool]):
+    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, like: Tensor, wanted: list[bool]) -> None:
         self.dtype, self.wanted = features.dtype, wanted
         self.sums = like.new_zeros(features.shape if wanted[0] else ())
         self.weight = torch.empty_like(weight) if wanted[1] else None

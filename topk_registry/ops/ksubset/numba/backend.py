@@ -16,10 +16,9 @@ from topk_registry.ops.ksubset.backends import LARGE_K, LARGE_K_OF_LABEL, LARGE_
 from topk_registry.ops.ksubset.request import SINGLE, check_finite
 from topk_registry.ops.rows.numba.backend import BatchKernel
 from topk_registry.ops.targets.label_mixture import LabelMixture
-from topk_registry.ops.targets.masses import Options, Reduction
+from topk_registry.ops.targets.masses import NO_LABEL, Options, Reduction
 from topk_registry.ops.tensors import operand
 
-NO_LABEL = -1 << 63  # ignore_index where no label is ignored
 # below this temperature the loss no longer depends on it, but its reciprocal would overflow
 LEAST = {dtype: 4 * torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
 LEAST_WORK = 1 << 14  # steps to a thread at least: about 20 microseconds of work

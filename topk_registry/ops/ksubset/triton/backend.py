@@ -16,21 +16,26 @@ that row. Rows with a NaN, with fewer than k + 1 finite scores, or with a label 
 Nothing waits for the device.
 """
 
-from functools import cache
+from functools import cache, lru_cache
+from struct import pack, unpack
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from topk_registry.ops.gpu.layout import in_rows, like_rows, options, power_of_two, tiles
+from topk_registry.ops.gpu.layout import HELD, HELD_OF_LABELS, compiled_for, in_rows, like_rows, power_of_two, tiles
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset.backends import Kernels
 from topk_registry.ops.ksubset.triton import all_classes, expected, one_label, passes
+from topk_registry.ops.rows.backends import Own
+from topk_registry.ops.rows.triton.driver import reduced
 from topk_registry.ops.targets.label_mixture import LabelMixture
-from topk_registry.ops.tensors import launch, operand
+from topk_registry.ops.targets.masses import NO_LABEL, Masses, Options, Reduction
+from topk_registry.ops.tensors import laid_out, launch, operand
 
 ONE_KERNEL_LARGEST_K = 10
 POWERS = 12  # of a flat row for larger k; 16 would make few more rows flat, at 80 instead of 65 instructions a score
+FEW_POWERS = 5  # leave registers for longer rows
 POWERS_OF_TARGETS = 10  # the same for distributions, whose rows need more registers
 SCORES_A_PROGRAM = 16384  # scores that one program selects the largest from, twice as many in half precision
 TILE = 4096  # scores that one program writes
@@ -75,69 +80,99 @@ def expected_hinges(
     The gradient has the dtype of the scores, but for float16 it is in single precision: the factor of a mean would
     take it out of that type's range before a scaled loss brings it back.
     """
+    return hinges(s, Options(target, weight, 0.0, NO_LABEL, Reduction.NONE), k, theta, hinge, factor)
+
+
+def hinges(s: Tensor, options: Options, k: int, theta: float, hinge: Hinge, factor: float) -> tuple[Tensor, Tensor]:
+    """:func:`expected_hinges` with label smoothing and ignored labels; the reduction is the caller's."""
+    target, weight, smoothing, ignore_index, _ = options
     wide, share = s.dtype == torch.float16, None
     if isinstance(target, LabelMixture) and target.labels.shape[1] == 1 and target.uniform is None:
-        share = operand(target.shares[:, 0], s.shape[:1], target.shares.dtype, s.device)
+        share, ignore_index = operand(target.shares[:, 0], s.shape[:1], target.shares.dtype, s.device), NO_LABEL
         target = target.labels[:, 0]
-    if isinstance(target, LabelMixture) or target.is_floating_point():
+    if isinstance(target, LabelMixture) or smoothing or target.is_floating_point():
         if k <= ONE_KERNEL_LARGEST_K or not isinstance(target, LabelMixture) or target.uniform is not None:
-            return _of_distributions(s, target, k, theta, hinge, weight, factor)
+            return _of_distributions(s, options, k, theta, hinge, factor)
         labels = map(LabelMixture, target.labels.split(1, 1), target.shares.split(1, 1))
-        (value, gradient), *others = (expected_hinges(s, one, k, theta, hinge, weight, factor) for one in labels)
+        parts = (hinges(s, options._replace(target=one), k, theta, hinge, factor) for one in labels)
+        (value, gradient), *others = parts
         for of_one, slope in others:
             value, gradient = value.add_(of_one), gradient.add_(slope)
         return value, gradient
     rows = Rows.of(s)
     out, gradient = rows.like(torch.float32 if wide else None)
-    return _label_hinges(rows, target, share, k, theta, hinge, weight, factor, out), gradient
+    return _label_hinges(rows, target, share, ignore_index, k, theta, hinge, weight, factor, out), gradient
 
 
 def _of_distributions(
-    s: Tensor, target: Tensor | LabelMixture, k: int, theta: float, hinge: Hinge, weight: Tensor | None, factor: float
+    s: Tensor, options: Options, k: int, theta: float, hinge: Hinge, factor: float
 ) -> tuple[Tensor, Tensor]:
-    rows, given, choices = Rows.of(s), *_masses(s, target, hinge, weight)
-    value = given["alpha_ptr"].new_empty(s.shape[0])
+    rows, given, choices = Rows.of(s), *_masses(s, options, hinge, factor)
+    value = torch.empty(s.shape[0], dtype=torch.float32, device=s.device)
     out, gradient = rows.like(torch.float32 if s.dtype == torch.float16 else None)
-    given |= {"value_ptr": value, "factor": float(factor), **_numbers(hinge)}
+    given |= {"value_ptr": value, **_numbers(hinge)}
     if s.numel() and k <= ONE_KERNEL_LARGEST_K:
         _targets_in_one_kernel(rows, k, theta, out, None, given | choices)
     elif s.numel():
-        done = None
         if limit_of_flat_rows(k, POWERS_OF_TARGETS) * s.shape[1] >= k:  # else no row is flat
             done = torch.empty_like(value, dtype=torch.int8)
             _targets_in_one_kernel(rows, k, theta, out, done, given | choices)
+        else:
+            done = _without_mass(options, value, out)
         table = _margins(rows, k, theta, done)
         n, N = s.shape[1], min(TILE, power_of_two(s.shape[1]))
         launch(
             expected.hinges_of_margins, (len(s),), table, value if done is None else done, **given, **choices,
-            n=n, N=N, SKIPS=done is not None, **options(N // 512),
+            n=n, N=N, SKIPS=done is not None, **compiled_for(N // 512),
         )  # fmt: skip
         _margins_backward(table, rows, k, theta, out, done)
     return value, gradient
 
 
-def _masses(
-    s: Tensor, target: Tensor | LabelMixture, hinge: Hinge, weight: Tensor | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _masses(s: Tensor, options: Options, hinge: Hinge, factor: float) -> tuple[dict[str, Any], dict[str, Any]]:
     """A target with alpha and weight as kernels take them, and the constants that go with it."""
     (B, n), device = s.shape, s.device
-    alpha = operand(hinge.alpha, hinge.alpha.shape, torch.float32, device)
+    target, weight, smoothing, ignore_index, _ = options
+    alpha = operand(hinge.alpha, hinge.alpha.shape, hinge.alpha.dtype, device)
     # what a kernel does not read may be any tensor
-    q, labels, shares, even, few = Rows(alpha, n, s.shape), alpha, alpha, alpha, 0
-    if isinstance(target, LabelMixture):
+    q, labels, shares, even, few, spread = Rows(alpha, n, s.shape), alpha, alpha, alpha, 0, 0.0
+    if mixed := isinstance(target, LabelMixture):
         few = target.labels.shape[1]
         labels = operand(target.labels, (B, few), torch.int64, device)
         shares = operand(target.shares, (B, few), target.shares.dtype, device)
         even = alpha if target.uniform is None else operand(target.uniform, (B,), target.uniform.dtype, device)
+    elif target.is_floating_point():
+        q = Rows.of(Masses.of(target, n, smoothing=smoothing).target if smoothing else target)
     else:
-        q = Rows.of(target)
-    weighted = alpha if weight is None else operand(weight, (n,), torch.float32, device)
+        few, labels = 1, _labels(target, B, device)
+        factor, spread = factor * (1 - smoothing), factor * smoothing / n
+    weighted = alpha if weight is None else operand(weight, (n,), weight.dtype, device)
     tensors = {"q_ptr": q.memory, "label_ptr": labels, "share_ptr": shares, "even_ptr": even}
+    numbers = {"factor": float(factor), "even": float(spread), "ignore_index": ignore_index}
     choices = {
-        "DENSE": not isinstance(target, LabelMixture), "M": few, "EVEN": even is not alpha, "SQ": q.step,
+        "DENSE": not few, "M": few, "MIXED": mixed, "EVEN": even is not alpha or spread != 0, "SQ": q.step,
         "PER_CLASS": alpha.ndim > 0, "WEIGHTED": weight is not None,
     }  # fmt: skip
-    return tensors | {"alpha_ptr": alpha, "weight_ptr": weighted}, choices
+    return tensors | numbers | {"alpha_ptr": alpha, "weight_ptr": weighted}, choices
+
+
+def _without_mass(options: Options, value: Tensor, gradient: Rows) -> Tensor | None:
+    """Do the rows that cost nothing, and mark them; None if there can be none."""
+    target = options.target
+    if isinstance(target, LabelMixture):
+        empty = (target.shares == 0).all(1)
+        empty = empty if target.uniform is None else empty & (target.uniform == 0)
+    elif target.is_floating_point() or options.ignore_index == NO_LABEL:
+        return None
+    else:
+        empty = target == options.ignore_index
+    value.zero_()
+    gradient.memory.zero_()
+    return empty.to(torch.int8)
+
+
+def _labels(label: Tensor, B: int, device: torch.device) -> Tensor:
+    return operand(laid_out(label, torch.int64), (B,), torch.int64, device)
 
 
 def _targets_in_one_kernel(
@@ -146,7 +181,7 @@ def _targets_in_one_kernel(
     """Work on all rows, or with ``done`` on flat rows alone, which are marked there."""
     B, n = s.shape
     theta, low = _two_singles(theta)
-    J = k if done is None else POWERS_OF_TARGETS
+    J = k if done is None else min(k, POWERS_OF_TARGETS)
     sizes = {"k": k, "J": J, "TP": power_of_two(3 * k + 5), **tiles(n, s.step, s.memory.element_size())}
     launch(
         expected.target_rows, (-(-B // sizes["R"]),), s.memory, gradient_ptr=gradient.memory,
@@ -156,43 +191,51 @@ def _targets_in_one_kernel(
 
 
 def _label_hinges(
-    s: Rows, label: Tensor, share: Tensor | None, k: int, theta: float, hinge: Hinge, weight: Tensor | None,
-    factor: float, gradient: Rows,
+    s: Rows, label: Tensor, share: Tensor | None, ignore_index: int, k: int, theta: float, hinge: Hinge,
+    weight: Tensor | None, factor: float, gradient: Rows,
 ) -> Tensor:  # fmt: skip
     """The values of the hinges [B]; the gradient is written into its memory."""
     device = s.memory.device
-    alpha = operand(hinge.alpha, hinge.alpha.shape, torch.float32, device)
-    value = alpha.new_empty(s.shape[0])
-    of_classes = alpha if weight is None else operand(weight, s.shape[1:], torch.float32, device)
+    alpha = operand(hinge.alpha, hinge.alpha.shape, hinge.alpha.dtype, device)
+    value = torch.empty(s.shape[0], dtype=torch.float32, device=device)
+    of_classes = alpha if weight is None else operand(weight, s.shape[1:], weight.dtype, device)
     tensors = {"alpha_ptr": alpha, "weight_ptr": of_classes, "share_ptr": value if share is None else share}
     numbers = _numbers(hinge) | {"factor": float(factor)}
     uses = {"HINGE": True, "PER_CLASS": alpha.ndim > 0, "WEIGHTED": weight is not None, "SHARED": share is not None}
-    _at_labels(s, label, k, theta, value, gradient, tensors | numbers | uses)
+    _at_labels(s, label, k, theta, value, gradient, tensors | numbers | uses, ignore_index)
     return value
 
 
-def _numbers(hinge: Hinge) -> dict[str, float]:
-    """The numbers of a hinge as kernels take them. tau multiplies once: it is rounded as the value is."""
-    tau = max(hinge.tau, 4 * torch.finfo(torch.float32).tiny)
-    (scale, scale_low), (inverse, inverse_low) = _two_singles(hinge.scale), _two_singles(1 / tau)
+@cache
+def _of_tau(scale: float, tau: float) -> dict[str, float]:
+    tau = max(tau, 4 * torch.finfo(torch.float32).tiny)
+    (scale, scale_low), (inverse, inverse_low) = _two_singles(scale), _two_singles(1 / tau)
     return {
         "scale": scale, "scale_low": scale_low, "tau": tau, "inverse_tau": inverse, "inverse_tau_low": inverse_low
     }  # fmt: skip
 
 
+def _numbers(hinge: Hinge) -> dict[str, float]:
+    """The numbers of a hinge as kernels take them. tau multiplies once: it is rounded as the value is."""
+    return _of_tau(hinge.scale, hinge.tau)
+
+
 def _at_labels(
-    s: Rows, label: Tensor, k: int, theta: float, value: Tensor, gradient: Rows, hinge: dict[str, Any]
-) -> None:
+    s: Rows, label: Tensor, k: int, theta: float, value: Tensor, gradient: Rows, hinge: dict[str, Any],
+    ignore_index: int = NO_LABEL,
+) -> None:  # fmt: skip
     """Write the margins, or the values of the hinge, and their gradient."""
-    label = operand(label, s.shape[:1], torch.int64, value.device)
+    label, ignores = _labels(label, s.shape[0], value.device), ignore_index != NO_LABEL
     if s.shape.numel():
+        in_one = hinge | {"IGNORES": ignores, "ignore_index": ignore_index if ignores else 0}
         if k <= ONE_KERNEL_LARGEST_K:
-            _in_one_kernel(s, label, k, theta, value, gradient, None, hinge)
+            _in_one_kernel(s, label, k, theta, value, gradient, None, in_one)
             return
-        done = None
         if limit_of_flat_rows(k, POWERS) * (s.shape[1] - 1) >= k:  # else no row is flat
             done = torch.empty_like(label, dtype=torch.int8)
-            _in_one_kernel(s, label, k, theta, value, gradient, done, hinge)
+            _in_one_kernel(s, label, k, theta, value, gradient, done, in_one)
+        else:
+            done = _without_mass(Options(label, None, 0.0, ignore_index, Reduction.NONE), value, gradient)
         _label_in_passes(s, label, k, theta, value, gradient, done, hinge)
 
 
@@ -285,8 +328,9 @@ def _in_one_kernel(
     """Work on all rows, or with ``done`` on flat rows alone, which are marked there."""
     B, n = s.shape
     theta, low = _two_singles(theta)
-    sizes = {"k": k, "TP": power_of_two(3 * k + 2), **tiles(n, s.step, s.memory.element_size())}
-    J = k if done is None else POWERS
+    J = k if done is None else min(k, POWERS)
+    most = HELD_OF_LABELS if J <= FEW_POWERS else HELD
+    sizes = {"k": k, "TP": power_of_two(3 * k + 2), **tiles(n, s.step, s.memory.element_size(), most)}
     flat = {"J": J, "LIMIT": limit_of_flat_rows(k, J), "SEARCH": done is None}
     launch(
         one_label.label_rows, (-(-B // sizes["R"]),), s.memory, label, value, gradient.memory,
@@ -330,7 +374,7 @@ def _top_and_sums(
     done = label if done is None else done
     launch(
         passes.select, (B, segments), s.memory, label, done, top, where, n, s.step, T=T, N=N, **choices,
-        **options(N // 1024),
+        **compiled_for(N // 1024),
     )  # fmt: skip
     if segments > 1:  # stable: ties stay in the order of classes
         top, order = (x[:, :T].contiguous() for x in top.flatten(1).sort(stable=True, dim=1, descending=True))
@@ -351,14 +395,14 @@ def _group(k: int, depth: int) -> dict[str, int]:
 
 
 def _lanes(group: dict[str, int]) -> dict[str, int | bool]:
-    return options(group["TP"] // 32)  # one a thread
+    return compiled_for(group["TP"] // 32)  # one a thread
 
 
 def _tiles(shape: torch.Size) -> tuple[tuple[int, int], dict[str, int | bool]]:
     """Programs that share out the rows [B, tiles], and their options."""
     B, n = shape
     N = min(TILE, power_of_two(n))
-    return (B, -(-n // N)), {"N": N, **options(N // 512)}
+    return (B, -(-n // N)), {"N": N, **compiled_for(N // 512)}
 
 
 def _longest(s: Rows) -> int:
@@ -367,8 +411,37 @@ def _longest(s: Rows) -> int:
 
 def _two_singles(theta: float) -> tuple[float, float]:
     """A number as the sum of two that fit into single precision, in which kernels are given theirs."""
-    high = torch.tensor(theta, dtype=torch.float32).item()
+    (high,) = unpack("f", pack("f", theta))
     return high, theta - high
+
+
+class HingeRows:
+    """The smooth top-k SVM as a kernel of row losses, see :class:`topk_registry.ops.rows.api.Kernel`."""
+
+    def __init__(self, k: int, tau: float) -> None:
+        self.k, self.tau = k, tau
+        self.theta = max(k * tau, 4 * torch.finfo(torch.float32).tiny)  # as in request.py
+
+    def run(
+        self, own: Own, options: Options, scores: Tensor, wanted: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The gradient is written in any case."""
+        target, weight, _, ignore_index, reduction = options
+        (alpha,), (B, n) = own, scores.shape
+        assert alpha is not None
+        hinge = Hinge(alpha.detach().to(scores.device), 1 / self.k, self.tau)
+        factor = 1 / B if reduction is Reduction.MEAN and B else 1.0
+        losses, gradient = hinges(scores, options, self.k, self.theta, hinge, factor)
+        spread = isinstance(target, LabelMixture) or target.is_floating_point()
+        label = None if spread else _labels(target, B, scores.device)
+        value, left = reduced(losses, label, weight, n, ignore_index, reduction)
+        return value, gradient if wanted else None, left
+
+
+@lru_cache(maxsize=64)
+def loss_kernel(k: int, tau: float) -> HingeRows:
+    """Return the kernel of the smooth top-k SVM."""
+    return HingeRows(k, tau)
 
 
 kernels = Kernels(label_margins, margins, margins_backward, expected_hinges)

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from topk_registry.ops.gpu.arithmetic import LN2, exp, log2, reciprocal
+from topk_registry.ops.ksubset.triton.hinge import gap_of
 
 TOP = tl.constexpr(float("inf"))  # in the place of a top group's score: its margin is known
 
@@ -167,7 +168,7 @@ def polynomial(w, c, scale, k: tl.constexpr):
 @triton.jit
 def costs(margin, q, alpha_ptr, place, wanted, of_margin, tau, inverse_tau, PER_CLASS: tl.constexpr):
     """q tau log(1 + exp(x / tau)), x = alpha - of_margin margin, and its slope in the margin; 0 where q is."""
-    alpha = tl.load(alpha_ptr + place, mask=wanted, other=0.0) if PER_CLASS else tl.load(alpha_ptr)
+    alpha = gap_of(alpha_ptr, place, wanted, PER_CLASS)
     x = alpha - of_margin * margin
     small = exp(-tl.abs(x) * inverse_tau)
     u = 1.0 + small

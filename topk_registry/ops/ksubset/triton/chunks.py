@@ -10,6 +10,7 @@ from topk_registry.ops.ksubset.triton import chunk_targets, streams
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.tensors import launch, operand
 
+TAKES_HALF = True  # scores of a chunk may be in half precision; gradients are then too
 TILE = 4096  # scores that a program works on together
 TILE_OF_TARGETS = 1024  # fewer, as each carries k + 2 sums
 

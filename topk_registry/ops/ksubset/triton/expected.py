@@ -23,7 +23,7 @@ import triton.language as tl
 from topk_registry.ops.gpu.arithmetic import LN2, LOG2E, exp, exp2, log1p, log2, reciprocal
 from topk_registry.ops.gpu.tiles import aligned, classes, held_and_largest, others, store
 from topk_registry.ops.ksubset.triton.all_classes import with_cotangents
-from topk_registry.ops.ksubset.triton.hinge import hinge, log64
+from topk_registry.ops.ksubset.triton.hinge import gap_of, hinge, log64
 from topk_registry.ops.ksubset.triton.passes import is_done
 from topk_registry.ops.ksubset.triton.polynomial import (
     chances,
@@ -43,20 +43,21 @@ from topk_registry.ops.ksubset.triton.rows import (
     tail_powers,
     top_group,
 )
-from topk_registry.ops.rows.triton.targets import few_labels, masses, masses_at
+from topk_registry.ops.rows.triton.targets import clear, few_labels, masses, masses_at
 
 
 @triton.jit
 def target_rows(
     s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr, done_ptr,
     B, depth, theta, theta_low, inverse, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-    DENSE: tl.constexpr, M: tl.constexpr, EVEN: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr,
-    n: tl.constexpr, S: tl.constexpr, SQ: tl.constexpr, k: tl.constexpr, J: tl.constexpr, LIMIT: tl.constexpr,
-    SEARCH: tl.constexpr, TP: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
+    even, ignore_index,
+    DENSE: tl.constexpr, M: tl.constexpr, MIXED: tl.constexpr, EVEN: tl.constexpr, PER_CLASS: tl.constexpr,
+    WEIGHTED: tl.constexpr, n: tl.constexpr, S: tl.constexpr, SQ: tl.constexpr, k: tl.constexpr, J: tl.constexpr,
+    LIMIT: tl.constexpr, SEARCH: tl.constexpr, TP: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
     TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
-    live = row < B
+    there = row < B
     y = tl.full((R,), -1, tl.int32)  # no class is left out
     start, shift = aligned(row, S, VECTOR)
     scores_ptr = s_ptr + start
@@ -67,7 +68,10 @@ def target_rows(
     count: tl.constexpr = k if k < J + 1 else J + 1
     held_c: tl.constexpr = k - 1 if k - 1 < 2 * J else 2 * J
     steep = inverse * LOG2E
-    known, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, live, factor, M, EVEN, n)
+    known, counted, labels, shares = few_labels(
+        label_ptr, share_ptr, even_ptr, row, there, factor, even, ignore_index, M, MIXED, EVEN, n
+    )
+    live = there & counted
 
     held, a = held_and_largest(scores_ptr, live, y, shift, n, R, N, TILES, HELD, SHIFTED)
 
@@ -160,18 +164,24 @@ def target_rows(
                 search_target(
                     s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr,
                     here, depth, theta, theta_low, inverse, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-                    DENSE, M, EVEN, PER_CLASS, WEIGHTED, n, S, SQ, k, TP, N, TILES, VECTOR, SHIFTED,
+                    even, ignore_index,
+                    DENSE, M, MIXED, EVEN, PER_CLASS, WEIGHTED, n, S, SQ, k, TP, N, TILES, VECTOR, SHIFTED,
                 )  # fmt: skip
-    else:
-        tl.store(done_ptr + row, flat.to(tl.int8), mask=live)
+    ignored = there & (counted == 0)
+    if M > 0:  # noqa: SIM102 (a constant, that of the next line is not)
+        if tl.max(ignored.to(tl.int32), 0) > 0:
+            clear(value_ptr, gradient_ptr + start, row, shift, ignored, True, n, R, N, TILES, SHIFTED)
+    if not SEARCH:
+        tl.store(done_ptr + row, (flat | ignored).to(tl.int8), mask=there)
 
 
 @triton.jit
 def hinges_of_margins(
     margins_ptr, done_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr,
     scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-    DENSE: tl.constexpr, M: tl.constexpr, EVEN: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr,
-    n: tl.constexpr, SQ: tl.constexpr, N: tl.constexpr, SKIPS: tl.constexpr,
+    even, ignore_index,
+    DENSE: tl.constexpr, M: tl.constexpr, MIXED: tl.constexpr, EVEN: tl.constexpr, PER_CLASS: tl.constexpr,
+    WEIGHTED: tl.constexpr, n: tl.constexpr, SQ: tl.constexpr, N: tl.constexpr, SKIPS: tl.constexpr,
 ):  # fmt: skip
     """The value of a row from the margins of all its classes, in whose place their cotangents are written."""
     here = tl.program_id(0).to(tl.int64)
@@ -180,7 +190,9 @@ def hinges_of_margins(
     row = here + tl.arange(0, 1)
     live = row >= 0
     shift = tl.zeros((1,), tl.int32)
-    known, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, live, factor, M, EVEN, n)
+    known, _counted, labels, shares = few_labels(
+        label_ptr, share_ptr, even_ptr, row, live, factor, even, ignore_index, M, MIXED, EVEN, n
+    )
     spoilt = tl.where(known, 0.0, float("nan"))[:, None]
     value = tl.zeros((1, N), tl.float32)
     for tile in range((n + N - 1) // N):
@@ -188,7 +200,7 @@ def hinges_of_margins(
         margin = tl.load(margins_ptr + here * n + col, mask=there, other=0.0)
         q = masses(q_ptr + row * SQ, weight_ptr, labels, shares, factor, live, shift, tile,
                    DENSE, M, WEIGHTED, n, 1, N, False)  # fmt: skip
-        alpha = tl.load(alpha_ptr + col, mask=there, other=0.0) if PER_CLASS else tl.load(alpha_ptr)
+        alpha = gap_of(alpha_ptr, col, there, PER_CLASS)
         violation = alpha - scale * margin
         z = violation * inverse_tau
         e = exp(-tl.abs(z))
@@ -204,8 +216,9 @@ def hinges_of_margins(
 def search_target(
     s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr,
     here, depth, theta, theta_low, inverse, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-    DENSE: tl.constexpr, M: tl.constexpr, EVEN: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr,
-    n: tl.constexpr, S: tl.constexpr, SQ: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
+    even, ignore_index,
+    DENSE: tl.constexpr, M: tl.constexpr, MIXED: tl.constexpr, EVEN: tl.constexpr, PER_CLASS: tl.constexpr,
+    WEIGHTED: tl.constexpr, n: tl.constexpr, S: tl.constexpr, SQ: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
     N: tl.constexpr, TILES: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Do a row that the flat rows leave: not flat, with a NaN, too few scores, or a label that is no class.
@@ -223,7 +236,9 @@ def search_target(
     scores_ptr = s_ptr + start
     masses_ptr = q_ptr + (start if SQ == S else row * SQ - shift)
     tiles = TILES + depth - k
-    known, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, live, factor, M, EVEN, n)
+    known, _counted, labels, shares = few_labels(
+        label_ptr, share_ptr, even_ptr, row, live, factor, even, ignore_index, M, MIXED, EVEN, n
+    )
     known = tl.sum(known.to(tl.int32), 0) > 0
     top, where, size, after, u_after, v, i, broken = top_group(
         scores_ptr, live, y, shift, known, depth + 1, inverse, k + 1, TP, 2 * TP, n, N, TILES, SHIFTED
@@ -262,11 +277,11 @@ def search_target(
     log = log64((e[k - 1] / e[k]).to(tl.float64) * tilt.to(tl.float64))
     margin = (top.to(tl.float64) - reference.to(tl.float64)) + (log * theta + log * theta_low)
     q = masses_at(q_ptr + here * SQ, weight_ptr, labels, shares, factor, where, own, DENSE, M, WEIGHTED)
-    alpha = tl.load(alpha_ptr + where, mask=own, other=0.0) if PER_CLASS else tl.load(alpha_ptr)
+    alpha = gap_of(alpha_ptr, where, own, PER_CLASS)
     cost, slope = hinge(margin, alpha, scale, scale_low, tau, inverse_tau, inverse_tau_low)
-    counted = own & (q != 0.0)
-    value = tl.sum(tl.where(counted, q * cost, 0.0), 0)
-    g = tl.where(counted, q * slope.to(tl.float32), 0.0)
+    has_mass = own & (q != 0.0)
+    value = tl.sum(tl.where(has_mass, q * cost, 0.0), 0)
+    g = tl.where(has_mass, q * slope.to(tl.float32), 0.0)
     to_below = tl.where(own, g / e[k - 1], 0.0)
     to_last = tl.where(own, -g / e[k], 0.0)
 
@@ -385,8 +400,8 @@ def few_hinges(
         s = tl.load(s_ptr + y, mask=wanted[m], other=0.0).to(tl.float32)
         q = tl.where(wanted[m], shares[m], 0.0)
         if WEIGHTED:
-            q = q * tl.load(weight_ptr + y, mask=wanted[m], other=0.0)
-        alpha = tl.load(alpha_ptr + y, mask=wanted[m], other=0.0) if PER_CLASS else tl.load(alpha_ptr)
+            q = q * tl.load(weight_ptr + y, mask=wanted[m], other=0.0).to(tl.float32)
+        alpha = gap_of(alpha_ptr, y, wanted[m], PER_CLASS)
         u = (s - after) * steep
         v = exp2(u + log_scale)
         cost, chain, d, e = tail_hinges(
@@ -424,11 +439,8 @@ def gaps(
     PER_CLASS: tl.constexpr, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """The required gaps of a tile's classes, or of all, and exp(-alpha / tau)."""
-    if PER_CLASS:
-        col, there = classes(shift, tile, n, N, SHIFTED)
-        alpha = tl.load(alpha_ptr + col, mask=there, other=0.0)
-    else:
-        alpha = tl.load(alpha_ptr)
+    col, there = classes(shift, tile, n, N, SHIFTED)
+    alpha = gap_of(alpha_ptr, col, there, PER_CLASS)
     return alpha, tl.exp(-alpha * inverse_tau)
 
 

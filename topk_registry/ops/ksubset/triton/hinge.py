@@ -23,11 +23,11 @@ def store_margin(
     of_margin = tl.zeros_like(s_y) + 1.0
     if HINGE:
         known = wanted & (margin == margin)  # else the label may be no class
-        alpha = tl.load(alpha_ptr + y, mask=known, other=0.0) if PER_CLASS else tl.load(alpha_ptr)
+        alpha = gap_of(alpha_ptr, y, known, PER_CLASS)
         value, slope = hinge(margin, alpha, scale, scale_low, tau, inverse_tau, inverse_tau_low)
         of_margin = slope.to(tl.float32) * factor
         if WEIGHTED:
-            weight = tl.load(weight_ptr + y, mask=known, other=0.0)
+            weight = tl.load(weight_ptr + y, mask=known, other=0.0).to(tl.float32)
             of_margin = of_margin * weight
             value = value * weight
         value = value * factor
@@ -39,6 +39,15 @@ def store_margin(
     else:
         tl.store(value_ptr + row, margin, mask=wanted)
     return of_margin
+
+
+@triton.jit
+def gap_of(alpha_ptr, y, known, PER_CLASS: tl.constexpr):
+    """The required gap of classes, or of all, in single precision."""
+    if PER_CLASS:
+        return tl.load(alpha_ptr + y, mask=known, other=0.0).to(tl.float32)
+    else:
+        return tl.load(alpha_ptr).to(tl.float32)
 
 
 @triton.jit

@@ -31,20 +31,27 @@ from topk_registry.ops.ksubset.triton.rows import (
     tail_powers,
     top_group,
 )
+from topk_registry.ops.rows.triton.targets import clear
 
 
 @triton.jit
 def label_rows(
     s_ptr, label_ptr, value_ptr, gradient_ptr, done_ptr, B, depth, theta, theta_low, inverse,
-    alpha_ptr, weight_ptr, share_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-    HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr,
+    alpha_ptr, weight_ptr, share_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor, ignore_index,
+    HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr, IGNORES: tl.constexpr,
     n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, J: tl.constexpr, LIMIT: tl.constexpr, SEARCH: tl.constexpr,
     TP: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr,
     VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """With ``HINGE`` the value is a hinge, times ``factor``, the label's weight and share, else the margin."""
+    """With ``HINGE`` the value is a hinge, times ``factor``, the label's weight and share, else the margin.
+
+    With ``IGNORES`` rows with the label ``ignore_index`` cost nothing, whatever their scores are.
+    """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
-    live = row < B
+    there = row < B
+    live = there
+    if IGNORES:
+        live = there & (tl.load(label_ptr + row, mask=there, other=0) != ignore_index)
     y, s_y = label_and_score(s_ptr, label_ptr, row, live, n, S)
     start, shift = aligned(row, S, VECTOR)
     scores_ptr = s_ptr + start
@@ -98,8 +105,12 @@ def label_rows(
                     scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
                     HINGE, PER_CLASS, WEIGHTED, SHARED, n, S, k, TP, N, TILES, VECTOR, SHIFTED,
                 )  # fmt: skip
-    else:
-        tl.store(done_ptr + row, flat.to(tl.int8), mask=live)
+    ignored = there & (live == 0)
+    if IGNORES:  # noqa: SIM102 (a constant, that of the next line is not)
+        if tl.max(ignored.to(tl.int32), 0) > 0:
+            clear(value_ptr, gradient_ptr + start, row, shift, ignored, True, n, R, N, TILES, SHIFTED)
+    if not SEARCH:
+        tl.store(done_ptr + row, (flat | ignored).to(tl.int8), mask=there)
 
 
 @triton.jit

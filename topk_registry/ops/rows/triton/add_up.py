@@ -7,10 +7,11 @@ import triton.language as tl
 
 @triton.jit
 def add_up(
-    losses_ptr, label_ptr, weight_ptr, value_ptr, inverse_ptr, B, n, ignore_index,
+    losses_ptr, label_ptr, weight_ptr, value_ptr, factor_ptr, B, n, ignore_index,
     COUNTS: tl.constexpr, WEIGHTED: tl.constexpr, EMPTY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sum of losses, or with ``COUNTS`` their mean and what it multiplies by: 1 / sum of the labels' weights."""
+    """The sum of losses. With ``COUNTS`` losses were divided by B: their mean, and the factor that makes it one, B over
+    the sum of the labels' weights, which is 1 where every row counts as one."""
     total = tl.zeros((BLOCK,), tl.float64)
     count = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, B, BLOCK):
@@ -21,13 +22,13 @@ def add_up(
             counted = (row < B) & (label != ignore_index)
             own = counted.to(tl.float32)
             if WEIGHTED:
-                own = tl.load(weight_ptr + label, mask=counted & (label >= 0) & (label < n), other=0.0)
+                own = tl.load(weight_ptr + label, mask=counted & (label >= 0) & (label < n), other=0.0).to(tl.float32)
             count += own.to(tl.float64)
     value = tl.sum(total, 0)
     if COUNTS:
         divisor = tl.sum(count, 0)
-        value = value / divisor  # of nothing it is NaN, as cross-entropy's
-        tl.store(inverse_ptr, tl.where(divisor > 0, 1.0 / divisor, 0.0).to(tl.float32))
+        value = value * (B / divisor)  # of nothing it is NaN, as cross-entropy's
+        tl.store(factor_ptr, tl.where(divisor > 0, B / divisor, 0.0).to(tl.float32))
     if EMPTY:
         value = value + float("nan")
     tl.store(value_ptr, value.to(tl.float32))

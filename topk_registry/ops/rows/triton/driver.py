@@ -1,9 +1,10 @@
 """Run a kernel for rows over a batch: targets, class weights, ignored rows, reduction and half precision.
 
 A family's kernel writes the losses of all rows and their gradient in one launch. For a sum or a mean a second kernel,
-of one program, adds the losses up in order, so that results repeat bit for bit, and counts by what the mean of labels
-divides; the backward pass multiplies the gradient by that. Nothing waits for the device. A label out of range makes
-its row NaN.
+of one program, adds the losses up in order, so that results repeat bit for bit. The mean of labels divides by the
+weights of those that count, which are known when all rows are done: losses and gradient are divided by the number of
+rows meanwhile, and the second kernel gives the factor that is left. Nothing waits for the device. A label out of range
+makes its row NaN.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topk_registry.ops.gpu.layout import in_rows, like_rows, tiles
+from topk_registry.ops.gpu.layout import HELD, HELD_OF_LABELS, in_rows, like_rows, tiles
 from topk_registry.ops.rows.backends import Kernels, Own
 from topk_registry.ops.rows.triton.add_up import add_up
 from topk_registry.ops.targets.label_mixture import LabelMixture
@@ -53,32 +54,49 @@ def run(
     few = target.shape[1] if mixed else 0 if dense else 1  # labels a row
     target = laid_out(target, target.dtype if dense else torch.int64).view(-1)
     memory, stride = (s.resolve_neg().contiguous().view(-1), n) if dense else in_rows(s)
-    weight = None if weight is None else operand(weight.detach().float(), (n,), torch.float32, s.device)
+    weight = None if weight is None else operand(weight.detach(), (n,), weight.dtype, s.device)
     losses = torch.empty(B, dtype=torch.float32, device=s.device)
     gradient = out = None
     if wanted:
         out, gradient = like_rows(s.shape, stride, torch.float32 if s.dtype == torch.float16 else s.dtype, s.device)
     mean = reduction is Reduction.MEAN
-    counts = mean and not (dense or mixed)
-    factor = 1 / B if mean and not counts and B else 1.0
+    factor = 1 / B if mean and B else 1.0
     given = {"weight_ptr": weight, "gradient_ptr": out, "share_ptr": shares, "uniform_ptr": uniform, **tensors}
     if B:
+        of_labels = few == 1 and not (mixed or smoothing or choices.get("OTHERS"))
+        sizes = tiles(n, stride, s.element_size(), HELD_OF_LABELS if of_labels else HELD)
         launch(
-            kernel, (-(-B // (sizes := tiles(n, stride, s.element_size()))["R"]),), memory, target,
+            kernel, (-(-B // sizes["R"]),), memory, target,
             value_ptr=losses, **{name: losses if one is None else one for name, one in given.items()},
             B=B, share=factor * (1 - smoothing), even=factor * smoothing / n, ignore_index=ignore_index, **numbers,
             M=few, MIXED=mixed, EVEN=smoothing != 0 or uniform is not None,
             WEIGHTED=weight is not None, GRADIENT=wanted, **choices, **sizes,
         )  # fmt: skip
+    value, factor = reduced(losses, None if dense or mixed else target, weight, n, ignore_index, reduction)
+    return value, gradient, factor
+
+
+def reduced(
+    losses: Tensor, label: Tensor | None, weight: Tensor | None, n: int, ignore_index: int, reduction: Reduction
+) -> tuple[Tensor, Tensor | None]:
+    """The losses [B] or their sum or mean, and the factor that their gradient has yet to be multiplied by, if any.
+
+    Args:
+        losses: of the rows, for a mean divided by their number.
+        label: the labels [B] whose weights the mean divides by, None if it divides by the number of rows.
+        weight: a factor a class [n], which the losses hold already.
+    """
     if reduction is Reduction.NONE:
-        return losses, gradient, None
-    value, inverse = torch.empty((2,), dtype=torch.float32, device=s.device).unbind()
+        return losses, None
+    B, mean = len(losses), reduction is Reduction.MEAN
+    value, factor = torch.empty((2,), dtype=torch.float32, device=losses.device).unbind()
+    counts = label if mean else None
     launch(
-        add_up, (1,), losses, target if counts else losses, losses if weight is None else weight, value, inverse,
-        B, n, ignore_index, COUNTS=counts, WEIGHTED=weight is not None, EMPTY=mean and not B, BLOCK=BLOCK,
+        add_up, (1,), losses, losses if counts is None else counts, losses if weight is None else weight, value, factor,
+        B, n, ignore_index, COUNTS=counts is not None, WEIGHTED=weight is not None, EMPTY=mean and not B, BLOCK=BLOCK,
         num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
-    return value, gradient, inverse if counts else None
+    return value, None if counts is None else factor
 
 
 class TritonRows:

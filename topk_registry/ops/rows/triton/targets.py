@@ -8,20 +8,42 @@ from topk_registry.ops.gpu.tiles import classes, store
 
 
 @triton.jit
-def few_labels(label_ptr, share_ptr, even_ptr, row, live, factor, M: tl.constexpr, EVEN: tl.constexpr, n: tl.constexpr):
-    """Whether all labels are classes; -1, and the labels; their shares and that of every class, times factor."""
+def few_labels(
+    label_ptr, share_ptr, even_ptr, row, live, share, even, ignore_index,
+    M: tl.constexpr, MIXED: tl.constexpr, EVEN: tl.constexpr, n: tl.constexpr,
+):  # fmt: skip
+    """Whether all labels are classes, and whether the row counts; -1, and the labels; their shares and that of every
+    class.
+
+    With ``MIXED`` the shares are in memory, ``share`` multiplies them, and a row without any does not count. Without,
+    the one label has ``share`` and every class ``even``, and a row does not count if its label is ``ignore_index``.
+    """
     known = live
     labels = (row.to(tl.int32) * 0 - 1,)  # no class
+    spread = tl.zeros_like(labels[0].to(tl.float32))
     shares = ()
-    for m in tl.static_range(M):
-        label = tl.load(label_ptr + row * M + m, mask=live, other=0)
-        known = known & (label >= 0) & (label < n)
+    if MIXED:
+        counted = live & (live == 0)
+        for m in tl.static_range(M):
+            label = tl.load(label_ptr + row * M + m, mask=live, other=0)
+            known = known & (label >= 0) & (label < n)
+            own = tl.load(share_ptr + row * M + m, mask=live, other=0.0).to(tl.float32) * share
+            counted = counted | (live & (own != 0.0))
+            labels = labels + (label.to(tl.int32),)
+            shares = shares + (own,)
+        if EVEN:
+            spread = tl.load(even_ptr + row, mask=live, other=0.0).to(tl.float32) * (share / n)
+        counted = counted | (live & ((spread != 0.0) | (known == 0)))
+    elif M == 1:
+        label = tl.load(label_ptr + row, mask=live, other=0)
+        counted = live & (label != ignore_index)
+        known = live & ((counted == 0) | ((label >= 0) & (label < n)))
         labels = labels + (label.to(tl.int32),)
-        shares = shares + (tl.load(share_ptr + row * M + m, mask=live, other=0.0).to(tl.float32) * factor,)
-    even = tl.zeros_like(labels[0].to(tl.float32))
-    if EVEN:
-        even = tl.load(even_ptr + row, mask=live, other=0.0).to(tl.float32) * (factor / n)
-    return known, labels, shares + (even,)
+        shares = (tl.where(counted, share, 0.0),)
+        spread = tl.where(counted, even, 0.0)
+    else:
+        counted = live
+    return known, counted, labels, shares + (spread,)
 
 
 @triton.jit
@@ -54,7 +76,7 @@ def masses(
         else:
             q = masked_masses(col, inside, labels, shares, M)
     if WEIGHTED:
-        q = q * tl.load(weight_ptr + col, mask=there, other=0.0)
+        q = q * tl.load(weight_ptr + col, mask=there, other=0.0).to(tl.float32)
     return q
 
 
@@ -79,7 +101,7 @@ def masses_at(
         for m in tl.static_range(M):
             q += tl.where(where == tl.sum(labels[m + 1], 0), tl.sum(shares[m], 0), 0.0)
     if WEIGHTED:
-        q = q * tl.load(weight_ptr + where, mask=wanted, other=0.0)
+        q = q * tl.load(weight_ptr + where, mask=wanted, other=0.0).to(tl.float32)
     return q
 
 
@@ -101,11 +123,10 @@ def targets(
     if M == 0:
         return row, live, live, labels, (spread,)
     elif MIXED:
-        known, known_labels, parts = few_labels(target_ptr, share_ptr, uniform_ptr, row, live, share, M, UNIFORM, n)
+        known, counted, known_labels, parts = few_labels(
+            target_ptr, share_ptr, uniform_ptr, row, live, share, even, ignore_index, M, MIXED, UNIFORM, n
+        )
         spoilt = tl.where(live & (known == 0), float("nan"), 0.0)
-        counted = live & ((known == 0) | (parts[M] != 0.0))
-        for m in tl.static_range(M):
-            counted = counted | (live & (parts[m] != 0.0))
         shares = ()
         for m in tl.static_range(M):
             label = known_labels[m + 1]
@@ -141,7 +162,7 @@ def whole_masses(
         for m in tl.static_range(M):
             own = shares[m]
             if WEIGHTED:
-                own = own * tl.load(weight_ptr + labels[m + 1], mask=labels[m + 1] >= 0, other=1.0)
+                own = own * tl.load(weight_ptr + labels[m + 1], mask=labels[m + 1] >= 0, other=1.0).to(tl.float32)
             whole += own
         return whole
 

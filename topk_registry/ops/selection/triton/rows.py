@@ -54,7 +54,7 @@ def at_labels(
     known = y >= 0
     s_y = tl.load(s_ptr + shift + y, mask=known, other=float("nan")).to(tl.float32)
     if WEIGHTED:
-        mass = mass * tl.load(weight_ptr + y, mask=known, other=1.0)
+        mass = mass * tl.load(weight_ptr + y, mask=known, other=1.0).to(tl.float32)
     left_out = y
     if KIND == RANK:
         left_out = tl.zeros_like(y) - 1

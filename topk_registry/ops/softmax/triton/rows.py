@@ -81,7 +81,7 @@ def at_labels(
     if ADDED:
         s_y += tl.load(added_ptr + y, mask=known, other=0.0)
     if WEIGHTED:
-        mass = mass * tl.load(weight_ptr + y, mask=known, other=1.0)
+        mass = mass * tl.load(weight_ptr + y, mask=known, other=1.0).to(tl.float32)
     own = tl.zeros_like(s_y)
     if EACH and not BEST:
         own = tl.load(own_ptr + y, mask=known, other=0.0)
