@@ -16,6 +16,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedte
 from torch.autograd import forward_ad
 
 PLAIN = (Tensor, torch.nn.Parameter)
+NUMBERS = frozenset((bool, int, float, type(None)))
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # of scores that kernels read
 
 
@@ -117,12 +118,14 @@ own_address = Tensor.data_ptr
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Start a Triton kernel on a grid of programs, on the device of its first argument."""
-    device = args[0].device
+    device, seen = args[0].device, None
     for value in (*args, *options.values()):
-        if isinstance(value, Tensor):
-            _check_contiguous(value)
-            if value.device != device:
-                raise TypeError(f"a kernel on {device} was given a tensor on {value.device}")
+        if type(value) in NUMBERS or value is seen or not isinstance(value, Tensor):
+            continue
+        seen = value  # what a kernel does not read is often the argument before it
+        _check_contiguous(value)
+        if value.device != device:
+            raise TypeError(f"a kernel on {device} was given a tensor on {value.device}")
     elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
     with torch.cuda.device(device) if elsewhere else nullcontext():
         kernel[grid](*args, **options)

@@ -95,9 +95,8 @@ def check_margins(n, k, theta):
     wanted, found = composite.margins(s.double(), k, theta), cuda.margins(s, k, theta)
     assert_margins_agree(found, wanted, theta)
     product = composite.margins_backward(g.double(), s.double(), k, theta)
-    # the numbers that are added up, without their signs: a class's own cotangent, less those of others times chances
-    added = 2 * g.abs() - composite.margins_backward(g.abs().double(), s.double(), k, theta)
-    allowed = EPS * (20 * g.abs().amax() + 4 * added)
+    # every class's cotangent is in the sum twice, with opposite signs and a few roundings each: a leader's parts cancel
+    allowed = EPS * (20 * g.abs().amax() + 8 * g.norm(dim=1, keepdim=True))
     assert ((cuda.margins_backward(g, s, k, theta) - product).abs() <= allowed).all()
 
 

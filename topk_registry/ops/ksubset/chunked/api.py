@@ -17,7 +17,7 @@ from topk_registry.ops.ksubset.torch.state import State, merge, top_margins
 from topk_registry.ops.targets.checks import check_device, check_range
 
 CPU_CHUNK = 1 << 20  # scores in a chunk: few enough to stay in the cache
-GPU_CHUNK = 1 << 24  # enough to keep the device busy
+GPU_BYTES = 1 << 28  # enough for a chunk's launches to take less time than its work
 LEAST_CHUNK = 1024  # classes: below this the products of matrices are slow
 
 
@@ -144,7 +144,8 @@ def product_dtype(x: Tensor) -> torch.dtype:
 def chunk_size(features: Tensor, k: int, chunk: int | None) -> int:
     """Return the number of classes in a chunk."""
     if chunk is None:
-        scores = CPU_CHUNK if features.device.type == "cpu" else GPU_CHUNK
+        on_cpu = features.device.type == "cpu"
+        scores = CPU_CHUNK if on_cpu else GPU_BYTES // product_dtype(features).itemsize
         return max(scores // max(len(features), 1), LEAST_CHUNK, 8 * int(k))
     if isinstance(chunk, bool) or not isinstance(chunk, Integral) or chunk < 1:
         raise ValueError(f"chunk must be a number of classes of at least 1, got {chunk!r}")

@@ -16,6 +16,7 @@ that row. Rows with a NaN, with fewer than k + 1 finite scores, or with a label 
 Nothing waits for the device.
 """
 
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from struct import pack, unpack
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from topk_registry.ops.gpu.layout import HELD, HELD_OF_LABELS, compiled_for, in_rows, like_rows, power_of_two, tiles
+from topk_registry.ops.gpu.layout import compiled_for, in_rows, like_rows, power_of_two, tiles
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset.backends import Kernels
 from topk_registry.ops.ksubset.triton import all_classes, expected, one_label, passes
@@ -35,7 +36,6 @@ from topk_registry.ops.tensors import laid_out, launch, operand
 
 ONE_KERNEL_LARGEST_K = 10
 POWERS = 12  # of a flat row for larger k; 16 would make few more rows flat, at 80 instead of 65 instructions a score
-FEW_POWERS = 5  # leave registers for longer rows
 POWERS_OF_TARGETS = 10  # the same for distributions, whose rows need more registers
 SCORES_A_PROGRAM = 16384  # scores that one program selects the largest from, twice as many in half precision
 TILE = 4096  # scores that one program writes
@@ -327,15 +327,22 @@ def _in_one_kernel(
 ) -> None:  # fmt: skip
     """Work on all rows, or with ``done`` on flat rows alone, which are marked there."""
     B, n = s.shape
-    theta, low = _two_singles(theta)
     J = k if done is None else min(k, POWERS)
-    most = HELD_OF_LABELS if J <= FEW_POWERS else HELD
-    sizes = {"k": k, "TP": power_of_two(3 * k + 2), **tiles(n, s.step, s.memory.element_size(), most)}
-    flat = {"J": J, "LIMIT": limit_of_flat_rows(k, J), "SEARCH": done is None}
+    sizes = tiles(n, s.step, s.memory.element_size())
     launch(
         one_label.label_rows, (-(-B // sizes["R"]),), s.memory, label, value, gradient.memory,
-        label if done is None else done, B, k, theta, low, 1 / (theta + low), **hinge, **flat, **sizes,
+        label if done is None else done, B, SEARCH=done is None, **hinge, **_of_label_rows(k, J, theta), **sizes,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _of_label_rows(k: int, J: int, theta: float) -> Mapping[str, Any]:
+    """Numbers and constants of a kernel."""
+    theta, low = _two_singles(theta)
+    return {
+        "depth": k, "theta": theta, "theta_low": low, "inverse": 1 / (theta + low), "k": k,
+        "TP": power_of_two(3 * k + 2), "J": J, "LIMIT": limit_of_flat_rows(k, J),
+    }  # fmt: skip
 
 
 def _label_in_passes(
@@ -429,7 +436,8 @@ class HingeRows:
         target, weight, _, ignore_index, reduction = options
         (alpha,), (B, n) = own, scores.shape
         assert alpha is not None
-        hinge = Hinge(alpha.detach().to(scores.device), 1 / self.k, self.tau)
+        alpha = alpha if alpha.device == scores.device else alpha.to(scores.device)
+        hinge = Hinge(alpha, 1 / self.k, self.tau)
         factor = 1 / B if reduction is Reduction.MEAN and B else 1.0
         losses, gradient = hinges(scores, options, self.k, self.theta, hinge, factor)
         spread = isinstance(target, LabelMixture) or target.is_floating_point()

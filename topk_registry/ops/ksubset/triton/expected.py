@@ -162,10 +162,11 @@ def target_rows(
             here = tl.program_id(0).to(tl.int64) * R + r
             if tl.sum(tl.where((row == here) & live & (flat == 0), 1, 0), 0) > 0:
                 search_target(
-                    s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr,
+                    held, s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr,
                     here, depth, theta, theta_low, inverse, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
                     even, ignore_index,
-                    DENSE, M, MIXED, EVEN, PER_CLASS, WEIGHTED, n, S, SQ, k, TP, N, TILES, VECTOR, SHIFTED,
+                    DENSE, M, MIXED, EVEN, PER_CLASS, WEIGHTED, n, S, SQ, k, TP, N, TILES, HELD and R == 1, VECTOR,
+                    SHIFTED,
                 )  # fmt: skip
     ignored = there & (counted == 0)
     if M > 0:  # noqa: SIM102 (a constant, that of the next line is not)
@@ -214,12 +215,12 @@ def hinges_of_margins(
 
 @triton.jit
 def search_target(
-    s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr,
+    held, s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha_ptr, weight_ptr, value_ptr, gradient_ptr,
     here, depth, theta, theta_low, inverse, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
     even, ignore_index,
     DENSE: tl.constexpr, M: tl.constexpr, MIXED: tl.constexpr, EVEN: tl.constexpr, PER_CLASS: tl.constexpr,
     WEIGHTED: tl.constexpr, n: tl.constexpr, S: tl.constexpr, SQ: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
-    N: tl.constexpr, TILES: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
+    N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Do a row that the flat rows leave: not flat, with a NaN, too few scores, or a label that is no class.
 
@@ -241,14 +242,16 @@ def search_target(
     )
     known = tl.sum(known.to(tl.int32), 0) > 0
     top, where, size, after, u_after, v, i, broken = top_group(
-        scores_ptr, live, y, shift, known, depth + 1, inverse, k + 1, TP, 2 * TP, n, N, TILES, SHIFTED
+        held, scores_ptr, live, y, shift, known, depth + 1, inverse, k + 1, TP, 2 * TP, n, N, TILES, HELD, SHIFTED
     )
     lane = tl.arange(0, 2 * TP)
     member = lane % TP
     in_group = member < size
     kth = lane_of(top, lane, depth - 1)
     gap = tl.exp((after - kth) * inverse)
-    P_after = tail_powers(scores_ptr, live, y, shift, after, u_after, v, i, inverse, tiles, k, n, N, SHIFTED)
+    P_after = tail_powers(
+        held, scores_ptr, live, y, shift, after, u_after, v, i, inverse, tiles, k, n, N, TILES, HELD, SHIFTED
+    )
     x = tl.where(in_group & (lane < TP), (top - kth) * inverse, float("-inf"))
     u_kth = balance(x, P_after[0] / u_after * gap, lane, depth, k)
     to_kth = gap * (u_kth / u_after)

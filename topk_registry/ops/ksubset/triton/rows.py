@@ -8,7 +8,8 @@ from topk_registry.ops.gpu.tiles import others
 from topk_registry.ops.ksubset.triton.polynomial import CAP, is_finite, lane_of, least_rest, tail_polynomial
 
 LIMIT = tl.constexpr(0.5)  # of the tail's odds
-BALANCING = tl.constexpr(6)  # steps of Newton's method for the tilt, which needs no precision
+BALANCING = tl.constexpr(4)  # steps of Newton's method for the tilt, which needs no precision
+REBALANCING = tl.constexpr(2)  # the same when a class has joined the group, from the tilt before
 
 
 @triton.jit
@@ -77,11 +78,13 @@ def number(tile):
 
 @triton.jit
 def top_group(
-    scores_ptr, live, y, shift, known, depth, inverse,
+    held, scores_ptr, live, y, shift, known, depth, inverse,
     k: tl.constexpr, TP: tl.constexpr, LANES: tl.constexpr,
-    n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
+    n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Split a row: the k largest classes are found one maximum at a time, then those with odds above LIMIT.
+
+    ``held`` are the row's tiles where they are in registers.
 
     Returns the group's scores and classes as lanes, lane i and i + TP for the i-th largest, and its size; the reference
     a of odds, and the factor u that tilts them; the score and class after which the tail begins; and whether the row is
@@ -96,20 +99,24 @@ def top_group(
     i = depth - k - 1
     tiles = TILES + depth - k
     for f in range(depth):
-        v, i = next_largest(scores_ptr, live, y, shift, v, i, n, N, tiles, SHIFTED)
+        v, i = next_largest(held, scores_ptr, live, y, shift, v, i, n, N, TILES, tiles, HELD, SHIFTED)
         top = tl.where(member == f, v, top)
         where = tl.where(member == f, i, where)
     a = v
     odds = tl.zeros((1, N), tl.float32)
-    for tile in range(tiles):
-        odds += tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, SHIFTED)
+    if HELD:
+        for tile in tl.static_range(TILES):
+            odds += odds_after(held[tile], shift, tile, a, v, i, inverse, N)
+    else:
+        for tile in range(tiles):
+            odds += tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, SHIFTED)
     mass = number(odds)
     broken = (is_finite(a) == 0) | (known == 0) | (mass != mass)
 
     size = depth
     first = lane < TP
     u = balance(tl.where(first, (top - a) * inverse, float("-inf")), mass, lane, depth, k)
-    v, i = next_largest(scores_ptr, live, y, shift, v, i, n, N, tiles, SHIFTED)
+    v, i = next_largest(held, scores_ptr, live, y, shift, v, i, n, N, TILES, tiles, HELD, SHIFTED)
     w = tl.exp((v - a) * inverse)
     while (broken == 0) & (w * u > LIMIT) & (size < TP - 1):
         # a class that joins the group makes u grow, for the tail's odds counted for too much
@@ -117,8 +124,9 @@ def top_group(
         where = tl.where(member == size, i, where)
         size += 1
         mass = tl.maximum(mass - w, 0.0)
-        u = balance(tl.where(first, (top - a) * inverse, float("-inf")), mass, lane, depth, k)
-        v, i = next_largest(scores_ptr, live, y, shift, v, i, n, N, tiles, SHIFTED)
+        E = tl.exp(tl.minimum(tl.where(first, (top - a) * inverse, float("-inf")), CAP))
+        u = nearer(u, E, mass, depth - k + REBALANCING, k)
+        v, i = next_largest(held, scores_ptr, live, y, shift, v, i, n, N, TILES, tiles, HELD, SHIFTED)
         w = tl.exp((v - a) * inverse)
     # the last of the k largest may need no products either
     chosen = (lane < size) & (tl.exp(tl.minimum((top - a) * inverse, CAP)) * u > LIMIT)
@@ -130,14 +138,18 @@ def top_group(
 
 @triton.jit
 def tail_powers(
-    scores_ptr, live, y, shift, a, u, v, i, inverse, tiles,
-    k: tl.constexpr, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
+    held, scores_ptr, live, y, shift, a, u, v, i, inverse, tiles,
+    k: tl.constexpr, n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """P_1..P_k of the tail's odds times u, as numbers."""
     sums = powers(tl.zeros((1, N), tl.float32), k)
-    for tile in range(tiles):
-        odds = tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, SHIFTED)
-        sums = add(sums, powers(odds * u, k), k)
+    if HELD:
+        for tile in tl.static_range(TILES):
+            sums = add(sums, powers(odds_after(held[tile], shift, tile, a, v, i, inverse, N) * u, k), k)
+    else:
+        for tile in range(tiles):
+            odds = tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, SHIFTED)
+            sums = add(sums, powers(odds * u, k), k)
     P = ()
     for j in tl.static_range(k):
         P = P + (number(sums[j]),)
@@ -145,24 +157,49 @@ def tail_powers(
 
 
 @triton.jit
-def next_largest(s_ptr, live, y, shift, v, i, n: tl.constexpr, N: tl.constexpr, tiles, SHIFTED: tl.constexpr):
+def next_largest(
+    held, s_ptr, live, y, shift, v, i,
+    n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, tiles, HELD: tl.constexpr, SHIFTED: tl.constexpr,
+):  # fmt: skip
     """The largest score after v at i, ties in the order of classes, and its class; -inf and n where there is none."""
     best = tl.full((1, N), float("-inf"), tl.float32)
     at = tl.full((1, N), n, tl.int32)
-    for tile in range(tiles):
-        s = others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED)
-        col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
-        better = ((s < v) | ((s == v) & (col > i))) & (s > best)
-        best = tl.where(better, s, best)
-        at = tl.where(better, col, at)
-    v = tl.max(tl.max(best, 1), 0)
+    if HELD:
+        for tile in tl.static_range(TILES):
+            best, at = larger(held[tile], shift, tile, v, i, best, at, N)
+    else:
+        for tile in range(tiles):
+            best, at = larger(others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED), shift, tile, v, i, best, at, N)
+    v = largest(best)
     return v, tl.min(tl.min(tl.where(best == v, at, n), 1), 0)
+
+
+@triton.jit
+def larger(s, shift, tile, v, i, best, at, N: tl.constexpr):
+    """The largest so far after v at i, and its class, with those of a tile."""
+    col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
+    better = ((s < v) | ((s == v) & (col > i))) & (s > best)
+    return tl.where(better, s, best), tl.where(better, col, at)
+
+
+@triton.jit
+def largest(x):
+    """The largest number of a tile of one row, none of which is NaN."""
+    # as integers in the same order, of which a warp finds the largest in one instruction
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    best = tl.max(tl.max(bits ^ ((bits >> 31) & 0x7FFFFFFF), 1), 0)
+    return (best ^ ((best >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def tail_odds(s_ptr, live, y, shift, tile, a, v, i, inverse, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr):
     """exp((s - a) / theta) of the classes after score v at i, 0 for all others; NaN stays NaN."""
-    s = others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED)
+    return odds_after(others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED), shift, tile, a, v, i, inverse, N)
+
+
+@triton.jit
+def odds_after(s, shift, tile, a, v, i, inverse, N: tl.constexpr):
+    """:func:`tail_odds` of the scores of a tile."""
     col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
     in_group = (s > v) | ((s == v) & (col <= i))
     return tl.where(in_group, 0.0, tl.exp((s - a) * inverse))
@@ -173,8 +210,14 @@ def balance(x, mass, lane, depth, k: tl.constexpr):
     """The factor u of odds where k - 1/2 classes are drawn, about: from a top group as lanes and the tail's mass."""
     E = tl.exp(tl.minimum(x, CAP))
     # draws from k/2 to k classes: Newton's method goes on from there
-    u = 1.0 / least_rest(x, mass, lane, k)
-    for _ in range(depth - k + BALANCING):
+    return nearer(1.0 / least_rest(x, mass, lane, k), E, mass, depth - k + BALANCING, k)
+
+
+@triton.jit
+def nearer(u, E, mass, steps, k: tl.constexpr):
+    """A factor u that draws fewer than k - 1/2 classes, some steps of Newton's method nearer: from below, as the number
+    of classes is concave in u."""
+    for _ in range(steps):
         q = 1.0 / (1.0 + E * u)
         drawn = mass * u + tl.sum(E * u * q, 0)
         slope = mass + tl.sum(E * q * q, 0)

@@ -36,8 +36,10 @@ def extend_state(
     fallen = lane < 0
     last = tl.full((), float("inf"), tl.float32)  # the scores after this one, at this place, are not in the top group
     place = tl.full((), -1, tl.int32)
-    v, i = next_in_chunk(s_ptr, y, last, place, n, N)
     least = tl.min(top, 0)
+    v, i = largest_in_chunk(s_ptr, y, n, N), tl.full((), -1, tl.int32)
+    if v > least:  # of most chunks nothing joins the top group: no place was looked for
+        v, i = next_in_chunk(s_ptr, y, last, place, n, N)
     while v > least:
         last = v
         place = i
@@ -106,6 +108,14 @@ def chunk_gradient(
     tl.debug_barrier()  # these entries have been written by other threads
     tl.store(out_ptr + row * n + at, values * g, mask=(lane < T) & (at >= start) & (at < start + N) & (at < n))
     tl.store(out_ptr + row * n + label, g, mask=(label >= start) & (label < start + N) & (label < n))
+
+
+@triton.jit
+def largest_in_chunk(s_ptr, y, n, N: tl.constexpr):
+    best = tl.full((N,), float("-inf"), tl.float32)
+    for start in range(0, n, N):
+        best = tl.maximum(best, load_scores(s_ptr, y, start + tl.arange(0, N), n))
+    return tl.max(best, 0)
 
 
 @triton.jit

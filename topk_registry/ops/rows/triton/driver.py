@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topk_registry.ops.gpu.layout import HELD, HELD_OF_LABELS, in_rows, like_rows, tiles
+from topk_registry.ops.gpu.layout import in_rows, like_rows, tiles
 from topk_registry.ops.rows.backends import Kernels, Own
 from topk_registry.ops.rows.triton.add_up import add_up
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Options, Reduction
 from topk_registry.ops.tensors import laid_out, launch, operand
 
-BLOCK = 1024  # losses that are added up together
+BLOCK = 4096  # losses that are added up together
 
 
 def run(
@@ -53,7 +53,7 @@ def run(
     dense = target.is_floating_point()
     few = target.shape[1] if mixed else 0 if dense else 1  # labels a row
     target = laid_out(target, target.dtype if dense else torch.int64).view(-1)
-    memory, stride = (s.resolve_neg().contiguous().view(-1), n) if dense else in_rows(s)
+    memory, stride = (laid_out(s, s.dtype), n) if dense else in_rows(s)
     weight = None if weight is None else operand(weight.detach(), (n,), weight.dtype, s.device)
     losses = torch.empty(B, dtype=torch.float32, device=s.device)
     gradient = out = None
@@ -63,8 +63,7 @@ def run(
     factor = 1 / B if mean and B else 1.0
     given = {"weight_ptr": weight, "gradient_ptr": out, "share_ptr": shares, "uniform_ptr": uniform, **tensors}
     if B:
-        of_labels = few == 1 and not (mixed or smoothing or choices.get("OTHERS"))
-        sizes = tiles(n, stride, s.element_size(), HELD_OF_LABELS if of_labels else HELD)
+        sizes = tiles(n, stride, s.element_size())
         launch(
             kernel, (-(-B // sizes["R"]),), memory, target,
             value_ptr=losses, **{name: losses if one is None else one for name, one in given.items()},
@@ -89,12 +88,12 @@ def reduced(
     if reduction is Reduction.NONE:
         return losses, None
     B, mean = len(losses), reduction is Reduction.MEAN
-    value, factor = torch.empty((2,), dtype=torch.float32, device=losses.device).unbind()
-    counts = label if mean else None
+    value, counts = torch.empty((), dtype=torch.float32, device=losses.device), label if mean else None
+    factor = value if counts is None else torch.empty_like(value)
     launch(
         add_up, (1,), losses, losses if counts is None else counts, losses if weight is None else weight, value, factor,
         B, n, ignore_index, COUNTS=counts is not None, WEIGHTED=weight is not None, EMPTY=mean and not B, BLOCK=BLOCK,
-        num_warps=4, enable_fp_fusion=True,
+        num_warps=16, enable_fp_fusion=True,
     )  # fmt: skip
     return value, None if counts is None else factor
 
