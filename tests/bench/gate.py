@@ -22,19 +22,25 @@ def green(tests: Sequence[str]) -> bool:
 
 
 def outcome(junit: Path) -> dict[str, Any]:
-    """Count the tests of a report that pytest wrote (``--junit-xml``), and name those that failed; none without it."""
-    passed, failed, skipped = 0, [], 0
+    """Count the tests of a report that pytest wrote (``--junit-xml``), and name those that failed; none without it.
+
+    Where pytest was interrupted the report has the tests until then, and ``cut_off`` says so.
+    """
+    passed, failed, skipped, cut_off = 0, [], 0, False
     if not junit.is_file():
         return {"passed": passed, "failed": failed, "skipped": skipped}
     for case in ElementTree.parse(junit).iter("testcase"):
         kinds = {child.tag for child in case}
-        if kinds & {"failure", "error"}:
+        if (case.get("classname"), case.get("name")) == ("pytest", "internal"):
+            cut_off = True
+        elif kinds & {"failure", "error"}:
             failed.append(f"{case.get('classname')}::{case.get('name')}")
         elif "skipped" in kinds:
             skipped += 1
         else:
             passed += 1
-    return {"passed": passed, "failed": failed, "skipped": skipped}
+    found = {"passed": passed, "failed": failed, "skipped": skipped}
+    return {**found, "cut_off": True} if cut_off else found
 
 
 def is_green(tests: Mapping[str, Any]) -> bool:

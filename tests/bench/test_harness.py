@@ -329,6 +329,9 @@ def test_the_outcome_of_tests_is_read_from_their_report(tmp_path: Path) -> None:
     assert not is_green(outcome(report))
     report.write_text(f"<testsuites><testsuite>{cases[0]}</testsuite></testsuites>")
     assert is_green(outcome(report))
+    cut = '<testcase classname="pytest" name="internal"><error/></testcase>'  # what pytest writes of an interrupt
+    report.write_text(f"<testsuites><testsuite>{cases[0]}{cut}</testsuite></testsuites>")
+    assert outcome(report) == {"passed": 1, "failed": [], "skipped": 0, "cut_off": True}
 
 
 def test_targets_of_a_gpu_are_judged(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

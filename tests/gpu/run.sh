@@ -2,7 +2,7 @@
 # tests/gpu/run.sh PART [--wheels DIR] [OPTION...]: run a part of what only a GPU can say. Without a network, from a plain
 # copy of this project.
 #
-#   tests/gpu/wheels.sh DIR             beforehand, where there is a network: half a megabyte of wheels for Python 3.12
+#   tests/gpu/wheels.sh DIR             beforehand, where there is a network: four megabytes of wheels for Python 3.12
 #   tests/gpu/run.sh kernels --wheels DIR --results OUT
 #   tests/gpu/run.sh speed --wheels DIR --results OUT ; then training, study
 #

@@ -142,7 +142,7 @@ def _masses(s: Tensor, options: Options, hinge: Hinge, factor: float) -> tuple[d
         shares = operand(target.shares, (B, few), target.shares.dtype, device)
         even = alpha if target.uniform is None else operand(target.uniform, (B,), target.uniform.dtype, device)
     elif target.is_floating_point():
-        q = Rows.of(Masses.of(target, n, smoothing=smoothing).target if smoothing else target)
+        q = Rows.of(Masses.of(target, n, smoothing=smoothing).dense(n) if smoothing else target)
     else:
         few, labels = 1, _labels(target, B, device)
         factor, spread = factor * (1 - smoothing), factor * smoothing / n
@@ -440,8 +440,9 @@ class HingeRows:
         hinge = Hinge(alpha, 1 / self.k, self.tau)
         factor = 1 / B if reduction is Reduction.MEAN and B else 1.0
         losses, gradient = hinges(scores, options, self.k, self.theta, hinge, factor)
-        spread = isinstance(target, LabelMixture) or target.is_floating_point()
-        label = None if spread else _labels(target, B, scores.device)
+        label = None
+        if not (isinstance(target, LabelMixture) or target.is_floating_point()):
+            label = _labels(target, B, scores.device)
         value, left = reduced(losses, label, weight, n, ignore_index, reduction)
         return value, gradient if wanted else None, left
 

@@ -26,7 +26,6 @@ from topk_registry.ops.ksubset.triton.rows import (
     balanced,
     columns,
     flat_rows,
-    odds_after,
     powers,
     tail_odds,
     tail_powers,
@@ -101,10 +100,10 @@ def label_rows(
             here = tl.program_id(0).to(tl.int64) * R + r
             if tl.sum(tl.where((row == here) & live & (flat == 0), 1, 0), 0) > 0:
                 search_row(
-                    held, s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, theta, theta_low, inverse,
+                    s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, theta, theta_low, inverse,
                     alpha_ptr, weight_ptr, share_ptr,
                     scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-                    HINGE, PER_CLASS, WEIGHTED, SHARED, n, S, k, TP, N, TILES, HELD and R == 1, VECTOR, SHIFTED,
+                    HINGE, PER_CLASS, WEIGHTED, SHARED, n, S, k, TP, N, TILES, VECTOR, SHIFTED,
                 )  # fmt: skip
     ignored = there & (live == 0)
     if IGNORES:  # noqa: SIM102 (a constant, that of the next line is not)
@@ -116,16 +115,16 @@ def label_rows(
 
 @triton.jit
 def search_row(
-    held, s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, theta, theta_low, inverse,
+    s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, theta, theta_low, inverse,
     alpha_ptr, weight_ptr, share_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
     HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr,
     n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
-    N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
+    N: tl.constexpr, TILES: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Do a row that the flat rows leave: not flat, with a NaN, too few scores, or a label that is no class.
 
-    ``depth`` is k, which the compiler is not to know: it would unroll loops and run out of registers. ``held`` are the
-    row's tiles where they are in registers.
+    ``depth`` is k, which the compiler is not to know: it would unroll loops and run out of registers. The row is read
+    again for each pass: to keep it would take the registers of other rows, and was no quicker on an H200.
     """
     label, s_y = label_and_score(s_ptr, label_ptr, here, here >= 0, n, S)
     row = here + tl.arange(0, 1)  # beside it only numbers: vectors of lanes take their layout from what they meet
@@ -136,10 +135,10 @@ def search_row(
     lane = tl.arange(0, TP)
     tiles = TILES + depth - k
     top, where, size, a, u, v, i, broken = top_group(
-        held, scores_ptr, live, y, shift, s_y == s_y, depth, inverse, k, TP, TP, n, N, TILES, HELD, SHIFTED
+        (), scores_ptr, live, y, shift, s_y == s_y, depth, inverse, k, TP, TP, n, N, TILES, False, SHIFTED
     )
     x = (top - a) * inverse
-    P = tail_powers(held, scores_ptr, live, y, shift, a, u, v, i, inverse, tiles, k, n, N, TILES, HELD, SHIFTED)
+    P = tail_powers((), scores_ptr, live, y, shift, a, u, v, i, inverse, tiles, k, n, N, TILES, False, SHIFTED)
     b = tail_polynomial(P, k, k)
     e = ()
     for j in tl.static_range(k + 1):
@@ -160,16 +159,10 @@ def search_row(
 
     balanced_c = balanced(c, 1.0 / ratio, of_margin, k, k)
     tilt = u * ratio
-    if HELD:
-        for tile in tl.static_range(TILES):
-            odds = odds_after(held[tile], shift, tile, a, v, i, inverse, N)
-            value = gradient(odds * tilt, balanced_c, of_margin, k - 1)
-            store(gradient_ptr + start, value, live, shift, tile, n, 1, N, SHIFTED)
-    else:
-        for tile in range(tiles):
-            odds = tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, SHIFTED)
-            value = gradient(odds * tilt, balanced_c, of_margin, k - 1)
-            store(gradient_ptr + start, value, live, shift, tile, n, 1, N, SHIFTED)
+    for tile in range(tiles):
+        odds = tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, SHIFTED)
+        value = gradient(odds * tilt, balanced_c, of_margin, k - 1)
+        store(gradient_ptr + start, value, live, shift, tile, n, 1, N, SHIFTED)
     _, p = chances(x, 1.0 / u)
     in_top = -e[k - 1] / c[k]
     if k > 1:
