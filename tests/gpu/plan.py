@@ -121,10 +121,17 @@ def pytest(*words: str) -> list[str]:
 def kernels(place: Place) -> list[Step]:
     """The kernels' tests, their speed in a few cases, and a sanitizer's opinion of them."""
     # a module that does not import is a failure, and no reason to run none of the others
-    spread = ("-n", "12", "--continue-on-collection-errors", *(one for one in TESTS if one != GRAPHS))
+    spread = (
+        "-n",
+        "logical",
+        "--dist",
+        "worksteal",
+        "--continue-on-collection-errors",
+        *(one for one in TESTS if one != GRAPHS),
+    )
     few = ("-k", "kth_largest or smooth_topk_svm", *REHEARSED)
     tests = pytest("--junit-xml", str(place.junit), *(few if place.rehearse else spread))
-    some = ("-k", "focal") if place.rehearse else ("-n", "12", "--dist", "worksteal")
+    some = ("-k", "focal") if place.rehearse else ("-n", "logical", "--dist", "worksteal")
     graphs = pytest("--junit-xml", place.file("gpu_graphs.xml"), *some, GRAPHS)
     awkward = pytest("-x", "-k", "every_entry" if place.rehearse else SANITIZED, "tests/ops")
     interpreted = INTERPRETED if place.rehearse else {}
@@ -135,13 +142,13 @@ def kernels(place: Place) -> list[Step]:
         return Step(tool, 100, awkward, tool=words, environment=sanitizer)
 
     return [
-        Step("doctor", 60, python("topk_registry", "doctor"), needs=()),
         Step("tests", 240, tests, environment=interpreted),
         bench("ksubset", place, 150, only=BENCHED),
         targets(place),
         Step("graphs", 60, graphs, environment=interpreted),
         sanitized("memcheck"),
         sanitized("racecheck"),
+        Step("doctor", 60, python("topk_registry", "doctor"), needs=()),
     ]
 
 
@@ -167,6 +174,7 @@ def speed(place: Place) -> list[Step]:
 
 def training(place: Place) -> list[Step]:
     """The loss's share of training steps, a training run from end to end, and the exported file."""
+    quick = ("--quick",) if place.rehearse else ()
     models = ("test_vit",) if place.rehearse else ("resnet50", "vit_base_patch16_224")
     tiny = ("--batch", "2", "--size", "160", "--classes", "30", "--repeats", "1")
     some = (*tiny, "--losses", "focal", "smooth_topk_svm") if place.rehearse else ()
@@ -184,9 +192,9 @@ def training(place: Place) -> list[Step]:
     validate = ("validate", "--checkpoint", best, "--device", place.device)
     validated = ("--results-file", place.file("validated_gpu.json"), "--results-format", "json")
     onnx = ("--device", place.device, "--checkpoint", best, "--json", place.file("onnx_gpu.json"))
-    quick = ("--quick",) if place.rehearse else ()
     mixed = ("--mixup", "0.8", "--cutmix", "1.0", "--smoothing", "0.1", "--amp", "--model-ema")
     return [
+        Step("warm", 90, python("tests.gpu.warm", "--steps", "--device", place.device, *quick)),
         bench("steps", place, 200, words=steps),
         targets(place),
         train("train", "--smoothing", "0", "--label-noise", "0.4", "--eval-metric", "top5"),

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import topk_registry as tr
 from topk_registry.registry.options import accepts
+from topk_registry.testing.subject import Subject
 from topk_studies.timing.contest import CROSS_ENTROPY, Case, Contestant, Loss, Operator
 from topk_studies.timing.peers import COMPILED, compiled
 
@@ -21,12 +22,18 @@ def registered(name: str) -> Contestant:
     def build(case: Case) -> Loss:
         builder = tr.get_loss_builder(name)
         offered = {"num_classes": case.n, "class_counts": long_tail(case.n)}
-        options = {**OPTIONS.get(name, {}), "label_smoothing": case.options.get("smoothing", 0.0)}
+        options = dict(OPTIONS.get(name, {}))
+        if smoothing := case.options.get("smoothing", 0.0):
+            options["label_smoothing"] = smoothing
         if has_k(name):
             options["k"] = case.k
         return builder(**tr.accepted_context(builder, offered), **options).to(case.device)
 
-    return Contestant(name, build, lambda case: case.k == FIRST_K or has_k(name))
+    def takes_part(case: Case) -> bool:
+        mixed = case.options.get("smoothing") or case.options.get("mixup")
+        return (case.k == FIRST_K or has_k(name)) and not (mixed and Subject.of(name).is_of_batch)
+
+    return Contestant(name, build, takes_part)
 
 
 def has_k(name: str) -> bool:

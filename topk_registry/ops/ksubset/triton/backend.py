@@ -7,13 +7,13 @@ and between them a small kernel that works on a few numbers a row. For losses wi
 rows before, and the passes skip them; a target of several labels and no more is a sum of such losses. The split is by
 registers and compile time: coefficients and powers of the one kernel are unrolled.
 
-The kernels are held against the definition under Triton's interpreter, and compiled for GPUs where there is none; the
-sizes below follow from the registers that the compiler reports and from the instructions of the machine code
-(``python -m tests.bench instructions``), not from a stopwatch.
+The kernels are held against the definition on a GPU and under Triton's interpreter. The sizes below follow from the
+registers that the compiler reports and from the instructions of the machine code (``python -m tests.bench
+instructions``); how many warps work on a row was timed on an H200.
 
 Half-precision scores are read as they are and computed with in single precision. A row's results depend on nothing but
-that row. Rows with a NaN, with fewer than k + 1 finite scores, or with a label that is no class, come out as NaN.
-Nothing waits for the device.
+that row and where it lies: from odd addresses a row is added up in another order. Rows with a NaN, with fewer than k + 1
+finite scores, or with a label that is no class, come out as NaN. Nothing waits for the device.
 """
 
 from collections.abc import Mapping
