@@ -12,8 +12,8 @@ registers that the compiler reports and from the instructions of the machine cod
 instructions``); how many warps work on a row was timed on an H200.
 
 Half-precision scores are read as they are and computed with in single precision. A row's results depend on nothing but
-that row and where it lies: from odd addresses a row is added up in another order. Rows with a NaN, with fewer than k + 1
-finite scores, or with a label that is no class, come out as NaN. Nothing waits for the device.
+that row and where it lies: from odd addresses a row is added up in another order. Rows with a NaN, with fewer than
+k + 1 finite scores, or with a label that is no class, come out as NaN. Nothing waits for the device.
 """
 
 from collections.abc import Mapping
