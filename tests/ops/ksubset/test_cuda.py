@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.ops.kernels import assert_agree, by_definition, by_kernel
 from tests.ops.ksubset.hinges import check_hinges
 from tests.ops.ksubset.scores import KINDS, NEARLY_FLAT, nearly_flat, scores
 from tests.ops.triton_runs import (
@@ -26,6 +27,7 @@ from topk_registry.ops.ksubset.torch.expected import expected_hinges
 from topk_registry.ops.ksubset.torch.rows import State, finish
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Masses
+from topk_registry.rows import smooth_topk_rows
 
 triton = pytest.importorskip("triton")
 
@@ -322,6 +324,21 @@ def test_hinges_of_all_kinds_of_rows_at_large_k():
     assert ((gradient[:3] - wanted[1]).abs() <= 20 * EPS * wanted[1].abs().amax(1, keepdim=True) + 1e-30).all()
     assert value[3:].isnan().all()
     assert gradient[3:].isnan().all()
+
+
+@runs_kernels
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("n", [40, 120])  # whose rows may be flat enough for one kernel at 120 alone
+def test_ignored_rows_at_large_k(n, smoothing):
+    k = 16
+    assert (cuda.limit_of_flat_rows(k, cuda.POWERS_OF_TARGETS) * n >= k) == (n == 120)
+    s = torch.cat([0.01 * randn(3, n), 3 * randn(2, n, seed=1)])
+    label = torch.tensor([0, -100, n - 1, 7, -100], device=DEVICE)
+    s[1, 3] = s[4, 0] = NAN  # rows that are not looked at
+    loss, options = smooth_topk_rows(k, tau=0.1), {"smoothing": smoothing, "weighted": True, "reduction": "mean"}
+    value, gradient = by_kernel(loss, s, label, **options)
+    assert (gradient[[1, 4]] == 0).all()
+    assert_agree((value, gradient), by_definition(loss, s.nan_to_num(), label, **options), s.nan_to_num(), 1.6, 16)
 
 
 @pytest.mark.parametrize("k", [16, 20, 64])
