@@ -12,18 +12,19 @@ from pathlib import Path
 
 import torch
 
+GRAPHS = "tests/gpu/test_graphs.py"
 TESTS = (  # all that have tests marked gpu
     "tests/ops",
     "tests/plugins/test_contract.py",
     "tests/export/runtime/test_predictor.py",
     "tests/gpu/test_steps.py",
-    "tests/gpu/test_graphs.py",
+    GRAPHS,
 )
 BENCHED = ("F.cross_entropy*", "topk_registry", "topk_registry: t[!r]*")  # ours as it is chosen, and in plain torch
 REHEARSED = ("tests/ops/perturbed/test_cuda.py", "tests/gpu/test_steps.py")
 PLAIN = {"TOPK_REGISTRY_BACKEND": "torch", "OMP_NUM_THREADS": "1"}
 INTERPRETED = {"TRITON_INTERPRET": "1", "TOPK_GPU_REHEARSAL": "1"}
-GRAPHS = "tests/gpu/test_graphs.py"
+PARALLEL = ("-n", "logical", "--dist", "worksteal")
 SANITIZED = "every_entry or in_tiles or in_segments or strided"  # rows of every form, written and read at their ends
 
 
@@ -121,17 +122,11 @@ def pytest(*words: str) -> list[str]:
 def kernels(place: Place) -> list[Step]:
     """The kernels' tests, their speed in a few cases, and a sanitizer's opinion of them."""
     # a module that does not import is a failure, and no reason to run none of the others
-    spread = (
-        "-n",
-        "logical",
-        "--dist",
-        "worksteal",
-        "--continue-on-collection-errors",
-        *(one for one in TESTS if one != GRAPHS),
-    )
+    others = [one for one in TESTS if one != GRAPHS]
+    spread = (*PARALLEL, "--continue-on-collection-errors", *others)
     few = ("-k", "kth_largest or smooth_topk_svm", *REHEARSED)
     tests = pytest("--junit-xml", str(place.junit), *(few if place.rehearse else spread))
-    some = ("-k", "focal") if place.rehearse else ("-n", "logical", "--dist", "worksteal")
+    some = ("-k", "focal") if place.rehearse else PARALLEL
     graphs = pytest("--junit-xml", place.file("gpu_graphs.xml"), *some, GRAPHS)
     awkward = pytest("-x", "-k", "every_entry" if place.rehearse else SANITIZED, "tests/ops")
     interpreted = INTERPRETED if place.rehearse else {}

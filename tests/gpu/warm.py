@@ -78,12 +78,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", action="store_true", help="the losses of training steps instead")
     args = parser.parse_args(argv)
     names = names_of_ours()[: 2 if args.quick else None]
-    wanted = [(name, args.device) for name in names] if args.steps else tasks(args.device, args.quick)
+    if args.steps:
+        compile_all, wanted = compile_step, [(name, args.device) for name in names]
+    else:
+        compile_all, wanted = compile_one, [(task,) for task in tasks(args.device, args.quick)]
     pool: Any = ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,))
     with pool:
-        running = [
-            pool.submit(compile_step, *task) if args.steps else pool.submit(compile_one, task) for task in wanted
-        ]
+        running = [pool.submit(compile_all, *task) for task in wanted]
         for done in tqdm(as_completed(running), "compiled", len(running), disable=None):
             if told := done.result():
                 print(told, file=sys.stderr)

@@ -84,8 +84,7 @@ def _graph_step(loss: Loss, logits: Tensor, target: Tensor, clock: "Clock", cold
     forward = captured(lambda: loss(logits, target))
     whole = captured(lambda: torch.autograd.grad(loss(logits, target), logits))
 
-    def seconds(replay: Callable[[], object], read: object = (loss, logits, target)) -> float:
-        # a graph has addresses alone: what it reads lives as long as this function
+    def seconds(replay: Callable[[], object]) -> float:
         if cold:
             flush(logits.device)
         start = clock.mark()
@@ -112,7 +111,18 @@ def captured(run: Callable[[], object]) -> Callable[[], object]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return graph.replay
+    return Captured(graph, run)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Replays a CUDA graph, which has the addresses of what it reads alone: ``run`` keeps that alive."""
+
+    graph: torch.cuda.CUDAGraph
+    run: Callable[[], object]
+
+    def __call__(self) -> None:
+        self.graph.replay()
 
 
 def flush(device: torch.device) -> None:

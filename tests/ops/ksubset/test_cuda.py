@@ -405,7 +405,7 @@ def store_hinges(
 def test_hinges_are_exact(scale, tau):
     def of_margins(margin, label, of):
         value, slope = torch.empty(2, len(margin), device=DEVICE)
-        numbers = cuda._numbers(of)
+        numbers = cuda._numbers(of.scale, of.tau)
         store_hinges[(len(margin),)](margin, label, of.alpha, value, slope, **numbers, PER_CLASS=of.alpha.ndim > 0)
         return value, slope
 

@@ -40,12 +40,11 @@ class Reduced(torch.autograd.Function):
             return d_logits, None, None
         left = factor[0] if factor else None
         if ctx.kernel is not None:
-            gradient, ctx.written = ctx.written, None
-            if gradient is None:
-                gradient = ctx.kernel(logits, True)[1]
+            gradient = ctx.kernel(logits, True)[1] if ctx.written is None else ctx.written
             if g[0].ndim == 0 and route(g[0]) is Route.KERNELS:
-                return _scale(gradient, g[0], left), None, None
-            ctx.written = gradient  # as it was
+                ctx.written = None
+                load("topk_registry.ops.rows.triton.scale").scale(gradient, g[0], left)
+                return gradient, None, None
         return scaled(gradient, g[0] if left is None else g[0] * left, logits.dtype), None, None
 
 
@@ -53,11 +52,6 @@ def in_place(gradient: Tensor, dtype: torch.dtype) -> bool:
     """Whether a kernel can multiply a gradient where it lies, for it to be in a dtype."""
     fits = gradient.is_cuda and gradient.dtype == dtype and gradient.is_contiguous()
     return fits and operator("rows").choose("auto", gradient.device, False) == "triton"
-
-
-def _scale(gradient: Tensor, g: Tensor, left: Tensor | None) -> Tensor:
-    load("topk_registry.ops.rows.triton.scale").scale(gradient, g, left)
-    return gradient
 
 
 def scaled(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:

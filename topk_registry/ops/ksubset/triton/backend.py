@@ -29,7 +29,7 @@ from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset.backends import Kernels
 from topk_registry.ops.ksubset.triton import all_classes, expected, one_label, passes
 from topk_registry.ops.rows.backends import Own
-from topk_registry.ops.rows.triton.driver import reduced
+from topk_registry.ops.rows.triton.driver import part_of_row, reduced
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import NO_LABEL, Masses, Options, Reduction
 from topk_registry.ops.tensors import laid_out, launch, operand
@@ -94,8 +94,9 @@ def hinges(s: Tensor, options: Options, k: int, theta: float, hinge: Hinge, fact
         if k <= ONE_KERNEL_LARGEST_K or not isinstance(target, LabelMixture) or target.uniform is not None:
             return _of_distributions(s, options, k, theta, hinge, factor)
         labels = map(LabelMixture, target.labels.split(1, 1), target.shares.split(1, 1))
-        parts = (hinges(s, options._replace(target=one), k, theta, hinge, factor) for one in labels)
-        (value, gradient), *others = parts
+        (value, gradient), *others = (
+            hinges(s, options._replace(target=one), k, theta, hinge, factor) for one in labels
+        )
         for of_one, slope in others:
             value, gradient = value.add_(of_one), gradient.add_(slope)
         return value, gradient
@@ -110,7 +111,7 @@ def _of_distributions(
     rows, given, choices = Rows.of(s), *_masses(s, options, hinge, factor)
     value = torch.empty(s.shape[0], dtype=torch.float32, device=s.device)
     out, gradient = rows.like(torch.float32 if s.dtype == torch.float16 else None)
-    given |= {"value_ptr": value, **_numbers(hinge)}
+    given |= {"value_ptr": value, **_numbers(hinge.scale, hinge.tau)}
     if s.numel() and k <= ONE_KERNEL_LARGEST_K:
         _targets_in_one_kernel(rows, k, theta, out, None, given | choices)
     elif s.numel():
@@ -200,24 +201,20 @@ def _label_hinges(
     value = torch.empty(s.shape[0], dtype=torch.float32, device=device)
     of_classes = alpha if weight is None else operand(weight, s.shape[1:], weight.dtype, device)
     tensors = {"alpha_ptr": alpha, "weight_ptr": of_classes, "share_ptr": value if share is None else share}
-    numbers = _numbers(hinge) | {"factor": float(factor)}
+    numbers = {"factor": float(factor), **_numbers(hinge.scale, hinge.tau)}
     uses = {"HINGE": True, "PER_CLASS": alpha.ndim > 0, "WEIGHTED": weight is not None, "SHARED": share is not None}
     _at_labels(s, label, k, theta, value, gradient, tensors | numbers | uses, ignore_index)
     return value
 
 
-@cache
-def _of_tau(scale: float, tau: float) -> dict[str, float]:
+@lru_cache(maxsize=64)
+def _numbers(scale: float, tau: float) -> Mapping[str, float]:
+    """The numbers of a hinge as kernels take them. tau multiplies once: it is rounded as the value is."""
     tau = max(tau, 4 * torch.finfo(torch.float32).tiny)
     (scale, scale_low), (inverse, inverse_low) = _two_singles(scale), _two_singles(1 / tau)
     return {
         "scale": scale, "scale_low": scale_low, "tau": tau, "inverse_tau": inverse, "inverse_tau_low": inverse_low
     }  # fmt: skip
-
-
-def _numbers(hinge: Hinge) -> dict[str, float]:
-    """The numbers of a hinge as kernels take them. tau multiplies once: it is rounded as the value is."""
-    return _of_tau(hinge.scale, hinge.tau)
 
 
 def _at_labels(
@@ -438,8 +435,7 @@ class HingeRows:
         assert alpha is not None
         alpha = alpha if alpha.device == scores.device else alpha.to(scores.device)
         hinge = Hinge(alpha, 1 / self.k, self.tau)
-        factor = 1 / B if reduction is Reduction.MEAN and B else 1.0
-        losses, gradient = hinges(scores, options, self.k, self.theta, hinge, factor)
+        losses, gradient = hinges(scores, options, self.k, self.theta, hinge, part_of_row(reduction, B))
         label = None
         if not (isinstance(target, LabelMixture) or target.is_floating_point()):
             label = _labels(target, B, scores.device)

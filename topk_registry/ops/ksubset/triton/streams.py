@@ -112,6 +112,7 @@ def chunk_gradient(
 
 @triton.jit
 def largest_in_chunk(s_ptr, y, n, N: tl.constexpr):
+    """The largest score but class y's."""
     best = tl.full((N,), float("-inf"), tl.float32)
     for start in range(0, n, N):
         best = tl.maximum(best, load_scores(s_ptr, y, start + tl.arange(0, N), n))

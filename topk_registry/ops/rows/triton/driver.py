@@ -59,20 +59,24 @@ def run(
     gradient = out = None
     if wanted:
         out, gradient = like_rows(s.shape, stride, torch.float32 if s.dtype == torch.float16 else s.dtype, s.device)
-    mean = reduction is Reduction.MEAN
-    factor = 1 / B if mean and B else 1.0
+    part = part_of_row(reduction, B)
     given = {"weight_ptr": weight, "gradient_ptr": out, "share_ptr": shares, "uniform_ptr": uniform, **tensors}
     if B:
         sizes = tiles(n, stride, s.element_size())
         launch(
             kernel, (-(-B // sizes["R"]),), memory, target,
             value_ptr=losses, **{name: losses if one is None else one for name, one in given.items()},
-            B=B, share=factor * (1 - smoothing), even=factor * smoothing / n, ignore_index=ignore_index, **numbers,
+            B=B, share=part * (1 - smoothing), even=part * smoothing / n, ignore_index=ignore_index, **numbers,
             M=few, MIXED=mixed, EVEN=smoothing != 0 or uniform is not None,
             WEIGHTED=weight is not None, GRADIENT=wanted, **choices, **sizes,
         )  # fmt: skip
     value, factor = reduced(losses, None if dense or mixed else target, weight, n, ignore_index, reduction)
     return value, gradient, factor
+
+
+def part_of_row(reduction: Reduction, B: int) -> float:
+    """What :func:`reduced` wants the losses of rows, and their gradient, to be multiplied by."""
+    return 1 / B if reduction is Reduction.MEAN and B else 1.0
 
 
 def reduced(
@@ -81,7 +85,7 @@ def reduced(
     """The losses [B] or their sum or mean, and the factor that their gradient has yet to be multiplied by, if any.
 
     Args:
-        losses: of the rows, for a mean divided by their number.
+        losses: of the rows, multiplied by :func:`part_of_row`.
         label: the labels [B] whose weights the mean divides by, None if it divides by the number of rows.
         weight: a factor a class [n], which the losses hold already.
     """

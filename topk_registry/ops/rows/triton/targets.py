@@ -119,10 +119,9 @@ def targets(
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     live = row < B
     labels = (row.to(tl.int32) * 0 - 1,)
-    spread = tl.zeros((R,), tl.float32) + even
     if M == 0:
-        return row, live, live, labels, (spread,)
-    elif MIXED:
+        return row, live, live, labels, (tl.zeros((R,), tl.float32) + even,)
+    else:
         known, counted, known_labels, parts = few_labels(
             target_ptr, share_ptr, uniform_ptr, row, live, share, even, ignore_index, M, MIXED, UNIFORM, n
         )
@@ -133,13 +132,6 @@ def targets(
             labels = labels + (tl.where(counted & (label >= 0) & (label < n), label, -1),)
             shares = shares + (parts[m] + spoilt,)
         return row, live, counted, labels, shares + (parts[M] + spoilt,)
-    else:
-        label = tl.load(target_ptr + row, mask=live, other=0)
-        counted = live & (label != ignore_index)
-        known = (label >= 0) & (label < n)
-        spoilt = tl.where(counted & (known == 0), float("nan"), 0.0)
-        labels = labels + (tl.where(counted & known, label, -1).to(tl.int32),)
-        return row, live, counted, labels, (tl.where(counted, share + spoilt, 0.0), spread + spoilt)
 
 
 @triton.jit
