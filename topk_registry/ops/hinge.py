@@ -7,6 +7,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
+def invertible(temperature: float, dtype: torch.dtype) -> float:
+    """Return the temperature, or the least one with a reciprocal in this precision: margins and hinges are at their
+    limit long before."""
+    return max(temperature, 4 * torch.finfo(dtype).tiny)
+
+
 def soft_hinge(violation: Tensor, tau: float) -> Tensor:
     """Hinge max(v, 0) smoothed by the smoothing temperature: tau softplus(v / tau), for every tau > 0.
 
@@ -16,8 +22,7 @@ def soft_hinge(violation: Tensor, tau: float) -> Tensor:
         >>> soft_hinge(torch.tensor([-1.0, 0.0, 1.0]), 0.1)
         tensor([4.5399e-06, 6.9315e-02, 1.0000e+00])
     """
-    tau = max(tau, 4 * torch.finfo(violation.dtype).tiny)  # 1 / tau stays finite; the loss is at its limit
-    return F.softplus(violation, beta=1 / tau, threshold=40.0)
+    return F.softplus(violation, beta=1 / invertible(tau, violation.dtype), threshold=40.0)
 
 
 class Hinge(NamedTuple):
@@ -35,5 +40,5 @@ class Hinge(NamedTuple):
         """Return L and dL/dm [B], in the dtype of alpha, of margins [B] in double precision."""
         alpha = self.alpha[label] if self.alpha.ndim else self.alpha
         violation = alpha.double() - self.scale * margin
-        slope = torch.sigmoid(violation / max(self.tau, 4 * torch.finfo(torch.float64).tiny)) * -self.scale
+        slope = torch.sigmoid(violation / invertible(self.tau, torch.float64)) * -self.scale
         return soft_hinge(violation, self.tau).to(alpha.dtype), slope.to(alpha.dtype)

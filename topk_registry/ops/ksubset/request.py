@@ -13,6 +13,7 @@ from torch import Tensor
 
 from topk_registry.ops import constant
 from topk_registry.ops.constant import fixed_number
+from topk_registry.ops.hinge import invertible
 from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.tensors import check_dense
 
@@ -38,8 +39,7 @@ def prepare(logits: Tensor, k: int, temperature: float, impl: str) -> tuple[Tens
     half = OPERATOR[backend].takes_half and logits.dtype in (torch.float16, torch.bfloat16)
     s = logits if half else logits.to(torch.float64 if double else torch.float32)
     s = s.reshape(-1, n)
-    # below this the margins no longer depend on the temperature, but its reciprocal would overflow
-    theta = max(float(temperature), 4 * torch.finfo(torch.float64 if double else torch.float32).tiny)
+    theta = invertible(float(temperature), torch.float64 if double else torch.float32)
     s = s if sign > 0 else -s
     return s if OPERATOR[backend].takes_strides else s.contiguous(), k, theta, sign, backend
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.backend import load
-from topk_registry.ops.hinge import soft_hinge
+from topk_registry.ops.hinge import invertible, soft_hinge
 from topk_registry.ops.ksubset.api import smooth_topk_hinge
 from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.ksubset.margins import topk_margins
-from topk_registry.ops.ksubset.numba.backend import LEAST, loss_kernel
+from topk_registry.ops.ksubset.numba.backend import loss_kernel
 from topk_registry.ops.ksubset.request import SINGLE, SINGLE_TEMPERATURE
 from topk_registry.ops.rows.api import Kernel, RowLoss
 
@@ -49,7 +49,7 @@ def _in_double(k: int, tau: float) -> bool:
 def _kernel(k: int, tau: float) -> Kernel:
     """The kernel for the CPU."""
     in_double = _in_double(k, tau)
-    tau = max(tau, LEAST[torch.float64 if in_double else torch.float32])
+    tau = invertible(tau, torch.float64 if in_double else torch.float32)
     return loss_kernel(k, k * tau, 1 / k, tau, in_double)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from topk_registry.ops.cpu import threads
 from topk_registry.ops.cpu.entries import body
-from topk_registry.ops.hinge import Hinge
+from topk_registry.ops.hinge import Hinge, invertible
 from topk_registry.ops.ksubset.backends import LARGE_K, LARGE_K_OF_LABEL, LARGE_K_OF_MARGINS, Kernels
 from topk_registry.ops.ksubset.request import SINGLE, check_finite
 from topk_registry.ops.rows.numba.backend import BatchKernel
@@ -19,8 +19,6 @@ from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import NO_LABEL, Options, Reduction
 from topk_registry.ops.tensors import operand
 
-# below this temperature the loss no longer depends on it, but its reciprocal would overflow
-LEAST = {dtype: 4 * torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
 LEAST_WORK = 1 << 14  # steps to a thread at least: about 20 microseconds of work
 ROWS_AT_ONCE = 16  # rows that a thread takes at a time, at most, for their polynomials to fill vectors
 SCORES_AT_ONCE = (
@@ -42,7 +40,7 @@ def expected_hinges(
     """The hinges of a target, weighted, and their gradient: see :mod:`topk_registry.ops.ksubset.soft_targets`."""
     factors = s.new_tensor(factor, dtype=torch.float64)
     factors = factors.expand(s.shape[1]) if weight is None else weight * factors
-    options, tau = Options(target, factors, 0.0, NO_LABEL, Reduction.NONE), max(hinge.tau, LEAST[s.dtype])
+    options, tau = Options(target, factors, 0.0, NO_LABEL, Reduction.NONE), invertible(hinge.tau, s.dtype)
     value, gradient = loss_kernel(k, theta, hinge.scale, tau).run((hinge.alpha,), options, s, True)
     assert gradient is not None
     return value, gradient

@@ -4,13 +4,15 @@
 import math
 
 import numpy as np
+import torch
 
 from topk_registry.ops.cpu.blocks import CACHE_BLOCK, largest_size
 from topk_registry.ops.cpu.functions import log_of_normal
 from topk_registry.ops.cpu.numbers import compiled, inlined, summing
+from topk_registry.ops.hinge import invertible
 from topk_registry.ops.ksubset.numba.rows import in_fours
 
-LEAST_TAU = 4 * np.finfo(np.float64).tiny  # below it the loss is at its limit, but 1 / tau would overflow
+LEAST_TAU = invertible(0.0, torch.float64)
 LEAST_TERM = 1e-250  # of sums over one side of a top group, in double precision: smaller ones are 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topk_registry.ops.hinge import Hinge, soft_hinge
+from topk_registry.ops.hinge import Hinge, invertible, soft_hinge
 from topk_registry.ops.targets.label_mixture import LabelMixture
 
 
@@ -25,7 +25,7 @@ def expected_hinges(
     q = q * factor if weight is None else q * (weight * factor)
     violation = hinge.alpha - hinge.scale * kernels.margins(s, k, theta)
     table = soft_hinge(violation, hinge.tau)
-    slope = torch.sigmoid(violation.div_(max(hinge.tau, 4 * torch.finfo(hinge.alpha.dtype).tiny))).mul_(-hinge.scale)
+    slope = torch.sigmoid(violation.div_(invertible(hinge.tau, hinge.alpha.dtype))).mul_(-hinge.scale)
     # 0 * inf is NaN: a class of no mass costs nothing
     value = (q * table.masked_fill_((q == 0) & table.isinf(), 0.0)).sum(-1)
     return value, kernels.margins_backward(slope.mul_(q), s, k, theta)

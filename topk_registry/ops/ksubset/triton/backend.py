@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.gpu.layout import compiled_for, in_rows, like_rows, power_of_two, tiles
-from topk_registry.ops.hinge import Hinge
+from topk_registry.ops.hinge import Hinge, invertible
 from topk_registry.ops.ksubset.backends import Kernels
 from topk_registry.ops.ksubset.triton import all_classes, expected, one_label, passes
 from topk_registry.ops.rows.backends import Own
@@ -210,7 +210,7 @@ def _label_hinges(
 @lru_cache(maxsize=64)
 def _numbers(scale: float, tau: float) -> Mapping[str, float]:
     """The numbers of a hinge as kernels take them. tau multiplies once: it is rounded as the value is."""
-    tau = max(tau, 4 * torch.finfo(torch.float32).tiny)
+    tau = invertible(tau, torch.float32)
     (scale, scale_low), (inverse, inverse_low) = _two_singles(scale), _two_singles(1 / tau)
     return {
         "scale": scale, "scale_low": scale_low, "tau": tau, "inverse_tau": inverse, "inverse_tau_low": inverse_low
@@ -424,7 +424,7 @@ class HingeRows:
 
     def __init__(self, k: int, tau: float) -> None:
         self.k, self.tau = k, tau
-        self.theta = max(k * tau, 4 * torch.finfo(torch.float32).tiny)  # as in request.py
+        self.theta = invertible(k * tau, torch.float32)  # as in request.py
 
     def run(
         self, own: Own, options: Options, scores: Tensor, wanted: bool

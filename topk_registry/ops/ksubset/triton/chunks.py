@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from topk_registry.ops.hinge import invertible
 from topk_registry.ops.ksubset.torch.rows import Coefficients, State
 from topk_registry.ops.ksubset.triton import chunk_targets, streams
 from topk_registry.ops.targets.label_mixture import LabelMixture
@@ -98,7 +99,7 @@ class OfTargets:
         }  # fmt: skip
         self.in_top = single(f.in_top)
         self.given = {name: self.in_top if one is None else one for name, one in tensors.items()}
-        tau = max(costs.tau, 4 * torch.finfo(torch.float32).tiny)
+        tau = invertible(costs.tau, torch.float32)
         T = top.shape[1]
         self.given |= {
             "theta": p.theta, "inverse": 1 / p.theta, "of_margin": p.sign / costs.k, "tau": tau, "inverse_tau": 1 / tau,
