@@ -281,6 +281,13 @@ def bad_input_on_one_rank_is_an_error_on_all():
     for message, call in cases.items():
         with pytest.raises(ValueError, match=message):
             call()
+    for k in (3, 20):
+        scores = torch.zeros(4, n, dtype=DOUBLE)
+        scores[2, k:] = -torch.inf
+        scores = own(scores, shards, dim=1)
+        for q in (torch.zeros_like(target), torch.full((4, n), 1 / n, dtype=DOUBLE)):
+            with pytest.raises(ValueError, match=rf"at least k \+ 1 = {k + 1} scores above -inf"):
+                smooth_topk_hinge(scores, q, k, process_group=dist.group.WORLD)
 
 
 @check

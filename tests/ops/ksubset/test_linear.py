@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from topk_registry.functional import topk_label_margins, topk_marginals
+from topk_registry import LabelMixture
+from topk_registry.functional import linear_smooth_topk, topk_label_margins, topk_marginals
 from topk_registry.ops.ksubset.chunked import custom_ops as linear_ops
 from topk_registry.ops.ksubset.chunked.api import linear_label_margins, linear_topk
 
@@ -135,6 +136,25 @@ def test_too_few_scores_are_told_of(k, left):
         bias[left:] = -INF
     with pytest.raises(ValueError, match=rf"at least k \+ 1 = {k + 1} scores above -inf"):
         linear_label_margins(features, weight, bias, torch.zeros(6, dtype=torch.long), k, chunk=8)
+
+
+@pytest.mark.parametrize(("k", "left"), [(3, 3), (20, 20)])
+@pytest.mark.parametrize("kind", ["labels", "smoothed", "mixture", "distribution"])
+def test_too_few_scores_are_told_of_with_targets_of_every_kind(kind, k, left):
+    features, weight, bias, _ = layer(30)
+    target = {
+        "mixture": LabelMixture(torch.tensor([[0, 1]] * 6), torch.full((6, 2), 0.5)),
+        "distribution": torch.full((6, 30), 1 / 30),
+    }.get(kind, torch.zeros(6, dtype=torch.long))
+    options = {"k": k, "chunk": 8, "label_smoothing": 0.1 if kind == "smoothed" else 0.0}
+    with torch.no_grad():
+        bias[left + 1 :] = -INF
+    # the loss of a class that is ruled out is infinite, and so it may be
+    assert not linear_smooth_topk(features, weight, bias, target, **options).isnan()
+    with torch.no_grad():
+        bias[left:] = -INF
+    with pytest.raises(ValueError, match=rf"at least k \+ 1 = {k + 1} scores above -inf"):
+        linear_smooth_topk(features, weight, bias, target, **options)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """A linear classifier and the k-subset operator in one: the logits never exist as a whole."""
 
-from math import isfinite
 from numbers import Integral
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ from torch.nn import functional as F
 
 from topk_registry.ops.constant import fixed_number
 from topk_registry.ops.ksubset.chunked.custom_ops import LinearLabelMargins
-from topk_registry.ops.ksubset.chunked.layer import as_rows, kernels, score_chunks
+from topk_registry.ops.ksubset.chunked.layer import as_rows, check_scores, kernels, score_chunks
 from topk_registry.ops.ksubset.margins import topk_marginals
 from topk_registry.ops.ksubset.request import check, output_dtype
 from topk_registry.ops.ksubset.torch.state import State, merge, top_margins
@@ -61,8 +60,9 @@ def linear_label_margins(
         check_range(label, len(weight), name="label")
     options = int(k), float(fixed_number(temperature)), chunk_size(features, k, chunk), product_dtype(features)
     margin, top, _, _ = LinearLabelMargins.apply(features, weight, bias, label, *options)
-    if looked_at and not isfinite(margin.detach().sum()):
-        _check_scores(top.detach(), k, as_rows(features, len(weight), k, temperature))
+    if looked_at:
+        _, inner_k, _, sign = as_rows(features, len(weight), k, temperature)
+        check_scores(margin.detach(), top.detach()[:, inner_k - 1], k, sign)
     return margin
 
 
@@ -150,10 +150,3 @@ def chunk_size(features: Tensor, k: int, chunk: int | None) -> int:
     if isinstance(chunk, bool) or not isinstance(chunk, Integral) or chunk < 1:
         raise ValueError(f"chunk must be a number of classes of at least 1, got {chunk!r}")
     return int(chunk)
-
-
-def _check_scores(top: Tensor, k: int, rows: tuple[Tensor, int, float, int]) -> None:
-    """A row with too few scores: the k-th best of the others is none."""
-    _, inner_k, _, sign = rows
-    if bool((top[:, inner_k - 1] == -sign * torch.inf).any()):
-        raise ValueError(f"every row needs at least k + 1 = {k + 1} scores above -inf, one has fewer")

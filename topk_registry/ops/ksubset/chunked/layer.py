@@ -7,6 +7,7 @@ those the memory is that of a chunk, whatever the number of classes.
 
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
+from math import isfinite
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -157,6 +158,19 @@ def label_state(
     if state is None or score is None:
         return None, like.new_full((len(label),), torch.nan)
     return State(state.top[:, :n], state.classes[:, :n], state.P), score
+
+
+def check_scores(value: Tensor, kth: Tensor, k: int, sign: int) -> None:
+    """Raise on a CPU if a row has too few scores; elsewhere its value is NaN.
+
+    Args:
+        value: of the rows [B]; only if one is not finite, scores are looked at.
+        kth: [B], a score times its sign, of a rank that every row must have.
+        k: size of the set, as the caller gave it.
+        sign: of the scores.
+    """
+    if value.device.type == "cpu" and not isfinite(value.sum()) and bool((kth == -sign * torch.inf).any()):
+        raise ValueError(f"every row needs at least k + 1 = {k + 1} scores above -inf, one has fewer")
 
 
 class Gradients:

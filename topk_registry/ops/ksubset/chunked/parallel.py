@@ -4,7 +4,7 @@ Ranks hold ceil(n / ranks) classes each, as torch's DTensor lays them; the last 
 """
 
 from collections.abc import Sequence
-from math import inf, isfinite
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from topk_registry.ops.hinge import soft_hinge
-from topk_registry.ops.ksubset.chunked.layer import LayerUpdate, Problem, chunks_of, own_state, problem
+from topk_registry.ops.ksubset.chunked.layer import LayerUpdate, check_scores, chunks_of, own_state, problem
 from topk_registry.ops.ksubset.chunked.shards import LabelMargins, exchange
 from topk_registry.ops.ksubset.chunked.soft_targets import Costs, ExpectedHinge
 from topk_registry.ops.ksubset.margins import topk_marginals
@@ -110,26 +110,19 @@ def row_losses(
     wide = output_dtype(x.new_empty(0, dtype=dtype))
     if isinstance(target, Tensor) and not target.is_floating_point():
         target = LabelMixture.smoothed(target, 0.0)
+    p = problem(x.new_empty(0, dtype=dtype), shard.n, k, k * tau, shard.group, chunk, dtype, update)
     if isinstance(target, LabelMixture) and target.uniform is None and target.labels.shape[1] == 1:
-        p = problem(x.new_empty(0, dtype=dtype), shard.n, k, k * tau, shard.group, chunk, dtype, update)
         label, share = target.labels[:, 0], target.shares[:, 0]
         margin, top = LabelMargins.apply(x, weight, bias, shard.local(label), p)
-        _check_scores(margin.detach(), top, k, p)
+        check_scores(margin.detach(), top[:, p.k - 1], k, p.sign)
         loss = soft_hinge((alpha[label] if alpha.ndim else alpha).to(margin) - margin / k, tau)
         loss = loss * share if class_weight is None else loss * share * class_weight[label]
         return loss.masked_fill((share == 0) & ~loss.isfinite(), 0.0).to(wide)
-    p = problem(x.new_empty(0, dtype=dtype), shard.n, k, k * tau, shard.group, chunk, dtype, update)
     if isinstance(target, LabelMixture):
         target = target._replace(labels=shard.local(target.labels))
     factor = None if class_weight is None else shard.part(class_weight).to(p.like)
     costs = Costs(shard.part(alpha).to(p.like), factor, tau, k)
     return ExpectedHinge.apply(x, weight, bias, target, costs, p).to(wide)
-
-
-def _check_scores(margin: Tensor, top: Tensor, k: int, p: Problem) -> None:
-    """A row with too few scores: the k-th best of the others is none. Elsewhere than on a CPU it is NaN."""
-    if margin.device.type == "cpu" and not isfinite(margin.sum()) and bool((top[:, p.k - 1] == -torch.inf).any()):
-        raise ValueError(f"every row needs at least k + 1 = {k + 1} scores above -inf, one has fewer")
 
 
 @outside_graphs

@@ -20,6 +20,7 @@ from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset.chunked.layer import (
     BackwardPass,
     Problem,
+    check_scores,
     chunks_of,
     kernels,
     layer_gradients,
@@ -86,6 +87,7 @@ class ExpectedHinge(torch.autograd.Function):
         if p.group is not None:
             all_reduce(sums, p.group, "summing the losses of classes")
         value, of_c, of_top = sums.split([1, p.k + 1, state.top.shape[1]], 1)
+        check_scores(value, state.top[:, p.k if p.sign > 0 else p.k - 1], costs.k, p.sign)
         with torch.enable_grad():
             # a class that is not there has no margin to change
             scalar = (f.in_top * of_top).nan_to_num(0.0, 0.0, 0.0).sum() + (f.c.T * of_c).sum()
