@@ -10,8 +10,8 @@ from torch.distributions import Distribution, constraints, kl
 
 from topk_registry.distributions import relative, tree
 from topk_registry.distributions.scores import check_numbers, check_scores, scaled
-from topk_registry.ops.targets.hidden import is_hidden
 from topk_registry.ops.targets.table import wide
+from topk_registry.ops.tensors import is_hidden
 
 SUPPORT_LIMIT = 1_000_000  # subsets that enumerate_support makes at most
 

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from topk_registry.distributions import tree
 from topk_registry.ops.ksubset import topk_log_odds, topk_marginals
-from topk_registry.ops.targets.hidden import is_hidden
-from topk_registry.ops.tensors import Route, route
+from topk_registry.ops.tensors import Route, is_hidden, route
 
 
 def most_probable(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

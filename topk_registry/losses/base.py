@@ -24,11 +24,10 @@ from topk_registry.losses.options import Adjustable
 from topk_registry.ops.constant import constant_result
 from topk_registry.ops.rows.api import RowLoss
 from topk_registry.ops.targets.checks import check_logits, check_target, checked_weight
-from topk_registry.ops.targets.hidden import is_hidden
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import REDUCTIONS, Masses, Reduction
 from topk_registry.ops.targets.table import expected
-from topk_registry.ops.tensors import PLAIN, readable
+from topk_registry.ops.tensors import PLAIN, is_hidden, readable
 
 __all__ = ["ClassificationLoss", "TopKLoss"]
 

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from topk_registry.ops.backend import operator
+from topk_registry.ops.backend import Operator, operator
 
 Function = TypeVar("Function", bound=Callable)
 
@@ -19,9 +19,13 @@ def constant_result(function: Function) -> Function:
     return function
 
 
+def choose(operator: Operator, *request: Any) -> str:
+    """Choose the backend of an operator; in a graph once, while it is traced."""
+    return _in_graph(operator.name, *request) if torch.compiler.is_compiling() else operator.choose(*request)
+
+
 @constant_result
-def choose(name: str, *request: Any) -> str:
-    """Choose the backend of an operator once, while the graph is traced."""
+def _in_graph(name: str, *request: Any) -> str:
     return operator(name).choose(*request)
 
 

@@ -14,28 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._compile import (
-    _disable_dynamo as outside_graphs,  # torch.compiler.disable, which imports the compiler at once
-)
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
-__all__ = [
-    "GatherRows",
-    "Group",
-    "OwnRows",
-    "SameOnAllRanks",
-    "agreed",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "answering",
-    "columns_of_all_rows",
-    "gather_rows",
-    "gather_to_first",
-    "outside_graphs",
-]
-
 Group = Any  # torch.distributed.ProcessGroup, which does not exist where torch is built without it
+outside_graphs = _disable_dynamo  # torch.compiler.disable, which would import the compiler at once
 
 
 @contextmanager

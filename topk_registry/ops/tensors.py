@@ -12,7 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
+from torch._C._functorch import (
+    get_unwrapped,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+)
 from torch.autograd import forward_ad
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -72,6 +77,17 @@ def is_plain(t: Tensor) -> bool:
     """Whether a tensor is one of numbers: no subclass, and none that a transform wraps."""
     # wrappers are of type Tensor too; those of is_grads_batched appear outside torch.func's transforms
     return type(t) in PLAIN and not (is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t))
+
+
+def is_hidden(t: Tensor) -> bool:
+    """Whether a tensor stands for many under ``torch.func.vmap``, so that none of its numbers can be looked at."""
+    if torch.compiler.is_compiling():
+        return False
+    while is_functorch_wrapped_tensor(t):
+        if is_batchedtensor(t):
+            return True
+        t = get_unwrapped(t)
+    return False
 
 
 def _is_fake(t: Tensor) -> bool:

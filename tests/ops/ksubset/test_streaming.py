@@ -16,7 +16,8 @@ from topk_registry.functional import topk_label_margins, topk_margins
 from topk_registry.ops.ksubset.torch import rows as torch_path
 from topk_registry.ops.ksubset.torch import state as streaming
 from topk_registry.ops.ksubset.torch.labels import label_margins
-from topk_registry.ops.ksubset.torch.state import finish, gradient, merge, summarise, top_margins
+from topk_registry.ops.ksubset.torch.rows import finish
+from topk_registry.ops.ksubset.torch.state import gradient, merge, summarise, top_margins
 
 INF = float("inf")
 

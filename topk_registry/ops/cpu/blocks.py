@@ -6,6 +6,7 @@ from topk_registry.ops.cpu import storage
 from topk_registry.ops.cpu.memory import empty
 from topk_registry.ops.cpu.numbers import compiled, number_at, place_of, summing
 
+BLOCK = 512  # numbers that are added up in their own precision; sums of blocks are added in double precision
 CACHE_BLOCK = 1024  # scores to work on at a time
 PAD = 64  # rows are padded to a multiple of this: no loop of vector instructions has scores left over
 FRONT = 4  # zeros in front of coefficients, see in_fours
@@ -83,3 +84,12 @@ def total(w):
     for i in range(len(w)):
         sum += w[i]
     return sum
+
+
+@compiled
+def total_of(x):
+    """The sum of many numbers, in double precision."""
+    sum_of_blocks = 0.0
+    for start in range(0, len(x), BLOCK):
+        sum_of_blocks += np.float64(total(x[start : start + BLOCK]))
+    return sum_of_blocks

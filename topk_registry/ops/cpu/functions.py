@@ -18,11 +18,9 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-from topk_registry.ops.cpu.blocks import total
 from topk_registry.ops.cpu.compiling import kernel
 from topk_registry.ops.cpu.entries import symbol
 from topk_registry.ops.cpu.numbers import (
-    compiled,
     exp32,
     exp64,
     expm1_32,
@@ -32,8 +30,6 @@ from topk_registry.ops.cpu.numbers import (
     power_of_2_32,
     power_of_2_64,
 )
-
-BLOCK = 512  # numbers that are added up in their own precision; sums of blocks are added in double precision
 
 _TYPES = {"int64": types.int64, "double": types.float64, "pointer": types.voidptr, "void": types.void}
 # a call inside a loop keeps it from becoming vector instructions, and LLVM inlines small functions only
@@ -286,12 +282,3 @@ def vectorised(function: Callable, real: type) -> Callable:
     faster = {name: _MATH if one is math else FAST[one] for name, one in used.items() if one is math or _is_slow(one)}
     constants = tuple(real(one) if isinstance(one, float) else one for one in code.co_consts)
     return njit(**_INLINE)(FunctionType(code.replace(co_consts=constants), {**seen, **faster}, function.__name__))
-
-
-@compiled
-def total_of(x):
-    """The sum of many numbers, in double precision."""
-    sum_of_blocks = 0.0
-    for start in range(0, len(x), BLOCK):
-        sum_of_blocks += np.float64(total(x[start : start + BLOCK]))
-    return sum_of_blocks

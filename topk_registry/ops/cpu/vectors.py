@@ -4,18 +4,9 @@
 
 import numpy as np
 
-from topk_registry.ops.cpu.blocks import largest_of
-from topk_registry.ops.cpu.functions import BLOCK, compiled, exp, log, total_of
-
-__all__ = [
-    "exponentials",
-    "largest_of",
-    "nothing",
-    "place_of_largest",
-    "probabilities_of",
-    "scale_by",
-    "total_of",
-]
+from topk_registry.ops.cpu.blocks import BLOCK, largest_of, total_of
+from topk_registry.ops.cpu.functions import exp, log
+from topk_registry.ops.cpu.numbers import compiled
 
 
 @compiled

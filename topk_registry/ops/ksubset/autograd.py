@@ -9,24 +9,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from topk_registry.ops.calls import skip_signature_binding
 from topk_registry.ops.ksubset import fixed_graph
 from topk_registry.ops.tensors import Route, route
 
 
-@skip_signature_binding
 class Margins(torch.autograd.Function):
     """The margins [B, n] of every class by ``forward(s, k, theta)``, their gradient by ``backward(g, s, k, theta)``:
     nothing but the scores is kept from one to the other."""
 
     @staticmethod
-    def forward(s: Tensor, k: int, theta: float, forward: Callable, backward: Callable) -> Tensor:
-        return forward(s, k, theta)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        s, ctx.k, ctx.theta, _, ctx.kernel = inputs
+    def forward(ctx, s: Tensor, k: int, theta: float, forward: Callable, backward: Callable) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.k, ctx.theta, ctx.kernel = k, theta, backward
         ctx.save_for_backward(s)
+        return forward(s, k, theta)
 
     @staticmethod
     def backward(ctx, g: Tensor):

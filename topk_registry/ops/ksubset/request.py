@@ -35,7 +35,7 @@ def prepare(logits: Tensor, k: int, temperature: float, impl: str) -> tuple[Tens
         temperature > SINGLE_TEMPERATURE
     ):  # a branch, so that a compiled graph, where this is a symbol, has a constant below
         double = True
-    backend = choose(impl, logits.device, k, double)
+    backend = constant.choose(OPERATOR, impl, logits.device, k, double)
     half = OPERATOR[backend].takes_half and logits.dtype in (torch.float16, torch.bfloat16)
     s = logits if half else logits.to(torch.float64 if double else torch.float32)
     s = s.reshape(-1, n)
@@ -47,12 +47,6 @@ def prepare(logits: Tensor, k: int, temperature: float, impl: str) -> tuple[Tens
 def fixed(k: int) -> int:
     """A number, to choose implementations by: in a graph that was compiled for another k before, it is a symbol."""
     return len(range(k))
-
-
-def choose(impl: str, device: torch.device, k: int, double: bool) -> str:
-    if not torch.compiler.is_compiling():
-        return OPERATOR.choose(impl, device, k, double)
-    return constant.choose(OPERATOR.name, impl, device, k, double)
 
 
 def check(logits: Tensor, k: int, temperature: float) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from topk_registry.ops.distributed import by_class_shards, by_shards, class_dimension, is_distributed, whole
+from topk_registry.ops.distributed import by_class_shards, by_shards, class_dimension, is_distributed
 from topk_registry.ops.hinge import Hinge, soft_hinge
 from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.ksubset.margins import topk_margins
@@ -103,12 +103,8 @@ def _by_shards(logits: Tensor, target: Tensor | LabelMixture, options: Options) 
         value = by_shards(losses, logits, *parts)
     else:
         value = by_class_shards(of_classes, logits, dimension, *parts, cut=not mixture and target.is_floating_point())
-    if options.reduction == "none":
-        return value
-    if options.reduction == "sum" or options.weight is None or mixture or target.is_floating_point():
-        return value.sum() if options.reduction == "sum" else value.mean()
-    weight = options.weight.to(value.dtype)
-    return value.sum() / weight[whole(target)].sum()
+    masses = Masses.of(target, logits.shape[1], weight=options.weight, ignore_index=None)
+    return masses.reduced(value, options.reduction)
 
 
 def _by_table(logits: Tensor, target: Tensor | LabelMixture, options: Options, factor: float, total: bool) -> Tensor:

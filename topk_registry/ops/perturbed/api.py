@@ -89,7 +89,7 @@ def _mean_kth(
     noise: Tensor | None,
     impl: str,
 ) -> Tensor:
-    backend = _choose(impl, rows.device) if fits(rows, k, epsilon, noise) else "torch"
+    backend = constant.choose(OPERATOR, impl, rows.device) if fits(rows, k, epsilon, noise) else "torch"
     way = route(rows, noise)
     if backend == "torch" or way is Route.OPERATIONS:
         options = {"k": k, "epsilon": epsilon, "num_samples": num_samples, "generator": generator, "noise": noise}
@@ -101,12 +101,6 @@ def _mean_kth(
         return custom_ops.perturbed_kth(rows, seed, k, epsilon, num_samples, backend)[0]
     options = {"seed": seed, "k": k, "epsilon": epsilon, "num_samples": num_samples}
     return PerturbedKth.apply(rows, partial(OPERATOR[backend].kernels().perturbed_kth, **options))[0]
-
-
-def _choose(impl: str, device: torch.device) -> str:
-    if not torch.compiler.is_compiling():
-        return OPERATOR.choose(impl, device)
-    return constant.choose(OPERATOR.name, impl, device)
 
 
 def check_options(k: int, epsilon: float, num_samples: int, impl: str) -> None:

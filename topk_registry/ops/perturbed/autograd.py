@@ -6,21 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topk_registry.ops.calls import skip_signature_binding
 
-
-@skip_signature_binding
 class PerturbedKth(torch.autograd.Function):
     """Scores [rows, n] -> mean k-th largest [rows] and the class it was in at each draw [rows, draws], by
     ``kernel(scores)``; the backward pass adds grad / draws at each draw's class."""
 
     @staticmethod
-    def forward(scores: Tensor, kernel: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        return kernel(scores)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        keep(ctx, inputs[0], *output)
+    def forward(ctx: Any, scores: Tensor, kernel: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        value, index = kernel(scores)
+        keep(ctx, scores, value, index)
+        return value, index
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -1,9 +1,5 @@
 """The backends of the row losses, and where each serves: torch operations are a loss's own definition."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 from torch import Tensor
 
 from topk_registry.ops.backend import Backend, Operator, trial_in
@@ -13,16 +9,8 @@ from topk_registry.ops.cpu.library import is_prebuilt
 Own = tuple[Tensor | None, ...]  # the tensors of a loss, which its owner may move or change between two calls
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """The functions of a backend."""
-
-    run: Callable[..., tuple[Any, ...]]
-    """See :meth:`topk_registry.ops.rows.numba.backend.BatchKernel.run` and ``rows/triton/driver.py``."""
-
-
-# a request says whether all is computed in double precision
-OPERATOR: Operator[Kernels] = Operator(
+# a request says whether all is computed in double precision; the kernels of a backend are of a class, each loss's own
+OPERATOR: Operator[type] = Operator(
     "rows",
     {
         "numba": Backend(
@@ -40,8 +28,6 @@ OPERATOR: Operator[Kernels] = Operator(
             "triton",
             lambda device, double: device.type == "cuda" and not double,
             "GPUs of compute capability 8.0 and up, half or single precision",
-            takes_half=True,
-            checks_labels=True,
         ),
         "torch": Backend("torch", __name__, None, lambda device, double: True, "everything"),
     },

@@ -2,7 +2,6 @@
 
 import torch
 
-from topk_registry.ops.rows.backends import Kernels
 from topk_registry.ops.rows.curve import Curve
 from topk_registry.ops.rows.numba.backend import RowKernel
 from topk_registry.ops.sigmoid.api import sigmoid_rows
@@ -22,7 +21,7 @@ LOSS = sigmoid_rows(Curve(_no_definition, _absolute, others=True, logarithms=Fal
 ON_CPU = RowKernel("rows.numba.trial:score_of_label", ())  # which the first call compiles
 
 
-def trial(kernels: Kernels, device: torch.device, wide: bool) -> bool:
+def trial(kernels: type, device: torch.device, wide: bool) -> bool:
     """Whether kernels find the absolute error of sigmoids of 0, on a CPU the label's score; and their gradients."""
     scores = torch.zeros(3, 8, device=device)
     label = torch.tensor([0, 3, 7], device=device)

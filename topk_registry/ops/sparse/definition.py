@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from topk_registry.ops.targets.hidden import is_hidden
 from topk_registry.ops.targets.table import nan_where_broken, of_table, wide
+from topk_registry.ops.tensors import is_hidden
 
 
 def sparse_topk(k: int, tau: float, scores: Tensor, target: Tensor | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -117,15 +118,8 @@ def _numbers_of_sgd(group: dict[str, Any], count: int) -> Numbers:
     )
 
 
-def _numbers_of_adam(group: dict[str, Any], count: int) -> Numbers:
-    return _of_adam(group, count, bool(group.get("decoupled_weight_decay")))
-
-
-def _numbers_of_adamw(group: dict[str, Any], count: int) -> Numbers:
-    return _of_adam(group, count, True)
-
-
-def _of_adam(group: dict[str, Any], count: int, decoupled: bool) -> Numbers:
+def _numbers_of_adam(decouples: bool, group: dict[str, Any], count: int) -> Numbers:
+    decoupled = decouples or bool(group.get("decoupled_weight_decay"))
     first, second = (float(beta) for beta in group["betas"])
     rate, decay = float(group["lr"]), float(group["weight_decay"])
     return Numbers(
@@ -152,6 +146,6 @@ def _moments(group: dict[str, Any]) -> tuple[str, ...]:
 
 RULES: dict[type[Optimizer], Rule] = {
     SGD: Rule(_momentum, _sgd, _numbers_of_sgd),
-    Adam: Rule(_moments, _adam(adam), _numbers_of_adam, counts=True),
-    AdamW: Rule(_moments, _adam(adamw), _numbers_of_adamw, counts=True),
+    Adam: Rule(_moments, _adam(adam), partial(_numbers_of_adam, False), counts=True),
+    AdamW: Rule(_moments, _adam(adamw), partial(_numbers_of_adam, True), counts=True),
 }

@@ -23,8 +23,8 @@ from topk_registry.ops.ksubset.chunked.layer import (
     label_state,
     layer_gradients,
 )
-from topk_registry.ops.ksubset.torch.rows import top_group_size
-from topk_registry.ops.ksubset.torch.state import State, finish, merge_all
+from topk_registry.ops.ksubset.torch.rows import finish, top_group_size
+from topk_registry.ops.ksubset.torch.state import State, merge_all
 from topk_registry.ops.process_group import all_gather, all_to_all
 
 BY_ROWS = 3  # ranks, from which on sharing the rows sends fewer bytes than gathering the states of all

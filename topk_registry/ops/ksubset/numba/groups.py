@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from topk_registry.ops.cpu import blocks, points, select
-from topk_registry.ops.cpu.functions import total_of
+from topk_registry.ops.cpu.blocks import total_of
 from topk_registry.ops.cpu.masks import places_above
 from topk_registry.ops.cpu.memory import empty
 from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, exp64, summing

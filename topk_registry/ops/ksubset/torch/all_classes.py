@@ -30,16 +30,13 @@ class TailOdds(torch.autograd.Function):
     """:func:`tail_odds` of scores [B, n]; the gradient is that to s / theta, see :class:`ToOdds`."""
 
     @staticmethod
-    def forward(s: Tensor, a: Tensor, outside_tail: Tensor | None, theta: float) -> Tensor:
+    def forward(ctx, s: Tensor, a: Tensor, outside_tail: Tensor | None, theta: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         w = torch.empty_like(s)
         for rows in row_blocks(s):
             outside = None if outside_tail is None else outside_tail[rows]
             tail_odds(s[rows], a[rows], outside, theta, out=w[rows])
+        ctx.save_for_backward(w)
         return w
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(output)
 
     @staticmethod
     def backward(ctx, g: Tensor):
@@ -51,12 +48,9 @@ class PowerSums(torch.autograd.Function):
     """:func:`power_sums` of odds [B, n]; dP_j/dw_i = j w_i^(j-1)."""
 
     @staticmethod
-    def forward(w: Tensor, k: int) -> Tensor:
+    def forward(ctx, w: Tensor, k: int) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(w)
         return torch.cat([power_sums(w[rows], k) for rows in row_blocks(w)], 1)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(inputs[0])
 
     @staticmethod
     def backward(ctx, g: Tensor):
@@ -78,7 +72,8 @@ class LeaveTailOut(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(w: Tensor, c: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    def forward(ctx, w: Tensor, c: Tensor, scale: Tensor, shift: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(w, c, scale)
         out = torch.empty_like(w)
         for rows in row_blocks(w):
             v = w[rows] * scale[rows, None]
@@ -86,10 +81,6 @@ class LeaveTailOut(torch.autograd.Function):
             last = torch.sub(c[-1, rows, None], v.mul_(d), out=v)
             torch.div(d, last, out=out[rows]).log_().add_(shift[rows, None])
         return out
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(*inputs[:3])
 
     @staticmethod
     def backward(ctx, g: Tensor):
@@ -119,12 +110,8 @@ class ToOdds(torch.autograd.Function):
     """(s - a) / theta. With :class:`ToScores` it leaves theta out of gradients, where it cancels but could overflow."""
 
     @staticmethod
-    def forward(s: Tensor, a: Tensor, theta: float) -> Tensor:
+    def forward(ctx, s: Tensor, a: Tensor, theta: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return (s - a) / theta
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        pass
 
     @staticmethod
     def backward(ctx, g: Tensor):
@@ -135,12 +122,8 @@ class ToScores(torch.autograd.Function):
     """(s - a) + theta * rest, from the rest of the log-odds; see :class:`ToOdds`."""
 
     @staticmethod
-    def forward(s: Tensor, a: Tensor, rest: Tensor, theta: float) -> Tensor:
+    def forward(ctx, s: Tensor, a: Tensor, rest: Tensor, theta: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return (s - a).add_(rest, alpha=theta)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        pass
 
     @staticmethod
     def backward(ctx, g: Tensor):

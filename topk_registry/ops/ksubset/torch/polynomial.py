@@ -60,13 +60,10 @@ class _Multiply(torch.autograd.Function):
     """Product that keeps only its two factors for the backward pass; plain autograd keeps every partial product."""
 
     @staticmethod
-    def forward(a: Tensor, b: Tensor, low: int, high: int, a_low: int) -> Tensor:
-        return _multiply(a, b, low, high, a_low)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        a, b, *ctx.span = inputs
+    def forward(ctx, a: Tensor, b: Tensor, *span: int) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.span = span
         ctx.save_for_backward(a, b)
+        return _multiply(a, b, *span)
 
     @staticmethod
     def backward(ctx, g: Tensor):

@@ -18,7 +18,6 @@ from torch import Tensor
 from topk_registry.ops.ksubset.torch.rows import (
     Coefficients,
     State,
-    finish,
     polynomials,
     power_sums,
     reference,
@@ -30,19 +29,6 @@ from topk_registry.ops.ksubset.torch.rows import (
     tilted,
     top_group_size,
 )
-
-__all__ = [
-    "Coefficients",
-    "State",
-    "extend",
-    "finish",
-    "gradient",
-    "merge",
-    "merge_all",
-    "put",
-    "summarise",
-    "top_margins",
-]
 
 
 def merge(one: State, other: State, theta: float) -> State:

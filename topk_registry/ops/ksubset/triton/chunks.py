@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from topk_registry.ops.gpu.layout import compiled_for, power_of_two
 from topk_registry.ops.hinge import invertible
 from topk_registry.ops.ksubset.torch.rows import Coefficients, State
 from topk_registry.ops.ksubset.triton import chunk_targets, streams
@@ -41,10 +42,10 @@ def extend(
         score = torch.full_like(state.top[:, 0], torch.nan)
     if s.numel():
         known = state.classes if label is None else operand(label, (B,), torch.int64, s.device)
-        N, TP = _tile(n), _power_of_two(T)
+        N, TP = _tile(n), power_of_two(T)
         launch(
             streams.extend_state, (B,), s, known, state.top, state.classes, state.P.T, score, n, first_class, 1 / theta,
-            k=k, T=T, TP=TP, N=N, WITHOUT_LABEL=label is not None, num_warps=max(1, N // 512), enable_fp_fusion=True,
+            k=k, T=T, TP=TP, N=N, WITHOUT_LABEL=label is not None, **compiled_for(N // 512),
         )  # fmt: skip
     return state, score
 
@@ -61,10 +62,10 @@ def gradient(
     numbers = (t.contiguous() for t in (g, f.a, f.scale, f.c, f.classes, f.in_top))
     label = operand(label, (B,), torch.int64, s.device)
     if s.numel():
-        N, TP = _tile(n), _power_of_two(T)
+        N, TP = _tile(n), power_of_two(T)
         launch(
             streams.chunk_gradient, (B, -(-n // N)), s, label, *numbers, out, B, n, first_class, 1 / theta,
-            k=k, T=T, TP=TP, N=N, num_warps=max(1, N // 512), enable_fp_fusion=True,
+            k=k, T=T, TP=TP, N=N, **compiled_for(N // 512),
         )  # fmt: skip
     return out
 
@@ -103,9 +104,9 @@ class OfTargets:
         T = top.shape[1]
         self.given |= {
             "theta": p.theta, "inverse": 1 / p.theta, "of_margin": p.sign / costs.k, "tau": tau, "inverse_tau": 1 / tau,
-            "k": p.k, "T": T, "TP": _power_of_two(T), "DENSE": not mixture, "SQ": 0 if mixture else target.shape[1],
+            "k": p.k, "T": T, "TP": power_of_two(T), "DENSE": not mixture, "SQ": 0 if mixture else target.shape[1],
             "M": 0 if labels is None else labels.shape[1], "EVEN": even is not None,
-            "PER_CLASS": costs.alpha.ndim > 0, "WEIGHTED": costs.weight is not None, "enable_fp_fusion": True,
+            "PER_CLASS": costs.alpha.ndim > 0, "WEIGHTED": costs.weight is not None,
         }  # fmt: skip
 
     def add_costs(self, sums: Tensor, s: Tensor, first: int) -> None:
@@ -128,13 +129,9 @@ class OfTargets:
         return s
 
     def _sizes(self, s: Tensor, first: int) -> dict[str, Any]:
-        (B, n), N = s.shape, min(TILE_OF_TARGETS, max(64, _power_of_two(s.shape[1])))
-        return self.given | {"B": B, "n": n, "first": first, "N": N, "num_warps": max(1, N // 256)}
+        (B, n), N = s.shape, min(TILE_OF_TARGETS, max(64, power_of_two(s.shape[1])))
+        return self.given | {"B": B, "n": n, "first": first, "N": N, **compiled_for(N // 256)}
 
 
 def _tile(n: int) -> int:
-    return min(TILE, max(64, _power_of_two(n)))
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(1, n - 1).bit_length()
+    return min(TILE, max(64, power_of_two(n)))

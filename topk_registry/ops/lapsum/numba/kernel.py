@@ -8,10 +8,10 @@ import math
 import numpy as np
 
 from topk_registry.ops.cpu import select
-from topk_registry.ops.cpu.functions import BLOCK
+from topk_registry.ops.cpu.blocks import BLOCK, largest_of, total_of
 from topk_registry.ops.cpu.memory import empty, zeros
 from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, summing
-from topk_registry.ops.cpu.vectors import exponentials, largest_of, nothing, scale_by, total_of
+from topk_registry.ops.cpu.vectors import exponentials, nothing, scale_by
 from topk_registry.ops.rows.numba.row import of_label, row_kernel
 
 K, TAU = range(2)  # the kernel's numbers

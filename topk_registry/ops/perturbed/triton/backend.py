@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from topk_registry.ops.gpu.layout import compiled_for
 from topk_registry.ops.perturbed.backends import Kernels
 from topk_registry.ops.perturbed.triton.kth import kth_of_draw
 from topk_registry.ops.tensors import launch, operand
@@ -26,7 +27,7 @@ def perturbed_kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samp
         rank = min(k, n + 1 - k)
         launch(
             kth_of_draw, (rows, num_samples), scores, seed, value, index, n, rank, 1.0 if rank == k else -1.0, epsilon,
-            N=N, num_warps=max(1, N // 1024), enable_fp_fusion=True,
+            N=N, **compiled_for(N // 1024),
         )  # fmt: skip
     return value.mean(1), index
 

@@ -8,10 +8,11 @@ import math
 import numpy as np
 
 from topk_registry.ops.cpu import blocks, points, select
-from topk_registry.ops.cpu.functions import BLOCK, exp, expm1, log
+from topk_registry.ops.cpu.blocks import BLOCK, total_of
+from topk_registry.ops.cpu.functions import exp, expm1, log
 from topk_registry.ops.cpu.memory import address_of, array, empty, zeros
 from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, eps, inlined, summing
-from topk_registry.ops.cpu.vectors import nothing, scale_by, total_of
+from topk_registry.ops.cpu.vectors import nothing, scale_by
 from topk_registry.ops.rows.numba.row import of_label, row_kernel
 
 KIND, CANDIDATES, K, TAU, COUNT, WEIGHTS = range(6)  # the kernel's numbers; weights are the last

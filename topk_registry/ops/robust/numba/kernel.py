@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 
-from topk_registry.ops.cpu.functions import BLOCK, power_of_2
+from topk_registry.ops.cpu.blocks import BLOCK, largest_of, total_of
+from topk_registry.ops.cpu.functions import power_of_2
 from topk_registry.ops.cpu.numbers import LOG2E, compiled, copy, eps, summing
-from topk_registry.ops.cpu.vectors import largest_of, nothing, total_of
+from topk_registry.ops.cpu.vectors import nothing
 from topk_registry.ops.robust.definition import ROUNDING
 from topk_registry.ops.rows.numba.row import of_label, row_kernel
 

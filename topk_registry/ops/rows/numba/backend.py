@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.cpu import entries, threads
-from topk_registry.ops.rows.backends import Kernels, Own
+from topk_registry.ops.rows.backends import Own
 from topk_registry.ops.rows.numba.job import FIELDS, LABEL_OUT_OF_RANGE, LAYOUT, NONE, STATUS
 from topk_registry.ops.targets.checks import check_range
 from topk_registry.ops.targets.label_mixture import LabelMixture
@@ -202,4 +202,4 @@ def _memory(numbers: int) -> type[ctypes.Array]:
     return ctypes.c_char * (8 * numbers)
 
 
-kernels = Kernels(BatchKernel.run)
+kernels = BatchKernel

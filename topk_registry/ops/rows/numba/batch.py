@@ -10,9 +10,11 @@ from collections import namedtuple
 import numpy as np
 
 from topk_registry.ops.cpu import storage
-from topk_registry.ops.cpu.functions import PRECISIONS, compiled, entry, total_of
+from topk_registry.ops.cpu.blocks import total_of
+from topk_registry.ops.cpu.functions import PRECISIONS, entry
 from topk_registry.ops.cpu.jobs import spans
 from topk_registry.ops.cpu.memory import address_of, array, empty
+from topk_registry.ops.cpu.numbers import compiled
 from topk_registry.ops.rows.numba.job import (
     CLASSES,
     EACH,

@@ -4,8 +4,8 @@
 
 import numpy as np
 
-from topk_registry.ops.cpu.functions import BLOCK, compiled
-from topk_registry.ops.cpu.numbers import summing
+from topk_registry.ops.cpu.blocks import BLOCK
+from topk_registry.ops.cpu.numbers import compiled, summing
 
 
 @compiled

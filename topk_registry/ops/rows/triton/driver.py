@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topk_registry.ops.gpu.layout import in_rows, like_rows, tiles
-from topk_registry.ops.rows.backends import Kernels, Own
+from topk_registry.ops.gpu.layout import compiled_for, in_rows, like_rows, tiles
+from topk_registry.ops.rows.backends import Own
 from topk_registry.ops.rows.triton.add_up import add_up
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Options, Reduction
@@ -97,7 +97,7 @@ def reduced(
     launch(
         add_up, (1,), losses, losses if counts is None else counts, losses if weight is None else weight, value, factor,
         B, n, ignore_index, COUNTS=counts is not None, WEIGHTED=weight is not None, EMPTY=mean and not B, BLOCK=BLOCK,
-        num_warps=16, enable_fp_fusion=True,
+        **compiled_for(16),
     )  # fmt: skip
     return value, None if counts is None else factor
 
@@ -132,4 +132,4 @@ class TritonRows:
         return run(self.kernel, options, scores, wanted, self.numbers, there, self.choices)
 
 
-kernels = Kernels(run)
+kernels = TritonRows

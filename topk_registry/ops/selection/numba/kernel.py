@@ -5,10 +5,10 @@
 import numpy as np
 
 from topk_registry.ops.cpu import select
-from topk_registry.ops.cpu.functions import compiled
+from topk_registry.ops.cpu.blocks import total_of
 from topk_registry.ops.cpu.memory import array, empty, zeros
-from topk_registry.ops.cpu.numbers import NO_CLASS
-from topk_registry.ops.cpu.vectors import nothing, total_of
+from topk_registry.ops.cpu.numbers import NO_CLASS, compiled
+from topk_registry.ops.cpu.vectors import nothing
 from topk_registry.ops.rows.numba.hinges import hinge, hinges
 from topk_registry.ops.rows.numba.row import of_label, row_kernel
 

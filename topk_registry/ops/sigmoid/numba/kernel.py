@@ -2,8 +2,10 @@
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
-from topk_registry.ops.cpu.functions import BLOCK, compiled, exp, log1p
+from topk_registry.ops.cpu.blocks import BLOCK
+from topk_registry.ops.cpu.functions import exp, log1p
 from topk_registry.ops.cpu.memory import address_of
+from topk_registry.ops.cpu.numbers import compiled
 from topk_registry.ops.rows.numba.curves import NUMBERS, call_curve
 from topk_registry.ops.rows.numba.row import row_kernel
 

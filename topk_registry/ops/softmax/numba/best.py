@@ -5,9 +5,8 @@
 import numpy as np
 
 from topk_registry.ops.cpu import select
-from topk_registry.ops.cpu.functions import compiled
 from topk_registry.ops.cpu.memory import address_of, array, empty, zeros
-from topk_registry.ops.cpu.numbers import NO_CLASS
+from topk_registry.ops.cpu.numbers import NO_CLASS, compiled
 from topk_registry.ops.rows.numba.curves import NUMBERS
 from topk_registry.ops.rows.numba.row import of_label, row_kernel
 from topk_registry.ops.softmax.numba.kernel import OTHERS, PARAMETERS, of_scores, shifted

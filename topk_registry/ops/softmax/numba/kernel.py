@@ -4,17 +4,11 @@
 
 import numpy as np
 
-from topk_registry.ops.cpu.functions import BLOCK, compiled, log
+from topk_registry.ops.cpu.blocks import BLOCK, largest_of, total_of
+from topk_registry.ops.cpu.functions import log
 from topk_registry.ops.cpu.memory import address_of, array, empty, zeros
-from topk_registry.ops.cpu.numbers import merged, summing
-from topk_registry.ops.cpu.vectors import (
-    exponentials,
-    largest_of,
-    place_of_largest,
-    probabilities_of,
-    scale_by,
-    total_of,
-)
+from topk_registry.ops.cpu.numbers import compiled, merged, summing
+from topk_registry.ops.cpu.vectors import exponentials, place_of_largest, probabilities_of, scale_by
 from topk_registry.ops.rows.numba.curves import FACTOR, LOG_Z, MOST, NUMBERS, SHARE, SKIPPED, call_curve, call_softmax
 from topk_registry.ops.rows.numba.row import ROOMS, of_label, row_kernel
 

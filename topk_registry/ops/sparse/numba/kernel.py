@@ -6,11 +6,11 @@ be in a mask, and a pass for loss and gradient."""
 import numpy as np
 
 from topk_registry.ops.cpu import select
-from topk_registry.ops.cpu.functions import BLOCK
+from topk_registry.ops.cpu.blocks import BLOCK, largest_of, total_of
 from topk_registry.ops.cpu.masks import places_above
 from topk_registry.ops.cpu.memory import address_of, array, borrowed, empty, zeros
 from topk_registry.ops.cpu.numbers import compiled, eps, inlined, summing
-from topk_registry.ops.cpu.vectors import largest_of, nothing, total_of
+from topk_registry.ops.cpu.vectors import nothing
 from topk_registry.ops.rows.numba.row import of_label, row_kernel
 
 K, TAU = range(2)  # the kernel's numbers

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from topk_registry.ops.cpu.functions import BLOCK, log, total_of
+from topk_registry.ops.cpu.blocks import BLOCK, total_of
+from topk_registry.ops.cpu.functions import log
 from topk_registry.ops.cpu.numbers import compiled, summing
 from topk_registry.ops.rows.numba.row import row_kernel
 
