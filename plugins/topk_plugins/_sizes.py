@@ -69,6 +69,7 @@ def mixture_nll(losses: Tensor, shares: Sequence[float]) -> Tensor:
     """-log sum_j P_j exp(-losses_j) [...] of losses [J, ...], exact to rounding also where it is near 0."""
     least = losses.detach().amin(0)
     share = torch.tensor(shares, dtype=losses.dtype, device=losses.device).view(-1, *(1 for _ in losses.shape[1:]))
-    # if the least loss is infinite, all are, and their difference would be NaN
-    below = torch.where(least == torch.inf, 0.0, least)
-    return below - torch.log1p((share * torch.expm1(below - losses)).sum(0))
+    # if the least loss is infinite, all are: so is the result, and it has no gradient, where a mass of 0 would make NaN
+    beyond = least == torch.inf
+    below, losses = least.masked_fill(beyond, 0.0), losses.masked_fill(beyond, 0.0)
+    return (below - torch.log1p((share * torch.expm1(below - losses)).sum(0))).masked_fill(beyond, torch.inf)

@@ -164,12 +164,13 @@ def check_scores(value: Tensor, kth: Tensor, k: int, sign: int) -> None:
     """Raise on a CPU if a row has too few scores; elsewhere its value is NaN.
 
     Args:
-        value: of the rows [B]; only if one is not finite, scores are looked at.
+        value: of the rows [B]; with sign 1 a row with too few scores has none that is finite.
         kth: [B], a score times its sign, of a rank that every row must have.
         k: size of the set, as the caller gave it.
         sign: of the scores.
     """
-    if value.device.type == "cpu" and not isfinite(value.sum()) and bool((kth == -sign * torch.inf).any()):
+    suspect = value.device.type == "cpu" and (sign < 0 or not isfinite(value.sum()))
+    if suspect and bool((kth == -sign * torch.inf).any()):
         raise ValueError(f"every row needs at least k + 1 = {k + 1} scores above -inf, one has fewer")
 
 

@@ -256,6 +256,7 @@ def ranks(x, kind, tau, weights):
     chances, totals, norms = zeros((R + 1, m)), blocks.ones(R + 1, np.float64), zeros(R + 1)
     spread, u = spread_of(x), empty(m)
     bests, fades = bests_of(x, spread, R, kind)
+    bests[0] = logit(x, spread, 0, 0, kind, tau)
     bands = zeros((R + 1, 2), np.int64)
     bands[:, 1] = m
     if kind != NEURALSORT or out_of_range(x, spread, R):

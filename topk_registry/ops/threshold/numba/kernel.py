@@ -43,18 +43,18 @@ def loss(s, m, y, mass, k, tau, g):
     enough, rounding = (1.7e-4, 5e-7) if s.itemsize == 4 else (7e-9, 1e-15)
     for turn in range(MOST_STEPS):
         nearest = real(np.float64(reference) + rest * tau)
-        rest -= (np.float64(nearest) - np.float64(reference)) * scale
-        reference = nearest
+        moved = (np.float64(nearest) - np.float64(reference)) * scale
+        # relative to a score that is far away the bracket would have no digits left
+        reference, rest, low, high = nearest, rest - moved, low - moved, high - moved
         step = log_step(s, reference, real(rest), real(scale), k, near, sums, g)
         if step != step:
             return nothing(g)
         rest += step
         if abs(step) <= enough + (rounding * max(near[0], near[1]) if sums[ABOVE] == k else 0.0):
             break
-        after = (np.float64(reference) - np.float64(a)) * scale + rest  # of scores relative to a
-        low, high = (after - step, high) if step > 0 else (low, after - step)
-        if after < low or after > high or (turn > PATIENCE and turn % 2 == 0 and low > -np.inf):
-            reference, rest = a, (low + high) / 2
+        low, high = (rest - step, high) if step > 0 else (low, rest - step)
+        if rest < low or rest > high or (turn > PATIENCE and turn % 2 == 0 and low > -np.inf):
+            rest = (low + high) / 2
     around = reference, real(rest), real(scale), *factors(near, step, sums, k, real)
     if m is None or y >= 0:
         others = slopes(s[:y], around, g[:y]) + slopes(s[y + 1 :], around, g[y + 1 :])

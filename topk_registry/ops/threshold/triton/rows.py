@@ -120,18 +120,17 @@ def solved(
     high = tl.zeros((R,), tl.float32) + FAR
     turn = 0
     while (tl.max(going.to(tl.int32), 0) > 0) & (turn < MOST_STEPS):
-        nearest = reference + rest * tau
-        rest = tl.where(going, rest - (nearest - reference) * scale, rest)
-        reference = tl.where(going, nearest, reference)
+        nearest = tl.where(going, reference + rest * tau, reference)
+        moved = (nearest - reference) * scale
+        # relative to a score that is far away the bracket would have no digits left
+        reference, rest, low, high = nearest, rest - moved, low - moved, high - moved
         step, near = log_step(s_ptr, going, y, shift, reference, rest, scale, k, n, R, N, TILES, SHIFTED)
         rest += step
         going = going & (tl.abs(step) > near * ROUNDING + ENOUGH)
-        after = (reference - a) * scale + rest  # of scores relative to a, within rounding: for the bracket alone
-        low = tl.where(step > 0.0, after - step, low)
-        high = tl.where(step < 0.0, after - step, high)
+        low = tl.where(step > 0.0, rest - step, low)
+        high = tl.where(step < 0.0, rest - step, high)
         slow = (turn > PATIENCE) & (turn % 2 == 0)
-        halve = going & ((after < low) | (after > high) | (slow & (low > -FAR)))
-        reference = tl.where(halve, a, reference)
+        halve = going & ((rest < low) | (rest > high) | (slow & (low > -FAR)))
         rest = tl.where(halve, 0.5 * low + 0.5 * high, rest)
         turn += 1
     return reference, rest, tl.where(broken | going, float("nan"), 0.0)
