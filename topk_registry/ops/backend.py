@@ -74,7 +74,7 @@ class Operator(Generic[Kernels]):
             key = self.name, wanted, device, request
             if (chosen := _choices.get(key)) is None:
                 chosen = next(name for name in self.backends if self._chosen(name, wanted, device, request))
-                if device.type != "cuda" or not _captures():  # there the trial is yet to come
+                if device.type != "cuda" or not _captures():  # no trial while a graph is captured: decide again later
                     _choices[key] = chosen
             return chosen
         check_name(impl, "impl", self.backends)

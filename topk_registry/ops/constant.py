@@ -32,9 +32,8 @@ def _in_graph(name: str, *request: Any) -> str:
 def fixed_number(number: float) -> float:
     """A number, as a constant of the graph where one is compiled.
 
-    After a second value ``torch.compile`` makes a symbol of a float. It burns its value into the code wherever an
-    operator takes a plain number, but the caches of compiled code know the symbol alone: a third value would be given
-    the code of the second.
+    After a second value ``torch.compile`` makes the float symbolic, but operators burn in its value. The cache of
+    compiled code sees the symbol only, so a third value would run the second one's code.
     """
     if not torch.compiler.is_compiling() or not isinstance(number, float):
         return number

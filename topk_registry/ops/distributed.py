@@ -21,7 +21,7 @@ def is_distributed(t: Any) -> bool:
 
 
 def whole(t: Any) -> Tensor:
-    """All of a tensor on every rank: options of a class are needed whole."""
+    """Gather a DTensor on every rank; return any other tensor as it is."""
     return t.full_tensor() if is_distributed(t) else t
 
 
@@ -33,7 +33,7 @@ def everywhere(t: Any, mesh: Any) -> Any:
 
 
 def beside(t: Tensor, scores: Any) -> Any:
-    """A tensor that each rank holds whole, such that it can be mixed with scores, a DTensor or none."""
+    """Make a tensor that every rank holds whole usable beside ``scores``, a DTensor or a plain tensor."""
     return everywhere(t, scores.device_mesh) if is_distributed(scores) else t
 
 

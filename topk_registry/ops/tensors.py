@@ -110,8 +110,8 @@ def laid_out(t: Tensor, dtype: torch.dtype) -> Tensor:
 def operand(t: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return an argument of a kernel as contiguous memory, a copy where it is not; raise unless it is what is wanted.
 
-    Labels sliced from a matrix, expanded scalars, reversed or negated views: all have strides, or signs, that the
-    address of their first number does not tell.
+    The address of the first number does not show strides or a pending negation, as labels sliced from a matrix,
+    expanded scalars and negated views have.
     """
     if t.shape != shape or t.dtype != dtype or t.device != device:
         raise ValueError(

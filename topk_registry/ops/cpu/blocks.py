@@ -53,7 +53,7 @@ def fill(row, number):
 
 @compiled
 def ones(count, kind):
-    """So many ones."""
+    """Return an array of ``count`` ones."""
     made = empty(count, kind)
     fill(made, made.dtype.type(1))
     return made
@@ -61,7 +61,7 @@ def ones(count, kind):
 
 @compiled
 def largest_of(x):
-    """The largest number, -inf of none; NaN where there is one whose sign is not negative."""
+    """Return the largest number, -inf of none. A NaN with a positive sign gives NaN."""
     best = place_of(x.dtype.type(-np.inf))
     for i in range(len(x)):
         best = max(best, place_of(x[i]))
@@ -79,7 +79,7 @@ def largest_size(x):
 
 @summing
 def total(w):
-    """The sum of odds."""
+    """Sum numbers in their own precision, in any order."""
     sum = w.dtype.type(0)
     for i in range(len(w)):
         sum += w[i]

@@ -228,7 +228,7 @@ class _Kernel(CFunc):
 
 def _elsewhere(function: Callable, name: str, written: str | None) -> _ReadCache | None:
     """The folder to read beside the one that is written, where there is another."""
-    if config.CACHE_LOCATOR_CLASSES:  # who says where all caches are, means it
+    if config.CACHE_LOCATOR_CLASSES:  # the user chose all cache folders: read no other
         return None
     try:
         cache = _ReadCache(function, name)

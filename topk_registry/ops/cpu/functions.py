@@ -70,7 +70,7 @@ def function_type(result: str, *arguments: str) -> CFunction:
 
 
 class Precision(NamedTuple):
-    """What an entry is compiled for."""
+    """Precision that an entry is compiled for."""
 
     stored: type  # of the scores in memory; np.uint16 for both kinds of half precision
     real: type  # of the numbers that it computes with

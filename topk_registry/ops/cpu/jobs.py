@@ -1,4 +1,4 @@
-"""What compiled bodies read of a job, and how threads share its rows.
+"""Share the rows of a job among the threads that run a compiled body.
 
 A body is a C function ``body(job)``. All threads run the same body with the same job. They take rows from it, a few
 at a time, by :func:`spans` until none are left. The result of a row must not depend on the thread that takes it.

@@ -1,4 +1,4 @@
-"""Comparisons of many numbers at once: a bit for each, and the places of the bits."""
+"""Compare many numbers at once, a bit for each, and find the bits that are set."""
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 

@@ -1,7 +1,7 @@
 """Memory that a kernel takes for itself, and arrays at an address.
 
 numba compiles its own ``np.empty`` and ``np.zeros`` anew for every type and number of dimensions, and twice where a
-default is left out. These are no functions of numba's to compile.
+default is left out. The intrinsics here need no such compilation.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter

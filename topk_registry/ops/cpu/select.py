@@ -155,8 +155,10 @@ def number_larger(scores, v):
 
 @compiled
 def _lower_bound(row, maxima, folded, T):
-    """A score that T + 1 others reach, so T whichever is left out: the one after the T largest of the lines' maxima, of
-    which several are taken together first: twice as many as that tell nearly as much as all."""
+    """Return a number that T + 1 scores reach, so T whichever one is left out, from the maxima of interleaved lines.
+
+    Lines are merged first, to fewer than 4 (T + 1); that costs little accuracy.
+    """
     maxima_of_lines(row, maxima)
     lines = few = len(maxima)
     while few // 2 >= 2 * (T + 1):

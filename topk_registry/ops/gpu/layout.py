@@ -39,8 +39,8 @@ def tiles(n: int, stride: int, size: int) -> Mapping[str, int | bool]:
 @cache
 def _tiles(n: int, stride: int, size: int, of_a_warp: int) -> Mapping[str, int | bool]:
     vector, rows, length = 16 // size, 1, power_of_two(n)
-    # four tiles a thread, in registers. Where that is too long, many: what a row costs besides is by the thread, but
-    # with few warps a row so many rows are begun that the second level of the cache does not hold them
+    # four tiles a thread, in registers. Where that is too long, many: what a row costs besides is by the thread.
+    # With few warps a row, though, more rows are in flight than the L2 cache holds
     warps = max(1, length // 1024) if n <= 4096 else max(2, min(8, length * size // BYTES_OF_A_WARP))
     N = of_a_warp * warps
     if n <= N // 2:

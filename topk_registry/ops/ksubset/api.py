@@ -81,5 +81,5 @@ def smooth_topk_hinge(
     plain = reduction == "none" and weight is None and not spread
     if plain and isinstance(target, Tensor) and not target.is_floating_point():
         return at_labels(logits, target, k, k * tau, impl, (alpha, tau)).to(output_dtype(logits))
-    options = soft_targets.Options(k, tau, alpha, weight, reduction, impl)
+    options = soft_targets.HingeOptions(k, tau, alpha, weight, reduction, impl)
     return soft_targets.expected_hinge(logits, target, options)

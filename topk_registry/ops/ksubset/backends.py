@@ -20,7 +20,8 @@ MOST_K = 1024  # polynomials begin at e^(-k / 2) and reach e^(k / 2), which doub
 class Kernels:
     """The functions of a backend, on rows s [B, n] with 2k <= n in single or double precision.
 
-    A backend with ``expected_hinges`` computes hinges of targets by a kernel of its own, see soft_targets.py.
+    A backend with ``takes_half`` gets half precision too. One with ``expected_hinges`` computes hinges of targets by a
+    kernel of its own, see soft_targets.py.
     """
 
     label_margins: Callable[[Tensor, Tensor, int, float], tuple[Tensor, Tensor]]

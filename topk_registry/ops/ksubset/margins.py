@@ -136,7 +136,7 @@ def at_labels(
 
 
 def _margins(logits: Tensor, k: int, temperature: float, impl: str) -> Tensor:
-    """In the precision they are computed in: where that is double, they may be beyond the range of single."""
+    """Return margins in the precision of the computation: double-precision ones may exceed the range of single."""
     check(logits, k, temperature)
     if is_distributed(logits):
         return by_shards(lambda s: _margins(s, k, temperature, impl), logits)

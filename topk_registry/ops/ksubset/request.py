@@ -45,7 +45,7 @@ def prepare(logits: Tensor, k: int, temperature: float, impl: str) -> tuple[Tens
 
 
 def fixed(k: int) -> int:
-    """A number, to choose implementations by: in a graph that was compiled for another k before, it is a symbol."""
+    """Return k as a plain int, to choose implementations by: in a graph recompiled for another k it is a symbol."""
     return len(range(k))
 
 

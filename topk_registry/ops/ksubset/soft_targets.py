@@ -29,7 +29,7 @@ from topk_registry.ops.targets.table import expected
 from topk_registry.ops.tensors import Route, route
 
 
-class Options(NamedTuple):
+class HingeOptions(NamedTuple):
     """The options of ``smooth_topk_hinge``, checked."""
 
     k: int
@@ -40,7 +40,7 @@ class Options(NamedTuple):
     impl: str
 
 
-def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Options) -> Tensor:
+def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: HingeOptions) -> Tensor:
     """The loss of each row [B], or their sum or mean."""
     k, tau, alpha, weight, reduction, impl = options
     check_logits(logits)
@@ -83,7 +83,7 @@ def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Optio
     return Reduced.apply(s, kernel, definition).to(dtype)
 
 
-def _by_shards(logits: Tensor, target: Tensor | LabelMixture, options: Options) -> Tensor:
+def _by_shards(logits: Tensor, target: Tensor | LabelMixture, options: HingeOptions) -> Tensor:
     mixture = isinstance(target, LabelMixture)
 
     def losses(s: Tensor, *parts: Any) -> Tensor:
@@ -107,7 +107,9 @@ def _by_shards(logits: Tensor, target: Tensor | LabelMixture, options: Options) 
     return masses.reduced(value, options.reduction)
 
 
-def _by_table(logits: Tensor, target: Tensor | LabelMixture, options: Options, factor: float, total: bool) -> Tensor:
+def _by_table(
+    logits: Tensor, target: Tensor | LabelMixture, options: HingeOptions, factor: float, total: bool
+) -> Tensor:
     """Compute the loss by differentiable operations on the margins of every class."""
     k, tau, alpha, weight, _, impl = options
     margins = topk_margins(logits, k, temperature=k * tau, impl=impl)

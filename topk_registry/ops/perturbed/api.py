@@ -39,9 +39,10 @@ def perturbed_topk(
     Value and gradient are means over the same draws of Z ~ N(0, I). ``epsilon=0`` is the plain k-th largest. A row with
     a NaN gives NaN for that row only.
 
-    The noise for a seed depends on the implementation. ``"torch"`` fills tensors with it. ``"numba"`` takes one number
-    from the generator at each call, and its noise is a function of that number, the row's place, the draw and the
-    class: the same for any number of threads, and whatever the scores and the other rows are.
+    The noise for a seed depends on the implementation. ``"torch"`` fills tensors with it. ``"numba"`` and
+    ``"triton"`` take one number from the generator at each call, and their noise is a function of that number, the
+    row's place, the draw and the class: the same for any number of threads, and whatever the scores and the other
+    rows are.
 
     Args:
         scores: floating point [..., n].
@@ -50,8 +51,8 @@ def perturbed_topk(
         num_samples: how many draws B.
         generator: where the noise comes from, on the device of the scores; without it, torch's global generator.
         noise: the draws themselves [B, ..., n], instead of random ones.
-        impl: ``"auto"``, the fastest that is installed for the device of the scores; ``"numba"``, on the CPU; or
-            ``"torch"``, which also serves where there is no noise to be made.
+        impl: ``"auto"``, the fastest that is installed for the device of the scores; ``"numba"``, on the CPU;
+            ``"triton"``, on GPUs; or ``"torch"``, which also serves where the kernels cannot, as with given noise.
 
     Returns:
         The estimate [...], differentiable, in single precision for half-precision scores.

@@ -27,7 +27,7 @@ class Kernels:
 
 
 def fits(rows: Tensor, k: int, epsilon: float, noise: Tensor | None) -> bool:
-    """Whether there is noise to be made, of a size that can be, and the kernels of the device take such rows."""
+    """Return whether a kernel serves: noise is to be drawn, epsilon is in range, the row fits the device."""
     if noise is not None or not EPSILONS[0] <= epsilon <= EPSILONS[1]:
         return False
     n = rows.shape[1]

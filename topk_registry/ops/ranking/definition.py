@@ -20,7 +20,7 @@ class Ranking(NamedTuple):
     """A relaxed ranking, and what each of its ranks counts: the options of :func:`ranked`."""
 
     weights: tuple[float, ...]  # of softmax, then of ranks 1, 2, ...
-    k: int  # so many scores and one more must not be ruled out
+    k: int  # at least k + 1 scores must be above -inf
     relaxation: str
     tau: float
     swap: str

@@ -50,7 +50,7 @@ class RowLoss:
         operator: the name of the one whose backend serves. For ``"torch"`` the definition does.
         request: what that operator is asked for, beside the device and whether in double precision.
         in_double: whether all is computed in double precision, whatever that of the scores.
-        least_classes: the kernels take rows of at least so many classes.
+        least_classes: least number of classes that the kernels accept.
     """
 
     definition: Callable[[Tensor, Tensor | None], Tensor]

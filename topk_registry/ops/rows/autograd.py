@@ -13,9 +13,10 @@ class Reduced(torch.autograd.Function):
     """A loss whose gradient the forward pass has written: ``kernel(logits, wanted) -> (value, gradient)``, or with a
     factor that the gradient has yet to be multiplied by.
 
-    The backward pass is one multiplication, and none where the incoming gradient is 1. On a GPU, where nobody may look
-    at that number, a kernel multiplies in place unless it is 1; the memory is then the gradient that was asked for, and
-    a second backward pass, through a graph that is retained, calls the kernel of the loss again.
+    The backward pass is one multiplication, and none where the incoming gradient is 1. On a GPU reading that
+    number would synchronise, so a kernel compares it with 1, and multiplies in place unless it is 1. The memory is then
+    the gradient that was asked for, and a second backward pass, through a graph that is retained, calls the kernel of
+    the loss again.
 
     Where the backward pass is differentiated itself, the gradient is taken anew from ``definition(logits)``, in
     differentiable operations; without a definition the loss is piecewise linear in the logits, and the gradient a

@@ -25,7 +25,7 @@ NO_PARAMETERS = (0.0,) * 7  # whether there is a number for each class, and six 
 class Key(NamedTuple):
     """Everything of a curve that a kernel depends on, beside the numbers of its classes; see :class:`Curve`."""
 
-    compiled: Any  # the function; None has no kernel, and nothing asks for its address
+    compiled: Any  # the function; None if the curve has no kernel
     numbers: tuple[float, ...]
     each: bool  # whether there is a number for each class
     others: bool
@@ -109,7 +109,7 @@ class Compiled:
 
     @property
     def symbol(self) -> str:
-        """Its name in a library: that of the curve, and a number that changes with the file that it is written in."""
+        """Its name in a library: the kind, the curve's name, a checksum of its source file, and the precision."""
         kind = f"{'softmax' if self.softmax else 'curve'}{'_others' if self.others else ''}"
         name = f"{self.curve.__module__}_{self.curve.__qualname__}".replace("<", "").replace(">", "")
         return f"{kind}_{name}_{_fingerprint(self.curve):08x}_{self.dtype}".replace("torch.", "").replace(".", "_")

@@ -36,8 +36,8 @@ def softmax_rows(
         curve: phi, see :class:`topk_registry.rows.Curve`. None: cross-entropy, -log p_y.
         scale: factor of the scores.
         shift: a number for each class [n] that is added to its score; it gets no gradient. None: 0.
-        best: the curve gets 1 as ``own`` for the so many classes of largest score, with ties for those above the next
-            largest, and 0 for others. 0: it gets its own numbers.
+        best: give the curve 1 as ``own`` for the ``best`` largest scores and 0 for others; ties at the boundary get 0.
+            0: it gets its own numbers.
     """
     if best and (curve is None or curve.own is not None):
         raise ValueError("best needs a curve without numbers of its own")

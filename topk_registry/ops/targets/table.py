@@ -10,9 +10,9 @@ def wide(scores: Tensor) -> Tensor:
 
 
 def nan_where_broken(losses: Tensor, scores: Tensor) -> Tensor:
-    """Losses [B], or a table of them [B, n], with NaN for rows with a NaN score, which comparisons and sorts lose.
+    """Set losses and gradients of rows with a NaN score to NaN: comparisons and sorts would lose it.
 
-    So is their gradient. A product with 0 or 1 would not do: a score of another row may be -inf.
+    Losses are [B], or a table [B, n]. A product with 0 or 1 would not do: a score of another row may be -inf.
     """
     broken = scores.isnan().any(-1, keepdim=True)
     nothing = torch.where(broken, scores, 0.0) * torch.where(broken, torch.nan, 0.0).to(scores.dtype)

@@ -22,7 +22,7 @@ PATIENCE = 30  # steps from which on every second one halves the bracket
 
 
 class Classes(NamedTuple):
-    """Rows' scores as a layer makes them, or where there is no weight as they are, of the classes of this rank."""
+    """Scores of this rank's classes: made by a layer a chunk at a time, or given where there is no weight."""
 
     x: Tensor  # features [B, d], or scores [B, m]
     weight: Tensor | None

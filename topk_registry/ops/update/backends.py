@@ -25,7 +25,7 @@ class State(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What is common to the steps of all rows in one update of a matrix."""
+    """Rule, settings, count and random bits that the steps of all rows share in one update of a matrix."""
 
     rule: Rule
     group: dict[str, Any]  # of the optimizer's parameters

@@ -16,7 +16,7 @@ REFUSED = ("amsgrad", "maximize", "differentiable")
 
 
 class Numbers(NamedTuple):
-    """What a step multiplies by, see README.md; moments are used by Adam and AdamW, momentum by SGD."""
+    """Numbers of one step, see README.md; moments are used by Adam and AdamW, momentum by SGD."""
 
     is_adam: bool
     size: float  # of the step: the learning rate, of Adam over the correction of the first moment

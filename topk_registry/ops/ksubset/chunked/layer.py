@@ -21,7 +21,7 @@ from topk_registry.ops.ksubset.torch import state as streaming
 from topk_registry.ops.ksubset.torch.state import State, merge_all
 from topk_registry.ops.process_group import Group
 
-LARGEST_K_ON_GPU = 11  # its kernels unroll powers of odds; the k best classes ask for k + 1
+LARGEST_K_ON_GPU = 11  # of kernels that unroll powers of odds; ``linear_topk`` and distributions need k + 1
 
 
 def as_rows(like: Tensor, n: int, k: int, temperature: float) -> tuple[Tensor, int, float, int]:

@@ -1,4 +1,4 @@
-"""What threads run: the passes over the rows of a call, for one precision each.
+"""Compiled bodies that threads run: the passes over the rows of a call, one for each precision.
 
 Bodies of the smooth top-k SVM read the job of a loss of rows, those of the operator the job of backend.py.
 """
@@ -160,7 +160,7 @@ def _losses_of_labels(precision, memory_of, label_rows):
         batch = batch_of(job)
         if batch.factor < 0:
             return
-        s, gradient, alpha, k, theta, scale, tau = hinge_of(batch, stored)
+        s, gradient, alpha, k, theta, scale, tau = read_hinge(batch, stored)
         n, block, losses = batch.classes, batch.field[ROWS_AT_ONCE], batch.losses
         label, weight = batch.label, batch.weight
         ignored, memory = zeros(block, np.bool_), memory_of(block, n, k, real)
@@ -204,7 +204,7 @@ def _losses_of_targets(precision, memory_of, hinge_rows):
         batch = batch_of(job)
         if batch.factor < 0:
             return
-        s, gradient, alpha, k, theta, scale, tau = hinge_of(batch, stored)
+        s, gradient, alpha, k, theta, scale, tau = read_hinge(batch, stored)
         B, n, block, dense, several = batch.size, batch.classes, batch.field[ROWS_AT_ONCE], batch.dense, batch.several
         label, even, smoothing, losses = batch.label, batch.uniform, batch.smoothing, batch.losses
         q = array(batch.field[Q], (B if dense else 0, n), real)
@@ -232,7 +232,7 @@ def _losses_of_targets(precision, memory_of, hinge_rows):
 
 
 @compiled
-def hinge_of(batch, stored):
+def read_hinge(batch, stored):
     """The scores, the gradient to write, the required gaps, k, the temperature, and scale and tau of the hinge."""
     field, number = batch.field, array(batch.field[NUMBERS], 4, np.float64)
     s, gradient = (

@@ -40,7 +40,7 @@ def hinge_rows(
     """
     (B, n), real = out.shape, memory.mass.dtype.type
     both, mass, x, direct, g_c, alphas, gains = borrowed(memory)
-    size, where, kth, a, u, gap, most, P, p, q_top, before, after = kernels.both_tilts(
+    size, where, kth, a, u, to_next, most, P, p, q_top, before, after = kernels.both_tilts(
         s, is_bfloat16, n, k, theta, both
     )
     odds, scratch, c = both.odds, both.scratch, both.c
@@ -68,7 +68,7 @@ def hinge_rows(
                 total += m * cost
                 g_below[j, lane] = m * slope
         rho = polynomial.balanced(before, T, r, c)
-        tilt, shift = gap[r] * u[r] * rho, math.log(u[r] * rho)
+        tilt, shift = to_next[r] * u[r] * rho, math.log(u[r] * rho)
         if count < 0:
             powers = 1 + rows.reach(most[r] * rho, k, x.itemsize)
             total += tail_hinges(
@@ -91,7 +91,7 @@ def hinge_rows(
             g[where[r, j]] = real(g_below[j, B + r] + g_below[j, r])
         kernels.product_cotangents(before[T], r, rho, g_c, g_product)
         value[r] = total
-    kernels.top_cotangents(size, u, gap, P, p, q_top, before, after, below, last, g_below, g_product)
+    kernels.top_cotangents(size, u, to_next, P, p, q_top, before, after, below, last, g_below, g_product)
     for r in range(B):
         if size[r] < 0:
             blocks.fill(direct[r], real(np.nan))

@@ -19,8 +19,8 @@ LARGEST = 600.0  # of (s - a) / theta: odds and sums of them stay finite, and so
 # of (s_[k] - s_[k+1]) / theta: a class is in a set or out of it, but for exp(-FARTHEST)
 FARTHEST = 45.0
 MANY, AT_ONCE = 8, 0.6  # found in the first round of a search: so many go on with a limit lower by this factor
-# So many classes or more are selected without putting them in order, but in double precision: there the rounding of a
-# product shows, which is half as large in this order.
+# From this depth on, single-precision scores are selected without sorting them. Double precision keeps the order: it
+# halves a rounding error, which shows there.
 IN_NO_ORDER = 32
 AT_LABEL = 1 / 2  # limit of the tail's odds for the margin at a label and its gradient
 AT_ALL = 1 / 4  # and for those of all classes, whose cotangents pass through the polynomials once more
@@ -94,26 +94,26 @@ def split(row, a, mass, k, depth, limit, theta, space, w, E, where):
 
 @compiled
 def at_kth(row, a, mass, k, theta, space, w, E, where, P, at, scratch):
-    """(size, kth, beyond, u, gap, most, powers): :func:`split` for the margins of all classes.
+    """(size, kth, beyond, u, to_next, most, powers): :func:`split` for the margins of all classes.
 
-    kth: the k-th largest score, to which E is relative. w is relative to the next one, and gap are the odds of that.
+    kth: the k-th largest score, to which E is relative. w is relative to the next one, whose odds are ``to_next``.
     Where it is farther below than FARTHEST, it and all after it are taken to be higher: margins of the k largest are
     ``beyond`` more. most: the largest of w. P: the power sums of w, of which ``powers`` matter.
     """
     size, a, u, most = split(row, a, mass, k, k + 1, AT_POINTS, theta, space, w, E, where)
-    kth, beyond, gap = a, 0.0, 1.0
+    kth, beyond, to_next = a, 0.0, 1.0
     if size < 0:
-        return size, kth, beyond, 1.0, gap, 0.0, 0
+        return size, kth, beyond, 1.0, to_next, 0.0, 0
     most, powers = most / u, power_sums_at_points(w, most, most / u, P, at, scratch)
     if size > 0:
         kth = space[0][k - 1]
         distance = (np.float64(kth) - np.float64(a)) / theta
-        beyond, gap = theta * max(distance - FARTHEST, 0.0), math.exp(-min(distance, FARTHEST))
+        beyond, to_next = theta * max(distance - FARTHEST, 0.0), math.exp(-min(distance, FARTHEST))
         for j in range(size):  # E is relative to a, and cut off far above it
-            E[j] = row[where[j]] if j < k else E[j] * gap
+            E[j] = row[where[j]] if j < k else E[j] * to_next
         to_odds(E[: min(size, k)], kth, theta)
-        u = balance(E[:size], P[0] * gap, k, 0.0)
-    return size, kth, beyond, u, gap, most, powers
+        u = balance(E[:size], P[0] * to_next, k, 0.0)
+    return size, kth, beyond, u, to_next, most, powers
 
 
 @compiled

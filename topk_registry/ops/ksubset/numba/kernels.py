@@ -1,5 +1,5 @@
-"""The algorithm of torch_path on a few rows: passes over the scores row by row (rows.py), then the small polynomials of
-all of them at once (polynomial.py), then the last passes. A row that holds a NaN or too few scores gives NaN."""
+"""The algorithm of torch/rows.py on a few rows: passes over the scores row by row (rows.py), then the small polynomials
+of all of them at once (polynomial.py), then the last passes. A row that holds a NaN or too few scores gives NaN."""
 
 import math
 from collections import namedtuple
@@ -86,7 +86,7 @@ def label_rows(s, is_bfloat16, label, k, theta, margin, gradient, alpha, scale, 
 def margin_rows(s, k, theta, out, memory):
     """The margins of every class. Lanes from B on hold the second tilt, with k + 1 for k: for the k largest classes."""
     B, real, memory = len(s), s.dtype.type, borrowed(memory)
-    size, where, kth, a, u, gap, most, _, _, _, before, after = both_tilts(s, False, s.shape[1], k, theta, memory)
+    size, where, kth, a, u, to_next, most, _, _, _, before, after = both_tilts(s, False, s.shape[1], k, theta, memory)
     odds, scratch, c = memory.odds, memory.scratch, memory.c
     T = len(before) - 1
     below, last = leave_one_out(before, after)
@@ -95,7 +95,7 @@ def margin_rows(s, k, theta, out, memory):
             blocks.fill(out[r], real(np.nan))
             continue
         rho = polynomial.balanced(before, T, r, c)
-        shift, tilt = math.log(u[r] * rho), gap[r] * u[r] * rho
+        shift, tilt = math.log(u[r] * rho), to_next[r] * u[r] * rho
         count = 1 + rows.reach(most[r] * rho, k, s.itemsize)
         rows.tail_margins(s[r], odds[r], out[r], c, real(tilt), kth[r], real(theta), real(shift), count, scratch)
         for j in range(size[r]):
@@ -109,7 +109,7 @@ def margin_rows(s, k, theta, out, memory):
 def margin_rows_backward(cotangent, s, k, theta, out, memory):
     """The vector-Jacobian product of ``margin_rows``."""
     (B, n), real, memory = s.shape, s.dtype.type, borrowed(memory)
-    size, where, _, _, u, gap, most, P, p, q, before, after = both_tilts(s, False, n, k, theta, memory)
+    size, where, _, _, u, to_next, most, P, p, q, before, after = both_tilts(s, False, n, k, theta, memory)
     odds, scratch, c = memory.odds, memory.scratch, memory.c
     T = len(before) - 1
     g_below, g_product, g_c = zeros((T, 2 * B)), zeros((k + 1, 2 * B)), empty(k + 1)
@@ -123,12 +123,12 @@ def margin_rows_backward(cotangent, s, k, theta, out, memory):
             g[where[r, j]] = 0
         rho = polynomial.balanced(before, T, r, c)
         terms = 1 + rows.reach(most[r] * rho, k, s.itemsize)
-        tail_cotangents(odds[r, :n], c, terms, gap[r] * u[r] * rho, g, g_c, scratch)
+        tail_cotangents(odds[r, :n], c, terms, to_next[r] * u[r] * rho, g, g_c, scratch)
         product_cotangents(before[T], r, rho, g_c, g_product)
         for j in range(size[r]):
             g[where[r, j]] = cotangent[r, where[r, j]]
     below, last = leave_one_out(before, after)
-    top_cotangents(size, u, gap, P, p, q, before, after, below, last, g_below, g_product)
+    top_cotangents(size, u, to_next, P, p, q, before, after, below, last, g_below, g_product)
     for r in range(B):
         if size[r] < 0:
             blocks.fill(out[r], real(np.nan))
@@ -157,7 +157,7 @@ def product_cotangents(product, lane, rho, g_c, g_product):
 
 
 @compiled
-def top_cotangents(size, u, gap, P, p, q, before, after, below, last, g_below, g_product):
+def top_cotangents(size, u, to_next, P, p, q, before, after, below, last, g_below, g_product):
     """From the cotangents of the log-odds of the top group, ``g_below``, and of the whole product: P becomes the
     cotangents of the power sums of the tail's odds, times their powers, and g_below those of the top group's scores.
     """
@@ -177,10 +177,10 @@ def top_cotangents(size, u, gap, P, p, q, before, after, below, last, g_below, g
     for r in range(B):
         if size[r] < 0:
             continue
-        first, second, largest = gap[r] * u[r], u[B + r], 0.0
+        first, second, largest = to_next[r] * u[r], u[B + r], 0.0
         for j in range(k):  # from cotangents of tilted power sums to those of the odds' powers
             P[j, r] = (j + 1) * (P[j, r] * first + P[j, B + r] * second)
-            first, second = first * gap[r] * u[r], second * u[B + r]
+            first, second = first * to_next[r] * u[r], second * u[B + r]
             largest = max(largest, abs(P[j, r]))
         for j in range(k):  # smaller ones make no difference, but could be denormal
             P[j, r] = P[j, r] if abs(P[j, r]) > 1e-20 * largest else 0.0
@@ -212,7 +212,7 @@ def both_tilts(s, is_bfloat16, n, k, theta, memory):
     B = len(s)
     space, x, odds, scratch, _, where, E, power = memory
     size, kth, a, most = empty(2 * B, np.int64), empty(B, x.dtype), empty(B, x.dtype), zeros(B)
-    gap, u, P, powers = blocks.ones(B, np.float64), blocks.ones(2 * B, np.float64), zeros((k, 2 * B)), ZERO
+    to_next, u, P, powers = blocks.ones(B, np.float64), blocks.ones(2 * B, np.float64), zeros((k, 2 * B)), ZERO
     for r in range(B):
         blocks.load(s[r, :n], is_bfloat16, x)
         largest, mass = groups.odds_of_largest(x, theta, odds[r])
@@ -228,14 +228,14 @@ def both_tilts(s, is_bfloat16, n, k, theta, memory):
         u[r] = u[B + r]
         if size[r] > 0:  # else no class needs a second tilt
             kth[r] = space[0][k - 1]
-            gap[r] = math.exp((np.float64(a[r]) - np.float64(kth[r])) / theta)
+            to_next[r] = math.exp((np.float64(a[r]) - np.float64(kth[r])) / theta)
             for j in range(size[r]):
                 E[r, j] = x[where[r, j]]
             groups.to_odds(E[r, : size[r]], kth[r], theta)
-            u[r] = groups.balance(E[r, : size[r]], power[0] * gap[r], k, 0.0)
+            u[r] = groups.balance(E[r, : size[r]], power[0] * to_next[r], k, 0.0)
         factor = 1.0
         for j in range(count):
-            factor *= gap[r]
+            factor *= to_next[r]
             P[j, r], P[j, B + r] = power[j] * factor, power[j]
     p, q, before, after = polynomial.top_group(E, size, u, P, powers, largest_integer(size))
-    return size, where, kth, a, u, gap, most, P, p, q, before, after
+    return size, where, kth, a, u, to_next, most, P, p, q, before, after

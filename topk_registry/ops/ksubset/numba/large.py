@@ -34,7 +34,7 @@ def padded(count):
 
 @compiled
 def rounding(itemsize):
-    """What is too small to matter beside 1."""
+    """Return the largest number that does not matter beside 1."""
     return 2.0**-38 if itemsize == 4 else 2.0**-64
 
 

@@ -13,9 +13,10 @@ from topk_registry.ops.ksubset.numba import groups, large, rows
 from topk_registry.ops.ksubset.numba.hinges import LEAST_TERM, D, E, add_moments, chains_of_cotangents, horner_twice
 from topk_registry.ops.ksubset.numba.targets import mass_among
 
-# A row that is split: the size of its top group; the k-th largest score, and what margins are more from there on; the
-# tilt of the tail's odds and the shift of the log-odds; the scale of these odds among the points; how many coefficients
-# below and above c_k matter, and classes are divided out downward; the coefficients.
+# A row that is split: the size of its top group; the k-th largest score; ``beyond``, which is added to the margins of
+# the k largest where the next score is more than FARTHEST temperatures lower, and 0 elsewhere; the tilt of the tail's
+# odds and the shift of the log-odds; the scale of these odds among the points; how many coefficients below and above
+# c_k matter, and classes are divided out downward; the coefficients.
 Split = namedtuple("Split", "size kth beyond tilt shift scale below above higher c")
 # Classes that are divided out downward and have mass: reciprocals of odds, scores less the k-th largest, masses, gaps,
 # places; and their direct gradients.
@@ -55,16 +56,16 @@ def split(a, mass, k, theta, memory):
     E, where = memory.E, memory.where
     up, down = memory.polynomial.up, memory.polynomial.down
     w, power, space = memory.odds, memory.power, memory.space
-    size, kth, beyond, u, gap, most, powers = groups.at_kth(
+    size, kth, beyond, u, to_next, most, powers = groups.at_kth(
         memory.x, a, mass, k, theta, space, w, E, where, power, memory.points, memory.scratch
     )
     if size < 0:
         c = memory.polynomial.c
         blocks.fill(memory.direct, w.dtype.type(np.nan))
         return Split(size, kth, beyond, 1.0, 0.0, 0.0, ZERO, ZERO, ZERO, c)
-    c = large.multiply(E, size, u, power, powers, k, u * gap, memory.polynomial)
+    c = large.multiply(E, size, u, power, powers, k, u * to_next, memory.polynomial)
     rho, below, above, limit = large.balance(c, size, k, False, up, down, w.itemsize)
-    tilt = gap * u * rho
+    tilt = to_next * u * rho
     higher, largest = large.divide(E, where, size, u * rho, tilt, limit, w, memory.high)
     scale = points.place(max(largest, most * tilt), memory.points.v)
     return Split(size, kth, beyond, tilt, math.log(u * rho), scale, below, above, higher, c)
@@ -172,7 +173,7 @@ def high_margins(row, theta, memory):
 
 @compiled
 def distance_of(score, kth, beyond):
-    """The score of a class of the top group less the k-th largest, and what margins are more from there on."""
+    """The score of a class of the top group less the k-th largest, with ``beyond`` added for the k largest."""
     return np.float64(score) - np.float64(kth) + (beyond if score >= kth else 0.0)
 
 

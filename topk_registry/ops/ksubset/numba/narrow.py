@@ -62,7 +62,7 @@ def centred(w, mass, N, expansion, d, power, a_m):
     """Return (terms, u): the number of terms beyond the first that a row needs, 0 where it is not narrow, and the
     factor u that tilts its odds, w, of this sum.
 
-    d <- p - p_0 of each class and 0 where the score is -inf, for which there must be N others. ``power`` <- the sums of
+    d <- p - p_0 of each class and 0 where the score is -inf; N other classes must remain. ``power`` <- the sums of
     their powers, a_m <- the coefficients of (17).
     """
     p, limits, real = expansion.p, expansion.limits, w.dtype.type

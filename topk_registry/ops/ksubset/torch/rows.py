@@ -1,4 +1,6 @@
-"""The k-subset operator in plain torch operations: linear space, single precision, nothing of size B x n x k.
+"""Compute the operator in torch operations, on odds in place of logarithms, in the precision of the scores.
+
+Memory grows with n and with k^2, not with n k.
 
 With x = s / theta and odds w_i = exp(x_i - t), the tilt t cancels from every ratio of neighbouring sigmas. It is
 chosen so that drawing each class by itself with chance p = w / (1 + w) gives between k/2 and k classes on average:

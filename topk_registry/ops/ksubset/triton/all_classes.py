@@ -1,9 +1,9 @@
 # type: ignore
 """Triton kernels for the margins of every class, and for their vector-Jacobian product.
 
-Leaving out one of the k largest classes needs the tilt for k + 1 (torch_path): there are two *families*, the k largest
-classes with the second tilt, all others with the first. The state of a row holds coefficients 0..k without the tilt's
-family that leaves nothing out, divided by c_k; then exp(t) of either tilt, and c_k.
+Leaving out one of the k largest classes needs the tilt for k + 1 (torch/rows.py): there are two *families*, the k
+largest classes with the second tilt, all others with the first. The state of a row holds coefficients 0..k without the
+tilt's family that leaves nothing out, divided by c_k; then exp(t) of either tilt, and c_k.
 
 The product with cotangents g is a sum over all classes. The margin of class i depends on all others through the
 polynomial E without i, d(theta l_i) / dx_j = w_j [X^{k-1}] (X / E_{k-1} - 1 / E_k) E / (1 + w_j X). So class i puts

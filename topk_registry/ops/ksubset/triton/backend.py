@@ -1,4 +1,4 @@
-"""The k-subset operator on GPUs, in Triton: the algorithm of torch_path in one kernel, or in a few passes.
+"""The k-subset operator on GPUs, in Triton: the algorithm of torch/rows.py in one kernel, or in a few passes.
 
 Losses with k up to 10, of one label a row (one_label.py) or of a distribution (expected.py): one kernel, which writes
 the gradient as it is wanted in the end, with the slopes of the hinges, class weights and the factor of a mean. Flat

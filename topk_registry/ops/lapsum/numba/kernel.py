@@ -12,13 +12,13 @@ from topk_registry.ops.cpu.blocks import BLOCK, largest_of, total_of
 from topk_registry.ops.cpu.memory import empty, zeros
 from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, summing
 from topk_registry.ops.cpu.vectors import exponentials, nothing, scale_by
-from topk_registry.ops.rows.numba.row import of_label, row_kernel
+from topk_registry.ops.rows.numba.row import kernel_of_row, of_label
 
 K, TAU = range(2)  # the kernel's numbers
 LOG_2 = math.log(2)
 
 
-@row_kernel(numbers=2)
+@kernel_of_row(numbers=2)
 def row(s, m, y, mass, b, number, at, room, g):
     return loss(s, m, y, mass, number[K], number[TAU], g)
 
@@ -53,7 +53,7 @@ def loss(s, m, y, mass, k, tau, g):
         return nothing(g)
     while T > 0 and top[T - 1] == -np.inf:
         T -= 1
-    if k >= T:  # so many scores are not ruled out that their weights cannot add up to k
+    if k >= T:  # too few scores above -inf: their weights cannot add up to k
         return nothing(g)
     a = top[T - 1]
     exponentials(s, a, real(scale), g)

@@ -9,13 +9,13 @@ from topk_registry.ops.cpu.vectors import nothing
 from topk_registry.ops.perturbed.numba import kth
 from topk_registry.ops.perturbed.numba.table import SHAPE
 from topk_registry.ops.rows.numba.hinges import hinge, hinges
-from topk_registry.ops.rows.numba.row import ROOMS, of_label, row_kernel
+from topk_registry.ops.rows.numba.row import ROOMS, kernel_of_row, of_label
 
 K, DRAWS, EPSILON, ALPHA, SCALE = range(5)  # the kernel's numbers
 OWN, TABLE, SEED = range(3)  # the kernel's tensors
 
 
-@row_kernel(numbers=5, operands=3)
+@kernel_of_row(numbers=5, operands=3)
 def row(s, m, y, mass, b, number, at, room, g):
     n, key = len(s), array(at[SEED], 2, np.uint32)
     table, own = array(at[TABLE], SHAPE, np.float64), array(at[OWN], n if at[OWN] != 0 else 0, s.dtype)

@@ -13,7 +13,7 @@ from topk_registry.ops.cpu.functions import exp, expm1, log
 from topk_registry.ops.cpu.memory import address_of, array, empty, zeros
 from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, eps, inlined, summing
 from topk_registry.ops.cpu.vectors import nothing, scale_by
-from topk_registry.ops.rows.numba.row import of_label, row_kernel
+from topk_registry.ops.rows.numba.row import kernel_of_row, of_label
 
 KIND, CANDIDATES, K, TAU, COUNT, WEIGHTS = range(6)  # the kernel's numbers; weights are the last
 NEURALSORT = 0
@@ -27,7 +27,7 @@ RANGE = 690.0  # exponents up to here have numbers
 CUT = 45.0  # e^-45 of a class's largest chance changes nothing in double precision
 
 
-@row_kernel(numbers=WEIGHTS)
+@kernel_of_row(numbers=WEIGHTS)
 def row(s, m, y, mass, b, number, at, room, g):
     count = np.int64(number[COUNT])
     weights = array(address_of(number), WEIGHTS + count, np.float64)[WEIGHTS:]

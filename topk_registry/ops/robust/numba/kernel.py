@@ -11,14 +11,14 @@ from topk_registry.ops.cpu.functions import power_of_2
 from topk_registry.ops.cpu.numbers import LOG2E, compiled, copy, eps, summing
 from topk_registry.ops.cpu.vectors import nothing
 from topk_registry.ops.robust.definition import ROUNDING
-from topk_registry.ops.rows.numba.row import of_label, row_kernel
+from topk_registry.ops.rows.numba.row import kernel_of_row, of_label
 
 TEMPERATURE, ALPHA, GAP = range(3)  # the kernel's numbers
 PAD = 64  # rows are padded to a multiple of this
 TRIALS = 40  # an end to the search for the temperature
 
 
-@row_kernel(numbers=3)
+@kernel_of_row(numbers=3)
 def row(s, m, y, mass, b, number, at, room, g):
     if m is None or y >= 0:
         return at_label(s, y, mass, number[TEMPERATURE], number[ALPHA], number[GAP], g, room)

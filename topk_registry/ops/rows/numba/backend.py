@@ -80,8 +80,8 @@ class BatchKernel:
     def run(self, own: Own, options: Options, scores: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
         """See :class:`topk_registry.ops.rows.api.Kernel`.
 
-        The scores are plain memory on the CPU. The gradient of float16 scores is in float32: the factor that keeps it
-        in range has yet to come.
+        The scores are plain memory on the CPU. The gradient of float16 scores is in float32: in float16 it may
+        underflow before the loss scaler multiplies it.
         """
         target, weight, smoothing, ignore_index, reduction = options
         (B, n), given = scores.shape, scores

@@ -11,8 +11,8 @@ from topk_registry.ops.cpu.numbers import compiled, summing
 @compiled
 def hinge(s, y, mass, threshold, own, alpha, factor, scale, g):
     """scale (alpha + factor (threshold - s_y))_+ of the label: its gradient is in g, the threshold's is returned."""
-    margin = np.float64(own[y]) if len(own) else alpha
-    violation = margin + factor * (threshold - np.float64(s[y]))
+    gap = np.float64(own[y]) if len(own) else alpha
+    violation = gap + factor * (threshold - np.float64(s[y]))
     if violation >= 0:
         g[y] -= s.dtype.type(mass * scale * factor)
         return mass * scale * violation, mass * scale * factor

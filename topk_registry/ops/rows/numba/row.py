@@ -24,7 +24,7 @@ call_row = ROW.call
 ROOMS = 6
 
 
-def row_kernel(numbers: int = 0, operands: int = 0) -> Callable[[Callable], Entry]:
+def kernel_of_row(numbers: int = 0, operands: int = 0) -> Callable[[Callable], Entry]:
     """Decorate ``kernel(s, m, y, mass, b, number, at, room, g) -> loss``, a family's kernel of one row.
 
     It is given arrays: scores s, masses m and the gradient g to write [n], its own numbers [``numbers``], the addresses

@@ -42,7 +42,7 @@ def run(
         tensors: the kernel's own, None for one that it does not read.
         choices: the constants that the kernel is compiled for.
 
-    The gradient of float16 scores is in float32: the factor that keeps it in range has yet to come.
+    The gradient of float16 scores is in float32: in float16 it may underflow before the loss scaler multiplies it.
     """
     target, weight, smoothing, ignore_index, reduction = options
     B, n = s.shape
@@ -75,7 +75,7 @@ def run(
 
 
 def part_of_row(reduction: Reduction, B: int) -> float:
-    """What :func:`reduced` wants the losses of rows, and their gradient, to be multiplied by."""
+    """Return the factor that kernels apply to each row before :func:`reduced`: 1 / B for a mean, else 1."""
     return 1 / B if reduction is Reduction.MEAN and B else 1.0
 
 

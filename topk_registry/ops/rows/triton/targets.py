@@ -12,8 +12,8 @@ def few_labels(
     label_ptr, share_ptr, even_ptr, row, live, share, even, ignore_index,
     M: tl.constexpr, MIXED: tl.constexpr, EVEN: tl.constexpr, n: tl.constexpr,
 ):  # fmt: skip
-    """Whether all labels are classes, and whether the row counts; -1, and the labels; their shares and that of every
-    class.
+    """Return ``known`` (all labels are classes), ``counted`` (the row counts), the labels after a leading -1, and their
+    shares, with the share of every class last.
 
     With ``MIXED`` the shares are in memory, ``share`` multiplies them, and a row without any does not count. Without,
     the one label has ``share`` and every class ``even``, and a row does not count if its label is ``ignore_index``.

@@ -10,14 +10,14 @@ from topk_registry.ops.cpu.memory import array, empty, zeros
 from topk_registry.ops.cpu.numbers import NO_CLASS, compiled
 from topk_registry.ops.cpu.vectors import nothing
 from topk_registry.ops.rows.numba.hinges import hinge, hinges
-from topk_registry.ops.rows.numba.row import of_label, row_kernel
+from topk_registry.ops.rows.numba.row import kernel_of_row, of_label
 
 KIND, K, ALPHA, FACTOR = range(4)  # the kernel's numbers
 RIVAL, RANK, CONVEX = range(3)  # what the label's score is held against
 OWN = 0  # the kernel's tensor
 
 
-@row_kernel(numbers=4, operands=1)
+@kernel_of_row(numbers=4, operands=1)
 def row(s, m, y, mass, b, number, at, room, g):
     kind, k, alpha, factor = np.int64(number[KIND]), np.int64(number[K]), number[ALPHA], number[FACTOR]
     own = array(at[OWN], len(s) if at[OWN] != 0 else 0, s.dtype)

@@ -7,13 +7,13 @@ from topk_registry.ops.cpu.functions import exp, log1p
 from topk_registry.ops.cpu.memory import address_of
 from topk_registry.ops.cpu.numbers import compiled
 from topk_registry.ops.rows.numba.curves import NUMBERS, call_curve
-from topk_registry.ops.rows.numba.row import row_kernel
+from topk_registry.ops.rows.numba.row import kernel_of_row
 
 LOGARITHMS, PARAMETERS = range(2)  # the kernel's numbers; the curve's follow
 CURVE_AT, OWN = range(2)  # addresses
 
 
-@row_kernel(numbers=PARAMETERS + NUMBERS + 1, operands=2)
+@kernel_of_row(numbers=PARAMETERS + NUMBERS + 1, operands=2)
 def row(s, m, y, mass, b, number, at, room, g):
     if y >= 0:
         m[:] = 0

@@ -8,13 +8,13 @@ from topk_registry.ops.cpu import select
 from topk_registry.ops.cpu.memory import address_of, array, empty, zeros
 from topk_registry.ops.cpu.numbers import NO_CLASS, compiled
 from topk_registry.ops.rows.numba.curves import NUMBERS
-from topk_registry.ops.rows.numba.row import of_label, row_kernel
+from topk_registry.ops.rows.numba.row import kernel_of_row, of_label
 from topk_registry.ops.softmax.numba.kernel import OTHERS, PARAMETERS, of_scores, shifted
 
 BEST = PARAMETERS + NUMBERS + 1  # the number after those of kernel.py
 
 
-@row_kernel(numbers=BEST + 1, operands=5)
+@kernel_of_row(numbers=BEST + 1, operands=5)
 def row(s, m, y, mass, b, number, at, room, g):
     n, best = len(s), np.int64(number[BEST])
     own, own_64 = room[n : 2 * n], array(address_of(room[2 * n :]), n, np.float64)

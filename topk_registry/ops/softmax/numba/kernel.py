@@ -10,13 +10,13 @@ from topk_registry.ops.cpu.memory import address_of, array, empty, zeros
 from topk_registry.ops.cpu.numbers import compiled, merged, summing
 from topk_registry.ops.cpu.vectors import exponentials, place_of_largest, probabilities_of, scale_by
 from topk_registry.ops.rows.numba.curves import FACTOR, LOG_Z, MOST, NUMBERS, SHARE, SKIPPED, call_curve, call_softmax
-from topk_registry.ops.rows.numba.row import ROOMS, of_label, row_kernel
+from topk_registry.ops.rows.numba.row import ROOMS, kernel_of_row, of_label
 
 SCALE, OTHERS, PARAMETERS = range(3)  # the kernel's numbers; the curve's follow
 CURVE_AT, CURVE_64, OWN, OWN_64, SHIFT = range(5)  # addresses, in the precision of the kernel and in double
 
 
-@row_kernel(numbers=PARAMETERS + NUMBERS + 1, operands=5)
+@kernel_of_row(numbers=PARAMETERS + NUMBERS + 1, operands=5)
 def row(s, m, y, mass, b, number, at, room, g):
     return of_scores(shifted(s, at, room), m, y, mass, number, at, (at[OWN], at[OWN_64]), room, g)
 

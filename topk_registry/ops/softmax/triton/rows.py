@@ -152,7 +152,7 @@ def at_masses(
     M: tl.constexpr, EVEN: tl.constexpr, WEIGHTED: tl.constexpr, GRADIENT: tl.constexpr,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Equations 3 to 7: the top class is the one whose score is at least ``cut``; classes that tie for it are none."""
+    """Equations 3 to 7: the score of the top class is at least ``cut``; if several classes tie for it, none counts."""
     y = labels[0]  # no class is left out
     steep = scale * LOG2E
     held = ()

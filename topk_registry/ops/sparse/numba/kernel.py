@@ -11,14 +11,14 @@ from topk_registry.ops.cpu.masks import places_above
 from topk_registry.ops.cpu.memory import address_of, array, borrowed, empty, zeros
 from topk_registry.ops.cpu.numbers import compiled, eps, inlined, summing
 from topk_registry.ops.cpu.vectors import nothing
-from topk_registry.ops.rows.numba.row import of_label, row_kernel
+from topk_registry.ops.rows.numba.row import kernel_of_row, of_label
 
 K, TAU = range(2)  # the kernel's numbers
 LINES = 64  # at least so many lines, the maximum of each of which bounds the k-th largest score
 TRIALS = 100  # an end to the search for a threshold, which halves its interval where all else fails
 
 
-@row_kernel(numbers=2)
+@kernel_of_row(numbers=2)
 def row(s, m, y, mass, b, number, at, room, g):
     n, space = len(s), address_of(room)
     wide, places = array(space, n, np.float64), array(space, 3 * n, np.int64)

@@ -9,13 +9,13 @@ import numpy as np
 from topk_registry.ops.cpu.blocks import BLOCK, total_of
 from topk_registry.ops.cpu.functions import log
 from topk_registry.ops.cpu.numbers import compiled, summing
-from topk_registry.ops.rows.numba.row import row_kernel
+from topk_registry.ops.rows.numba.row import kernel_of_row
 
 BOUND, SHIFT, EPSILON = range(3)  # the kernel's numbers
 XI_MIN, NEWTON_STEPS = 1e-4, 6
 
 
-@row_kernel(numbers=3)
+@kernel_of_row(numbers=3)
 def row(s, m, y, mass, b, number, at, room, g):
     if number[BOUND] != 0:
         return bound(s, m, y, mass, g)

@@ -11,7 +11,7 @@ from topk_registry.ops.cpu.functions import exp, log1p
 from topk_registry.ops.cpu.memory import empty, zeros
 from topk_registry.ops.cpu.numbers import compiled, summing
 from topk_registry.ops.cpu.vectors import exponentials, nothing, scale_by
-from topk_registry.ops.rows.numba.row import of_label, row_kernel
+from topk_registry.ops.rows.numba.row import kernel_of_row, of_label
 
 K, TAU = range(2)  # the kernel's numbers
 LOW, HIGH, LOW_SLOPE, HIGH_SLOPE, ABOVE = range(5)  # sums over a row
@@ -21,7 +21,7 @@ MOST_STEPS = 200  # 3 to 6 in practice
 PATIENCE = 30  # steps from which on every second one halves the bracket
 
 
-@row_kernel(numbers=2)
+@kernel_of_row(numbers=2)
 def row(s, m, y, mass, b, number, at, room, g):
     return loss(s, m, y, mass, number[K], number[TAU], g)
 

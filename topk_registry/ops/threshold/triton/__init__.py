@@ -1,1 +1,1 @@
-"""Rows of the sigmoid family on GPUs."""
+"""Rows of sigmoids with one threshold, on GPUs."""

@@ -107,7 +107,7 @@ def codes_of_row(values, scales, r, d):
 
 @compiled
 def read(kind, values, scales, r, signed, out):
-    """A row of a state, wide."""
+    """Read a row of a state as float32."""
     d = len(out)
     if kind == CODES:
         codes, scale, width = codes_of_row(values, scales, r, d)
