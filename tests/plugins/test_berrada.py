@@ -161,6 +161,21 @@ def test_bad_sizes():
         create_loss("smooth_topk_svm", k=2)(torch.full((1, 5), -torch.inf), y[:1])
 
 
+@pytest.mark.parametrize("name", ["smooth_topk_svm", "topk_nll"])
+def test_a_masked_class_without_mass_leaves_the_gradient_alone(name):
+    s = torch.tensor([[1.0, 2.0, 0.0, -torch.inf, 0.5]])
+    q = torch.tensor([[0.5, 0.5, 0.0, 0.0, 0.0]])
+    kept = torch.tensor([0, 1, 2, 4])
+    loss = create_loss(name, k=[1, 2], combine="likelihood")
+    found, wanted = s.clone().requires_grad_(), s[:, kept].clone().requires_grad_()
+    value, of_kept = loss(found, q), loss(wanted, q[:, kept])
+    torch.testing.assert_close(value, of_kept)
+    value.backward()
+    of_kept.backward()
+    torch.testing.assert_close(found.grad[:, kept], wanted.grad)
+    assert found.grad[0, 3] == 0
+
+
 def test_says_its_options():
     assert "tau=0.1, alpha=1, k=5" in repr(create_loss("smooth_topk_svm", tau=0.1))
 

@@ -192,12 +192,14 @@ def hard_rows(n: int, k: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     normal = rng.standard_normal((2, n)).astype(np.float32)
     few = {m for m in (1, k - 1, k, k + 1, 2 * k + 1) if 0 < m < n}
-    gaps = np.stack([np.where(np.arange(n) < m, 100.0, 0.0) for m in sorted(few)]).astype(np.float32)
+    high = np.stack([np.arange(n) < m for m in sorted(few)])
+    gaps = np.where(high, 100.0, 0.0).astype(np.float32)
     return {
         "normal": normal,
         "ties": rng.integers(0, 3, (2, n)).astype(np.float32),
         "flat": np.zeros((1, n), np.float32),
         "nearly flat": 1e-4 * normal,
+        "gaps of 12": np.where(high, 12.0, 0.0).astype(np.float32),
         "gaps of 100": gaps,
         "gaps of 100 and noise": gaps + normal[:1],
         "shift of 1e3": 5 * normal + np.float32(1e3),

@@ -137,3 +137,8 @@ def test_too_few_scores_are_refused(k, f, impl):
     s[1, k:] = -INF
     with pytest.raises(ValueError, match=rf"at least k \+ 1 = {k + 1} scores above -inf, one has {k}"):
         f(s, label, k, impl=impl)
+    if f is smooth_topk_hinge:
+        q = torch.zeros(2, 7)
+        q[:, :2] = 0.5
+        with pytest.raises(ValueError, match=rf"at least k \+ 1 = {k + 1} scores above -inf, one has {k}"):
+            f(s, q, k, impl=impl)

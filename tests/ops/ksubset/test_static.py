@@ -35,6 +35,21 @@ def test_agrees_on_long_rows(n, k):
     assert float(got.double().sum()) == pytest.approx(k, rel=RTOL)
 
 
+@pytest.mark.parametrize(("n", "k"), [(100, 65), (300, 110), (1000, 120), (1000, 200), (700, 500)])
+def test_agrees_for_large_k(n, k):
+    """The chance of k classes, which all is relative to, is 2^-k at a careless tilt: below the numbers of fp32."""
+    high = torch.arange(n) < k
+    normal = torch.randn(n, generator=torch.Generator().manual_seed(k))
+    gaps = [torch.where(high, gap, 0.0) for gap in (1.0, 5.0, 10.0, 12.0, 14.0, 20.0, 100.0)]
+    s = torch.stack([*gaps, gaps[3] + normal, normal, 10 * normal, torch.zeros(n), torch.linspace(40, -40, n)])
+    classes = [0, k - 1, k, n - 1]
+    got = static_marginals(s, k)
+    for row, row_got in zip(s, got, strict=True):
+        wanted = 1 / (1 + np.exp(-np.array(spot_log_odds(row.tolist(), k, classes))))
+        assert_near(row_got[classes].numpy(), wanted, "")
+    np.testing.assert_allclose(got.double().sum(-1).numpy(), k, rtol=RTOL)
+
+
 @pytest.mark.parametrize(("n", "k"), [(6, 2), (9, 4), (40, 3), (300, 5)])
 def test_classes_that_cannot_be_chosen_have_no_chance_and_do_not_matter(n, k):
     s = torch.randn(3, n, generator=torch.Generator().manual_seed(1))

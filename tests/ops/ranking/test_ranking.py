@@ -179,3 +179,21 @@ def test_points_are_refused_where_the_cost_is_not_smooth_enough():
     )  # fmt: skip
     assert np.isnan(value)
     assert not sums.any()
+
+
+@pytest.mark.parametrize("relaxation", ["neuralsort", "softsort"])
+@pytest.mark.parametrize("lead", [300.0, 700.0, 720.0, 1e4, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_label_far_above_its_rivals_costs_nothing(dtype, lead, relaxation):
+    """Softmax of scores relative to the best rival would be beyond the range of an exponential."""
+    loss = ranking_rows((1, 5), (0.5, 0.5), candidates=16, relaxation=relaxation)
+    s = torch.zeros(2, 20, dtype=dtype)
+    s[:, 3] = lead
+    s.requires_grad_()
+    few = torch.zeros(2, 20, dtype=dtype)
+    few[:, 3] = 1.0
+    for target in (torch.tensor([3, 3]), few):
+        with use_backend("numba"):
+            value = row_losses(loss, s, target)
+        assert (value == 0).all()
+        assert torch.autograd.grad(value.sum(), s)[0].abs().max() <= 1e-100

@@ -132,6 +132,19 @@ def test_temperatures_from_tiny_to_huge(tau, dtype):
     torch.testing.assert_close(gradient.double(), exact, rtol=8 * eps, atol=(8 * eps + 1 / max(tau, 1e5)) / tau)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("outlier", [1e6, 1e12, 1e15, 1e18, 1e30])
+@pytest.mark.parametrize("tau", [0.01, 0.1, 1.0])
+def test_one_score_far_above_all_others(tau, outlier, backend):
+    """It is chosen, and the threshold for the others is that of k - 1 among them."""
+    s = torch.randn(1, 130, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    s[0, 0] = outlier
+    loss, label = soft_topk_rows(2, tau=tau), torch.tensor([5], device=DEVICE)
+    found, wanted = by_kernel(loss, s, label, backend=backend), by_definition(loss, s, label)
+    for one, exact in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), exact, rtol=1e-5, atol=1e-5 / tau)
+
+
 @pytest.mark.slow
 @interprets
 def test_under_the_interpreter():

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+SMALL_K = 64  # up to this k, 2^-k is far from the least number in fp32
+STEPS = 10  # of Newton's method, of at most 1 each: k classes with odds of e^t are all drawn with chance exp(-k e^-t)
 CERTAIN = 80.0  # odds above exp(80) give the same marginals in fp32, and exp(80) is finite
 
 
@@ -80,17 +82,25 @@ def _divide(x: Tensor, temperature: float) -> Tensor:
 def tilt(top: Tensor, rest: Tensor | None, k: int, temperature: float) -> Tensor:
     """t [B, 1], in units of the scores: min over m < k of log((sum of exp outside the m largest) / (k - m)).
 
-    It cancels from the marginals, so it need not be precise.
+    It cancels from the marginals, so it need not be precise. But it draws between k/2 and k classes: the chance of k,
+    which all else is relative to, may be 2^-k. For large k Newton's method goes on to the t that draws k - 1/2.
     """
     top = _divide(top, temperature)
     start = top[:, :k, None]  # the largest score outside the m largest, m < k
-    if rest is not None:
-        top = torch.cat((top, _log_sum_exp(_divide(rest, temperature), top[:, -1:])), -1)
+    rest = None if rest is None else _log_sum_exp(_divide(rest, temperature), top[:, -1:])
+    every = top if rest is None else torch.cat((top, rest), -1)
     # [m, i]: class i is one of the m largest
-    skip = torch.ones(k, top.shape[1], dtype=torch.bool, device=top.device).tril(-1)
-    outside = (top.unsqueeze(1) - start).masked_fill(skip, -torch.inf).exp().sum(-1, keepdim=True).log()
+    skip = torch.ones(k, every.shape[1], dtype=torch.bool, device=top.device).tril(-1)
+    outside = (every.unsqueeze(1) - start).masked_fill(skip, -torch.inf).exp().sum(-1, keepdim=True).log()
     wanted = torch.tensor([math.log(k - m) for m in range(k)], dtype=top.dtype, device=top.device)
     t = (start + outside - wanted[:, None]).amin(1)
+    for _ in range(STEPS if k > SMALL_K else 0):
+        p = 1 / (1 + (t - top).exp())
+        drawn, slope = p.sum(-1, keepdim=True), (p * (1 - p)).sum(-1, keepdim=True)
+        if rest is not None:  # of small odds
+            odds = (rest - t).exp()
+            drawn, slope = drawn + odds, slope + odds
+        t = t + ((drawn - (k - 0.5)) / slope).clamp(-1.0, 1.0)
     return t if temperature == 1.0 else t * temperature
 
 
@@ -101,7 +111,8 @@ def _log_sum_exp(x: Tensor, bound: Tensor) -> Tensor:
 
 
 def from_power_sums(w: Tensor, k: int) -> Tensor:
-    """Coefficients 0..k [k+1, B, 1] of prod (1 + w_i X).
+    """Coefficients 0..k [k+1, B, 1] of prod (1 + w_i X); for large k, which they would grow beyond fp32 with, all times
+    one factor.
 
     Newton's identities from the power sums P_i: j b_j = sum_i (-1)^(i-1) b_{j-i} P_i.
     """
@@ -111,7 +122,7 @@ def from_power_sums(w: Tensor, k: int) -> Tensor:
         power = power * w
         sums.append(power.sum(-1, keepdim=True) * (-1) ** j)
     P = torch.cat(sums, -1).sum(1)
-    b = torch.ones_like(P[:, :1])  # b_{j-1}, ..., b_0
+    b = torch.ones_like(P[:, :1]) if k <= SMALL_K else (-0.5 * P[:, :1]).exp()  # b_{j-1}, ..., b_0
     for j in range(1, k + 1):
         b = torch.cat(((b * P[..., :j]).mean(-1, keepdim=True), b), -1)
     return b.flip(-1).t().unsqueeze(-1)
