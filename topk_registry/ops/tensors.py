@@ -80,9 +80,12 @@ def is_plain(t: Tensor) -> bool:
 
 
 def is_hidden(t: Tensor) -> bool:
-    """Whether a tensor stands for many under ``torch.func.vmap``, so that none of its numbers can be looked at."""
+    """Whether none of a tensor's numbers can be looked at: under ``torch.func.vmap`` it stands for many, a meta tensor
+    has none."""
     if torch.compiler.is_compiling():
         return False
+    if t.is_meta:
+        return True
     while is_functorch_wrapped_tensor(t):
         if is_batchedtensor(t):
             return True

@@ -81,11 +81,13 @@ def forward_mode(subject: Subject) -> None:
 def meta(subject: Subject) -> None:
     """Models are planned on the meta device, where tensors have shapes and no numbers."""
     loss = subject.build()
+    kinds = [(kind, target) for kind, target in subject.targets(loss) if isinstance(target, Tensor)]
     loss = loss.to("meta") if isinstance(loss, nn.Module) else loss
     logits = subject.logits().to("meta").requires_grad_()
-    value = loss(logits, subject.labels().to("meta"))
-    _expect_of_shape(value, logits, "meta")
-    expect(value.is_meta, f"expected a loss on the meta device, got it on {value.device}")
+    for kind, target in kinds:
+        value = loss(logits, target.to("meta"))
+        _expect_of_shape(value, logits, f"meta ({kind})")
+        expect(value.is_meta, f"expected a loss of {kind} on the meta device, got it on {value.device}")
 
 
 def fake(subject: Subject) -> None:
