@@ -66,6 +66,8 @@ def _of_possible(
     out = x == -torch.inf
     only = out.sum(-1, keepdim=True) == x.shape[-1] - k[..., None]
     usual = torch.where(only, 0.0, x)
+    if one_k is None and k.is_meta:
+        one_k = 1  # for the shape
     if one_k is not None:
         computed = of_rows(usual, one_k)
     else:
