@@ -3,6 +3,7 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.distributions import kl_divergence
@@ -282,12 +283,66 @@ def test_the_transforms_of_torch():
     torch.testing.assert_close(each, KSubset(x, sizes).log_partition())
 
 
+LARGE = {
+    "normal": lambda n, k: randn(n),
+    "flat": lambda n, k: torch.zeros(n, dtype=torch.float64),
+    "ties": lambda n, k: randn(n).round(),
+    "outliers": lambda n, k: randn(n).index_fill(0, torch.tensor([0, 3]), 1e4),
+    "far apart": lambda n, k: 300 * randn(n),
+    "k above all others": lambda n, k: torch.where(torch.arange(n) < k, 50.0, 0.0).double(),
+    "one left": lambda n, k: torch.where(torch.arange(n) <= k, randn(n), -INF),
+    "none left": lambda n, k: torch.where(torch.arange(n) < k, randn(n), -INF),
+}
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "kind"),
+    [
+        *((1100, 1098, kind) for kind in LARGE),
+        *((2300, 1150, kind) for kind in LARGE),
+        (2300, 501, "k above all others"),
+        *(pytest.param(20000, 10000, kind, marks=pytest.mark.slow) for kind in ("normal", "ties", "outliers")),
+    ],
+)
+def test_large_k_against_the_recursion_in_logarithms(n, k, kind):
+    torch.manual_seed(0)
+    x = LARGE[kind](n, k)
+    distribution = KSubset(x, k)
+    logs = np.full(k + 1, -INF)
+    logs[0] = 0.0
+    for score in x.tolist():
+        if score > -INF:
+            logs[1:] = np.logaddexp(logs[1:], logs[:-1] + score)
+    log_partition = distribution.log_partition()
+    torch.testing.assert_close(log_partition.item(), float(logs[k]), rtol=1e-13, atol=1e-8)
+    drawn = distribution.sample((3,))
+    assert (drawn.sum(-1) == k).all()
+    assert (drawn[:, x == -INF] == 0).all()
+    torch.testing.assert_close(
+        distribution.log_prob(drawn), torch.where(drawn > 0, x, 0.0).sum(-1) - logs[k], rtol=1e-12, atol=1e-7
+    )
+    if n < 20000:
+        pi = distribution.marginals
+        assert abs(pi.sum() - k) < 1e-9 * k
+        entropy = logs[k] - (pi * x.masked_fill(x == -INF, 0.0)).sum()
+        torch.testing.assert_close(distribution.entropy(), entropy, rtol=1e-9, atol=1e-6)
+
+
+def test_large_and_small_k_in_one_batch():
+    x, k = randn(3, 1200), torch.tensor([1, 40, 1190])
+    each = torch.stack([KSubset(row, int(size)).log_partition() for row, size in zip(x, k, strict=True)])
+    torch.testing.assert_close(KSubset(x, k).log_partition(), each, rtol=1e-13, atol=0)
+    assert torch.equal(KSubset(x, k).sample((5,)).sum(-1), k.double().expand(5, 3))
+
+
 def test_the_tilt_keeps_the_mean_between_half_and_all_of_k():
     for kind in KINDS.values():
         x, k = kind(60), torch.tensor([1, 9])
         mean = torch.sigmoid(x - tree.tilt(x, k)[:, None]).sum(-1)
         assert (mean >= k / 2 - 1e-9).all()
         assert (mean <= k + 1e-9).all()
+        close = torch.sigmoid(x - tree.close_tilt(x, k)[:, None]).sum(-1)
+        torch.testing.assert_close(close, k.double() - 0.5, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ chance proportional to prod_{i in S} exp(x_i), for any tilt t. A node of the tre
 classes among its leaves: the polynomial prod (q_i + p_i X). All terms are positive, so every number in it is exact to a
 few roundings. The root gives log sigma_k; going down from it, splitting a node's count between its children by their
 chances, gives an exact sample.
+
+For large k the tilt draws k - 1/2 classes on average, as the chance of exactly k could be too small otherwise.
 """
 
 from typing import NamedTuple
@@ -14,6 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_registry.ops.ksubset.torch.polynomial import product_tree
+from topk_registry.ops.ksubset.torch.rows import tilt_to_mean
+
+QUICK = 500  # up to this k the chance of k draws, which may be 2^-k, is far from the end of the range
 
 
 class Tree(NamedTuple):
@@ -34,13 +39,19 @@ def tilt(x: Tensor, k: Tensor) -> Tensor:
     return torch.where(left > 0, rest - left.clamp(min=1).to(x).log(), torch.inf).amin(-1)
 
 
+def close_tilt(x: Tensor, k: Tensor) -> Tensor:
+    """t [B] with which k - 1/2 classes are drawn on average, of rows x [B, n] and their k [B]."""
+    kth = x.sort(-1, descending=True).values.gather(-1, k[:, None] - 1)
+    return kth[:, 0] + tilt_to_mean((x - kth).T, k)
+
+
 def largest(k: Tensor) -> int:
     return int(k.max()) if k.numel() else 1
 
 
 def grow(x: Tensor, k: Tensor, most: int) -> Tree:
     """The tree of rows x [B, n] in double precision, every k at most ``most``; O(n most) numbers a row."""
-    t = tilt(x.detach(), k)  # nothing depends on it
+    t = (tilt if most <= QUICK else close_tilt)(x.detach(), k)  # nothing depends on it
     leaves = F.pad(x - t[:, None], (0, (1 << (x.shape[1] - 1).bit_length()) - x.shape[1]), value=-torch.inf).T
     factors = torch.stack((torch.sigmoid(-leaves), torch.sigmoid(leaves)), 1)
     return Tree(product_tree(factors, most), t)

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from tests.ops.ksubset.scores import nearly_flat, scores
+from tests.oracles import spot_log_odds
+from topk_registry.ops.ksubset import topk_label_margins, topk_log_odds
 from topk_registry.ops.ksubset.torch import all_classes, flat, labels, rows
 
 EPS = torch.finfo(torch.float32).eps
@@ -12,6 +14,16 @@ N = 200
 
 def flat_row(k: int) -> torch.Tensor:
     return nearly_flat("gaussian", N, k, 0.4)
+
+
+LARGE = {
+    "normal": lambda x, k: x,
+    "far apart": lambda x, k: 300 * x,
+    "ties": lambda x, k: x.round(),
+    "outliers": lambda x, k: x.index_fill(1, torch.tensor([5, 7]), 1e4),
+    "k above all others": lambda x, k: torch.where(torch.arange(x.shape[1]) < k, 50.0, 0.0).double()[None],
+    "two left": lambda x, k: torch.where(torch.arange(x.shape[1]) < k + 2, x, -torch.inf),
+}
 
 
 BATCHES = {
@@ -65,3 +77,40 @@ def test_rows_are_not_looked_at_elsewhere_than_on_the_cpu():
     s = torch.empty(2, 9, device="meta")
     assert flat.odds(s, 2, 1.0, 0.5) is None
     assert labels.label_margins(s, torch.zeros(2, dtype=torch.long, device="meta"), 2, 1.0)[1].shape == (2, 9)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "kind"),
+    [
+        *((2300, 1150, kind) for kind in LARGE),
+        (2200, 1001, "k above all others"),
+        pytest.param(10000, 5000, "normal", marks=pytest.mark.slow),
+    ],
+)
+def test_large_k_against_extended_precision(n, k, kind):
+    """Half of k drawn on average would leave exactly k a chance of down to 2^-k, which is 0 in double precision."""
+    x = torch.randn(1, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = LARGE[kind](x, k)
+    classes = [0, 5, k + 1, int(x.argmax()), int(x[0, :k].argmin())]
+    expected = torch.tensor(spot_log_odds(x[x > -torch.inf].tolist(), k, classes), dtype=torch.float64)
+    found = topk_log_odds(x, k, impl="torch")
+    torch.testing.assert_close(found[0, classes], expected, rtol=1e-12, atol=1e-12)
+    assert abs(found.sigmoid().sum() - k) < 1e-9 * k
+    for label in (0, k + 1):
+        s = x.clone().requires_grad_()
+        margin = topk_label_margins(s, torch.tensor([label]), k, impl="torch")
+        torch.testing.assert_close(margin, found[:, label], rtol=1e-12, atol=1e-12)
+        (gradient,) = torch.autograd.grad(margin, s)
+        assert gradient.isfinite().all()
+        assert gradient[0, label] == 1
+        assert abs(gradient.sum()) < 1e-9  # one class less is drawn of the others where the label is
+
+
+def test_gradients_of_large_k_are_the_covariance():
+    n, k = 2300, 1160  # by differences of marginals, which are exact to the last digits
+    x = torch.randn(1, n, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    v = torch.randn(1, n, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    s, step = x.clone().requires_grad_(), 1e-4
+    (product,) = torch.autograd.grad(topk_log_odds(s, k, impl="torch").sigmoid(), s, v)
+    ahead, behind = (topk_log_odds(x + h * v, k, impl="torch").sigmoid() for h in (step, -step))
+    torch.testing.assert_close(product, (ahead - behind) / (2 * step), rtol=1e-6, atol=1e-7)

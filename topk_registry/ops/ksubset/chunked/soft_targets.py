@@ -91,7 +91,7 @@ class ExpectedHinge(torch.autograd.Function):
         with torch.enable_grad():
             # a class that is not there has no margin to change
             scalar = (f.in_top * of_top).nan_to_num(0.0, 0.0, 0.0).sum() + (f.c.T * of_c).sum()
-        d_top, d_P = torch.autograd.grad(scalar, (top, P))
+        d_top, d_P = torch.autograd.grad(scalar, (top, P), materialize_grads=True)
         ctx.save_for_backward(state.top, state.classes, f.in_top.detach(), f.c.detach(), f.scale, f.shift,
                               d_top, d_P, x, weight, bias)  # fmt: skip
         ctx.rest = target, costs, p, of_targets

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from topk_registry.ops.ksubset.torch import flat
 from topk_registry.ops.ksubset.torch.rows import (
+    WITH_TAIL,
     balanced,
     horner,
     polynomials,
@@ -189,8 +190,9 @@ class Common(NamedTuple):
 def common(s_top: Tensor, P: Tensor, k: int, theta: float) -> Common:
     """Compute the margins of the top group, and all that the tail's margins need beside their odds.
 
-    From the top group's scores [B, T], and the tail's power sums [k, B] relative to the (k + 1)-th largest score. Tilts
-    and references are constants to autograd, as they cancel.
+    From the top group's scores [B, T], and the tail's power sums [k, B] relative to the (k + 1)-th largest score, which
+    are not used where k + 1 classes need a top group of all. Tilts and references are constants to autograd, as they
+    cancel.
     """
     top = s_top.detach()
     kth, next_one = top[:, k - 1], top[:, k]  # references of the two tilts
@@ -198,7 +200,7 @@ def common(s_top: Tensor, P: Tensor, k: int, theta: float) -> Common:
     x, x_next = ToOdds.apply(s_top.T, kth, theta), ToOdds.apply(s_top.T, next_one, theta)
     t = tilt(x.detach(), P[0].detach() * gap.exp(), k)
     t_next = tilt(x_next.detach(), P[0].detach(), k + 1)
-    both = torch.cat((tilted(P, gap - t), tilted(P, -t_next)), 1)
+    both = torch.cat((tilted(P, gap - t), tilted(P, -t_next)), 1) if k < WITH_TAIL else None
     c, e = polynomials(torch.cat((x - t, x_next - t_next), 1), both, k, depth=1)
     B = len(s_top)
     c, e = c[:, :B], torch.cat((e[:k, :, B:], e[k:, :, :B]))  # e [T, 2, B]
@@ -212,6 +214,9 @@ def common(s_top: Tensor, P: Tensor, k: int, theta: float) -> Common:
 def differentiable_margins(s: Tensor, k: int, theta: float) -> Tensor:
     """Compute the margins by operations that autograd can differentiate: [B, n] -> [B, n]."""
     top, where = s.detach().topk(min(top_group_size(k + 1), s.shape[1]))
+    if k >= WITH_TAIL:  # there is no tail
+        f = common(s.gather(1, where), s.new_zeros(k, len(s)), k, theta)
+        return torch.zeros_like(s).scatter(1, where, f.in_top)
     w = TailOdds.apply(s, top[:, k], where, theta)
     f = common(s.gather(1, where), PowerSums.apply(w, k), k, theta)
     rest = LeaveTailOut.apply(w, f.c, f.scale, f.shift)

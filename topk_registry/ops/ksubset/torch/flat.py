@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.ksubset.torch.polynomial import from_power_sums
-from topk_registry.ops.ksubset.torch.rows import balanced, row_blocks, tail_odds, tilted
+from topk_registry.ops.ksubset.torch.rows import WITH_TAIL, balanced, row_blocks, tail_odds, tilted
 
-LARGEST_K = 1000  # beyond it a tail's coefficients could leave the range of double precision
 SAMPLED = 8  # one class of eight
 
 
@@ -30,7 +29,7 @@ def odds(s: Tensor, k: int, theta: float, limit: float, label: Tensor | None = N
 
     The other rows are then worked on again by themselves, which costs less than to part the two kinds.
     """
-    if s.device.type != "cpu" or k > LARGEST_K or not len(s):
+    if s.device.type != "cpu" or k > WITH_TAIL or not len(s):
         return None
     a, left_out = s.amax(1), None
     if label is not None:

@@ -4,7 +4,15 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.ksubset.torch import flat
-from topk_registry.ops.ksubset.torch.rows import Coefficients, finish, power_sums, row_blocks, summarise, tail_gradient
+from topk_registry.ops.ksubset.torch.rows import (
+    WITH_TAIL,
+    Coefficients,
+    finish,
+    power_sums,
+    row_blocks,
+    summarise,
+    tail_gradient,
+)
 
 LIMIT = 1 / 2  # of a tail's odds
 SMALL = 16  # least k for groups of k classes: below it, more rows need others than the smaller products save
@@ -22,7 +30,7 @@ def label_margins(s: Tensor, label: Tensor, k: int, theta: float) -> tuple[Tenso
     number a row, so that the small losses of well-placed labels keep their digits.
     """
     odds = flat.odds(s, k, theta, LIMIT, label)
-    small = s.device.type == "cpu" and SMALL <= k <= flat.LARGEST_K
+    small = s.device.type == "cpu" and SMALL <= k <= WITH_TAIL
     if odds is None:
         return _with_group(s, label, k, theta, small)
     w, a, others = odds

@@ -7,7 +7,7 @@ chosen so that drawing each class by itself with chance p = w / (1 + w) gives be
 coefficients around degree k are then neither huge nor tiny, and at most 2k classes have w >= 1. The largest classes,
 the top group, enter by products of q + p X and are left out again without division (polynomial.leave_one_out). The
 rest, the tail, enters by its power sums, for which w < 1 keeps Newton's identities stable, and is left out by Horner's
-rule, stable for the same reason.
+rule, stable for the same reason. For large k there is no tail, and the tilt is chosen more closely (tilt_to_mean).
 
 Leaving out one of the k largest classes moves the balance to the class after them, which may lie far below: for those
 the tilt is chosen with k + 1 in the place of k.
@@ -28,16 +28,17 @@ from topk_registry.ops.ksubset.torch.polynomial import from_power_sums, leave_on
 
 BLOCK = 1 << 16  # scores in a block of rows: few enough to stay in a core's cache from one pass to the next
 BLOCK_ON_GPU = 1 << 24
+WITH_TAIL = 1000  # up to this k a tail's coefficients stay within the range of double precision
+HALVINGS = 30  # of a range of 2 log 2n, where the mean's slope is n / 4 at most: leaves n / 10^8 of a class
 LONG = 200  # with this many scores for each of the m largest, it pays to look for them in groups
 
 
 def top_group_size(k: int) -> int:
     """Return 2k + 1, which holds every class with odds of 1 or more, and one more.
 
-    Beyond k = 1000 the tail's coefficients could leave the range of double precision. Then all classes are in the top
-    group: slower, still exact.
+    Beyond WITH_TAIL all classes are in the top group, and there is no tail: slower, still exact.
     """
-    return 2 * k + 1 if k <= 1000 else sys.maxsize - 1
+    return 2 * k + 1 if k <= WITH_TAIL else sys.maxsize - 1
 
 
 def row_blocks(s: Tensor, numbers: int = 0) -> Iterator[slice]:
@@ -87,23 +88,44 @@ def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
     """t [B], from the top group's x [T, B], largest first and relative to the k-th, and the sum of the tail's odds [B].
 
     t = min over m < k of log(R_m / (k - m)), R_m the sum of exp(x) outside the m largest. It needs no precision, so x
-    far above the k-th may be capped.
+    far above the k-th may be capped. But where k/2 are drawn on average, the chance of exactly k may be 2^-k, which
+    double precision holds to k = 1074: for large k the closer :func:`tilt_to_mean` serves, which takes more steps.
     """
+    if k > WITH_TAIL:
+        return tilt_to_mean(x, k)
     m = x.shape[0] - k + 1
     e = x.clamp(max=60.0).exp().flip(0)
     R = torch.cat((mass + e[:m].sum(0, keepdim=True), e[m:])).cumsum(0)  # [k, B]: R_{k-1}, ..., R_0
     return (R / torch.arange(1, k + 1, dtype=x.dtype, device=x.device)[:, None]).amin(0).log()
 
 
-def polynomials(x: Tensor, P: Tensor, k: int, depth: int) -> tuple[Tensor, Tensor]:
+def tilt_to_mean(x: Tensor, k: int | Tensor) -> Tensor:
+    """t [B] with which k - 1/2 of all classes are drawn on average, from x [n, B] relative to the k-th largest.
+
+    The most probable number is then k - 1 or k, or both, and its chance is at least 1 / (n + 1). Below t = -log 2k the
+    k largest alone would be too many. Above log 2n all from the k-th on would not add 1/2 to those before it.
+    """
+    size = torch.as_tensor(k, dtype=x.dtype, device=x.device)
+    low = (-(2 * size).log()).expand(x.shape[1:])
+    high = torch.full_like(low, math.log(2 * x.shape[0]))
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        more = torch.sigmoid(x - middle).sum(0) > size - 0.5
+        low, high = torch.where(more, middle, low), torch.where(more, high, middle)
+    return high
+
+
+def polynomials(x: Tensor, P: Tensor | None, k: int, depth: int) -> tuple[Tensor, Tensor]:
     """Return coefficients 0..k of a row's polynomial, and k-depth..k without each class of the top group.
 
-    From the top group's x [T, B] and the tail's power sums [k, B], both tilted: [k+1, B] and [T, depth+1, B]. All
-    coefficients of a row share a factor that is left open, as it cancels from their ratios.
+    From the top group's x [T, B] and the tail's power sums [k, B], both tilted: [k+1, B] and [T, depth+1, B]. P is None
+    where there is no tail. All coefficients of a row share a factor that is left open, as it cancels from their ratios.
     """
     T = 1 << (x.shape[0] - 1).bit_length()
     filled = torch.cat((x, x.new_full((T - x.shape[0], x.shape[1]), -torch.inf)))
     levels = product_tree(torch.stack((torch.sigmoid(-filled), torch.sigmoid(filled)), 1), k)
+    if P is None:
+        return levels[-1][0][: k + 1], leave_one_out(levels, x.new_ones(1, x.shape[1]), k, depth)[: x.shape[0]]
     b = from_power_sums(P, (-0.5 * P[0]).exp())  # scaled halfway between its first and its largest coefficient
     return multiply(b, levels[-1][0], 0, k), leave_one_out(levels, b, k, depth)[: x.shape[0]]
 
@@ -115,7 +137,8 @@ def balanced(c: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """
     log_rho = (c[k - 1] / c[k]).log().detach()
     j = torch.arange(k + 1, dtype=c.dtype, device=c.device)[:, None]
-    c = c / c[k].detach() * torch.exp(log_rho * (j - k))
+    # low coefficients of a large k may be 0, and must not meet inf; none that matters is raised so far
+    c = c / c[k].detach() * torch.exp((log_rho * (j - k)).clamp(max=80.0))
     # zero, as coefficients too small to matter would make denormal numbers in Horner's rule, which are slow
     return log_rho, torch.where(c < 2.0**-70, 0.0, c)
 
@@ -195,7 +218,7 @@ def summarise(
     a, P = reference(top, k), []
     for rows in row_blocks(s):
         tail_odds(s[rows], a[rows], outside_tail[rows], theta, out=w[rows])
-        P.append(power_sums(w[rows], k))
+        P.append(power_sums(w[rows], k) if k <= WITH_TAIL else w.new_zeros(k, len(w[rows])))
     return State(top, classes + first_class if first_class else classes, torch.cat(P, 1))
 
 
@@ -218,7 +241,7 @@ def finish(state: State, theta: float) -> Coefficients:
     k, a = len(state.P), state.top[:, state.P.shape[0] - 1]
     x = (state.top.to(state.P.dtype) - a[:, None]).T / theta
     t = tilt(x, state.P[0], k)
-    x, P = x - t, tilted(state.P, -t)
+    x, P = x - t, tilted(state.P, -t) if k <= WITH_TAIL else None
     c, e = polynomials(x, P, k, depth=2)
     log_rho, balanced_c = balanced(c, k)
     shift = (c[k - 1].double() / c[k].double()).log() - t.double()
@@ -229,6 +252,8 @@ def finish(state: State, theta: float) -> Coefficients:
 def tail_gradient(w: Tensor, f: Coefficients) -> Tensor:
     """Replace the tail's odds w [B, n] by the gradient of the margin with respect to the tail's scores."""
     k = len(f.c) - 1
+    if k > WITH_TAIL:  # no class is in the tail
+        return w
     for rows in row_blocks(w):
         v = w[rows].mul_(f.scale[rows, None])
         if k > 1:  # d_{k-2} - d_{k-1} = d_{k-2} (1 + v) - 1

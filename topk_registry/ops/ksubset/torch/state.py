@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.ksubset.torch.rows import (
+    WITH_TAIL,
     Coefficients,
     State,
     polynomials,
@@ -43,7 +44,7 @@ def merge_all(states: Sequence[State], theta: float) -> State:
     T = min(top.shape[1], top_group_size(k))
     a = reference(top, k).double()
     fallen = torch.exp((top[:, T:].double() - a[:, None]) / theta)
-    P = power_sums(fallen, k)
+    P = power_sums(fallen, k) if k <= WITH_TAIL else fallen.new_zeros(k, len(fallen))
     for state in states:
         P = P + tilted(state.P.double(), (reference(state.top, k).double() - a) / theta)
     classes = torch.cat([state.classes for state in states], 1).gather(1, order[:, :T])
@@ -109,5 +110,5 @@ def top_margins(state: State, theta: float) -> Tensor:
     gap = state.top.double() - next_one
     x = gap.T / theta
     t = tilt(x, P[0], k + 1)
-    _, e = polynomials(x - t, tilted(P[:k], -t), k, depth=1)
+    _, e = polynomials(x - t, tilted(P[:k], -t) if k < WITH_TAIL else None, k, depth=1)
     return gap[:, :k] + theta * ((e[:k, 0] / e[:k, 1]).log() - t).T
