@@ -143,7 +143,8 @@ def _number_of(candidates: int | str | None, k: int, top1: str) -> int | None:
         return None if k == 1 and top1 == "softmax" else max(FEWEST, 2 * k + 2)
     if candidates is None:
         return None
-    if isinstance(candidates, (str, bool)) or int(candidates) != candidates or candidates <= k:
+    finite = not isinstance(candidates, (str, bool)) and k < candidates < math.inf
+    if not finite or int(candidates) != candidates:
         raise ValueError(
             f"candidates must be 'auto', a whole number above k = {k}, or None for all classes, got {candidates!r}"
         )

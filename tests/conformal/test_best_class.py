@@ -230,6 +230,12 @@ def test_nan_is_not_taken_for_a_best_class():
     logits, labels = model_rows(40, 4)
     logits[7] = np.nan
     labels[7] = 0
-    for name in ("lac", "aps"):
+    for name in ("lac", "aps", "raps", "saps", "topk", "tree"):
         with pytest.raises(ValueError, match="1 of 40 calibration scores are NaN"):
             calibrate(logits, labels, alpha=0.2, score=name)
+
+
+@pytest.mark.parametrize("temperature", [-1.0, 0.0, np.inf, np.nan])
+def test_a_temperature_that_reverses_scores_is_refused(temperature):
+    with pytest.raises(ValueError, match="temperature must be above 0 and finite, got"):
+        calibrate(np.eye(40, 5), np.arange(40) % 5, temperature=temperature)

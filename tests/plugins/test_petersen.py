@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 
 import pytest
 import torch
@@ -155,6 +156,10 @@ def test_candidates_grow_with_k():
         ({"swap": "gaussian"}, "swap must be 'cauchy' or 'logistic', got 'gaussian'"),
         ({"top1": "ce"}, "top1 must be 'softmax' or 'sort', got 'ce'"),
         ({"tau": 0}, "tau must be positive and finite, got 0"),
+        (
+            {"candidates": math.inf},
+            "candidates must be 'auto', a whole number above k = 5, or None for all classes, got inf",
+        ),
         ({"candidates": 5}, "candidates must be 'auto', a whole number above k = 5, or None for all classes, got 5"),
         ({"k": [1, 20], "candidates": 16}, "a whole number above k = 20, or None for all classes, got 16"),
         ({"candidates": 9.5}, "a whole number above k = 5, or None for all classes, got 9.5"),
@@ -165,3 +170,9 @@ def test_candidates_grow_with_k():
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         create_loss("differentiable_topk", **options)
+
+
+def test_more_candidates_than_any_number_of_classes_are_all_of_them():
+    s, label = torch.randn(8, 20, generator=torch.Generator().manual_seed(0)), torch.arange(8)
+    found, wanted = (create_loss("differentiable_topk", candidates=m)(s, label) for m in (2**63, 20))
+    assert found == wanted

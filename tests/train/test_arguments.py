@@ -144,3 +144,10 @@ def test_help_and_a_misspelt_loss_need_no_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "smooth_topk_svm" in done.stdout
+
+
+def test_an_empty_loss_is_refused(capsys):
+    """As of a variable of a shell that is not set: it would train cross-entropy."""
+    with pytest.raises(SystemExit, match="2"):
+        parse_args(["--loss", ""])
+    assert "--loss is empty: expected the name of a loss" in capsys.readouterr().err

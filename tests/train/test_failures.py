@@ -205,6 +205,16 @@ def test_a_split_that_is_not_there_is_refused(train, image_folder, flags, messag
     assert message in run.err
 
 
+@pytest.mark.slow
+def test_one_class_is_refused_before_training(train, image_folder, tmp_path):
+    for split in ("train", "validation"):
+        one = next(path for path in sorted((image_folder / split).iterdir()) if path.is_dir())
+        shutil.copytree(one, tmp_path / "data" / split / one.name)
+    run = train("--data-dir", tmp_path / "data", "--model", "topk_convnet", "-j", "0", "--epochs", "1", tiny=())
+    assert run.status == 2
+    assert "has one class, of which nothing can be learned" in run.err
+
+
 @unclosed_files
 @pytest.mark.slow
 def test_data_that_cannot_be_read_at_all_stops_the_run(train, image_folder, tmp_path):

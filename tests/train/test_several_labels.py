@@ -156,12 +156,16 @@ def test_a_file_for_each_split_is_aligned_by_name(pictures, tmp_path):
     [
         (("--labels-csv", "{root}/flags.csv"), "has no column `split`"),
         (("--labels-csv", "{root}/none.csv"), "there is no file"),
+        (("--labels-csv", "{root}/empty.csv"), "expected a line of column names and a row for each image, got 0 rows"),
+        (("--labels-csv", "{root}/latin.csv"), "is not in UTF-8"),
         (("--data-dir", "{root}"), "names one label an image; --labels-csv FILE"),
         (("--labels-csv", "{root}/flags.csv", "--data-dir", "{root}/images", "--val-split", "0.2"), "60 of 60 images"),
     ],
-    ids=["no split", "no file", "folder", "missing"],
+    ids=["no split", "no file", "empty", "encoding", "folder", "missing"],
 )
 def test_files_that_do_not_serve_are_refused(train, pictures, flags, message):
+    (pictures / "empty.csv").write_text("")
+    (pictures / "latin.csv").write_bytes("image,labels\n1.png,für\n".encode("latin-1"))
     run = train(*(flag.format(root=pictures) for flag in flags), tiny=NO_DATA)
     assert run.status == 2
     assert message in run.err

@@ -144,7 +144,8 @@ class ScoredRows:
         if not self.allow_empty:
             by_rank = self.by_rank or self.score.ranked
             scores = counted(scores, best_classes(scores, self.values if by_rank else None))
-        return as_numpy(scores)
+        broken = np.isnan(as_numpy(self.values)).any(-1, keepdims=True)  # which a score that compares does not show
+        return np.where(broken, np.nan, as_numpy(scores))
 
     def _of_labels(self, of_classes: np.ndarray) -> np.ndarray:
         return of_classes[np.arange(len(self.labels)), self.labels]
@@ -183,6 +184,8 @@ def calibrate(
     labels = check_labels(labels, logits.shape[-1])
     if len(labels) != logits.shape[0]:
         raise ValueError(f"expected a label for each of {logits.shape[0]} rows, got {len(labels)}")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be above 0 and finite, got {temperature!r}")
     values = inputs_of(score, logits, temperature=temperature, marginals=marginals)
     check_rule(rule, rule_options or {})
     rows = ScoredRows(score, values, labels, allow_empty, RULES[rule].limits_ranks, u)

@@ -172,7 +172,9 @@ def _read(file: str | Path) -> tuple[list[str], list[Row]]:
             reader = csv.reader(stream, delimiter=max(",;\t", key=header.count))
             columns = [_composed(name.strip()) for name in next(reader, [])]
             rows = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise ValueError(f"cannot read {file}: it is not in UTF-8 ({error}); save it as CSV UTF-8") from error
+    except (OSError, csv.Error) as error:
         raise ValueError(f"cannot read {file}: {error}") from error
     if not columns or not rows:
         raise ValueError(f"{file}: expected a line of column names and a row for each image, got {len(rows)} rows")

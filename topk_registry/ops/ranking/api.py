@@ -7,6 +7,7 @@ from topk_registry.ops.ranking.definition import Ranking, ranked
 from topk_registry.ops.rows.api import RowLoss
 from topk_registry.ops.rows.numba.backend import row_kernel
 
+MOST = 2**31 - 1  # candidates; more than there are classes are all of them
 COMPILED = {"neuralsort": 0, "softsort": 1}  # relaxations that the row kernel knows, by its numbers for them
 
 
@@ -36,5 +37,12 @@ def ranking_rows(
     # a relaxed sort of all scores is not quick in any language, and a network runs through many layers
     if relaxation not in COMPILED or candidates is None:
         return RowLoss(partial(ranked, ranking))
-    numbers = COMPILED[relaxation], candidates, ranking.k, ranking.tau, len(ranking.weights), *ranking.weights
+    numbers = (
+        COMPILED[relaxation],
+        min(candidates, MOST),
+        ranking.k,
+        ranking.tau,
+        len(ranking.weights),
+        *ranking.weights,
+    )
     return RowLoss(partial(ranked, ranking), partial(row_kernel, "ranking.numba.kernel:row", *numbers, of_label=True))

@@ -26,6 +26,8 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
     parser = create_parser()
     given = vars(parser.parse_args(argv))
     file = given.pop("config", "")
+    if given.get("loss") == "":  # as of a variable that is not set
+        parser.error("--loss is empty: expected the name of a loss (`timm losses` lists them)")
     try:
         saved = read_config(file) if file else {}
         return TrainConfig.from_dict(_merged(without_other_loss(saved, given, parser.prog), given))

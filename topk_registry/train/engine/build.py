@@ -19,7 +19,7 @@ from topk_registry.nn.chunked_update.states import expand_states
 from topk_registry.nn.classifier import num_classes_of
 from topk_registry.train.config.config import TrainConfig, spelt
 from topk_registry.train.config.metric_names import LOSSES, metric_sizes, parse_metric
-from topk_registry.train.config.tasks import MULTILABEL
+from topk_registry.train.config.tasks import CLASSIFICATION, MULTILABEL
 from topk_registry.train.config.weights import FLAGS
 from topk_registry.train.engine.evaluate import Crops, Evaluator, LabelSetEvaluator, temperature_of
 from topk_registry.train.engine.resume import recorded_loss
@@ -180,6 +180,10 @@ def classes_of(config: TrainConfig, data: Data) -> int | None:
     if known and wanted and wanted < known:
         raise TrainError(
             f"--num-classes {wanted}: {name_of(config)} has {count_of(range(known), 'class')}; leave it out"
+        )
+    if (wanted or known) == 1 and config.task == CLASSIFICATION:
+        raise TrainError(
+            f"{name_of(config)} has one class, of which nothing can be learned: expected a folder for each of at least 2"
         )
     return wanted or known
 

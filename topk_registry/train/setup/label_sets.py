@@ -42,7 +42,11 @@ def check_label_sets(config: TrainConfig, *, held_out: bool) -> None:
         if not table_of(config, split).is_file():
             raise DataError(f"--labels-csv: there is no file {table_of(config, split)}")
     alone = SPLIT in config.labels_csv or held_out or not config.val_split
-    if not alone and not has_splits(config.labels_csv):
+    try:
+        splits = alone or has_splits(config.labels_csv)
+    except ValueError as error:
+        raise DataError(f"--labels-csv: {error}") from error
+    if not splits:
         raise DataError(
             f"{config.labels_csv} has no column `split`, so evaluation would read the training images: --val-split 0.1 "
             "holds a part out, --val-split '' evaluates nothing, {split} in --labels-csv stands for the split's name"
