@@ -183,7 +183,7 @@ def classes_of(config: TrainConfig, data: Data) -> int | None:
         )
     if (wanted or known) == 1 and config.task == CLASSIFICATION:
         raise TrainError(
-            f"{name_of(config)} has one class, of which nothing can be learned: expected a folder for each of at least 2"
+            f"{name_of(config)} has one class, of which nothing can be learned: expected a folder for each class"
         )
     return wanted or known
 
