@@ -204,3 +204,26 @@ def test_bad_targets_are_told_what_is_wrong(target, message):
         smooth_topk_hinge(torch.zeros(2, 5), target, 2, reduction="mean")
     with pytest.raises(ValueError, match="reduction must be one of 'none', 'mean', 'sum', got 'all'"):
         smooth_topk_hinge(torch.zeros(2, 5), torch.tensor([0, 1]), 2, reduction="all")
+
+
+@pytest.mark.parametrize("impl", ON_CPU)
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "k"), [(7, 2), (7, 5), (7, 6), (80, 70)])
+def test_a_gradient_that_is_differentiated_is_the_gradient(n, k, form, reduction, impl):
+    """Above n / 2 kernels see the negative scores, and so does what is differentiated in their place."""
+    s = torch.randn(3, n, dtype=torch.float64, generator=torch.Generator().manual_seed(k)).requires_grad_()
+    direction, target = s.detach().roll(1, 0).cos(), target_of(form, 3, n)
+
+    def gradient(x: Tensor, create_graph: bool = False) -> Tensor:
+        loss = smooth_topk_hinge(x, target, k, tau=0.5, reduction=reduction, impl=impl)
+        return torch.autograd.grad(loss.sum(), x, create_graph=create_graph)[0]
+
+    first = gradient(s, create_graph=True)
+    torch.testing.assert_close(first, gradient(s), rtol=1e-9, atol=1e-12)
+    (second,) = torch.autograd.grad((first * direction).sum(), s)
+    h = 1e-5
+    above, below = (gradient((s.detach() + step * direction).requires_grad_()) for step in (h, -h))
+    torch.testing.assert_close(second, (above - below) / (2 * h), rtol=1e-5, atol=1e-8)
+    single = s.detach().float().requires_grad_()  # kernels may compute in double precision
+    torch.testing.assert_close(gradient(single, create_graph=True), gradient(single), rtol=1e-4, atol=1e-6)

@@ -8,7 +8,6 @@ value = factor * sum_c q_c w_c L_c, for a target that is labels [B], a distribut
 ``torch/expected.py`` makes one of a backend's other functions.
 """
 
-from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -79,7 +78,9 @@ def expected_hinge(logits: Tensor, target: Tensor | LabelMixture, options: Hinge
             check_finite(sign * s, k)
         return value.sum() if total else value, gradient
 
-    definition = partial(_by_table, target=target, options=options, factor=factor, total=total)
+    def definition(s: Tensor) -> Tensor:  # of the scores that the kernel sees
+        return _by_table(s if sign > 0 else -s, target, options, factor, total)
+
     return Reduced.apply(s, kernel, definition).to(dtype)
 
 
