@@ -78,6 +78,8 @@ def test_links_work_wherever_it_is_copied(page):
     [
         (["9lives"], "a distribution's name is lower-case words"),
         (["class"], "'class' is a word of Python"),
+        (["topk-plugins"], "there is a package 'topk_plugins' already"),
+        (["torch"], "there is a package 'torch' already"),
         (["x", "--prefix", "My"], "argument --prefix: expected lower-case words"),
         (["x", "--author", 'A "B" C'], "argument --author: expected a name without quotes"),
         (["full"], "exists and is not empty"),

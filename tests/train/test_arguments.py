@@ -151,3 +151,21 @@ def test_an_empty_loss_is_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         parse_args(["--loss", ""])
     assert "--loss is empty: expected the name of a loss" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--val-interval", "0"], "--val-interval must be at least 1, got 0"),
+        (["--log-interval", "0"], "--log-interval must be at least 1, got 0"),
+        (["--checkpoint-hist", "0"], "--checkpoint-hist must be at least 1, got 0"),
+        (["-j", "-1"], "--workers must be at least 0, got -1"),
+        (["--clip-grad=-1"], "--clip-grad must be above 0, got -1.0"),
+        (["--clip-grad", "0"], "--clip-grad must be above 0, got 0.0"),
+    ],
+    ids=str,
+)
+def test_numbers_out_of_range_are_refused(capsys, flags, message):
+    with pytest.raises(SystemExit, match="2"):
+        parse_args(flags)
+    assert message in capsys.readouterr().err

@@ -30,6 +30,7 @@ FOLDER = (
         (["--opt", "gradient_ascent"], "timm has no optimizer 'gradient_ascent'"),
         (["--opt", "adamww"], "timm has no optimizer 'adamww'; did you mean adamw"),
         (["--eval-metric", "top_five"], "--eval-metric must be"),
+        (["--eval-metric", "top0"], "--eval-metric must be"),
         (["--label-noise", "1.5"], "--label-noise must be in [0, 1]"),
         (["--subset", "0"], "--subset must be in (0, 1]"),
         (["--val-split", "1.5"], "fractional --val-split must be in (0, 1)"),

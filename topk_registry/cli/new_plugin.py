@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from datetime import date
+from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
 
@@ -49,6 +50,8 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"argument --prefix: expected lower-case words with underscores between, got {prefix!r}")
     if iskeyword(name):
         parser.error(f"{name!r} is a word of Python: choose another name")
+    if (package := find_spec(name.replace("-", "_"))) is not None:
+        parser.error(f"there is a package {package.name!r} already, which {name!r} would hide: choose another name")
     if args.author is not None and not re.fullmatch(r'[^"\\\n]+', args.author):
         parser.error(f"argument --author: expected a name without quotes or backslashes, got {args.author!r}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -13,6 +13,8 @@ from topk_registry.train.config.timm_names import from_timm
 from topk_registry.train.config.weights import SETTINGS, idle_setting
 from topk_registry.train.errors import ConfigError
 
+LEAST = {"val_interval": 1, "log_interval": 1, "checkpoint_hist": 1, "workers": 0}  # of these settings
+
 # Defaults where no data is named: a job that a laptop finishes in a minute or two.
 BUILTIN_DEFAULTS: dict[str, Any] = {
     "dataset": "topk/hierarchy",
@@ -85,6 +87,11 @@ class TrainConfig(
             if choices and value is not None and value not in choices:
                 raise ConfigError(f"{spelt(setting.name)} must be one of {', '.join(map(str, choices))}, got {value!r}")
             object.__setattr__(self, setting.name, value)
+        for name, least in LEAST.items():
+            if (value := getattr(self, name)) < least:
+                raise ConfigError(f"{spelt(name)} must be at least {least}, got {value!r}")
+        if self.clip_grad is not None and not self.clip_grad > 0:  # below 0 every step would go uphill
+            raise ConfigError(f"--clip-grad must be above 0, got {self.clip_grad!r}")
         object.__setattr__(self, "grad_accum_steps", max(1, self.grad_accum_steps))
         self._check_together()
 

@@ -5,8 +5,8 @@ import re
 from topk_registry.train.config.tasks import CLASSIFICATION, MULTILABEL
 from topk_registry.train.errors import TrainError
 
-METRIC = re.compile(r"(?:(macro|many|medium|few)[-_])?top(\d+)|nll|loss")
-MULTILABEL_METRIC = re.compile(r"map|(?:micro|macro|sample)_f1|exact_match|top(\d+)_recall|bce")
+METRIC = re.compile(r"(?:(macro|many|medium|few)[-_])?top([1-9]\d*)|nll|loss")
+MULTILABEL_METRIC = re.compile(r"map|(?:micro|macro|sample)_f1|exact_match|top([1-9]\d*)_recall|bce")
 # where a smaller value is a better one
 LOSSES = ("nll", "bce")
 
