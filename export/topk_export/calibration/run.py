@@ -205,7 +205,10 @@ def _calibrate(
     else:
         limits = find_thresholds(samples, plan.alpha, plan.rule, **plan.all_rule_options)
         enough = np.array(not np.ndim(limits.scores))
-    if (np.isposinf(limits.scores) & enough).any():
+    missed = (np.isposinf(limits.scores) & enough).any()
+    if plan.rule == "interpolated" and limit is not None:  # which cuts what is infinite
+        missed = np.isposinf(marginal(samples.label_scores(), plan.alpha))
+    if missed:
         beyond = "have an infinite score" if limit is None else f"are beyond the {limit} best classes, which are all"
         raise ValueError(
             f"more than {plan.alpha:g} of the labels {beyond} that score {score.name} looks at: take a larger "

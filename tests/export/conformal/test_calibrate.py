@@ -240,6 +240,10 @@ def test_a_registered_data_set_can_be_held_out(tmp_path, capsys):
         (["--tune-share", "0"], "raps is tuned on samples of its own, and tune = 0 leaves none"),
         (["--report-share", "1"], "shares of samples must be between 0 and 1, got report 1.0"),
         (["--score", "aps", "--max-size", "1", "--alpha", "0.02"], "beyond the 1 best classes"),
+        (
+            ["--score", "aps", "--max-size", "1", "--alpha", "0.02", "--rule", "interpolated"],
+            "beyond the 1 best classes",
+        ),
         (["--score", "lac", "--share", "0.5"], "rule marginal takes no options, got share"),
         (["--score", "pas", "--weight", "0.5"], "score pas takes prior, weights, got weight"),
         (
