@@ -17,8 +17,9 @@ from tests.ops.triton_runs import (
 )
 from tests.oracles import mp_smooth_svm
 from topk_registry.functional import linear_smooth_topk, topk_label_margins
+from topk_registry.ops import constant
 from topk_registry.ops.hinge import Hinge
-from topk_registry.ops.ksubset import custom_ops, definition, request, smooth_topk_hinge
+from topk_registry.ops.ksubset import custom_ops, definition, smooth_topk_hinge
 from topk_registry.ops.ksubset.chunked import layer
 from topk_registry.ops.ksubset.chunked.api import linear_label_margins, linear_topk
 from topk_registry.ops.ksubset.torch import backend as composite
@@ -733,7 +734,7 @@ def reads(monkeypatch):
         launch(kernel, grid, s, *args, **options)
 
     monkeypatch.setattr(cuda, "launch", recorded)
-    monkeypatch.setattr(request, "choose", lambda impl, *request: "triton" if impl == "auto" else impl)
+    monkeypatch.setattr(constant, "choose", lambda op, impl, *request: "triton" if impl == "auto" else impl)
     return found
 
 

@@ -87,7 +87,8 @@ class ExpectedHinge(torch.autograd.Function):
         if p.group is not None:
             all_reduce(sums, p.group, "summing the losses of classes")
         value, of_c, of_top = sums.split([1, p.k + 1, state.top.shape[1]], 1)
-        check_scores(value, state.top[:, p.k if p.sign > 0 else p.k - 1], costs.k, p.sign)
+        kth = state.top[:, p.k if p.sign > 0 else p.k - 1]
+        check_scores(value, kth.masked_fill(state.P[0].isnan(), torch.nan), costs.k, p.sign)  # NaN is not too few
         with torch.enable_grad():
             # a class that is not there has no margin to change
             scalar = (f.in_top * of_top).nan_to_num(0.0, 0.0, 0.0).sum() + (f.c.T * of_c).sum()
