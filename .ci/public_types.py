@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 PACKAGES = ("topk_registry", "topk_export")
-NAMESPACES = ("topk_registry.functional", "topk_registry.rows", "topk_registry.errors")
+NAMESPACES = ("topk_registry.functional", "topk_registry.rows", "topk_registry.options", "topk_registry.errors")
 
 
 def definitions(package: str) -> tuple[str, ...]:

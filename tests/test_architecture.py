@@ -14,7 +14,7 @@ import grimp
 import pytest
 
 import topk_registry
-from topk_registry import errors, functional, rows
+from topk_registry import errors, functional, options, rows
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -118,7 +118,7 @@ def files_of(folder: str) -> list[Path]:
 
 
 PUBLIC = {"topk_registry": set(dir(topk_registry))}  # names by namespace, for plug-ins to import
-PUBLIC |= {module.__name__: set(module.__all__) for module in (errors, functional, rows)}
+PUBLIC |= {module.__name__: set(module.__all__) for module in (errors, functional, options, rows)}
 
 
 def label(path: Path) -> str:

@@ -24,7 +24,7 @@ TOP = """
     LossInfo PerturbedTopK
     PluginError SphericalLinear SphericalSGD TopKClassifier TopKHead TopKLoss TopKOutput __version__ accepted_context
     analysis conformal create_loss distributions errors fit_temperature functional get_loss_builder is_loss list_losses
-    loss_info mean_over_ranks metrics normalize_classifier refresh_plugins register_loss rows testing train
+    loss_info mean_over_ranks metrics normalize_classifier options refresh_plugins register_loss rows testing train
     use_backend
 """
 BEFORE = """
@@ -63,6 +63,7 @@ NAMESPACES = {
     "metrics": """
         GradientSparsity LabelSetMetrics MarginalCalibration SetCoverage StreamingMetric TopKAccuracy average_precision
     """,
+    "options": "choice integer number numbers",
     "rows": """
         Curve RowLoss aldr_rows array_kernel lapsum_rows ldr_rows perturbed_hinge_rows quadratic_bound_of_sums
         quadratic_bound_rows ranking_rows row_losses sigmoid_rows smooth_topk_rows soft_topk_rows softmax_rows

@@ -25,6 +25,7 @@ Settings
 
 Namespaces, imported on first use:
     topk_registry.functional     functions of tensors: topk_marginals, smooth_topk_loss, perturbed_topk ...
+    topk_registry.options        checks of the options that losses are given
     topk_registry.rows           what plug-ins build losses with kernels from: RowLoss, Curve, softmax_rows ...
     topk_registry.errors         every error that callers may want to catch
     topk_registry.analysis       comparisons and reports of classifiers
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from . import errors as errors
     from . import functional as functional
     from . import metrics as metrics
+    from . import options as options
     from . import rows as rows
     from . import testing as testing
     from . import train as train
@@ -95,6 +97,7 @@ else:
         "errors",
         "functional",
         "metrics",
+        "options",
         "rows",
         "testing",
         "train",

@@ -1,10 +1,10 @@
 """Required gaps of classes, and those that grow as classes get rarer (the margins of Cao et al. 2019)."""
 
-import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
+
+from topk_registry.options import numbers
 
 
 def relative_gaps(class_counts: Tensor | Sequence[float] | None) -> Tensor:
@@ -38,16 +38,7 @@ def checked_gaps(alpha: float | Tensor | Sequence[float]) -> Tensor:
         >>> checked_gaps(0.1).item()
         0.1
     """
-    gaps = torch.as_tensor(alpha, dtype=torch.float64).detach().clone()
-    if gaps.ndim > 1 or not bool(((gaps >= 0) & gaps.isfinite()).all()):
-        raise ValueError(f"alpha must be one finite non-negative number, or one a class, got {alpha!r}")
-    return gaps
-
-
-def check_max_margin(max_margin: float) -> None:
-    """Raise unless the largest gap is a finite number of at least 0."""
-    if not 0 <= max_margin < math.inf:
-        raise ValueError(f"max_margin must be finite and at least 0, got {max_margin!r}")
+    return numbers(alpha, "alpha", at_least=0, or_one=True)
 
 
 def checked_counts(class_counts: Tensor | Sequence[float] | None) -> Tensor:
@@ -59,10 +50,7 @@ def checked_counts(class_counts: Tensor | Sequence[float] | None) -> Tensor:
     """
     if class_counts is None:
         raise ValueError("class_counts is required: the number of training samples of each class [n]")
-    counts = torch.as_tensor(class_counts, dtype=torch.float64).detach().clone()
-    if counts.ndim != 1 or not bool((counts >= 0).all() and counts.isfinite().all() and (counts > 0).any()):
-        raise ValueError(
-            "class_counts must hold one finite non-negative number a class, not all of them zero, "
-            f"got {counts.tolist() if counts.numel() <= 10 else list(counts.shape)}"
-        )
+    counts = numbers(class_counts, "class_counts", at_least=0)
+    if not bool((counts > 0).any()):
+        raise ValueError(f"class_counts must not all be 0, got {len(counts)} of them")
     return counts.clamp(min=counts[counts > 0].min())

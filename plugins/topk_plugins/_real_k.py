@@ -1,12 +1,12 @@
 """What losses share whose k may be any real number between 0 and the number of classes."""
 
-import math
 from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor
 
 from topk_registry import ClassificationLoss, LabelMixture
+from topk_registry.options import number
 
 
 class RealK(ClassificationLoss):
@@ -27,16 +27,12 @@ class RealK(ClassificationLoss):
         ignore_index: int = -100,
     ) -> None:
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
-        if not 0.0 < k < math.inf:
-            raise ValueError(f"k must be a number above 0 and below the number of classes, got {k!r}")
-        if not 0.0 < tau < math.inf:
-            raise ValueError(f"tau must be positive and finite, got {tau!r}")
-        self.k, self.tau = k, float(tau)
+        self.k, self.tau = number(k, "k", above=0), number(tau, "tau", above=0)
 
     def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
         n = logits.shape[min(1, logits.ndim - 1)] if logits.ndim else 0
         if n > 1 and self.k >= n:
-            raise ValueError(f"k must be below the number of classes: k = {self.k}, logits have {n}")
+            raise ValueError(f"k must be below the number of classes: k = {self.k:g}, logits have {n}")
         return super().forward(logits, target)
 
     def extra_repr(self) -> str:

@@ -1,13 +1,13 @@
 """Losses of several set sizes at once: their options, and the likelihood of a mixture."""
 
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from topk_registry import TopKLoss
+from topk_registry.options import integer, numbers
 
 
 class SeveralSizes(TopKLoss):
@@ -47,22 +47,32 @@ def set_sizes(
         >>> set_sizes([1, 5], [1, 3])
         ((1, 5), (0.25, 0.75), '[1, 5]')
     """
-    several = isinstance(k, Sequence)
-    sizes: list[Any] = list(k) if isinstance(k, Sequence) else [k]
-    if not sizes or any(isinstance(one, bool) or not isinstance(one, Integral) or one < 1 for one in sizes):
-        raise ValueError(f"k must be {'integers' if several else 'an integer'} of at least 1, got {k!r}")
+    sizes = _integers(k) if isinstance(k, Sequence) and not isinstance(k, str) else [integer(k, "k", at_least=1)]
     if len(set(sizes)) < len(sizes):
         raise ValueError(f"k must name each set size once, got {k!r}")
-    weights = [1.0] * len(sizes) if k_weights is None else [float(weight) for weight in k_weights]
+    try:
+        weights = [1.0] * len(sizes) if k_weights is None else numbers(k_weights, "k_weights", at_least=0).tolist()
+    except ValueError:
+        weights = []
     total = sum(weights)
-    if len(weights) != len(sizes) or not all(weight >= 0 for weight in weights) or not 0 < total < float("inf"):
+    if len(weights) != len(sizes) or not 0 < total < float("inf"):
         raise ValueError(
             f"k_weights must hold one non-negative number for each of k = {k!r}, not all of them zero, "
             f"got {k_weights!r}"
         )
-    kept = [(int(size), weight / total) for size, weight in zip(sizes, weights, strict=True) if weight]
+    kept = [(size, weight / total) for size, weight in zip(sizes, weights, strict=True) if weight]
     shown = str(kept[0][0]) if len(kept) == 1 else str([size for size, _ in kept])
     return tuple(size for size, _ in kept), tuple(share for _, share in kept), shown
+
+
+def _integers(k: Sequence[int]) -> list[int]:
+    try:
+        sizes = [integer(one, "k", at_least=1) for one in k]
+    except ValueError:
+        sizes = []
+    if not sizes:
+        raise ValueError(f"k must be integers of at least 1, got {k!r}")
+    return sizes
 
 
 def mixture_nll(losses: Tensor, shares: Sequence[float]) -> Tensor:

@@ -21,6 +21,7 @@ from topk_plugins._margins import checked_gaps
 from topk_plugins._sizes import SeveralSizes, mixture_nll
 from topk_registry import LabelMixture
 from topk_registry.functional import linear_smooth_topk, smooth_topk_loss, soft_hinge, topk_margins
+from topk_registry.options import choice, number
 from topk_registry.rows import RowLoss, smooth_topk_rows
 
 
@@ -94,12 +95,8 @@ class SmoothTopKSVM(SeveralSizes):
             label_smoothing=label_smoothing,
             ignore_index=ignore_index,
         )
-        if combine not in ("mean", "likelihood"):
-            raise ValueError(f"combine must be 'mean' or 'likelihood', got {combine!r}")
-        self.combine = combine
-        if not 0.0 < tau < float("inf"):
-            raise ValueError(f"tau must be positive and finite, got {tau!r}")
-        self.tau = float(tau)
+        self.combine = choice(combine, "combine", ("mean", "likelihood"))
+        self.tau = number(tau, "tau", above=0)
         self.register_buffer("alpha", checked_gaps(alpha))
 
     @property

@@ -1,6 +1,5 @@
 """Training for small prediction sets: Stutz et al. 2022, and Noorani et al. 2025 with less variance."""
 
-import math
 from fractions import Fraction
 from typing import ClassVar
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 
 from topk_registry import BatchLoss
+from topk_registry.options import integer, number
 
 LARGEST = 10**9  # denominator of an alpha, whose product with a number of rows 64 bits hold
 LEAST = 1e-8  # added before the logarithm, as by the authors
@@ -77,21 +77,13 @@ class ConformalTraining(BatchLoss):
         ignore_index: int = -100,
     ) -> None:
         super().__init__(ignore_index=ignore_index)
-        for name, value in (("alpha", alpha), ("calibration", calibration)):
-            if not 0.0 < value < 1.0:
-                raise ValueError(f"{name} must be above 0 and below 1, got {value!r}")
-        if not 0.0 < tau < math.inf:
-            raise ValueError(f"tau must be positive and finite, got {tau!r}")
-        for name, value in (
-            ("kappa", kappa), ("size_weight", size_weight), ("cross_entropy_weight", cross_entropy_weight),
-        ):  # fmt: skip
-            if not 0.0 <= value < math.inf:
-                raise ValueError(f"{name} must be finite and at least 0, got {value!r}")
-        if isinstance(neighbours, bool) or neighbours != int(neighbours) or neighbours < 1:
-            raise ValueError(f"neighbours must be an integer of at least 1, got {neighbours!r}")
-        self.alpha, self.tau, self.kappa = float(alpha), float(tau), float(kappa)
-        self.size_weight, self.cross_entropy_weight = float(size_weight), float(cross_entropy_weight)
-        self.calibration, self.neighbours = float(calibration), int(neighbours)
+        self.alpha = number(alpha, "alpha", above=0, below=1)
+        self.tau = number(tau, "tau", above=0)
+        self.kappa = number(kappa, "kappa", at_least=0)
+        self.size_weight = number(size_weight, "size_weight", at_least=0)
+        self.cross_entropy_weight = number(cross_entropy_weight, "cross_entropy_weight", at_least=0)
+        self.calibration = number(calibration, "calibration", above=0, below=1)
+        self.neighbours = integer(neighbours, "neighbours", at_least=1)
 
     def of_batch(self, logits: Tensor, label: Tensor, counted: Tensor) -> Tensor:
         scores = logits.log_softmax(-1)

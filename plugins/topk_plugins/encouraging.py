@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from topk_registry import ClassificationLoss
+from topk_registry.options import choice, integer, number
 from topk_registry.rows import Curve, RowLoss, sigmoid_rows, softmax_rows
 
 FLOOR = math.log(1e-5)  # the published clamp: log(1 - p) is read as log(max(1 - p, 1e-5))
@@ -127,17 +128,15 @@ class Encouraging(ClassificationLoss):
         ignore_index: int = -100,
     ) -> None:
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
-        _check_range("log_end", log_end, 0, 1)
-        _check_range("bonus_start", bonus_start, 0, 1 - 1e-5)
-        _check_range("rho", rho, 0, math.inf)
-        _check_range("start_epoch", start_epoch, 0, math.inf)
-        _check_choice("schedule", schedule, SCHEDULES)
-        _check_choice("scheduled", scheduled, SCHEDULED)
+        self.log_end = number(log_end, "log_end", at_least=0, at_most=1)
+        self.bonus_start = number(bonus_start, "bonus_start", at_least=0, at_most=1 - 1e-5)
+        self.rho, self.rate = number(rho, "rho", at_least=0), number(rate, "rate")
+        self.schedule = choice(schedule, "schedule", SCHEDULES)
+        self.scheduled = choice(scheduled, "scheduled", SCHEDULED)
+        self.start_epoch = integer(start_epoch, "start_epoch", at_least=0)
+        self.total_epochs = None if total_epochs is None else integer(total_epochs, "total_epochs", at_least=0)
         if schedule != "constant" and not total_epochs:
             raise ValueError(f"schedule = {schedule!r} needs total_epochs, got {total_epochs!r}")
-        self.log_end, self.bonus_start, self.rho = float(log_end), float(bonus_start), float(rho)
-        self.schedule, self.scheduled, self.rate = schedule, scheduled, float(rate)
-        self.start_epoch, self.total_epochs = int(start_epoch), total_epochs
         # a tensor, so that a compiled loss follows the epoch without being compiled again
         self.register_buffer("epoch", torch.zeros((), dtype=torch.float64), persistent=False)
 
@@ -260,12 +259,8 @@ class Mirror(ClassificationLoss):
         ignore_index: int = -100,
     ) -> None:
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
-        _check_choice("base", base, tuple(BASES))
-        _check_choice("link", link, LINKS)
-        _check_range("rho", rho, 0, math.inf)
-        if not 0 < gamma < math.inf:
-            raise ValueError(f"gamma must be finite and above 0, got {gamma!r}")
-        self.base, self.link, self.gamma, self.rho = base, link, float(gamma), float(rho)
+        self.base, self.link = choice(base, "base", tuple(BASES)), choice(link, "link", LINKS)
+        self.gamma, self.rho = number(gamma, "gamma", above=0), number(rho, "rho", at_least=0)
 
     takes_half = True
 
@@ -292,13 +287,3 @@ class Mirror(ClassificationLoss):
     def extra_repr(self) -> str:
         options = f"base={self.base!r}, gamma={self.gamma:g}, rho={self.rho:g}, link={self.link!r}"
         return f"{options}, {super().extra_repr()}"
-
-
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high or value == math.inf:
-        raise ValueError(f"{name} must be in [{low}, {high}], got {value!r}")
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from topk_registry import TopKLoss
+from topk_registry.options import number
 from topk_registry.rows import Curve, RowLoss, softmax_rows
 
 LEAST = 0.1  # from this m on 1 - (1 - p) / (1 + m) keeps the digits of p + m
@@ -103,12 +104,8 @@ class EpsilonSoftmax(TopKLoss):
         super().__init__(
             k, weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index
         )
-        for name, value in (("m", m), ("alpha", alpha), ("beta", beta)):
-            if not 0.0 <= value < math.inf:
-                raise ValueError(f"{name} must be finite and at least 0, got {value!r}")
-        if not 0.0 <= floor < 1.0:
-            raise ValueError(f"floor must be in [0, 1), got {floor!r}")
-        self.m, self.alpha, self.beta, self.floor = float(m), float(alpha), float(beta), float(floor)
+        self.m, self.alpha = number(m, "m", at_least=0), number(alpha, "alpha", at_least=0)
+        self.beta, self.floor = number(beta, "beta", at_least=0), number(floor, "floor", at_least=0, below=1)
 
     takes_half = True
 

@@ -11,14 +11,14 @@ Reference:
     classification. ICML 2022.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from topk_plugins._margins import check_max_margin, relative_gaps
+from topk_plugins._margins import relative_gaps
 from topk_registry import TopKLoss
+from topk_registry.options import integer, number
 from topk_registry.rows import RowLoss, perturbed_hinge_rows
 
 
@@ -66,16 +66,10 @@ class NoisedTopK(TopKLoss):
         super().__init__(
             k, weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index
         )
-        perturbed_hinge_rows(self.k + 1, epsilon=epsilon, num_samples=num_samples)  # raises where these cannot be
-        self.epsilon, self.num_samples = float(epsilon), int(num_samples)
+        self.epsilon = number(epsilon, "epsilon", at_least=0)
+        self.num_samples = integer(num_samples, "num_samples", at_least=1)
 
     takes_half = True
-
-    def checked_option(self, name: str, value: Any) -> Any:
-        value = super().checked_option(name, value)
-        if name in ("epsilon", "num_samples"):
-            perturbed_hinge_rows(self.k + 1, **{name: value})
-        return value
 
     def row_loss(self, logits: Tensor) -> RowLoss:
         return perturbed_hinge_rows(
@@ -161,10 +155,7 @@ class NoisedTopKImbalanced(NoisedTopK):
             label_smoothing=label_smoothing,
             ignore_index=ignore_index,
         )
-        if not 0 < scale < math.inf:
-            raise ValueError(f"scale must be finite and above 0, got {scale!r}")
-        check_max_margin(max_margin)
-        self.scale, self.max_margin = float(scale), float(max_margin)
+        self.scale, self.max_margin = number(scale, "scale", above=0), number(max_margin, "max_margin", at_least=0)
         # an option, not a state: a checkpoint must load whatever the counts are
         self.register_buffer("relative_gaps", relative_gaps(class_counts), persistent=False)
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topk_plugins._margins import check_max_margin, relative_gaps
+from topk_plugins._margins import checked_counts, relative_gaps
 from topk_registry import ClassificationLoss, LabelMixture
+from topk_registry.options import integer, number
 from topk_registry.rows import Curve, RowLoss, softmax_rows
 
 LARGE = 60.0  # a gap whose exponential is still far from overflow in single precision
@@ -78,9 +79,7 @@ class Focal(ClassificationLoss):
         ignore_index: int = -100,
     ) -> None:
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
-        if not 0 <= gamma < math.inf:
-            raise ValueError(f"gamma must be finite and at least 0, got {gamma!r}")
-        self.gamma = float(gamma)
+        self.gamma = number(gamma, "gamma", at_least=0)
 
     takes_half = True
 
@@ -161,10 +160,8 @@ class LDAM(ClassificationLoss):
         ignore_index: int = -100,
     ) -> None:
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
-        if not 0 < scale < math.inf:
-            raise ValueError(f"scale must be finite and above 0, got {scale!r}")
-        check_max_margin(max_margin)
-        self.max_margin, self.scale, self.beta = float(max_margin), float(scale), float(beta)
+        self.max_margin, self.scale = number(max_margin, "max_margin", at_least=0), number(scale, "scale", above=0)
+        self.beta = number(beta, "beta", at_least=0, below=1)
         # not in the state_dict: they are options, and a checkpoint must load whatever the counts are
         self.register_buffer("relative_gaps", relative_gaps(class_counts), persistent=False)
         assert class_counts is not None, "relative_gaps raises without it"
@@ -244,25 +241,21 @@ def effective_number_weights(class_counts: Tensor | Sequence[float], beta: float
         >>> effective_number_weights([100, 10, 1], 0.9)
         tensor([0.2393, 0.3674, 2.3932], dtype=torch.float64)
     """
-    _check_beta(beta)
-    counts = torch.as_tensor(class_counts, dtype=torch.float64).detach()
-    counts = counts.clamp(min=counts[counts > 0].min())
+    beta, counts = number(beta, "beta", at_least=0, below=1), checked_counts(class_counts)
     effective = -torch.expm1(counts * math.log(beta)) if beta > 0 else torch.ones_like(counts)
     weights = 1 / effective
     return weights / weights.mean()
 
 
-def _check_beta(beta: float) -> None:
-    if not 0 <= beta < 1:
-        raise ValueError(f"beta must be in [0, 1), got {beta!r}")
-
-
 def _first_epoch(drw_epoch: float | None, total_epochs: int | None) -> int | None:
+    if total_epochs is not None:
+        total_epochs = integer(total_epochs, "total_epochs", at_least=0)
     if drw_epoch is None:
         return None
-    if isinstance(drw_epoch, bool) or drw_epoch < 0 or (drw_epoch > 1 and drw_epoch != int(drw_epoch)):
+    drw_epoch = number(drw_epoch, "drw_epoch", at_least=0)
+    if drw_epoch > 1 and not drw_epoch.is_integer():
         raise ValueError(f"drw_epoch must be a whole number of epochs or a share of them in (0, 1), got {drw_epoch!r}")
-    if drw_epoch == int(drw_epoch):
+    if drw_epoch.is_integer():
         return int(drw_epoch)
     if total_epochs is None:
         raise ValueError(f"drw_epoch = {drw_epoch!r} is a share of total_epochs, which is missing")

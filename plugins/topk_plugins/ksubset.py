@@ -4,7 +4,6 @@ A row with k labels Y is a draw of k classes: P(S = Y) = exp(sum_{i in Y} x_i) /
 cross-entropy is the case of one label each. The gradient is (pi - 1_Y) / theta, with the marginals pi of that k.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from topk_registry import ClassificationLoss, KSubset, LabelMixture
+from topk_registry.options import number
 from topk_registry.rows import RowLoss, softmax_rows
 
 
@@ -63,9 +63,7 @@ class KSubsetNLL(ClassificationLoss):
         ignore_index: int = -100,
     ) -> None:
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
-        if not 0.0 < temperature < math.inf:
-            raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
-        self.temperature = float(temperature)
+        self.temperature = number(temperature, "temperature", above=0)
 
     def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
         if isinstance(target, LabelMixture):  # a set's loss is not a sum over its labels

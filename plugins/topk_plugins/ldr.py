@@ -8,13 +8,13 @@ Towards lambda = 0 it is the largest z, a hinge; at lambda = 1 without a gap it 
 chooses lambda for each sample: it takes away from lambda_0 where one class stands out.
 """
 
-import math
 from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor
 
 from topk_registry import ClassificationLoss
+from topk_registry.options import number
 from topk_registry.rows import RowLoss, aldr_rows, ldr_rows
 
 
@@ -60,11 +60,7 @@ class LDRKL(ClassificationLoss):
         ignore_index: int = -100,
     ) -> None:
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
-        if not 0.0 < temperature < math.inf:
-            raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
-        if not 0.0 <= gap < math.inf:
-            raise ValueError(f"gap must be finite and at least 0, got {gap!r}")
-        self.temperature, self.gap = float(temperature), float(gap)
+        self.temperature, self.gap = number(temperature, "temperature", above=0), number(gap, "gap", at_least=0)
 
     def row_loss(self, logits: Tensor) -> RowLoss:
         return ldr_rows(logits.shape[1], temperature=self.temperature, gap=self.gap)
@@ -131,13 +127,8 @@ class ALDRKL(ClassificationLoss):
         ignore_index: int = -100,
     ) -> None:
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
-        if not 0.0 < temperature < math.inf:
-            raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
-        if not 1.0 < alpha < math.inf:
-            raise ValueError(f"alpha must be finite and above 1, got {alpha!r}")
-        if not 0.0 <= gap < math.inf:
-            raise ValueError(f"gap must be finite and at least 0, got {gap!r}")
-        self.temperature, self.alpha, self.gap = float(temperature), float(alpha), float(gap)
+        self.temperature, self.gap = number(temperature, "temperature", above=0), number(gap, "gap", at_least=0)
+        self.alpha = number(alpha, "alpha", above=1)
 
     def row_loss(self, logits: Tensor) -> RowLoss:
         return aldr_rows(temperature=self.temperature, alpha=self.alpha, gap=self.gap)

@@ -9,13 +9,13 @@ By default softmax takes the place of the first row for k = 1, as in the authors
 there. Only the highest scores and the label are ranked.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from topk_plugins._sizes import SeveralSizes, set_sizes
+from topk_registry.options import choice, integer, number
 from topk_registry.rows import RowLoss, ranking_rows, softmax_rows
 
 RELAXATIONS = ("neuralsort", "softsort", "odd_even", "bitonic")
@@ -87,7 +87,7 @@ class DifferentiableTopK(SeveralSizes):
         label_smoothing: float = 0.0,
         ignore_index: int = -100,
     ) -> None:
-        self._candidates, self.top1 = candidates, top1
+        self._candidates, self.top1 = candidates, choice(top1, "top1", ("softmax", "sort"))
         super().__init__(
             k,
             k_weights,
@@ -96,15 +96,8 @@ class DifferentiableTopK(SeveralSizes):
             label_smoothing=label_smoothing,
             ignore_index=ignore_index,
         )
-        if relaxation not in RELAXATIONS:
-            raise ValueError(f"relaxation must be one of {', '.join(map(repr, RELAXATIONS))}, got {relaxation!r}")
-        if swap not in ("cauchy", "logistic"):
-            raise ValueError(f"swap must be 'cauchy' or 'logistic', got {swap!r}")
-        if top1 not in ("softmax", "sort"):
-            raise ValueError(f"top1 must be 'softmax' or 'sort', got {top1!r}")
-        if not 0.0 < tau < math.inf:
-            raise ValueError(f"tau must be positive and finite, got {tau!r}")
-        self.relaxation, self.tau, self.swap = relaxation, float(tau), swap
+        self.relaxation = choice(relaxation, "relaxation", RELAXATIONS)
+        self.tau, self.swap = number(tau, "tau", above=0), choice(swap, "swap", ("cauchy", "logistic"))
 
     def take_sizes(self, k: int | Sequence[int], k_weights: Sequence[float] | None) -> None:
         """Take set sizes and their weights; ``candidates`` depend on the largest."""
@@ -139,13 +132,14 @@ class DifferentiableTopK(SeveralSizes):
 
 
 def _number_of(candidates: int | str | None, k: int, top1: str) -> int | None:
-    if candidates == "auto":
+    if isinstance(candidates, str) and candidates == "auto":
         return None if k == 1 and top1 == "softmax" else max(FEWEST, 2 * k + 2)
     if candidates is None:
         return None
-    finite = not isinstance(candidates, (str, bool)) and k < candidates < math.inf
-    if not finite or int(candidates) != candidates:
+    try:
+        return integer(candidates, "candidates", at_least=k + 1)
+    except ValueError:
         raise ValueError(
-            f"candidates must be 'auto', a whole number above k = {k}, or None for all classes, got {candidates!r}"
-        )
-    return int(candidates)
+            f"candidates must be 'auto', a whole number above k = {k} and below 2**31, or None for all classes, "
+            f"got {candidates!r}"
+        ) from None

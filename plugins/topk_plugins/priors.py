@@ -1,6 +1,5 @@
 """Cross-entropy on scores that are shifted by how frequent each class is in training."""
 
-import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -8,6 +7,7 @@ from torch import Tensor
 
 from topk_plugins._margins import checked_counts
 from topk_registry import ClassificationLoss
+from topk_registry.options import number
 from topk_registry.rows import RowLoss, softmax_rows
 
 
@@ -56,9 +56,7 @@ class LogitAdjustment(ClassificationLoss):
         ignore_index: int = -100,
     ) -> None:
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
-        if not 0.0 <= tau < math.inf:
-            raise ValueError(f"tau must be finite and at least 0, got {tau!r}")
-        self.tau = float(tau)
+        self.tau = number(tau, "tau", at_least=0)
         counts = checked_counts(class_counts)
         # an option, not a state: a checkpoint must load whatever the counts are
         self.register_buffer("log_prior", (counts / counts.sum()).log(), persistent=False)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from topk_registry import ClassificationLoss
+from topk_registry.options import number
 from topk_registry.rows import Curve, RowLoss, softmax_rows
 
 
@@ -53,9 +54,7 @@ class GeneralisedCrossEntropy(ClassificationLoss):
         ignore_index: int = -100,
     ) -> None:
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
-        if not 0.0 < q <= 1.0:
-            raise ValueError(f"q must be in (0, 1], got {q!r}")
-        self.q = float(q)
+        self.q = number(q, "q", above=0, at_most=1)
 
     def row_loss(self, logits: Tensor) -> RowLoss:
         return softmax_rows(Curve(self._loss, _generalised, (self.q, 1 / self.q)))

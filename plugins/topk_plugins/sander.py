@@ -6,13 +6,13 @@ is Sander et al.'s top-k mask for p = 2. The loss compares the value of this max
 the label entirely, as the smooth top-k SVM does with sums over sets. It is the sparsemax loss for k = 1.
 """
 
-import math
 from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor
 
 from topk_registry import TopKLoss
+from topk_registry.options import number
 from topk_registry.rows import RowLoss, sparse_topk_rows
 
 
@@ -65,9 +65,7 @@ class SparseTopK(TopKLoss):
         super().__init__(
             k, weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index
         )
-        if not 0.0 < tau < math.inf:
-            raise ValueError(f"tau must be positive and finite, got {tau!r}")
-        self.tau = float(tau)
+        self.tau = number(tau, "tau", above=0)
 
     def row_loss(self, logits: Tensor) -> RowLoss:
         return sparse_topk_rows(self.k, tau=self.tau)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from topk_registry import ClassificationLoss
+from topk_registry.options import number
 from topk_registry.rows import RowLoss, quadratic_bound_of_sums, quadratic_bound_rows, squares_rows
 
 
@@ -85,9 +86,7 @@ class LogSphericalSoftmax(_LogLikelihood):
         ignore_index: int = -100,
     ) -> None:
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
-        if not 0 < epsilon < math.inf:
-            raise ValueError(f"epsilon must be finite and above 0, got {epsilon!r}")
-        self.epsilon = float(epsilon)
+        self.epsilon = number(epsilon, "epsilon", above=0)
 
     def extra_repr(self) -> str:
         return f"epsilon={self.epsilon:g}, {super().extra_repr()}"

@@ -189,13 +189,13 @@ def test_the_weight_is_a_copy_and_a_buffer():
     ("options", "message"),
     [
         ({"reduction": "average"}, "reduction must be one of 'none', 'mean', 'sum', got 'average'"),
-        ({"label_smoothing": 1.1}, r"label_smoothing must be in \[0, 1\], got 1.1"),
-        ({"label_smoothing": -0.1}, r"label_smoothing must be in \[0, 1\], got -0.1"),
-        ({"label_smoothing": torch.nan}, r"label_smoothing must be in \[0, 1\], got nan"),
-        ({"weight": [1.0, -1.0]}, "weight must hold one finite, non-negative factor a class"),
-        ({"weight": [1.0, torch.nan]}, "weight must hold one finite, non-negative factor a class"),
-        ({"weight": [1.0, torch.inf]}, "weight must hold one finite, non-negative factor a class"),
-        ({"weight": [[1.0, 1.0]]}, r"one finite, non-negative factor a class, got \[\[1.0, 1.0\]\]"),
+        ({"label_smoothing": 1.1}, r"label_smoothing must be a finite number from 0 to 1, got 1.1"),
+        ({"label_smoothing": -0.1}, r"label_smoothing must be a finite number from 0 to 1, got -0.1"),
+        ({"label_smoothing": torch.nan}, r"label_smoothing must be a finite number from 0 to 1, got nan"),
+        ({"weight": [1.0, -1.0]}, "weight must be a list of finite numbers of at least 0, one a class"),
+        ({"weight": [1.0, torch.nan]}, "weight must be a list of finite numbers of at least 0, one a class"),
+        ({"weight": [1.0, torch.inf]}, "weight must be a list of finite numbers of at least 0, one a class"),
+        ({"weight": [[1.0, 1.0]]}, r"of at least 0, one a class, got \[\[1.0, 1.0\]\]"),
     ],
 )
 def test_bad_options(options, message):

@@ -85,15 +85,20 @@ def test_checkpoints_in_single_precision_load(name):
 @pytest.mark.parametrize(
     ("name", "option", "value", "message"),
     [
-        ("smooth_topk_svm", "tau", -1.0, r"tau must be in \(0, inf\), got -1.0"),
-        ("smooth_topk_svm", "tau", float("nan"), "tau must be in"),
-        ("smooth_topk_svm", "alpha", [-1.0] * N, "alpha must be in"),
+        ("smooth_topk_svm", "tau", -1.0, r"tau must be a finite number above 0, got -1.0"),
+        ("smooth_topk_svm", "tau", float("nan"), "tau must be a finite number above 0"),
+        (
+            "smooth_topk_svm",
+            "alpha",
+            [-1.0] * N,
+            "alpha must be a finite number of at least 0, or a list",
+        ),
         ("smooth_topk_svm", "combine", "sum", "combine must be one of 'mean', 'likelihood', got 'sum'"),
         ("smooth_topk_svm", "k", 0, "k must be an integer of at least 1, got 0"),
         ("topk_hinge", "k", 2.5, "k must be an integer of at least 1, got 2.5"),
         ("focal", "reduction", "average", "reduction must be one of 'none', 'mean', 'sum', got 'average'"),
-        ("focal", "label_smoothing", 2.0, "label_smoothing must be in"),
-        ("focal", "weight", [-1.0] * N, "weight must hold one finite, non-negative factor a class"),
+        ("focal", "label_smoothing", 2.0, "label_smoothing must be a finite number from 0 to 1"),
+        ("focal", "weight", [-1.0] * N, "weight must be a list of finite numbers of at least 0, one a class"),
         ("noised_topk", "num_samples", 1.5, "num_samples must be an integer of at least 1, got 1.5"),
         ("differentiable_topk", "candidates", 3, "candidates must be 'auto', a whole number above k = 5"),
     ],
@@ -127,7 +132,7 @@ def test_a_plug_ins_options_are_held_to_their_ranges():
     loss, (logits, label) = Powered(), batch()
     loss.gamma = 2.0
     assert torch.equal(loss(logits, label), Powered(2.0)(logits, label))
-    with pytest.raises(ValueError, match="gamma must be in"):
+    with pytest.raises(ValueError, match="gamma must be a finite number above 0"):
         loss.gamma = 0.0
     with pytest.raises(AttributeError, match="temperature of Powered cannot be set"):
         loss.temperature = 2.0

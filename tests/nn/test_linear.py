@@ -312,8 +312,8 @@ def test_bad_input_is_told_what_is_wrong(options, message):
     ("options", "message"),
     [
         ({"k": 60}, r"k must be an integer from 1 to num_classes - 1 = 59, got 60"),
-        ({"alpha": [-1.0] * 60}, r"alpha must be one non-negative number, or one a class"),
-        ({"class_weight": [-1.0] * 60}, r"weight must hold one finite, non-negative factor a class"),
+        ({"alpha": [-1.0] * 60}, r"alpha must be a finite number of at least 0"),
+        ({"class_weight": [-1.0] * 60}, r"weight must be a list of finite numbers of at least 0"),
     ],
 )
 def test_bad_options_are_told_of_when_the_module_is_built(options, message):

@@ -140,10 +140,10 @@ def test_half_precision_is_what_rounding_the_logits_explains(dtype, tau, dense):
     ("options", "message"),
     [
         ({"k": 0}, "k must be an integer of at least 1, got 0"),
-        ({"tau": 0.0}, "tau must be positive and finite, got 0.0"),
-        ({"tau": float("nan")}, "tau must be positive and finite, got nan"),
-        ({"alpha": -1.0}, "alpha must be one finite non-negative number, or one a class, got -1.0"),
-        ({"alpha": [[1.0]]}, "alpha must be one finite non-negative number, or one a class"),
+        ({"tau": 0.0}, "tau must be a finite number above 0, got 0.0"),
+        ({"tau": float("nan")}, "tau must be a finite number above 0, got nan"),
+        ({"alpha": -1.0}, "alpha must be a finite number of at least 0, or a list of them, one a class, got -1.0"),
+        ({"alpha": [[1.0]]}, "alpha must be a finite number of at least 0, or a list of them, one a class"),
     ],
 )
 def test_bad_options(options, message):
@@ -254,7 +254,7 @@ def test_gradients_of_several_k(combine):
         ({"k": [5, 5]}, "k must name each set size once, got \\[5, 5\\]"),
         ({"k": [1, 5], "k_weights": [1.0]}, "k_weights must hold one non-negative number for each of k = \\[1, 5\\]"),
         ({"k": [1, 5], "k_weights": [0.0, 0.0]}, "not all of them zero, got \\[0.0, 0.0\\]"),
-        ({"k": [1, 5], "combine": "sum"}, "combine must be 'mean' or 'likelihood', got 'sum'"),
+        ({"k": [1, 5], "combine": "sum"}, "combine must be one of 'mean', 'likelihood', got 'sum'"),
     ],
 )
 def test_bad_options_of_several_k(options, message):

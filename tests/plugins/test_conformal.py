@@ -108,10 +108,10 @@ def test_ignored_rows_neither_calibrate_nor_count():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alpha": 0.0}, "alpha must be above 0 and below 1"),
-        ({"calibration": 1.0}, "calibration must be above 0 and below 1"),
-        ({"tau": 0.0}, "tau must be positive"),
-        ({"kappa": -1.0}, "kappa must be finite and at least 0"),
+        ({"alpha": 0.0}, "alpha must be a finite number above 0 and below 1"),
+        ({"calibration": 1.0}, "calibration must be a finite number above 0 and below 1"),
+        ({"tau": 0.0}, "tau must be a finite number above 0"),
+        ({"kappa": -1.0}, "kappa must be a finite number of at least 0"),
         ({"neighbours": 0}, "neighbours must be an integer of at least 1"),
     ],
 )

@@ -208,9 +208,9 @@ def test_the_mirror_of_squared_error_is_absolute_error():
 @pytest.mark.parametrize(
     ("factory", "options", "message"),
     [
-        (Encouraging, {"log_end": 1.5}, "log_end must be in"),
-        (Encouraging, {"bonus_start": 1.0}, "bonus_start must be in"),
-        (Encouraging, {"rho": -1}, "rho must be in"),
+        (Encouraging, {"log_end": 1.5}, "log_end must be a finite number from 0 to 1"),
+        (Encouraging, {"bonus_start": 1.0}, "bonus_start must be a finite number from 0 to"),
+        (Encouraging, {"rho": -1}, "rho must be a finite number of at least 0"),
         (Encouraging, {"schedule": "sine"}, "schedule must be one of 'constant', 'linear', 'cosine', 'exponential'"),
         (Encouraging, {"scheduled": "rho"}, "scheduled must be one of"),
         (Encouraging, {"schedule": "linear"}, "needs total_epochs"),

@@ -115,10 +115,10 @@ def test_tied_labels_are_outside():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"m": -1.0}, "m must be finite and at least 0, got -1.0"),
-        ({"alpha": math.inf}, "alpha must be finite and at least 0, got inf"),
-        ({"beta": math.nan}, "beta must be finite and at least 0, got nan"),
-        ({"floor": 1.0}, r"floor must be in \[0, 1\), got 1.0"),
+        ({"m": -1.0}, "m must be a finite number of at least 0, got -1.0"),
+        ({"alpha": math.inf}, "alpha must be a finite number of at least 0, got inf"),
+        ({"beta": math.nan}, "beta must be a finite number of at least 0, got nan"),
+        ({"floor": 1.0}, r"floor must be a finite number of at least 0 and below 1, got 1.0"),
         ({"k": 0}, "k must be an integer of at least 1, got 0"),
     ],
 )

@@ -186,11 +186,11 @@ def test_impossible_counts(counts):
 def test_errors():
     with pytest.raises(TypeError, match="class_counts"):
         NoisedTopKImbalanced()
-    with pytest.raises(ValueError, match="max_margin must be finite and at least 0, got -1"):
+    with pytest.raises(ValueError, match="max_margin must be a finite number of at least 0, got -1"):
         NoisedTopKImbalanced(class_counts=COUNTS, max_margin=-1)
-    with pytest.raises(ValueError, match="scale must be finite and above 0, got 0"):
+    with pytest.raises(ValueError, match="scale must be a finite number above 0, got 0"):
         NoisedTopKImbalanced(class_counts=COUNTS, scale=0)
-    with pytest.raises(ValueError, match="epsilon must be finite and at least 0, got -1"):
+    with pytest.raises(ValueError, match="epsilon must be a finite number of at least 0, got -1"):
         NoisedTopK(epsilon=-1)
     with pytest.raises(ValueError, match="num_samples must be an integer of at least 1, got 0"):
         NoisedTopK(num_samples=0)

@@ -201,11 +201,11 @@ def test_derivatives(name, temperature):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("ldr_kl", {"temperature": 0}, "temperature must be positive and finite, got 0"),
-        ("ldr_kl", {"gap": -1}, "gap must be finite and at least 0, got -1"),
-        ("aldr_kl", {"alpha": 1.0}, "alpha must be finite and above 1, got 1.0"),
-        ("aldr_kl", {"temperature": math.inf}, "temperature must be positive and finite, got inf"),
-        ("aldr_kl", {"gap": math.nan}, "gap must be finite and at least 0, got nan"),
+        ("ldr_kl", {"temperature": 0}, "temperature must be a finite number above 0, got 0"),
+        ("ldr_kl", {"gap": -1}, "gap must be a finite number of at least 0, got -1"),
+        ("aldr_kl", {"alpha": 1.0}, "alpha must be a finite number above 1, got 1.0"),
+        ("aldr_kl", {"temperature": math.inf}, "temperature must be a finite number above 0, got inf"),
+        ("aldr_kl", {"gap": math.nan}, "gap must be a finite number of at least 0, got nan"),
     ],
 )
 def test_bad_options(name, options, message):

@@ -102,7 +102,7 @@ def test_a_class_that_is_ruled_out():
 
 
 def test_bad_options():
-    with pytest.raises(ValueError, match="tau must be positive and finite, got -1"):
+    with pytest.raises(ValueError, match="tau must be a finite number above 0, got -1"):
         create_loss("sparse_topk", tau=-1)
     with pytest.raises(ValueError, match="k must be below the number of classes: k = 9, logits have 9"):
         create_loss("sparse_topk", k=9)(scores(), LABELS)

@@ -236,7 +236,7 @@ def test_compiles_to_one_graph(build):
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
 def test_epsilon_must_be_positive(epsilon):
-    with pytest.raises(ValueError, match="epsilon must be finite and above 0"):
+    with pytest.raises(ValueError, match="epsilon must be a finite number above 0"):
         LogSphericalSoftmax(epsilon=epsilon)
 
 

@@ -14,13 +14,12 @@ table and nothing else, or names a fused operator that computes it.
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from topk_registry.losses.options import Adjustable
+from topk_registry.losses.options import Adjustable, index
 from topk_registry.ops.constant import constant_result
 from topk_registry.ops.rows.api import RowLoss
 from topk_registry.ops.targets.checks import check_logits, check_target, checked_weight
@@ -28,6 +27,7 @@ from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import REDUCTIONS, Masses, Reduction
 from topk_registry.ops.targets.table import expected
 from topk_registry.ops.tensors import PLAIN, is_hidden, readable
+from topk_registry.ops.values import integer, number
 
 __all__ = ["ClassificationLoss", "TopKLoss"]
 
@@ -76,11 +76,9 @@ class ClassificationLoss(Adjustable):
     ) -> None:
         super().__init__()
         Reduction.of(reduction)
-        if not 0.0 <= label_smoothing <= 1.0:
-            raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing!r}")
         self.reduction = reduction
-        self.label_smoothing = float(label_smoothing)
-        self.ignore_index = int(ignore_index)
+        self.label_smoothing = number(label_smoothing, "label_smoothing", at_least=0, at_most=1)
+        self.ignore_index = index(ignore_index)
         self.register_buffer("weight", None if weight is None else checked_weight(weight))
 
     @property
@@ -94,6 +92,8 @@ class ClassificationLoss(Adjustable):
 
     def checked_option(self, name: str, value: Any) -> Any:
         """See :meth:`Adjustable.checked_option`."""
+        if name == "ignore_index":
+            return index(value)
         value = super().checked_option(name, value)
         return checked_weight(value) if name == "weight" and value is not None else value
 
@@ -270,12 +270,12 @@ class TopKLoss(ClassificationLoss):
         ignore_index: int = -100,
     ) -> None:
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
-        self.k = _checked_size(k)
+        self.k = integer(k, "k", at_least=1)
 
     def checked_option(self, name: str, value: Any) -> Any:
         """See :meth:`Adjustable.checked_option`."""
         value = super().checked_option(name, value)
-        return _checked_size(value) if name == "k" else value
+        return integer(value, "k", at_least=1) if name == "k" else value
 
     def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
         n = logits.shape[min(1, logits.ndim - 1)] if logits.ndim else 0
@@ -285,9 +285,3 @@ class TopKLoss(ClassificationLoss):
 
     def extra_repr(self) -> str:
         return f"k={self.k}, {super().extra_repr()}"
-
-
-def _checked_size(k: int) -> int:
-    if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
-        raise ValueError(f"k must be an integer of at least 1, got {k!r}")
-    return int(k)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.losses.base import has_autocast
-from topk_registry.losses.options import Adjustable
+from topk_registry.losses.options import Adjustable, index
 from topk_registry.losses.ranks import number_of_ranks
 from topk_registry.ops.process_group import GatherRows, Group, all_gather, gather_rows, outside_graphs
 from topk_registry.ops.targets.checks import check_logits, check_target
@@ -49,7 +49,7 @@ class BatchLoss(Adjustable):
 
     def __init__(self, *, ignore_index: int = -100) -> None:
         super().__init__()
-        self.ignore_index: int = int(ignore_index)
+        self.ignore_index: int = index(ignore_index)
 
     def of_batch(self, logits: Tensor, label: Tensor, counted: Tensor) -> Tensor:
         """The loss [] of a batch.

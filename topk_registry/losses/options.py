@@ -2,13 +2,15 @@
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from topk_registry.ops.constant import fixed_number
+from topk_registry.ops.values import integer, number, numbers
 from topk_registry.registry.ranges import Interval, Range, option_ranges
 
 
@@ -82,36 +84,60 @@ class Adjustable(KeepsNumbers):
 
     def checked_option(self, name: str, value: Any) -> Any:
         """Return the value of an option as the module keeps it; raise if it is outside of ``option_ranges``."""
-        allowed = _options(type(self))[name]
+        option = _options(type(self))[name]
+        if isinstance(value, Tensor) and value.ndim == 0 and name not in self._buffers:
+            value = value.item()
         if name in self._buffers and value is not None:
             like = self._buffers[name]
             like = next(self.buffers(), None) if like is None else like
-            value = numbers(value, name) if like is None else numbers(value, name).to(like)
-        elif isinstance(value, Tensor) and value.ndim == 0:
-            value = value.item()
-        if allowed is not None:
-            check_range(name, value, allowed)
+            tensor = numbers(value, name, or_one=True, **option.bounds())
+            return tensor if like is None else tensor.to(like)
+        return option.checked(name, value)
+
+
+class Option(NamedTuple):
+    """What a constructor's signature and ``option_ranges`` say of an option."""
+
+    annotation: Any
+    allowed: Range | None
+
+    def bounds(self) -> dict[str, float]:
+        """The ends of its range, as :func:`number` takes them."""
+        if not isinstance(self.allowed, Interval):
+            return {}
+        low, high, (from_low, to_high) = self.allowed.low, self.allowed.end(math.inf), self.allowed.closed
+        ends = {"at_least" if from_low else "above": low, "at_most" if to_high else "below": high}
+        return {name: end for name, end in ends.items() if math.isfinite(end)}
+
+    def least(self) -> int | None:
+        """The least integer in its range; None where there is none."""
+        bounds = self.bounds()
+        if "above" in bounds:
+            return math.floor(bounds["above"]) + 1
+        return math.ceil(bounds["at_least"]) if "at_least" in bounds else None
+
+    def checked(self, name: str, value: Any) -> Any:
+        """Return a value; raise unless it is of the option's type, and it, or every number of it, is in its range."""
+        kinds = set(get_args(self.annotation)) or {self.annotation}
+        if value is None and type(None) in kinds:
+            return value
+        kinds -= {type(None)}
+        if kinds <= {float, "float"}:
+            return number(value, name, **self.bounds())
+        if kinds <= {int, "int"}:
+            return integer(value, name, at_least=self.least())
+        if isinstance(self.allowed, Interval) and isinstance(value, (Tensor, list, tuple)):
+            numbers(value, name, or_one=True, **self.bounds())
+        elif isinstance(self.allowed, Interval):
+            number(value, name, **self.bounds())
+        elif self.allowed is not None and value not in self.allowed:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, self.allowed))}, got {value!r}")
         return value
 
 
-def numbers(value: Any, name: str) -> Tensor:
-    """Return one number, or one a class, as a tensor of its own in double precision."""
-    tensor = torch.as_tensor(value, dtype=torch.float64).detach().clone()
-    if tensor.ndim > 1:
-        raise ValueError(f"{name} must be one number, or one a class, got {list(tensor.shape)}")
-    return tensor
-
-
-def check_range(name: str, value: Any, allowed: Range) -> None:
-    """Raise unless a value, or every number of a tensor, is in a range or among choices."""
-    if not isinstance(allowed, Interval):
-        if value not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-        return
-    values = value.tolist() if isinstance(value, Tensor) else value
-    for one in values if isinstance(values, list) else [values]:
-        if one is None or isinstance(one, str) or one not in allowed:
-            raise ValueError(f"{name} must be in {allowed}, got {one!r}")
+def index(ignore_index: Any) -> int:
+    """Return an ``ignore_index``, which is any integer of 64 bits."""
+    return integer(ignore_index, "ignore_index", at_most=2**63 - 1)
 
 
 def _number(name: str) -> property:
@@ -143,7 +169,7 @@ def _building(init: Callable[..., None]) -> Callable[..., None]:
 
 
 @functools.lru_cache(maxsize=256)
-def _options(cls: type) -> Mapping[str, Range | None]:
-    """The options that a class's constructor names, and the range of each, None where it declares none."""
+def _options(cls: type) -> Mapping[str, Option]:
+    """The options that a class's constructor names."""
     ranges = option_ranges(cls)
-    return {name: ranges.get(name) for name in list(inspect.signature(cls).parameters)}
+    return {name: Option(p.annotation, ranges.get(name)) for name, p in inspect.signature(cls).parameters.items()}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from topk_registry.losses.options import KeepsNumbers, numbers
+from topk_registry.losses.options import KeepsNumbers
 from topk_registry.nn.chunked_update.update import update_of
 from topk_registry.nn.class_parallel import (
     check_classes,
@@ -25,6 +25,7 @@ from topk_registry.ops.ksubset.chunked.api import TopClasses, linear_label_margi
 from topk_registry.ops.targets.checks import check_target, checked_weight
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Masses
+from topk_registry.ops.values import numbers
 
 
 def linear_smooth_topk(
@@ -216,12 +217,10 @@ class LinearSmoothTopK(KeepsNumbers):
         own = num_classes if process_group is None else own_classes(num_classes, process_group)
         self.weight = nn.Parameter(torch.empty(own, in_features, device=device, dtype=dtype))
         self.register_parameter("bias", nn.Parameter(self.weight.new_empty(own)) if bias else None)
-        gap = numbers(alpha, "alpha")
+        gap = numbers(alpha, "alpha", at_least=0, or_one=True)
         factor = None if class_weight is None else checked_weight(class_weight)
         check_options(tau, gap, reduction, label_smoothing)
         check_classes(num_classes, gap, factor)
-        if not bool(((gap >= 0) & gap.isfinite()).all()):
-            raise ValueError(f"alpha must be one non-negative number, or one a class, got {alpha!r}")
         # not in the state_dict, so that a checkpoint is that of nn.Linear
         self.register_buffer("alpha", gap.to(device), persistent=False)
         self.register_buffer("class_weight", None if factor is None else factor.to(device), persistent=False)

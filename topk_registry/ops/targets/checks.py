@@ -8,6 +8,7 @@ from torch import Tensor
 
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.tensors import Route, route
+from topk_registry.ops.values import numbers
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -94,7 +95,9 @@ def check_range(
 
 def checked_weight(weight: Tensor | Sequence[float]) -> Tensor:
     """A copy of class weights in double precision, one finite, non-negative factor a class."""
-    weight = torch.as_tensor(weight, dtype=torch.float64).detach().clone()
-    if weight.ndim != 1 or not bool((weight.isfinite() & (weight >= 0)).all()):
-        raise ValueError(f"weight must hold one finite, non-negative factor a class, got {weight.tolist()}")
-    return weight
+    try:
+        return numbers(weight, "weight", at_least=0)
+    except ValueError as error:
+        if isinstance(weight, str):
+            raise ValueError(f"{error}; for weights by name, a trainer has --class-weight") from None
+        raise

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from topk_registry.ops.distributed import beside, whole
 from topk_registry.ops.targets.label_mixture import LabelMixture, widest
+from topk_registry.ops.values import choice
 
 
 class Reduction(IntEnum):
@@ -26,9 +27,8 @@ class Reduction(IntEnum):
     @classmethod
     def of(cls, name: str) -> "Reduction":
         """The reduction of this name; raises where there is none."""
-        if (reduction := BY_NAME.get(name)) is None:
-            raise ValueError(f"reduction must be one of {', '.join(map(repr, REDUCTIONS))}, got {name!r}")
-        return reduction
+        reduction = BY_NAME.get(name) if isinstance(name, str) else None
+        return BY_NAME[choice(name, "reduction", REDUCTIONS)] if reduction is None else reduction
 
 
 NO_LABEL = -1 << 63  # ignore_index where no label is ignored

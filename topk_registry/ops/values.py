@@ -1,0 +1,154 @@
+"""Numbers that users give as options: taken where they are what the option needs, else refused by name."""
+
+import math
+import reprlib
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LARGEST = 2**31 - 1  # of integers, so that kernels may add to them and multiply in 64 bits
+
+
+def number(
+    value: Any,
+    name: str,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+) -> float:
+    """Return an option that is one finite number as a float; raise a ValueError unless it is one within the bounds.
+
+    Booleans and text are no numbers, a tensor [] is one.
+
+    Example:
+        >>> number(1, "tau", above=0)
+        1.0
+        >>> number("x", "tau", above=0)
+        Traceback (most recent call last):
+        ValueError: tau must be a finite number above 0, got 'x'
+    """
+    bounds = _Bounds(above, at_least, below, at_most)
+    given = value.item() if isinstance(value, Tensor) and value.ndim == 0 else value
+    if isinstance(given, bool) or not isinstance(given, Real) or not _is_finite(given) or not bounds.hold(given):
+        raise ValueError(f"{name} must be {bounds.said('a finite number')}, got {shown(value)}")
+    return float(given)
+
+
+def integer(value: Any, name: str, *, at_least: int | None = None, at_most: int = LARGEST) -> int:
+    """Return an option that is one integer; raise a ValueError unless it is one within the bounds.
+
+    Example:
+        >>> integer(2.5, "k", at_least=1)
+        Traceback (most recent call last):
+        ValueError: k must be an integer of at least 1, got 2.5
+    """
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or (at_least is not None and value < at_least):
+        raise ValueError(f"{name} must be {_Bounds(at_least=at_least).said('an integer')}, got {shown(value)}")
+    if not -at_most - 1 <= int(value) <= at_most:
+        raise ValueError(f"{name} must be an integer from {-at_most - 1} to {at_most}, got {value!r}")
+    return int(value)
+
+
+def numbers(
+    value: Any,
+    name: str,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+    or_one: bool = False,
+) -> Tensor:
+    """Return an option that is one finite number a class [n] as a tensor of its own in double precision.
+
+    Args:
+        or_one: whether it may be one number for all classes, [], too.
+
+    Example:
+        >>> numbers([1, 2.5], "weight", at_least=0)
+        tensor([1.0000, 2.5000], dtype=torch.float64)
+        >>> numbers("inv_freq", "weight", at_least=0)
+        Traceback (most recent call last):
+        ValueError: weight must be a list of finite numbers of at least 0, one a class, got 'inv_freq'
+    """
+    bounds = _Bounds(above, at_least, below, at_most)
+    tensor = None if isinstance(value, (bool, str)) else _tensor(value)
+    dimensions = (0, 1) if or_one else (1,)
+    if tensor is None or tensor.ndim not in dimensions or not bool((tensor.isfinite() & bounds.hold(tensor)).all()):
+        one, several = bounds.said("a finite number"), bounds.said("a list of finite numbers")
+        kinds = f"{one}, or a list of them" if or_one else several
+        raise ValueError(f"{name} must be {kinds}, one a class, got {shown(value)}")
+    return tensor
+
+
+def choice(value: Any, name: str, choices: Sequence[str]) -> str:
+    """Return an option that is one of several words; raise a ValueError that names them where it is none.
+
+    Example:
+        >>> choice("sum", "combine", ("mean", "likelihood"))
+        Traceback (most recent call last):
+        ValueError: combine must be one of 'mean', 'likelihood', got 'sum'
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {shown(value)}")
+    return value
+
+
+class _Bounds:
+    """The ends between which a number must be."""
+
+    def __init__(
+        self,
+        above: float | None = None,
+        at_least: float | None = None,
+        below: float | None = None,
+        at_most: float | None = None,
+    ) -> None:
+        self.above, self.at_least, self.below, self.at_most = above, at_least, below, at_most
+
+    def hold(self, value: Any) -> Any:
+        """Whether a number, or each of a tensor, is between the ends."""
+        held = value == value
+        held = held if self.above is None else held & (value > self.above)
+        held = held if self.at_least is None else held & (value >= self.at_least)
+        held = held if self.below is None else held & (value < self.below)
+        return held if self.at_most is None else held & (value <= self.at_most)
+
+    def said(self, what: str) -> str:
+        """``what``, and its bounds in words."""
+        if self.at_least is not None and self.at_most is not None:
+            return f"{what} from {self.at_least:g} to {self.at_most:g}"
+        ends = (
+            ("above", self.above), ("of at least", self.at_least), ("below", self.below), ("at most", self.at_most),
+        )  # fmt: skip
+        return f"{what} {' and '.join(f'{word} {end:g}' for word, end in ends if end is not None)}".rstrip()
+
+
+def _is_finite(value: Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
+
+
+def _tensor(value: Any) -> Tensor | None:
+    """A tensor of its own in double precision; None where the value is none."""
+    if isinstance(value, Sequence) and any(isinstance(one, (bool, str)) for one in value):
+        return None
+    try:
+        return torch.as_tensor(value, dtype=torch.float64).detach().clone()
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+
+
+def shown(value: Any) -> str:
+    """A value that was given, for an error: a long list in short, and the shape of a large tensor."""
+    if isinstance(value, Tensor):
+        return str(value.tolist() if value.numel() <= 10 else list(value.shape))
+    return reprlib.repr(value) if isinstance(value, (list, tuple)) else repr(value)

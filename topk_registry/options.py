@@ -1,0 +1,5 @@
+"""Checks of options, for plug-ins: each returns what a user gave, or raises an error that names the option."""
+
+from topk_registry.ops.values import choice, integer, number, numbers
+
+__all__ = ["choice", "integer", "number", "numbers"]
