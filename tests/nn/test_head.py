@@ -111,7 +111,7 @@ def test_temperature_is_found_where_labels_follow_the_model(scale, ratio):
     ("make", "message"),
     [
         (lambda: TopKHead(0), "k must be an integer of at least 1, got 0"),
-        (lambda: TopKHead(2, temperature=-1.0), "temperature must be positive and finite, got -1.0"),
+        (lambda: TopKHead(2, temperature=-1.0), "temperature must be a finite number above 0, got -1.0"),
         (lambda: TopKHead(5)(torch.zeros(2, 5)), "k must be an integer from 1 to n - 1 = 4, got 5"),
         (lambda: TopKClassifier(nn.Identity(), 2), "Identity has no classifier"),
         (lambda: TopKClassifier(torchvision.models.resnet18(num_classes=4), 4), "k = 4, the model predicts 4"),

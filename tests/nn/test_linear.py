@@ -288,7 +288,7 @@ def test_a_model_trains_with_it():
     ("options", "message"),
     [
         ({"k": 60}, r"k must be an integer from 1 to n - 1 = 59, got 60"),
-        ({"tau": 0.0}, r"tau must be positive and finite, got 0.0"),
+        ({"tau": 0.0}, r"tau must be a finite number above 0, got 0.0"),
         ({"alpha": -1.0}, r"alpha must be finite and not negative, got -1.0"),
         ({"alpha": torch.ones(3)}, r"alpha must be one number, or one a class \[60\], got \[3\]"),
         ({"class_weight": torch.ones(3)}, r"class_weight must be one factor a class \[60\], got \[3\]"),

@@ -139,7 +139,7 @@ def test_bad_arguments():
     x, W, bias, target = problem()
     with pytest.raises(ValueError, match="k must be below the number of classes: k = 37, weight has 37"):
         linear_soft_topk(x, W, bias, target, k=37)
-    with pytest.raises(ValueError, match="tau must be positive and finite, got 0"):
+    with pytest.raises(ValueError, match="tau must be a finite number above 0, got 0"):
         linear_soft_topk(x, W, bias, target, tau=0)
     with pytest.raises(ValueError, match="target must be class indices"):
         linear_soft_topk(x, W, bias, torch.rand(B, N + 1))

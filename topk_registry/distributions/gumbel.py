@@ -2,6 +2,7 @@
 
 import math
 from itertools import permutations
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class GumbelTopK(Distribution):
 
     def __init__(self, logits: Tensor, k: int, temperature: float = 1.0, validate_args: bool | None = None) -> None:
         check_scores(logits, temperature)
-        if isinstance(k, bool) or not 1 <= k <= logits.shape[-1]:
+        if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k <= logits.shape[-1]:
             raise ValueError(f"k must be an integer from 1 to n = {logits.shape[-1]}, got {k!r}")
         self.logits, self.k, self.temperature = logits, int(k), float(temperature)
         super().__init__(logits.shape[:-1], torch.Size((self.k,)), validate_args)

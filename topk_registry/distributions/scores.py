@@ -4,14 +4,15 @@ import math
 
 from torch import Tensor
 
+from topk_registry.ops.values import number
+
 
 def check_scores(logits: Tensor, temperature: float) -> None:
     """Raise unless logits are floating point [..., n] and the temperature is positive and finite."""
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.ndim < 1:
         got = f"{logits.dtype} {list(logits.shape)}" if isinstance(logits, Tensor) else repr(logits)
         raise ValueError(f"logits must be floating point [..., n], got {got}")
-    if not 0.0 < temperature < math.inf:
-        raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
+    number(temperature, "temperature", above=0)
 
 
 def check_numbers(logits: Tensor, k: Tensor | int) -> None:

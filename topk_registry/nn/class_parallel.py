@@ -37,6 +37,7 @@ from topk_registry.ops.process_group import (
 from topk_registry.ops.targets.checks import check_target
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Masses, Reduction
+from topk_registry.ops.values import number
 
 # facts in which ranks may differ; all hold the same replicated rows, so then the first is left out
 DIFFERENT = ("number of rows", "classes of a rank")
@@ -273,13 +274,11 @@ def check_classes(n: int | None, alpha: float | Tensor, class_weight: Tensor | N
 
 def check_options(tau: float, alpha: float | Tensor, reduction: str, label_smoothing: float) -> None:
     """Raise unless the options are in range; values of tensors are not read, as that would wait for a GPU."""
-    if not 0.0 < tau < math.inf:
-        raise ValueError(f"tau must be positive and finite, got {tau!r}")
-    if not isinstance(alpha, Tensor) and not 0.0 <= alpha < math.inf:
-        raise ValueError(f"alpha must be finite and not negative, got {alpha!r}")
+    number(tau, "tau", above=0)
+    if not isinstance(alpha, Tensor):
+        number(alpha, "alpha", at_least=0)
     Reduction.of(reduction)
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing!r}")
+    number(label_smoothing, "label_smoothing", at_least=0, at_most=1)
 
 
 def check_sample(sample: float | None, target: Tensor | LabelMixture, label_smoothing: float) -> None:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from topk_registry.nn.classifier import num_classes_of
 from topk_registry.ops.ksubset import topk_label_margins, topk_marginals
 from topk_registry.ops.ksubset.fixed_graph import static_marginals
+from topk_registry.ops.values import integer, number
 
 # torch 2.6 cannot tell exporting from compiling: there, compiled models take the exported form too
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
@@ -50,12 +51,8 @@ class TopKHead(nn.Module):
 
     def __init__(self, k: int, *, temperature: float = 1.0) -> None:
         super().__init__()
-        if isinstance(k, bool) or int(k) != k or k < 1:
-            raise ValueError(f"k must be an integer of at least 1, got {k!r}")
-        if not 0.0 < temperature < math.inf:
-            raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
-        self.k = int(k)
-        self.temperature = float(temperature)
+        self.k = integer(k, "k", at_least=1)
+        self.temperature = number(temperature, "temperature", above=0)
 
     @classmethod
     def of_loss(cls, loss: nn.Module) -> "TopKHead":

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from torch import Generator, Tensor, nn
 
-from topk_registry.ops.perturbed.api import check_options, perturbed_topk
+from topk_registry.ops.perturbed.api import checked_options, perturbed_topk
 
 
 class PerturbedTopK(nn.Module):
@@ -31,10 +31,7 @@ class PerturbedTopK(nn.Module):
 
     def __init__(self, k: int, *, epsilon: float = 1.0, num_samples: int = 5, impl: str = "auto") -> None:
         super().__init__()
-        check_options(k, epsilon, num_samples, impl)
-        self.k = int(k)
-        self.epsilon = float(epsilon)
-        self.num_samples = int(num_samples)
+        self.k, self.epsilon, self.num_samples = checked_options(k, epsilon, num_samples, impl)
         self.impl = impl
 
     def forward(self, scores: Tensor, *, generator: Generator | None = None, noise: Tensor | None = None) -> Tensor:

@@ -1,6 +1,5 @@
 """Linear classifier and the soft top-k of one threshold in one, for more classes than there is memory for logits."""
 
-import math
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +12,7 @@ from topk_registry.ops.process_group import GatherRows, OwnRows, SameOnAllRanks,
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Masses, Reduction
 from topk_registry.ops.threshold.spread import Goal, TargetLosses
+from topk_registry.ops.values import number
 
 
 @outside_graphs
@@ -130,12 +130,9 @@ def linear_soft_topk(
 
 def _check_options(k: float, tau: float, label_smoothing: float) -> None:
     """Raise unless the options are in range."""
-    if not 0.0 < tau < math.inf:
-        raise ValueError(f"tau must be positive and finite, got {tau!r}")
-    if not 0.0 < k < math.inf:
-        raise ValueError(f"k must be a number above 0 and below the number of classes, got {k!r}")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing!r}")
+    number(tau, "tau", above=0)
+    number(k, "k", above=0)
+    number(label_smoothing, "label_smoothing", at_least=0, at_most=1)
 
 
 def _goal(target: Tensor | LabelMixture, shard: Shard, class_weight: Tensor | None) -> Goal:

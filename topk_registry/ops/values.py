@@ -32,6 +32,15 @@ def number(
         Traceback (most recent call last):
         ValueError: tau must be a finite number above 0, got 'x'
     """
+    if (
+        type(value) is float
+        and -math.inf < value < math.inf
+        and (above is None or value > above)
+        and (at_least is None or value >= at_least)
+        and (below is None or value < below)
+        and (at_most is None or value <= at_most)
+    ):
+        return value  # at once, as row losses are made at each call
     bounds = _Bounds(above, at_least, below, at_most)
     given = value.item() if isinstance(value, Tensor) and value.ndim == 0 else value
     if isinstance(given, bool) or not isinstance(given, Real) or not _is_finite(given) or not bounds.hold(given):
@@ -47,11 +56,14 @@ def integer(value: Any, name: str, *, at_least: int | None = None, at_most: int 
         Traceback (most recent call last):
         ValueError: k must be an integer of at least 1, got 2.5
     """
+    if type(value) is int and (at_least is None or value >= at_least) and -at_most <= value <= at_most:
+        return value
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or (at_least is not None and value < at_least):
         raise ValueError(f"{name} must be {_Bounds(at_least=at_least).said('an integer')}, got {shown(value)}")
     if not -at_most - 1 <= int(value) <= at_most:
-        raise ValueError(f"{name} must be an integer from {-at_most - 1} to {at_most}, got {value!r}")
+        least = -at_most - 1 if at_least is None else at_least
+        raise ValueError(f"{name} must be an integer from {least} to {at_most}, got {value!r}")
     return int(value)
 
 

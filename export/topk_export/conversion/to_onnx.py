@@ -9,6 +9,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +272,7 @@ def _prepare(source: Source, head: str | None = None) -> tuple[nn.Module, int]:
 
 
 def _check_k(k: int, n: int) -> int:
-    if isinstance(k, bool) or int(k) != k or not 1 <= k < n:
+    if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k < n:
         raise ValueError(f"k must be an integer of at least 1 and below the number of classes, {n}; got {k!r}")
     return int(k)
 

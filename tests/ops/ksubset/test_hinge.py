@@ -112,9 +112,9 @@ def test_a_compiled_graph_and_the_functional_gradient_are_the_same(k):
     [
         ({"k": 0}, r"k must be an integer from 1 to n - 1 = 4, got 0"),
         ({"k": 2.0}, r"k must be an integer from 1 to n - 1 = 4, got 2.0"),
-        ({"tau": 0.0}, r"tau must be positive and finite, got 0.0"),
-        ({"tau": NAN}, r"tau must be positive and finite, got nan"),
-        ({"tau": 1e308}, r"temperature must be positive and finite, got inf"),
+        ({"tau": 0.0}, r"tau must be a finite number above 0, got 0.0"),
+        ({"tau": NAN}, r"tau must be a finite number above 0, got nan"),
+        ({"tau": 1e308}, r"temperature must be a finite number above 0, got inf"),
         ({"alpha": torch.ones(2)}, r"alpha must be one number, or one a class \[5\], got \[2\]"),
         ({"target": torch.tensor([0, 5])}, r"label must be in \[0, 4\], got 5"),
         ({"impl": "fast"}, r"impl must be 'auto' or one of"),

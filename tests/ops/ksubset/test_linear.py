@@ -198,7 +198,7 @@ def test_the_best_classes_under_autocast_and_in_an_empty_batch():
         ({"label": torch.zeros(6)}, r"label must be int64 \[6\], got torch.float32 \[6\]"),
         ({"label": torch.full((6,), 30)}, r"label must be in \[0, 29\], got 30"),
         ({"k": 30}, r"k must be an integer from 1 to n - 1 = 29, got 30"),
-        ({"temperature": 0.0}, r"temperature must be positive and finite, got 0.0"),
+        ({"temperature": 0.0}, r"temperature must be a finite number above 0, got 0.0"),
         ({"chunk": 0}, r"chunk must be a number of classes of at least 1, got 0"),
         ({"chunk": 2.5}, r"chunk must be a number of classes of at least 1, got 2.5"),
     ],

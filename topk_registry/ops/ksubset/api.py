@@ -2,7 +2,6 @@
 
 from __future__ import annotations  # torch 2.8 cannot compile a function in a function that makes a union
 
-from math import inf
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from topk_registry.ops.ksubset.margins import at_labels
 from topk_registry.ops.ksubset.request import check, fixed, output_dtype
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Reduction
+from topk_registry.ops.values import number
 
 
 def smooth_topk_hinge(
@@ -67,8 +67,7 @@ def smooth_topk_hinge(
         options = {"tau": tau, "alpha": alpha, "weight": weight, "reduction": reduction}
         return sharded_hinge(logits, target, k, **options, group=process_group, num_classes=num_classes)
     tau = fixed_number(tau)
-    if not 0.0 < tau < inf:
-        raise ValueError(f"tau must be positive and finite, got {tau!r}")
+    number(tau, "tau", above=0)
     check(logits, k, tau)
     k = fixed(k)
     if not isinstance(alpha, Tensor):

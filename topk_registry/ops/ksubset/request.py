@@ -5,7 +5,6 @@ Backends see rows [B, n] with 2k <= n (backends.py). Other shapes and dtypes, la
 
 from __future__ import annotations  # torch 2.8 cannot compile a function in a function that makes a union
 
-from math import inf
 from numbers import Integral
 
 import torch
@@ -16,6 +15,7 @@ from topk_registry.ops.constant import fixed_number
 from topk_registry.ops.hinge import invertible
 from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.tensors import check_dense
+from topk_registry.ops.values import number
 
 # coefficients span e^k and margins grow with the temperature: both can be more than single precision holds
 SINGLE, SINGLE_TEMPERATURE = 64, 1e30
@@ -56,8 +56,7 @@ def check(logits: Tensor, k: int, temperature: float) -> None:
     n = logits.shape[-1]
     if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k < n:
         raise ValueError(f"k must be an integer from 1 to n - 1 = {n - 1}, got {k!r}")
-    if not 0.0 < temperature < inf:
-        raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
+    number(temperature, "temperature", above=0)
 
 
 def check_finite(logits: Tensor, k: int) -> None:

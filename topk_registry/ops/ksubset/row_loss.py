@@ -13,6 +13,7 @@ from topk_registry.ops.ksubset.margins import topk_margins
 from topk_registry.ops.ksubset.numba.backend import loss_kernel
 from topk_registry.ops.ksubset.request import SINGLE, SINGLE_TEMPERATURE
 from topk_registry.ops.rows.api import Kernel, RowLoss
+from topk_registry.ops.values import integer, number
 
 
 def smooth_topk_rows(k: int, *, tau: float = 1.0, alpha: float | Tensor = 1.0) -> RowLoss:
@@ -27,7 +28,8 @@ def smooth_topk_rows(k: int, *, tau: float = 1.0, alpha: float | Tensor = 1.0) -
         >>> row_losses(smooth_topk_rows(2, tau=1e-6), torch.tensor([[3.0, 2.0, 1.0, 0.0]]), torch.tensor([1]))
         tensor([0.5000])
     """
-    own = alpha if isinstance(alpha, Tensor) else torch.tensor(alpha, dtype=torch.float64)
+    k, tau = integer(k, "k", at_least=1), number(tau, "tau", above=0)
+    own = alpha if isinstance(alpha, Tensor) else torch.tensor(number(alpha, "alpha"), dtype=torch.float64)
     return RowLoss(
         partial(definition, k, tau, alpha),
         partial(_kernel, k, tau),
@@ -37,6 +39,7 @@ def smooth_topk_rows(k: int, *, tau: float = 1.0, alpha: float | Tensor = 1.0) -
         request=(k,),
         in_double=_in_double(k, tau),
         least_classes=2 * k,
+        more_than=k,
     )
 
 

@@ -18,6 +18,7 @@ from topk_registry.ops.perturbed.autograd import PerturbedKth
 from topk_registry.ops.perturbed.backends import OPERATOR, fits
 from topk_registry.ops.perturbed.torch import backend as operations
 from topk_registry.ops.tensors import Route, check_dense, route
+from topk_registry.ops.values import integer, number
 
 SEEDS = 2**63 - 1
 
@@ -66,8 +67,7 @@ def perturbed_topk(
         Garcin, Servajean, Joly, Salmon. Stochastic smoothing of the top-K calibrated hinge loss for deep imbalanced
         classification. ICML 2022.
     """
-    check_options(k, epsilon, num_samples, impl)
-    k, num_samples, epsilon = int(k), int(num_samples), fixed_number(epsilon)
+    k, epsilon, num_samples = checked_options(k, epsilon, num_samples, impl)
     _check_shapes(scores, k, num_samples, noise)
     if is_distributed(scores):
         own = generator_of_shard(scores, generator) if noise is None else None
@@ -104,14 +104,11 @@ def _mean_kth(
     return PerturbedKth.apply(rows, partial(OPERATOR[backend].kernels().perturbed_kth, **options))[0]
 
 
-def check_options(k: int, epsilon: float, num_samples: int, impl: str) -> None:
-    """Raise unless the options are possible for some scores."""
-    for name, count in (("k", k), ("num_samples", num_samples)):
-        if isinstance(count, bool) or int(count) != count or count < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
-    if not 0 <= epsilon < math.inf:
-        raise ValueError(f"epsilon must be finite and at least 0, got {epsilon!r}")
+def checked_options(k: int, epsilon: float, num_samples: int, impl: str) -> tuple[int, float, int]:
+    """Return k, epsilon and num_samples; raise unless they are possible for some scores."""
     check_name(impl, "impl")
+    k, num_samples = integer(k, "k", at_least=1), integer(num_samples, "num_samples", at_least=1)
+    return k, number(fixed_number(epsilon), "epsilon", at_least=0), num_samples
 
 
 def _check_shapes(scores: Tensor, k: int, num_samples: int, noise: Tensor | None) -> None:

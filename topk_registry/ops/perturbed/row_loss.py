@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.distributed import by_shards, generator_of_shard, is_distributed
-from topk_registry.ops.perturbed.api import SEEDS, check_options, perturbed_topk
+from topk_registry.ops.perturbed.api import SEEDS, checked_options, perturbed_topk
 from topk_registry.ops.perturbed.backends import EPSILONS
 from topk_registry.ops.perturbed.numba.table import table
 from topk_registry.ops.rows.api import RowLoss
 from topk_registry.ops.rows.numba.backend import RowKernel, on_cpu
 from topk_registry.ops.targets.table import of_table, wide
+from topk_registry.ops.values import number
 
 
 def perturbed_hinge_rows(
@@ -39,12 +40,12 @@ def perturbed_hinge_rows(
         >>> row_losses(loss, torch.tensor([[2.0, 1.5, -3.0]]), torch.tensor([0]))
         tensor([0.5000])
     """
-    check_options(k, epsilon, num_samples, impl)
-    options = int(k), float(epsilon), int(num_samples), alpha, float(scale)
+    k, epsilon, num_samples = checked_options(k, epsilon, num_samples, impl)
+    options = k, epsilon, num_samples, alpha, number(scale, "scale")
     compiled = impl in ("auto", "numba") and EPSILONS[0] <= epsilon <= EPSILONS[1]
-    gap, own = (None, alpha) if isinstance(alpha, Tensor) else (float(alpha), None)
+    gap, own = (None, alpha) if isinstance(alpha, Tensor) else (number(alpha, "alpha"), None)
     kernel = partial(_kernel, *options[:3], gap, options[4]) if compiled else None
-    return RowLoss(partial(definition, *options, impl), kernel, own=(own,), piecewise_linear=True)
+    return RowLoss(partial(definition, *options, impl), kernel, own=(own,), piecewise_linear=True, more_than=k - 1)
 
 
 def definition(

@@ -6,8 +6,8 @@ from functools import partial
 from topk_registry.ops.ranking.definition import Ranking, ranked
 from topk_registry.ops.rows.api import RowLoss
 from topk_registry.ops.rows.numba.backend import row_kernel
+from topk_registry.ops.values import integer, number
 
-MOST = 2**31 - 1  # candidates; more than there are classes are all of them
 COMPILED = {"neuralsort": 0, "softsort": 1}  # relaxations that the row kernel knows, by its numbers for them
 
 
@@ -33,16 +33,20 @@ def ranking_rows(
             all.
         softmax: whether softmax over the candidates takes the place of the first rank for k_j = 1.
     """
+    sizes = [integer(size, "sizes", at_least=1) for size in sizes]
+    candidates = None if candidates is None else integer(candidates, "candidates", at_least=max(sizes) + 1)
+    tau = number(tau, "tau", above=0)
     ranking = Ranking.of_sizes(sizes, shares, relaxation, tau, swap, candidates, softmax)
     # a relaxed sort of all scores is not quick in any language, and a network runs through many layers
     if relaxation not in COMPILED or candidates is None:
-        return RowLoss(partial(ranked, ranking))
+        return RowLoss(partial(ranked, ranking), more_than=ranking.k)
     numbers = (
         COMPILED[relaxation],
-        min(candidates, MOST),
+        candidates,
         ranking.k,
         ranking.tau,
         len(ranking.weights),
         *ranking.weights,
     )
-    return RowLoss(partial(ranked, ranking), partial(row_kernel, "ranking.numba.kernel:row", *numbers, of_label=True))
+    kernel = partial(row_kernel, "ranking.numba.kernel:row", *numbers, of_label=True)
+    return RowLoss(partial(ranked, ranking), kernel, more_than=ranking.k)

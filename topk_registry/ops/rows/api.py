@@ -51,6 +51,7 @@ class RowLoss:
         request: what that operator is asked for, beside the device and whether in double precision.
         in_double: whether all is computed in double precision, whatever that of the scores.
         least_classes: least number of classes that the kernels accept.
+        more_than: the number of classes that a row must exceed, as a set of k classes needs more than k.
     """
 
     definition: Callable[[Tensor, Tensor | None], Tensor]
@@ -62,6 +63,7 @@ class RowLoss:
     request: tuple[Any, ...] = ()
     in_double: bool = False
     least_classes: int = 2
+    more_than: float = 0
 
     def kernel_for(self, scores: Tensor) -> Callable[..., tuple[Tensor | None, ...]] | None:
         """Return the call ``(options, scores, wanted)`` of the kernel for these scores, see :class:`Kernel`.
@@ -138,6 +140,8 @@ def row_losses(loss: RowLoss, scores: Tensor, target: Tensor | LabelMixture) -> 
     """
     check_logits(scores, "scores")
     check_target(scores, target, ignore_index=None, integers=(torch.int64,))
+    if scores.shape[1] <= loss.more_than:
+        raise ValueError(f"rows must have more than {loss.more_than:g} scores, got {list(scores.shape)}")
     definition = partial(_of_target, loss, target)
     losses = loss.reduced(definition, scores, target) if readable(scores, target) else None
     return definition(scores) if losses is None else losses

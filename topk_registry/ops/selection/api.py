@@ -8,6 +8,7 @@ from topk_registry.ops.constant import fixed_number
 from topk_registry.ops.rows.api import Kernel, RowLoss, triton_kernel
 from topk_registry.ops.rows.numba.backend import row_kernel
 from topk_registry.ops.selection.definition import hinge
+from topk_registry.ops.values import choice, integer, number
 
 AGAINST = {"rival": 0, "rank": 1, "mean": 2}
 LARGEST_K_ON_GPU = 64  # its kernel takes a pass for each; beyond, the selection of torch is better
@@ -25,15 +26,15 @@ def topk_hinge_rows(k: int, *, against: str = "rival", alpha: float | Tensor = 1
         alpha: required gap, one for all classes or one a class [n].
         factor: of the gap between the scores.
     """
-    if against not in AGAINST:
-        raise ValueError(f"against must be one of {', '.join(map(repr, AGAINST))}, got {against!r}")
-    gap, own = (None, alpha) if isinstance(alpha, Tensor) else (fixed_number(float(alpha)), None)
-    options = AGAINST[against], k, gap, float(factor)
+    k, factor = integer(k, "k", at_least=1), number(factor, "factor")
+    gap, own = (None, alpha) if isinstance(alpha, Tensor) else (fixed_number(number(alpha, "alpha")), None)
+    options = AGAINST[choice(against, "against", tuple(AGAINST))], k, gap, factor
     return RowLoss(
         partial(hinge, against, k, alpha if gap is None else gap, factor),
         partial(row_kernel, "selection.numba.kernel:row", options[0], k, gap or 0.0, factor, of_label=True),
         partial(_on_gpu, *options),
         own=(own,),
+        more_than=k,
     )
 
 

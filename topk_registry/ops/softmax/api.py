@@ -21,6 +21,7 @@ from topk_registry.ops.rows.curve import (
 from topk_registry.ops.rows.numba.backend import RowKernel, on_cpu
 from topk_registry.ops.softmax.definition import among_best, label_log_probabilities, log_probabilities
 from topk_registry.ops.targets.table import of_table, wide
+from topk_registry.ops.values import integer, number
 
 LARGEST_ON_GPU = 64  # the kernel takes a pass for each of the best; beyond, the selection of torch is better
 
@@ -39,6 +40,7 @@ def softmax_rows(
         best: give the curve 1 as ``own`` for the ``best`` largest scores and 0 for others; ties at the boundary get 0.
             0: it gets its own numbers.
     """
+    best, scale = integer(best, "best", at_least=0), number(scale, "scale")
     if best and (curve is None or curve.own is not None):
         raise ValueError("best needs a curve without numbers of its own")
     compiled = curve is None or curve.compiled is not None

@@ -18,6 +18,7 @@ from topk_registry.ops.rows.curve import Curve
 from topk_registry.ops.softmax.api import softmax_rows
 from topk_registry.ops.softmax.definition import log_probabilities
 from topk_registry.ops.targets.table import of_table, wide
+from topk_registry.ops.values import integer, number
 
 # beyond this temperature kernels in single precision lose more than 1e-6 of a loss
 WARMEST = 10.0
@@ -52,7 +53,9 @@ def ldr_rows(n: int, *, temperature: float = 1.0, gap: float = 1.0) -> RowLoss:
         >>> row_losses(ldr_rows(4, temperature=1e6), torch.zeros(1, 4), torch.tensor([0]))
         tensor([0.7500])
     """
-    definition = partial(ldr, float(temperature), float(gap))
+    n = integer(n, "n", at_least=1)
+    temperature, gap = number(temperature, "temperature", above=0), number(gap, "gap", at_least=0)
+    definition = partial(ldr, temperature, gap)
     if temperature > WARMEST:
         return RowLoss(definition)
     relative = gap / temperature

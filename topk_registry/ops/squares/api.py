@@ -6,6 +6,7 @@ from functools import lru_cache, partial
 from topk_registry.ops.rows.api import Kernel, RowLoss, triton_kernel
 from topk_registry.ops.rows.numba.backend import row_kernel
 from topk_registry.ops.squares import definition
+from topk_registry.ops.values import number
 
 
 def squares_rows(*, epsilon: float = 1.0, shift: float = 0.0) -> RowLoss:
@@ -16,8 +17,9 @@ def squares_rows(*, epsilon: float = 1.0, shift: float = 0.0) -> RowLoss:
         epsilon: above 0.
         shift: added to all scores.
     """
-    loss = partial(definition.log_likelihood, float(epsilon), float(shift))
-    numbers = 0.0, float(shift), float(epsilon)
+    epsilon, shift = number(epsilon, "epsilon", above=0), number(shift, "shift")
+    loss = partial(definition.log_likelihood, epsilon, shift)
+    numbers = 0.0, shift, epsilon
     return RowLoss(loss, partial(row_kernel, "squares.numba.kernel:row", *numbers), partial(_on_gpu, *numbers))
 
 

@@ -4,7 +4,6 @@ Ranks hold ceil(n / ranks) classes each, as torch's DTensor lays them; the last 
 """
 
 from collections.abc import Sequence
-from math import inf
 from typing import NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ from topk_registry.ops.process_group import Group, agreed, all_gather, outside_g
 from topk_registry.ops.targets.checks import check_device, check_range
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import Masses, Reduction
+from topk_registry.ops.values import number
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 FACTS = ("number of rows", "features", "classes of a rank", "num_classes", "k", "dtype", "labels", "tau", "alpha",
@@ -143,8 +143,7 @@ def sharded_hinge(
     def facts() -> dict[str, float]:
         if logits.ndim != 2 or not logits.is_floating_point():
             raise ValueError(f"logits must be floating point [B, m], got {logits.dtype} {list(logits.shape)}")
-        if not 0.0 < tau < inf:
-            raise ValueError(f"tau must be positive and finite, got {tau!r}")
+        number(tau, "tau", above=0)
         return {
             "number of rows": len(logits),
             "classes of a rank": logits.shape[1],
