@@ -232,5 +232,5 @@ def test_a_folder_that_cannot_be_made_is_refused(train, tmp_path):
     (tmp_path / "run").write_text("in the way")
     run = train()
     assert run.status == 2
-    assert "cannot make the run's folder" in run.err
+    assert "cannot open the run's folder" in run.err
     assert os.listdir(tmp_path) == ["run"]

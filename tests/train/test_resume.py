@@ -12,8 +12,10 @@ import yaml
 from tests.train.ranked import assert_same
 from topk_registry import registry
 from topk_registry.data.hierarchy import Hierarchy
-from topk_registry.train.engine import resume, signals
+from topk_registry.train import TrainConfig
+from topk_registry.train.engine import begin, resume, signals
 from topk_registry.train.engine.signals import StopRequest
+from topk_registry.train.errors import ConfigError
 
 from .conftest import TINY
 
@@ -251,6 +253,63 @@ def test_resume_auto_takes_only_a_run_with_its_settings(train, tmp_path):
     assert {path: path.read_bytes() for path in first.folder.iterdir()} == before
     same = train("--loss", "topk_nll", "--loss-opt", "k=2", "--resume", "auto", "--epochs", "3", name="")
     assert f"resumed   {first.folder}" in same.out
+
+
+def test_a_run_is_not_overwritten_unless_asked(train, tmp_path):
+    first = train("--epochs", "2", name="run")
+    (first.folder / "notes.txt").write_text("of people")
+    before = {path: path.read_bytes() for path in first.folder.iterdir()}
+    second = train("--loss", "focal", name="run")
+    assert second.status == 2
+    assert (
+        second.err.strip()
+        .splitlines()[-1]
+        .endswith(
+            f"{first.folder} holds another run: go on with it by --resume {first.folder / 'last.pth.tar'}, "
+            "name another --experiment, or begin anew by --overwrite"
+        )
+    )
+    elsewhere = train("--epochs", "1", name="elsewhere")
+    mixed = train("--epochs", "3", "--resume", elsewhere.folder / "last.pth.tar", name="run")
+    assert mixed.status == 2
+    assert "holds another run" in mixed.err
+    assert train("--dry-run", name="run").status == 0
+    assert {path: path.read_bytes() for path in first.folder.iterdir()} == before
+    anew = train("--epochs", "1", "--overwrite", name="run")
+    assert anew.status == 0
+    assert [row["epoch"] for row in anew.summary] == [1]
+    assert sorted(path.name for path in anew.folder.glob("checkpoint-*")) == ["checkpoint-1.pth.tar"]
+    assert (anew.folder / "notes.txt").read_text() == "of people"
+    again = train("--config", anew.folder / "args.yaml", name="run", tiny=())
+    assert again.status == 2
+    assert "begin anew by --overwrite" in again.err
+
+
+def test_overwrite_and_resume_contradict_each_other():
+    with pytest.raises(ConfigError, match="--overwrite removes a run and --resume goes on with it: leave one out"):
+        TrainConfig(overwrite=True, resume="auto")
+
+
+def test_runs_that_begin_in_one_second_have_folders_of_their_own(train, tmp_path, monkeypatch):
+    class Clock(begin.datetime):
+        @classmethod
+        def now(cls):
+            return cls(2026, 1, 2, 3, 4, 5)
+
+    monkeypatch.setattr(begin, "datetime", Clock)
+    for _ in range(3):
+        assert train("--epochs", "1", name="").status == 0
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert [name[15:] for name in names] == [names[0][15:], f"{names[0][15:]}-2", f"{names[0][15:]}-3"]
+    assert {name[:15] for name in names} == {"20260102-030405"}
+
+
+def test_a_folder_is_no_checkpoint(train, tmp_path):
+    first = train("--epochs", "1", name="first")
+    found = train("--resume", first.folder, name="other")
+    assert found.status == 2
+    assert f"is a folder, name the checkpoint in it: --resume {first.folder / 'last.pth.tar'}" in found.err
+    assert "there is no checkpoint in it" in train("--resume", tmp_path, name="other").err
 
 
 def test_resume_auto_knows_recovery_checkpoints(train, register):

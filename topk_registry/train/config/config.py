@@ -123,6 +123,8 @@ class TrainConfig(
         return replace(self, **settings)
 
     def _check_together(self) -> None:
+        if self.overwrite and self.resume:
+            raise ConfigError("--overwrite removes a run and --resume goes on with it: leave one out")
         if self.seed < 0:
             raise ConfigError(f"--seed must be at least 0, got {self.seed}")
         if self.mixup > 0 or self.cutmix > 0 or self.cutmix_minmax:

@@ -455,6 +455,7 @@ class RunFlags:
     no_prefetcher: bool = flag(False, "normalise and mix images on the CPU")
     output: str = flag("", "folder of all runs (default: ./output/train)", metavar="DIR")
     experiment: str = flag("", "name of this run's folder in --output (default: time, model and loss)", metavar="NAME")
+    overwrite: bool = flag(False, "begin anew where --experiment names a run: its checkpoints and records are removed")
     eval_metric: str = flag(
         "top1",
         "metric that picks the best checkpoint: nll, topK or macro-topK for any K, many-topK, medium-topK, few-topK; "

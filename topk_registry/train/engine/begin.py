@@ -3,6 +3,7 @@
 import os
 from argparse import Namespace
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -17,7 +18,7 @@ from torch.utils.serialization import config as serialization
 from topk_registry.folders.images import listed
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.engine.build import distribute
-from topk_registry.train.engine.resume import OUTPUT, differences, find_auto
+from topk_registry.train.engine.resume import OUTPUT, differences, find_auto, newest, results
 from topk_registry.train.engine.run import Run
 from topk_registry.train.engine.state import LAST, Checkpoints, NumberedSaver, restore, restore_buffers, same_loss
 from topk_registry.train.errors import TrainError
@@ -67,10 +68,13 @@ def _open_folder(run: Run) -> None:
     assert run.folder is not None
     try:
         run.folder.mkdir(parents=True, exist_ok=True)
+        for path in results(run.folder) if run.given.overwrite else []:
+            path.unlink()
     except OSError as error:
-        raise TrainError(f"cannot make the run's folder {run.folder}: {error}") from error
+        raise TrainError(f"cannot open the run's folder {run.folder}: {error}") from error
     run.report.folder = run.folder
-    run.report.arguments({**run.given.to_dict(), **_records(run)})
+    # who begins anew from these settings has to say that files may go
+    run.report.arguments({**run.given.to_dict(), "overwrite": False, **_records(run)})
     run.report.class_names(run.data.class_names)
 
 
@@ -231,6 +235,12 @@ def _resume_path(run: Run) -> Path | None:
         if note:
             run.report.say(note)
         return path
+    if config.resume and os.path.isdir(config.resume):
+        found = newest(Path(config.resume))
+        raise TrainError(
+            f"--resume {config.resume} is a folder, "
+            + (f"name the checkpoint in it: --resume {found}" if found else "and there is no checkpoint in it")
+        )
     if config.resume and not os.path.isfile(config.resume):
         raise TrainError(f"--resume {config.resume}: there is no such checkpoint")
     return Path(config.resume) if config.resume else None
@@ -240,5 +250,10 @@ def _folder(config: TrainConfig, resume: Path | None) -> Path:
     if resume and not config.experiment and (resume.parent / "args.yaml").exists():
         return resume.parent
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = config.experiment or f"{stamp}-{safe_model_name(config.model)}-{config.loss}"
-    return Path(config.output or OUTPUT) / name
+    root, name = Path(config.output or OUTPUT), f"{stamp}-{safe_model_name(config.model)}-{config.loss}"
+    if config.experiment:
+        return root / config.experiment
+    # two runs may begin in one second
+    return next(
+        path for path in chain([root / name], (root / f"{name}-{i}" for i in count(2))) if not os.path.exists(path)
+    )

@@ -18,11 +18,23 @@ from topk_registry.train.errors import TrainError
 from topk_registry.train.setup.datasets import file_digests
 
 RECOVERY = "recovery-*.pth.tar"
+RESULTS = ("*.pth.tar", "summary.csv", "curves.svg")  # what a run leaves in its folder and another would mix with
 OUTPUT = Path("output", "train")
 
 # Settings in which two parts of one run may differ: how long, where and how fast it runs, and what it shows.
 FREE = {
-    *("config", "resume", "no_resume_opt", "start_epoch", "epochs", "early_stop", "output", "experiment", "dry_run"),
+    *(
+        "config",
+        "resume",
+        "no_resume_opt",
+        "start_epoch",
+        "epochs",
+        "early_stop",
+        "output",
+        "experiment",
+        "overwrite",
+        "dry_run",
+    ),
     *("stop_epoch", "save_epochs", "no_persistent_workers"),
     *("device", "local_rank", "device_modules", "workers", "pin_mem", "channels_last", "torchcompile"),
     *("torchcompile_mode", "synchronize_step", "no_ddp_bb", "grad_checkpointing", "use_multi_epochs_loader"),
@@ -72,6 +84,23 @@ def recorded_loss(config: TrainConfig) -> dict[str, Any] | None:
     settings = {} if path is None else _settings(path.parent) or _settings_in(path)
     record = settings.get("loss_record") or {}
     return record if record.get("name", settings.get("loss")) == config.loss else None
+
+
+def check_folder(config: TrainConfig) -> None:
+    """Raise if the folder of a new run holds another run, whose files would be overwritten one by one and mixed."""
+    if not config.experiment or config.overwrite or config.dry_run or config.resume == "auto":
+        return
+    folder = Path(config.output or OUTPUT) / config.experiment
+    if config.resume and Path(config.resume).resolve().parent == folder.resolve():
+        return
+    if results(folder):
+        on = f"go on with it by --resume {path}" if (path := newest(folder)) else "name another --output"
+        raise TrainError(f"{folder} holds another run: {on}, name another --experiment, or begin anew by --overwrite")
+
+
+def results(folder: Path) -> list[Path]:
+    """The checkpoints and records that a run left in a folder."""
+    return [path for pattern in RESULTS for path in sorted(folder.glob(pattern))]
 
 
 def newest(folder: Path) -> Path | None:
