@@ -56,7 +56,10 @@ class PredictionSets:
         return self.of_inputs(values, u, groups)
 
     def of_inputs(self, values: Array, u: Array | float = 0.0, groups: Array | None = None) -> Array:
-        """Return the sets from the inputs of the score, probabilities or log-odds [B, n]."""
+        """Return the sets from the inputs of the score, probabilities or log-odds [B, n].
+
+        A row with NaN gets all classes, the only set with a guarantee where nothing is known.
+        """
         xp = array_namespace(values)
         scores = self.score(values, u)
         limits = self.thresholds
@@ -67,7 +70,9 @@ class PredictionSets:
             inside &= ranks(values) <= xp.asarray(limits.max_rank, device=device(scores))
             if limits.groups:  # too few samples: all classes
                 inside |= xp.asarray(np.isposinf(own), device=device(scores))
-        return inside if self.allow_empty else inside | best_classes(scores, values if by_rank else None)
+        if not self.allow_empty:
+            inside |= best_classes(scores, values if by_rank else None)
+        return inside | xp.any(xp.isnan(values), axis=-1, keepdims=True)
 
 
 def _of_rows(limits: Thresholds, groups: Array | None, count: int) -> np.ndarray:

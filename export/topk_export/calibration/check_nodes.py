@@ -36,12 +36,16 @@ def check_score_nodes(score: str | Score, *, num_classes: int = 10, k: int = 3) 
         _compare(scores, wanted, f"{kind.__name__}.of_classes")
     size = max(1, num_classes // 2)
     best = np.argsort(-logits, axis=-1, kind="stable")[:, :size]
-    scores = kind.from_graph(_run(lambda add: ranked_scores(add, kind(add, built), 1.0, size)[0], given, size))
+    scores = kind.from_graph(_run(lambda add: _of_best(kind(add, built), size), given, size))
     _compare(scores, np.take_along_axis(wanted, best, -1), f"{kind.__name__}.of_best")
 
 
 def _of_classes(nodes: ScoreNodes) -> str:
     return nodes.of_classes(nodes.values(1.0))
+
+
+def _of_best(nodes: ScoreNodes, size: int) -> str:
+    return ranked_scores(nodes.add, nodes, nodes.values(1.0), size)[0]
 
 
 def _run(build: Callable[[Nodes], str], given: dict[str, np.ndarray], size: int) -> np.ndarray:

@@ -43,10 +43,12 @@ def add_sets(model: Any, sets: PredictionSets, n: int, *, max_size: int) -> Any:
     level = _in_graph(nodes, own)
     if limits.groups:
         _group_input(model)
+    values = nodes.values(sets.temperature)
     if sets.score.ranked or limits.max_rank is not None:
-        count, full = _ranked_set(add, nodes, sets, level, largest_size(sets, n, max_size))
+        count, full = _ranked_set(add, nodes, values, sets, level, largest_size(sets, n, max_size))
     else:
-        count, full = _plain_set(add, nodes, sets, level)
+        count, full = _plain_set(add, nodes, values, sets, level)
+    count, full = _all_where_broken(add, values, count, full, n)
     always = limits.unlimited(n)
     if always.any():
         full = add("Or", full, add.constant("always", always[None], np.bool_))
@@ -106,7 +108,8 @@ def score_model(model: Any, score: Score, *, temperature: float, max_size: int |
         add("Identity", nodes.of_classes(nodes.values(temperature)), out=SCORES)
     else:
         n = max_size
-        scores, classes, _ = ranked_scores(add, nodes_of(type(score))(add, score), temperature, max_size)
+        nodes = nodes_of(type(score))(add, score)
+        scores, classes, _ = ranked_scores(add, nodes, nodes.values(temperature), max_size)
         add("Identity", scores, out=SCORES)
         add("Identity", classes, out=CLASSES)
         add.output(CLASSES, TensorProto.INT64, [batch, n])
@@ -145,18 +148,19 @@ def batch_of(model: Any) -> Any:
     return dim.dim_param or dim.dim_value
 
 
-def ranked_scores(add: Nodes, nodes: ScoreNodes, temperature: float, size: int) -> tuple[str, str, np.ndarray]:
-    """The scores of the best classes [B, M], which they are, and their ranks [1, M]."""
-    values = nodes.values(temperature)
+def ranked_scores(add: Nodes, nodes: ScoreNodes, values: str, size: int) -> tuple[str, str, np.ndarray]:
+    """The scores of the best classes [B, M] from the inputs of the score, which they are, and their ranks [1, M]."""
     _, classes = add("TopK", LOGITS, add.constant("size", [size], np.int64), axis=-1, outputs=2)
     places = np.arange(1, size + 1)[None]
     return nodes.of_best(add("GatherElements", values, classes, axis=1), classes, places), classes, places
 
 
-def _ranked_set(add: Nodes, nodes: ScoreNodes, sets: PredictionSets, level: np.ndarray, size: int) -> tuple[str, str]:
+def _ranked_set(
+    add: Nodes, nodes: ScoreNodes, values: str, sets: PredictionSets, level: np.ndarray, size: int
+) -> tuple[str, str]:
     from onnx import TensorProto
 
-    scores, classes, ranks = ranked_scores(add, nodes, sets.temperature, size)
+    scores, classes, ranks = ranked_scores(add, nodes, values, size)
     limits = add.constant("thresholds", level)
     if sets.thresholds.groups:
         limits = _of_group(add, limits)
@@ -175,10 +179,10 @@ def _ranked_set(add: Nodes, nodes: ScoreNodes, sets: PredictionSets, level: np.n
     return count, add("Cast", add("ScatterElements", empty, classes, members, axis=1), to=TensorProto.BOOL)
 
 
-def _plain_set(add: Nodes, nodes: ScoreNodes, sets: PredictionSets, level: np.ndarray) -> tuple[str, str]:
+def _plain_set(add: Nodes, nodes: ScoreNodes, values: str, sets: PredictionSets, level: np.ndarray) -> tuple[str, str]:
     from onnx import TensorProto
 
-    scores = nodes.of_classes(nodes.values(sets.temperature))
+    scores = nodes.of_classes(values)
     limits = add.constant("thresholds", level)
     if sets.thresholds.groups:
         limits = _of_group(add, limits)
@@ -188,6 +192,18 @@ def _plain_set(add: Nodes, nodes: ScoreNodes, sets: PredictionSets, level: np.nd
         limits = add("Max", limits, smallest)
     inside = add("LessOrEqual", scores, limits)
     return add("ReduceSum", add("Cast", inside, to=TensorProto.FLOAT), row, keepdims=0), inside
+
+
+def _all_where_broken(add: Nodes, values: str, count: str, full: str, n: int) -> tuple[str, str]:
+    """The sizes [B] and sets [B, n], with all classes for rows with NaN among the inputs of the score."""
+    from onnx import TensorProto
+
+    total = add("ReduceSum", values, add.constant("of_row", [1], np.int64), keepdims=1)
+    # a comparison with NaN is false; not every runtime has IsNaN
+    broken = add("Not", add("LessOrEqual", total, add.constant("largest", [np.finfo(np.float32).max])))
+    sizes = add("Mul", add("Cast", broken, to=TensorProto.FLOAT), add.constant("all", [float(n)]))
+    sizes = add("Squeeze", sizes, add.constant("of_rows", [1], np.int64))
+    return add("Max", count, sizes), add("Or", full, broken)
 
 
 def _group_input(model: Any) -> None:

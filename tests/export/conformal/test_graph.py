@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 
 from tests.conformal.rows import families, model_rows
 from topk_export.calibration.graph import add_sets, is_calibrated, score_model, set_model
@@ -174,3 +175,28 @@ def test_a_second_calibration_replaces_the_first(model):
     assert len(twice.graph.node) == len(once.graph.node)
     assert [o.name for o in twice.graph.output] == [o.name for o in once.graph.output]
     assert len(twice.graph.initializer) == len(once.graph.initializer)
+
+
+@pytest.mark.parametrize("allow_empty", [False, True])
+@pytest.mark.parametrize("name", SCORES)
+def test_rows_with_nan_get_all_classes(model, name, allow_empty):
+    options, threshold = CASES[name]
+    sets = PredictionSets(
+        create_score(name, **options), Thresholds(-0.6 if name == "tree" else threshold), 1.0, allow_empty
+    )
+    logits = model_rows(6, N)[0].astype(np.float32)
+    usual = set_model(add_sets(model, sets, N, max_size=N // 2))
+    before = run(usual, logits)
+    logits[1, 3] = logits[3, :] = math.nan
+    out = run(usual, logits)
+    broken = np.array([False, True, False, True, False, False])
+    assert np.isnan(out["marginals"][broken]).any(-1).all()
+    np.testing.assert_array_equal(out["set"][broken], True)
+    np.testing.assert_array_equal(out["set"][~broken], before["set"][~broken])
+    np.testing.assert_array_equal(out["set_size"], out["set"].sum(-1))
+    assert out["set_size"][~broken].min() < N
+    wide = sets(logits.astype(np.float64), marginals=out["marginals"])
+    np.testing.assert_array_equal(wide[broken], True)
+    inside = sets(torch.from_numpy(logits).double())
+    np.testing.assert_array_equal(inside[torch.from_numpy(broken)], True)
+    assert not inside[torch.from_numpy(~broken)].all()
