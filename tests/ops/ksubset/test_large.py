@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from topk_registry.ops.ksubset import smooth_topk_hinge, topk_margins
+from topk_registry.ops.ksubset import smooth_topk_hinge, topk_label_margins, topk_margins
 from topk_registry.ops.ksubset.torch import rows
 
 SIZES = [(14, 6), (40, 6), (70, 33), (100, 50), (300, 40), (60, 45), (110, 70)]
@@ -129,3 +129,39 @@ def test_margins_and_their_gradient_are_those_of_the_torch_path(n, k, kind, dtyp
         # the cotangents of all classes are summed in those of the coefficients, and leave their own rounding
         rounding = eps * (2 * gradient.abs().amax(1, keepdim=True) + g.double().abs().sum(1, keepdim=True))
         assert ((found_gradient - gradient).abs() <= rounding * LOST[dtype]).all()
+
+
+def log_binomials(n: int, counts: torch.Tensor) -> torch.Tensor:
+    """log C(n, j) of numbers from 0 to n, minus infinity of others."""
+    inside = (counts >= 0) & (counts <= n)
+    j = counts.clamp(0, n).double()
+    log = torch.lgamma(torch.tensor(n + 1.0, dtype=torch.float64)) - torch.lgamma(j + 1) - torch.lgamma(n - j + 1)
+    return torch.where(inside, log, -torch.inf)
+
+
+def margin_below_a_gap(k: int, others: int, gap: float) -> float:
+    """The margin of a class at 0, beside k classes at the gap and ``others`` more at 0: sets have i of the others."""
+    i = torch.arange(k + 1, dtype=torch.float64)
+
+    def log_sigma(size: int) -> torch.Tensor:
+        j = size - i  # of the k classes
+        return torch.logsumexp(log_binomials(k, j) + log_binomials(others, i) + gap * j, 0)
+
+    return (log_sigma(k - 1) - log_sigma(k)).item()
+
+
+@pytest.mark.parametrize("impl", ["torch", "numba"])
+@pytest.mark.parametrize("gap", [0.0, 2.0, 8.0, 12.0, 30.0, 50.0, 300.0])
+@pytest.mark.parametrize(("k", "n"), [(64, 300), (101, 203), (150, 800), (300, 800), (700, 1500), (1000, 2200)])
+def test_a_label_below_a_gap(k, n, gap, impl):
+    s = torch.zeros(1, n, dtype=torch.float64)
+    s[0, 2 : 2 + k] = gap
+    s.requires_grad_()
+    margin = topk_label_margins(s, torch.tensor([0]), k, impl=impl)
+    wanted = margin_below_a_gap(k, n - k - 1, gap)
+    assert margin.item() == pytest.approx(wanted, rel=1e-12, abs=1e-12)
+    (gradient,) = torch.autograd.grad(margin.sum(), s)
+    step = 1e-4
+    slope = (margin_below_a_gap(k, n - k - 1, gap + step) - margin_below_a_gap(k, n - k - 1, gap - step)) / (2 * step)
+    assert gradient[0, 2 : 2 + k].sum().item() == pytest.approx(slope, rel=1e-5, abs=1e-5)
+    assert gradient.sum().item() == pytest.approx(0, abs=1e-9)  # margins do not depend on the origin

@@ -68,17 +68,18 @@ def tail_odds(s: Tensor, a: Tensor, outside_tail: Tensor | None, theta: float, o
 def power_sums(w: Tensor, k: int) -> Tensor:
     """P_j = sum_i w_i^j, j = 1..k: [B, n] -> [k, B].
 
-    The powers of small odds would run into denormal numbers, so odds are raised to a bound first: 2^-25 from the second
-    power on (n such squares change the sum by n 2^-50), and a higher one each time the powers have used up the range of
-    the exponent.
+    The powers of small odds would run into denormal numbers, so odds below a bound are left out: below 2^-25 in single
+    precision from the second power on (n such squares change the sum by n 2^-50), and below a higher one each time the
+    powers have used up the range of the exponent. Raised to the bound instead, they would outweigh coefficients of a
+    large k: k equal scores far above all others leave 2^-k for the one of degree k.
     """
     sums, v, base, reach = [w.sum(-1)], w, w, 1.0
     bits, span = (50.0, 120.0) if w.dtype == torch.float32 else (120.0, 1000.0)
     for j in range(2, k + 1):
         if j > reach:
             bound, reach = 2.0 ** (-bits / j), span * j / bits
-            base = w.clamp(min=bound)
-            v = base if j == 2 else v.clamp_(min=bound ** (j - 1))
+            base = torch.threshold(w, bound, 0.0)
+            v = base if j == 2 else v
         v = torch.mul(v, base, out=None if v is base else v)
         sums.append(v.sum(-1))
     return torch.stack(sums)
