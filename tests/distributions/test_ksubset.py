@@ -354,7 +354,7 @@ def test_the_tilt_keeps_the_mean_between_half_and_all_of_k():
         (lambda: KSubset(torch.zeros(2, 4), torch.tensor([1, 2, 3])), "one number, or one a row"),
         (lambda: KSubset(torch.zeros(4), torch.tensor(1.5)), "k must be an integer"),
         (lambda: KSubset(torch.zeros(4, dtype=torch.int64), 1), "floating point"),
-        (lambda: KSubset(torch.zeros(4), 1, temperature=0.0), "temperature must be positive"),
+        (lambda: KSubset(torch.zeros(4), 1, temperature=0.0), "temperature must be a finite number above 0"),
         (lambda: KSubset(torch.tensor([0.0, -INF, -INF]), 2, validate_args=True), "k logits above -inf"),
         (lambda: KSubset(torch.tensor([0.0, math.nan, 0.0]), 2, validate_args=True), "none that is inf or NaN"),
         (lambda: KSubset(torch.zeros(4), 2, validate_args=True).log_prob(torch.ones(4)), "within the support"),

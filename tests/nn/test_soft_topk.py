@@ -143,7 +143,7 @@ def test_bad_arguments():
         linear_soft_topk(x, W, bias, target, tau=0)
     with pytest.raises(ValueError, match="target must be class indices"):
         linear_soft_topk(x, W, bias, torch.rand(B, N + 1))
-    with pytest.raises(ValueError, match=r"label_smoothing must be in \[0, 1\], got 2"):
+    with pytest.raises(ValueError, match=r"label_smoothing must be a finite number from 0 to 1, got 2"):
         linear_soft_topk(x, W, bias, target, label_smoothing=2)
     with pytest.raises(ValueError, match="weight has 37 rows, num_classes is 38"):
         linear_soft_topk(x, W, bias, target, num_classes=38)
@@ -181,7 +181,9 @@ def over_ranks():
             of_features = exact[0][mine] * (world if averaged and not replicated else 1)
             for one, whole in zip(found, (of_features, exact[1][own], exact[2][own]), strict=True):
                 torch.testing.assert_close(one, whole, rtol=tight, atol=tight)
-    with pytest.raises(ValueError, match="tau must be positive"):  # one rank's bad option is an error on all
+    with pytest.raises(
+        ValueError, match="tau must be a finite number above 0"
+    ):  # one rank's bad option is an error on all
         linear_soft_topk(x, W[:1], bias[:1], label, process_group=dist.group.WORLD, tau=0.0 if rank else 1.0)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import distribute_tensor

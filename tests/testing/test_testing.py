@@ -683,7 +683,7 @@ def test_failing_checks_fail_the_parametrized_test(pytester: pytest.Pytester):
         ({"tau": (0.1, 1.0)}, "passed", ""),
         ({"tua": (0.1, 1.0)}, "failed", "got 'tua'"),
         ({"tau": ()}, "failed", "got none"),
-        ({"tau": (0.0,)}, "failed", "tau must be positive"),
+        ({"tau": (0.0,)}, "failed", "tau must be a finite number above 0"),
     ],
 )
 def test_a_grid_for_tuning_is_tried(grid, status, message):
@@ -701,7 +701,7 @@ def test_a_grid_for_tuning_is_tried(grid, status, message):
     [
         ({"tau": "(0, inf)", "combine": ("mean", "likelihood")}, "passed", ""),
         ({"tua": "(0, inf)"}, "failed", "got 'tua'"),
-        ({"tau": "[0, inf)"}, "failed", "tau must be positive"),  # an end that it refuses
+        ({"tau": "[0, inf)"}, "failed", "tau must be a finite number above 0"),  # an end that it refuses
         ({"tau": "(0, 10]"}, "failed", "expected a ValueError for tau=11, got a loss"),
         ({"tau": "(0.5, inf)"}, "failed", "expected tau=0.1 in (0.5, inf), as its default or grid has it"),
         ({"tau": "above 0"}, "failed", "an interval is written as"),
