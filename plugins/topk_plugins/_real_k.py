@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from topk_registry import ClassificationLoss, LabelMixture
+from topk_registry import ClassificationLoss
 from topk_registry.options import number
 
 
@@ -29,11 +29,9 @@ class RealK(ClassificationLoss):
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
         self.k, self.tau = number(k, "k", above=0), number(tau, "tau", above=0)
 
-    def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
-        n = logits.shape[min(1, logits.ndim - 1)] if logits.ndim else 0
-        if n > 1 and self.k >= n:
+    def check_classes(self, n: int) -> None:
+        if self.k >= n:
             raise ValueError(f"k must be below the number of classes: k = {self.k:g}, logits have {n}")
-        return super().forward(logits, target)
 
     def extra_repr(self) -> str:
         return f"k={self.k:g}, tau={self.tau:g}, {super().extra_repr()}"

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_plugins._margins import checked_counts, relative_gaps
-from topk_registry import ClassificationLoss, LabelMixture
+from topk_registry import ClassificationLoss
 from topk_registry.options import integer, number
 from topk_registry.rows import Curve, RowLoss, softmax_rows
 
@@ -205,12 +205,9 @@ class LDAM(ClassificationLoss):
                 state_dict[prefix + "weight"] = self.weight
         super()._load_from_state_dict(state_dict, prefix, metadata, *args)
 
-    def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
-        if logits.ndim == 2 and logits.shape[1] != len(self.relative_gaps):
-            raise ValueError(
-                f"class_counts has {len(self.relative_gaps)} entries, logits have {logits.shape[1]} classes"
-            )
-        return super().forward(logits, target)
+    def check_classes(self, n: int) -> None:
+        if n != len(self.relative_gaps):
+            raise ValueError(f"class_counts has {len(self.relative_gaps)} entries, logits have {n} classes")
 
     takes_half = True
 

@@ -66,10 +66,11 @@ class KSubsetNLL(ClassificationLoss):
         self.temperature = number(temperature, "temperature", above=0)
 
     def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
-        if isinstance(target, LabelMixture):  # a set's loss is not a sum over its labels
+        if isinstance(target, LabelMixture) and isinstance(logits, Tensor):  # a set's loss is not a sum over its labels
             target.check(len(logits))
             target = target.dense(logits.shape[1], torch.promote_types(logits.dtype, torch.float32))
-        if target.shape == logits.shape and logits.ndim == 2:
+        tensors = isinstance(logits, Tensor) and isinstance(target, Tensor)
+        if tensors and target.shape == logits.shape and logits.ndim == 2:
             if not target.is_floating_point():
                 target = target.to(torch.promote_types(logits.dtype, torch.float32))
             if not self._is_hidden(target):

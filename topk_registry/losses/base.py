@@ -22,7 +22,7 @@ from torch import Tensor
 from topk_registry.losses.options import Adjustable, index
 from topk_registry.ops.constant import constant_result
 from topk_registry.ops.rows.api import RowLoss
-from topk_registry.ops.targets.checks import check_logits, check_target, checked_weight
+from topk_registry.ops.targets.checks import check_logits, check_target, check_tensor, checked_weight
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.masses import REDUCTIONS, Masses, Reduction
 from topk_registry.ops.targets.table import expected
@@ -102,6 +102,9 @@ class ClassificationLoss(Adjustable):
         """The factors of the classes [n] that are in force; a subclass may make them depend on the epoch."""
         return self.weight
 
+    def check_classes(self, n: int) -> None:
+        """Raise where the loss's options do not suit n classes."""
+
     def row_loss(self, logits: Tensor) -> RowLoss | None:
         """The loss as one of the fused operators, see :func:`topk_registry.rows.row_losses`; None where it is none."""
         return None
@@ -129,6 +132,11 @@ class ClassificationLoss(Adjustable):
         return expected(q, self.per_class(logits))
 
     def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
+        if not (isinstance(logits, Tensor) and isinstance(target, (Tensor, LabelMixture))):
+            check_tensor(logits, "logits")
+            check_tensor(target, "target")
+        if logits.ndim and (n := logits.shape[min(1, logits.ndim - 1)]) > 1:
+            self.check_classes(n)
         logits = _unnamed(logits)
         target = _unnamed(target) if isinstance(target, Tensor) else target
         # a compiled loss does not look: what it has been told would be a guard, and the next epoch another graph
@@ -232,7 +240,8 @@ class ClassificationLoss(Adjustable):
         return masses.reduced(loss, self.reduction)
 
     def extra_repr(self) -> str:
-        return f"reduction={self.reduction!r}, label_smoothing={self.label_smoothing:g}"
+        weighted = "" if self.weight is None else f"weight of {len(self.weight)} classes, "
+        return f"{weighted}reduction={self.reduction!r}, label_smoothing={self.label_smoothing:g}"
 
 
 def _unnamed(t: Tensor) -> Tensor:
@@ -277,11 +286,9 @@ class TopKLoss(ClassificationLoss):
         value = super().checked_option(name, value)
         return integer(value, "k", at_least=1) if name == "k" else value
 
-    def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
-        n = logits.shape[min(1, logits.ndim - 1)] if logits.ndim else 0
-        if n > 1 and self.k >= n:
+    def check_classes(self, n: int) -> None:
+        if self.k >= n:
             raise ValueError(f"k must be below the number of classes: k = {self.k}, logits have {n}")
-        return super().forward(logits, target)
 
     def extra_repr(self) -> str:
         return f"k={self.k}, {super().extra_repr()}"

@@ -13,7 +13,7 @@ from topk_registry.losses.base import has_autocast
 from topk_registry.losses.options import Adjustable, index
 from topk_registry.losses.ranks import number_of_ranks
 from topk_registry.ops.process_group import GatherRows, Group, all_gather, gather_rows, outside_graphs
-from topk_registry.ops.targets.checks import check_logits, check_target
+from topk_registry.ops.targets.checks import check_logits, check_target, check_tensor
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.targets.table import wide
 
@@ -63,6 +63,8 @@ class BatchLoss(Adjustable):
 
     def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
         name = type(self).__name__
+        if not isinstance(target, LabelMixture):
+            check_tensor(target, "target")
         if isinstance(target, LabelMixture) or target.is_floating_point():
             raise ValueError(
                 f"{name} needs one label an image [B], as it looks at the whole batch: mixup, cutmix and other "

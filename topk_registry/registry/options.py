@@ -126,6 +126,11 @@ def check_options(what: str, builder: Callable[..., Any], options: Iterable[str]
                 hint = f"; did you mean {close[0]!r}?" if close else ""
                 raise TypeError(f"{what} takes no option {option!r}{hint} ({takes})")
     missing = [name for name, p in named.items() if p.default is p.empty and name not in set(options)]
+    if missing and missing[-1] == "target":
+        raise TypeError(
+            f"{what} must be a factory, a function of options that returns the loss; got a function of "
+            f"{', '.join(named)}, the loss itself"
+        )
     if missing:
         raise TypeError(f"{what} needs {', '.join(missing)} ({takes})")
 

@@ -1,5 +1,6 @@
 """The names of one entry-point group: who owns each, its state, and the factory behind it."""
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -153,13 +154,20 @@ class Registry:
         """Call the factory that :meth:`builder` returned for a name.
 
         A TypeError names options that the factory does not take, or misses. The factory's own TypeError and
-        ValueError speak of the options and pass through; any other failure is a BrokenPluginError.
+        ValueError speak of the options and pass through, and its assertions, where there are options, are about them;
+        any other failure is a BrokenPluginError.
         """
         check_options(f"{self.kind} {name!r}", factory, options)
         try:
             return factory(**options)
         except (TypeError, ValueError, BrokenPluginError, KeyboardInterrupt):
             raise
+        except AssertionError as error:
+            if not options:
+                raise BrokenPluginError(f"{self.describe(name)} failed while it built: {_reason(error)}") from error
+            given = ", ".join(f"{option}={value!r}" for option, value in options.items())
+            said = str(error) or (traceback.extract_tb(error.__traceback__)[-1].line or "an assertion").strip()
+            raise ValueError(f"{self.describe(name)} does not accept {given}: {said}") from error
         except BaseException as error:  # a factory that calls sys.exit ends itself, not the training run
             raise BrokenPluginError(f"{self.describe(name)} failed while it built: {_reason(error)}") from error
 

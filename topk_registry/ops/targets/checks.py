@@ -1,6 +1,6 @@
 """Check scores, targets and class weights at the door of a public function."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,22 @@ from topk_registry.ops.values import numbers
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
+def check_tensor(given: Any, name: str) -> None:
+    """Raise a TypeError unless an argument is a tensor, with what is likely meant."""
+    if isinstance(given, Tensor):
+        return
+    if hasattr(given, "logits") or (isinstance(given, Mapping) and "logits" in given):
+        hint = "pass its logits"
+    elif isinstance(given, (tuple, list)) and any(isinstance(one, Tensor) for one in given):
+        hint = "pass one of its tensors"
+    else:
+        hint = "torch.as_tensor makes one of numbers"
+    raise TypeError(f"{name} must be a tensor, got {type(given).__name__}: {hint}")
+
+
 def check_logits(logits: Tensor, name: str = "logits") -> None:
     """Raise unless logits are floating point [B, n], n >= 2."""
+    check_tensor(logits, name)
     if logits.ndim != 2 or logits.shape[1] < 2 or not logits.is_floating_point():
         raise ValueError(
             f"{name} must be floating point [batch, classes] with at least 2 classes, "
@@ -53,6 +67,8 @@ def check_target(
         or a graph has no numbers to look at.
     """
     mixed = isinstance(target, LabelMixture)
+    if not mixed:
+        check_tensor(target, "target")
     labels = target.labels if isinstance(target, LabelMixture) else target
     dense = not mixed and labels.is_floating_point()
     if isinstance(target, LabelMixture):
