@@ -69,8 +69,12 @@ class KSubsetNLL(ClassificationLoss):
         if isinstance(target, LabelMixture) and isinstance(logits, Tensor):  # a set's loss is not a sum over its labels
             target.check(len(logits))
             target = target.dense(logits.shape[1], torch.promote_types(logits.dtype, torch.float32))
-        tensors = isinstance(logits, Tensor) and isinstance(target, Tensor)
-        if tensors and target.shape == logits.shape and logits.ndim == 2:
+        if (
+            isinstance(logits, Tensor)
+            and isinstance(target, Tensor)
+            and target.shape == logits.shape
+            and logits.ndim == 2
+        ):
             if not target.is_floating_point():
                 target = target.to(torch.promote_types(logits.dtype, torch.float32))
             if not self._is_hidden(target):

@@ -11,7 +11,7 @@ from timm.utils import CheckpointSaver
 
 from topk_registry.train.report import console as report
 
-from .conftest import unclosed_files
+from .conftest import TINY, unclosed_files
 
 FOLDER = (
     *("--model", "topk_convnet", "--model-kwargs", "width=4", "--num-classes", "4", "-b", "8", "-j", "0", "--no-aug"),
@@ -44,6 +44,10 @@ FOLDER = (
         (["--opt-kwargs", "no_such=1"], "cannot create optimizer 'adamw'"),
         (["--sched", "plateau", "--sched-on-updates"], "cannot create schedule 'plateau'"),
         (["--dataset-opt", "szie=3"], "did you mean 'size'"),
+        (["--device", "gpu"], "--device gpu: torch knows no such device"),
+        (["--device", "cuda:99"], "--device cuda:99: there are"),
+        (["--torchcompile", "inductr"], "--torchcompile inductr: torch has no such backend; there are"),
+        (["--eval-metric", "top12"], "--eval-metric top12: the label is always among so many of 12 classes"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -51,6 +55,14 @@ def test_bad_options_are_refused_before_training(train, flags, message):
     run = train(*flags)
     assert run.status == 2
     assert message in run.err
+    assert not run.folder.exists()
+
+
+@pytest.mark.parametrize("flags", [["--aa", "rnd"], ["--train-crop-mode", "square"]], ids=" ".join)
+def test_transforms_that_cannot_be_made_are_told_by_their_flags(train, flags):
+    run = train(*flags, tiny=[flag for flag in TINY if flag != "--no-aug"])
+    assert run.status == 2
+    assert "timm cannot make the transforms of training images from --aa, --train-crop-mode" in run.err
     assert not run.folder.exists()
 
 

@@ -103,11 +103,7 @@ class Option(NamedTuple):
 
     def bounds(self) -> dict[str, float]:
         """The ends of its range, as :func:`number` takes them."""
-        if not isinstance(self.allowed, Interval):
-            return {}
-        low, high, (from_low, to_high) = self.allowed.low, self.allowed.end(math.inf), self.allowed.closed
-        ends = {"at_least" if from_low else "above": low, "at_most" if to_high else "below": high}
-        return {name: end for name, end in ends.items() if math.isfinite(end)}
+        return self.allowed.bounds() if isinstance(self.allowed, Interval) else {}
 
     def least(self) -> int | None:
         """The least integer in its range; None where there is none."""

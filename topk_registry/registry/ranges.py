@@ -47,6 +47,28 @@ class Interval:
         """The upper end as a number."""
         return num_classes if isinstance(self.high, str) else self.high
 
+    def bounds(self) -> dict[str, float]:
+        """Its finite ends, as :func:`topk_registry.options.number` takes them.
+
+        Example:
+            >>> Interval.parse("(0, 1]").bounds()
+            {'above': 0.0, 'at_most': 1.0}
+        """
+        low, high = ("at_least" if self.closed[0] else "above"), ("at_most" if self.closed[1] else "below")
+        return {name: end for name, end in ((low, self.low), (high, self.end(math.inf))) if math.isfinite(end)}
+
+    def in_words(self) -> str:
+        """What a number in it is, for errors.
+
+        Example:
+            >>> [Interval.parse(text).in_words() for text in ("[0, 1]", "(0, inf)", "[1, 9)", "(-inf, inf)")]
+            ['from 0 to 1', 'above 0', 'at least 1 and below 9', 'finite']
+        """
+        ends = self.bounds()
+        if {*ends} == {"at_least", "at_most"}:
+            return f"from {ends['at_least']:g} to {ends['at_most']:g}"
+        return " and ".join(f"{word.replace('_', ' ')} {end:g}" for word, end in ends.items()) or "finite"
+
     def __contains__(self, value: Any) -> bool:
         high = self.end(math.inf)
         above = value >= self.low if self.closed[0] else value > self.low

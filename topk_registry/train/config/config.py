@@ -7,13 +7,12 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from topk_registry.registry.ranges import Interval
 from topk_registry.train.config import flags, sampling
 from topk_registry.train.config.tasks import BUILTIN_MULTILABEL, MULTILABEL, MULTILABEL_DEFAULTS, SPLIT, check_task
 from topk_registry.train.config.timm_names import from_timm
 from topk_registry.train.config.weights import SETTINGS, idle_setting
 from topk_registry.train.errors import ConfigError
-
-LEAST = {"val_interval": 1, "log_interval": 1, "checkpoint_hist": 1, "workers": 0}  # of these settings
 
 # Defaults where no data is named: a job that a laptop finishes in a minute or two.
 BUILTIN_DEFAULTS: dict[str, Any] = {
@@ -86,12 +85,8 @@ class TrainConfig(
             choices = setting.metadata["choices"]
             if choices and value is not None and value not in choices:
                 raise ConfigError(f"{spelt(setting.name)} must be one of {', '.join(map(str, choices))}, got {value!r}")
+            _check_within(setting.name, value, setting.metadata["within"])
             object.__setattr__(self, setting.name, value)
-        for name, least in LEAST.items():
-            if (value := getattr(self, name)) < least:
-                raise ConfigError(f"{spelt(name)} must be at least {least}, got {value!r}")
-        if self.clip_grad is not None and not self.clip_grad > 0:  # below 0 every step would go uphill
-            raise ConfigError(f"--clip-grad must be above 0, got {self.clip_grad!r}")
         object.__setattr__(self, "grad_accum_steps", max(1, self.grad_accum_steps))
         self._check_together()
 
@@ -125,8 +120,6 @@ class TrainConfig(
     def _check_together(self) -> None:
         if self.overwrite and self.resume:
             raise ConfigError("--overwrite removes a run and --resume goes on with it: leave one out")
-        if self.seed < 0:
-            raise ConfigError(f"--seed must be at least 0, got {self.seed}")
         if self.mixup > 0 or self.cutmix > 0 or self.cutmix_minmax:
             if self.batch_size % 2:
                 raise ConfigError(f"mixup and cutmix need an even --batch-size, got {self.batch_size}")
@@ -201,6 +194,14 @@ def _hints() -> dict[str, Any]:
 
 def _optional(hint: Any) -> bool:
     return type(None) in get_args(hint)
+
+
+def _check_within(name: str, value: Any, within: str) -> None:
+    """Raise unless a number, or each of a list, is in an interval."""
+    interval = Interval.parse(within)
+    for one in value if isinstance(value, list) else [value]:
+        if type(one) in (int, float) and one not in interval:
+            raise ConfigError(f"{spelt(name)} must be {interval.in_words()}, got {one!r}")
 
 
 def _checked(name: str, value: Any, hint: Any) -> Any:

@@ -11,6 +11,8 @@ from typing import Any
 from topk_registry.train.config.sampling import SAMPLERS
 from topk_registry.train.config.tasks import TASKS
 
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")  # of timm and Pillow
+
 
 def flag(
     default: Any,
@@ -19,6 +21,7 @@ def flag(
     metavar: str | None = None,
     names: tuple[str, ...] = (),
     choices: tuple[Any, ...] = (),
+    within: str = "(-inf, inf)",
     nargs: int | None = None,
     const: Any = None,
 ) -> Any:
@@ -30,10 +33,12 @@ def flag(
         metavar: name of the value in ``--help``.
         names: further names of the flag.
         choices: the values it takes.
+        within: the interval of numbers that it takes, each of a list.
         nargs: number of values.
         const: the value of the flag where it is given alone.
     """
-    said = {"help": help, "metavar": metavar, "names": names, "choices": choices, "nargs": nargs, "const": const}
+    said = {"help": help, "metavar": metavar, "names": names, "choices": choices, "within": within, "nargs": nargs}
+    said["const"] = const
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: copy.copy(default), metadata=said)
     return field(default=default, metadata=said)
@@ -112,15 +117,17 @@ class DataFlags:
         0,
         "which of its parts a fractional --val-split holds out, counted from 0: --val-split 0.2 has five",
         metavar="N",
+        within="[0, inf)",
     )
     train_batches_per_epoch: int | None = flag(
         None,
         "batches in a training epoch (default: as many as the data holds)",
         metavar="N",
         names=("--train-steps-per-epoch",),
+        within="[1, inf)",
     )
-    train_num_samples: int | None = flag(None, "images in a streamed training split", metavar="N")
-    val_num_samples: int | None = flag(None, "images in a streamed validation split", metavar="N")
+    train_num_samples: int | None = flag(None, "images in a streamed training split", metavar="N", within="[1, inf)")
+    val_num_samples: int | None = flag(None, "images in a streamed validation split", metavar="N", within="[1, inf)")
     dataset_download: bool = flag(False, "let torch/ and tfds/ data sets download themselves")
     class_map: str = flag("", "a file that maps class names to indices", metavar="FILE")
     input_img_mode: str | None = flag(None, "PIL mode that images are converted to, such as RGB or L")
@@ -194,7 +201,10 @@ class SamplerFlags:
     )
     sampler_beta: float = flag(0.999, "beta of --sampler effective_num", metavar="BETA")
     sampler_threshold: float = flag(
-        0.001, "share of the images below which --sampler repeat_factor repeats those of a class", metavar="SHARE"
+        0.001,
+        "share of the images below which --sampler repeat_factor repeats those of a class",
+        metavar="SHARE",
+        within="[0, inf)",
     )
 
 
@@ -218,18 +228,25 @@ class ModelFlags:
         None,
         "number of classes; more than the data has adds outputs (default: the data's, else the model's)",
         metavar="N",
+        within="[1, inf)",
     )
     gp: str | None = flag(None, "global pooling type", metavar="POOL")
-    img_size: int | None = flag(None, "image size (default: the model's)", metavar="N")
-    in_chans: int | None = flag(None, "input channels (default: 3)", metavar="N")
-    input_size: list[int] | None = flag(None, "input channels, height and width", metavar="N", nargs=3)
-    crop_pct: float | None = flag(None, "share of the image kept by evaluation's centre crop", metavar="PCT")
+    img_size: int | None = flag(None, "image size (default: the model's)", metavar="N", within="[1, inf)")
+    in_chans: int | None = flag(None, "input channels (default: 3)", metavar="N", within="[1, inf)")
+    input_size: list[int] | None = flag(
+        None, "input channels, height and width", metavar="N", nargs=3, within="[1, inf)"
+    )
+    crop_pct: float | None = flag(
+        None, "share of the image kept by evaluation's centre crop", metavar="PCT", within="(0, inf)"
+    )
     mean: list[float] | None = flag(None, "channel means to normalise with", metavar="MEAN")
-    std: list[float] | None = flag(None, "channel standard deviations to normalise with", metavar="STD")
-    interpolation: str = flag("", "resizing interpolation", metavar="NAME")
+    std: list[float] | None = flag(
+        None, "channel standard deviations to normalise with", metavar="STD", within="(0, inf)"
+    )
+    interpolation: str = flag("", "resizing interpolation (default: the model's)", choices=("", *INTERPOLATIONS))
     batch_size: int = flag(128, "images in a training batch of each process", metavar="N", names=("-b",))
     validation_batch_size: int | None = flag(
-        None, "images in an evaluation batch (default: as in training)", metavar="N", names=("-vb",)
+        None, "images in an evaluation batch (default: as in training)", metavar="N", names=("-vb",), within="[1, inf)"
     )
     channels_last: bool = flag(False, "use the channels-last memory layout")
     grad_accum_steps: int = flag(1, "batches to an update of the weights", metavar="N")
@@ -289,21 +306,28 @@ class OptimizerFlags:
     """Optimizer."""
 
     opt: str = flag("sgd", "a timm optimizer", metavar="NAME")
-    opt_eps: float | None = flag(None, "epsilon of the optimizer", metavar="EPS")
-    opt_betas: list[float] | None = flag(None, "betas of the optimizer", metavar="BETA")
-    momentum: float = flag(0.9, "momentum of the optimizer", metavar="M")
-    weight_decay: float = flag(2e-05, "weight decay")
+    opt_eps: float | None = flag(None, "epsilon of the optimizer", metavar="EPS", within="[0, inf)")
+    opt_betas: list[float] | None = flag(None, "betas of the optimizer", metavar="BETA", within="[0, 1]")
+    momentum: float = flag(0.9, "momentum of the optimizer", metavar="M", within="[0, 1]")
+    weight_decay: float = flag(2e-05, "weight decay", within="[0, inf)")
     clip_grad: float | None = flag(
-        None, "largest norm or value of gradients, see --clip-mode (default: no limit)", metavar="NORM"
+        None,
+        "largest norm or value of gradients, see --clip-mode (default: no limit)",
+        metavar="NORM",
+        within="(0, inf)",
     )
     clip_mode: str = flag(
         "norm",
         "what --clip-grad limits: the norm of all, each value, or norms relative to the weights'",
         choices=("norm", "value", "agc"),
     )
-    layer_decay: float | None = flag(None, "factor of the learning rate from layer to layer, the deepest first")
-    layer_decay_min_scale: float = flag(0, "least factor of --layer-decay")
-    layer_decay_no_opt_scale: float | None = flag(None, "do not train layers with a factor of --layer-decay below this")
+    layer_decay: float | None = flag(
+        None, "factor of the learning rate from layer to layer, the deepest first", within="(0, inf)"
+    )
+    layer_decay_min_scale: float = flag(0, "least factor of --layer-decay", within="[0, inf)")
+    layer_decay_no_opt_scale: float | None = flag(
+        None, "do not train layers with a factor of --layer-decay below this", within="[0, inf)"
+    )
     opt_kwargs: dict[str, Any] = flag({}, "further options of the optimizer")
 
 
@@ -314,21 +338,21 @@ class ScheduleFlags:
     epochs: int = flag(300, "epochs to train", metavar="N")
     sched: str = flag("cosine", "learning-rate schedule", metavar="NAME")
     sched_on_updates: bool = flag(False, "move on in the schedule at every update, not every epoch")
-    lr: float | None = flag(None, "learning rate (default: from --lr-base)", metavar="LR")
-    lr_base: float = flag(0.1, "lr = lr_base * global batch / lr_base_size", metavar="LR")
-    lr_base_size: int = flag(256, "the batch size that --lr-base is for", metavar="DIV")
+    lr: float | None = flag(None, "learning rate (default: from --lr-base)", metavar="LR", within="[0, inf)")
+    lr_base: float = flag(0.1, "lr = lr_base * global batch / lr_base_size", metavar="LR", within="[0, inf)")
+    lr_base_size: int = flag(256, "the batch size that --lr-base is for", metavar="DIV", within="[1, inf)")
     lr_base_scale: str = flag(
         "", "how the learning rate grows with the batch (default: by optimizer)", choices=("", "linear", "sqrt")
     )
     lr_noise: list[float] | None = flag(
-        None, "parts of the training between which the learning rate is noisy", metavar="PCT"
+        None, "parts of the training between which the learning rate is noisy", metavar="PCT", within="[0, inf)"
     )
-    lr_noise_pct: float = flag(0.67, "largest change of the learning rate by --lr-noise, as a share")
-    lr_noise_std: float = flag(1.0, "standard deviation of --lr-noise")
-    lr_cycle_mul: float = flag(1.0, "factor of the length from one cycle to the next")
-    lr_cycle_decay: float = flag(0.5, "factor of the learning rate from one cycle to the next")
-    lr_cycle_limit: int = flag(1, "number of cycles of the schedule", metavar="N")
-    lr_k_decay: float = flag(1.0, "exponent of k-decay, for the schedules cosine and poly")
+    lr_noise_pct: float = flag(0.67, "largest change of the learning rate by --lr-noise, as a share", within="[0, inf)")
+    lr_noise_std: float = flag(1.0, "standard deviation of --lr-noise", within="[0, inf)")
+    lr_cycle_mul: float = flag(1.0, "factor of the length from one cycle to the next", within="(0, inf)")
+    lr_cycle_decay: float = flag(0.5, "factor of the learning rate from one cycle to the next", within="[0, inf)")
+    lr_cycle_limit: int = flag(1, "number of cycles of the schedule", metavar="N", within="[1, inf)")
+    lr_k_decay: float = flag(1.0, "exponent of k-decay, for the schedules cosine and poly", within="(0, inf)")
     lr_decay_fn: str | None = flag(
         None,
         "how the schedules wsd and rsqrt decay in the end: linear, 1-sqrt, cosine, power or exp (default: 1-sqrt for "
@@ -336,32 +360,42 @@ class ScheduleFlags:
         metavar="NAME",
     )
     lr_stable_timescale: float | None = flag(
-        None, "epochs by which the schedule rsqrt counts before it decays (default: those of warm-up)", metavar="N"
+        None,
+        "epochs by which the schedule rsqrt counts before it decays (default: those of warm-up)",
+        metavar="N",
+        within="(0, inf)",
     )
-    warmup_lr: float = flag(1e-05, "learning rate that warm-up starts from", metavar="LR")
-    min_lr: float = flag(0, "least learning rate", metavar="LR")
+    warmup_lr: float = flag(1e-05, "learning rate that warm-up starts from", metavar="LR", within="[0, inf)")
+    min_lr: float = flag(0, "least learning rate", metavar="LR", within="[0, inf)")
     stop_epoch: int | None = flag(
         None, "stop after N epochs, and leave the schedule that of --epochs (default: do not)", metavar="N"
     )
-    epoch_repeats: float = flag(0.0, "repeats of a streamed data set in an epoch", metavar="N")
-    start_epoch: int | None = flag(None, "epochs that count as done, whatever a checkpoint says", metavar="N")
+    epoch_repeats: float = flag(0.0, "repeats of a streamed data set in an epoch", metavar="N", within="[0, inf)")
+    start_epoch: int | None = flag(
+        None, "epochs that count as done, whatever a checkpoint says", metavar="N", within="[0, inf)"
+    )
     decay_milestones: list[int] = flag(
-        [90, 180, 270], "epochs at which the schedule multistep lowers the rate", metavar="N"
+        [90, 180, 270], "epochs at which the schedule multistep lowers the rate", metavar="N", within="[1, inf)"
     )
     decay_epochs: float | None = flag(
         None,
         "epochs after which the schedule step lowers the rate (default: 90), or length of the decay of wsd and rsqrt, "
         "below 1 a share (default: 0.2)",
         metavar="N",
+        within="(0, inf)",
     )
-    warmup_epochs: int = flag(5, "epochs of warm-up", metavar="N")
+    warmup_epochs: int = flag(5, "epochs of warm-up", metavar="N", within="[0, inf)")
     warmup_prefix: bool = flag(False, "warm up before the schedule, not within it")
-    cooldown_epochs: int = flag(0, "epochs at the least learning rate, at the end", metavar="N")
+    cooldown_epochs: int = flag(0, "epochs at the least learning rate, at the end", metavar="N", within="[0, inf)")
     patience_epochs: int = flag(
-        10, "epochs without progress after which the schedule plateau lowers the rate", metavar="N"
+        10, "epochs without progress after which the schedule plateau lowers the rate", metavar="N", within="[0, inf)"
     )
     decay_rate: float = flag(
-        0.1, "factor of the rate in the schedules step, multistep and plateau", metavar="RATE", names=("--dr",)
+        0.1,
+        "factor of the rate in the schedules step, multistep and plateau",
+        metavar="RATE",
+        names=("--dr",),
+        within="[0, inf)",
     )
 
 
@@ -372,51 +406,64 @@ class AugmentationFlags:
     no_aug: bool = flag(False, "only resize images, whatever the flags below say")
     train_crop_mode: str | None = flag(None, "how timm crops training images, such as rrc, rkrc or rkrr")
     scale: list[float] = flag(
-        [0.08, 1.0], "least and largest area of the random crop, as a share of the image", metavar="PCT"
+        [0.08, 1.0],
+        "least and largest area of the random crop, as a share of the image",
+        metavar="PCT",
+        within="(0, inf)",
     )
     ratio: list[float] = flag(
-        [0.75, 1.3333333333333333], "least and largest aspect ratio of the random crop", metavar="R"
+        [0.75, 1.3333333333333333], "least and largest aspect ratio of the random crop", metavar="R", within="(0, inf)"
     )
-    hflip: float = flag(0.5, "chance of a horizontal flip")
-    vflip: float = flag(0.0, "chance of a vertical flip")
-    color_jitter: float = flag(0.4, "strength of colour jitter", metavar="F")
-    color_jitter_prob: float | None = flag(None, "chance of colour jitter (default: always)", metavar="P")
-    grayscale_prob: float | None = flag(None, "chance of greyscale", metavar="P")
-    gaussian_blur_prob: float | None = flag(None, "chance of blur", metavar="P")
+    hflip: float = flag(0.5, "chance of a horizontal flip", within="[0, 1]")
+    vflip: float = flag(0.0, "chance of a vertical flip", within="[0, 1]")
+    color_jitter: float = flag(0.4, "strength of colour jitter", metavar="F", within="[0, inf)")
+    color_jitter_prob: float | None = flag(
+        None, "chance of colour jitter (default: always)", metavar="P", within="[0, 1]"
+    )
+    grayscale_prob: float | None = flag(None, "chance of greyscale", metavar="P", within="[0, 1]")
+    gaussian_blur_prob: float | None = flag(None, "chance of blur", metavar="P", within="[0, 1]")
     aa: str | None = flag(
         None, "auto-augment policy, such as rand-m9-mstd0.5-inc1, v0, original, augmix", metavar="NAME"
     )
-    aug_repeats: float = flag(0, "times that each image is in an epoch, augmented anew (several processes only)")
-    aug_splits: int = flag(0, "parts of a batch with augmentations of their own: 0, or at least 2")
-    reprob: float = flag(0.0, "chance of random erasing", metavar="P")
-    remode: str = flag("pixel", "what random erasing writes: const, rand or pixel")
-    recount: int = flag(1, "rectangles that random erasing takes")
+    aug_repeats: float = flag(
+        0, "times that each image is in an epoch, augmented anew (several processes only)", within="[0, inf)"
+    )
+    aug_splits: int = flag(0, "parts of a batch with augmentations of their own: 0, or at least 2", within="[0, inf)")
+    reprob: float = flag(0.0, "chance of random erasing", metavar="P", within="[0, 1]")
+    remode: str = flag("pixel", "what random erasing writes", choices=("const", "rand", "pixel"))
+    recount: int = flag(1, "rectangles that random erasing takes", within="[1, inf)")
     resplit: bool = flag(False, "do not erase in the first augmentation split")
-    mixup: float = flag(0.0, "alpha of mixup; 0 is off", metavar="ALPHA")
-    cutmix: float = flag(0.0, "alpha of cutmix; 0 is off", metavar="ALPHA")
-    cutmix_minmax: list[float] | None = flag(None, "least and largest side of the pasted part, in place of --cutmix")
-    mixup_prob: float = flag(1.0, "chance that a batch is mixed")
-    mixup_switch_prob: float = flag(0.5, "chance of cutmix rather than mixup where both are on")
+    mixup: float = flag(0.0, "alpha of mixup; 0 is off", metavar="ALPHA", within="[0, inf)")
+    cutmix: float = flag(0.0, "alpha of cutmix; 0 is off", metavar="ALPHA", within="[0, inf)")
+    cutmix_minmax: list[float] | None = flag(
+        None, "least and largest side of the pasted part, in place of --cutmix", within="[0, 1]"
+    )
+    mixup_prob: float = flag(1.0, "chance that a batch is mixed", within="[0, 1]")
+    mixup_switch_prob: float = flag(0.5, "chance of cutmix rather than mixup where both are on", within="[0, 1]")
     mixup_mode: str = flag(
         "batch",
         "images that share one mixing ratio: a batch, pairs, or each alone",
         choices=("batch", "pair", "elem", "half"),
     )
-    mixup_off_epoch: int = flag(0, "epochs with mixup and cutmix; 0: all", metavar="N")
-    smoothing: float = flag(0.1, "label smoothing (default: 0.1; with --task multilabel 0)")
-    train_interpolation: str = flag("random", "resizing interpolation in training: random, bilinear or bicubic")
-    drop: float = flag(0.0, "dropout", metavar="P")
-    drop_connect: float | None = flag(None, "old name of --drop-path", metavar="P")
-    drop_path: float | None = flag(None, "stochastic depth", metavar="P")
-    drop_block: float | None = flag(None, "chance of DropBlock", metavar="P")
+    mixup_off_epoch: int = flag(0, "epochs with mixup and cutmix; 0: all", metavar="N", within="[0, inf)")
+    smoothing: float = flag(0.1, "label smoothing (default: 0.1; with --task multilabel 0)", within="[0, 1]")
+    train_interpolation: str = flag(
+        "random",
+        "resizing interpolation in training; random: bilinear or bicubic, for each image",
+        choices=("random", *INTERPOLATIONS),
+    )
+    drop: float = flag(0.0, "dropout", metavar="P", within="[0, 1]")
+    drop_connect: float | None = flag(None, "old name of --drop-path", metavar="P", within="[0, 1]")
+    drop_path: float | None = flag(None, "stochastic depth", metavar="P", within="[0, 1]")
+    drop_block: float | None = flag(None, "chance of DropBlock", metavar="P", within="[0, 1]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchNormFlags:
     """Batch norm."""
 
-    bn_momentum: float | None = flag(None, "momentum of batch norm")
-    bn_eps: float | None = flag(None, "epsilon of batch norm")
+    bn_momentum: float | None = flag(None, "momentum of batch norm", within="[0, 1]")
+    bn_eps: float | None = flag(None, "epsilon of batch norm", within="[0, inf)")
     sync_bn: bool = flag(False, "compute batch norm over all processes")
     dist_bn: str = flag(
         "reduce",
@@ -432,7 +479,7 @@ class AverageFlags:
 
     model_ema: bool = flag(False, "keep a moving average of the weights, and evaluate it")
     model_ema_force_cpu: bool = flag(False, "keep the moving average on the CPU, and do not evaluate it")
-    model_ema_decay: float = flag(0.9998, "decay of the moving average")
+    model_ema_decay: float = flag(0.9998, "decay of the moving average", within="[0, 1]")
     model_ema_warmup: bool = flag(False, "let the decay of the moving average grow from 0")
 
 
@@ -441,14 +488,16 @@ class RunFlags:
     """Run."""
 
     dry_run: bool = flag(False, "build everything, run one batch forward and backward, print the plan")
-    seed: int = flag(42, "random seed", metavar="S")
+    seed: int = flag(42, "random seed", metavar="S", within="[0, inf)")
     worker_seeding: str = flag("all", "accepted for timm's sake and not used: every batch has a seed of its own")
-    log_interval: int = flag(50, "updates between lines of progress", metavar="N")
-    val_interval: int = flag(1, "epochs between evaluations", metavar="N")
-    recovery_interval: int = flag(0, "updates between recovery checkpoints; 0 writes none", metavar="N")
+    log_interval: int = flag(50, "updates between lines of progress", metavar="N", within="[1, inf)")
+    val_interval: int = flag(1, "epochs between evaluations", metavar="N", within="[1, inf)")
+    recovery_interval: int = flag(
+        0, "updates between recovery checkpoints; 0 writes none", metavar="N", within="[0, inf)"
+    )
     save_epochs: list[int] = flag([], "keep milestone-N.pth.tar of these epochs, and evaluate there", metavar="N")
-    checkpoint_hist: int = flag(10, "checkpoints to keep", metavar="N")
-    workers: int = flag(4, "processes that load data", metavar="N", names=("-j",))
+    checkpoint_hist: int = flag(10, "checkpoints to keep", metavar="N", within="[1, inf)")
+    workers: int = flag(4, "processes that load data", metavar="N", names=("-j",), within="[0, inf)")
     no_persistent_workers: bool = flag(False, "start processes that load data anew in every epoch")
     save_images: bool = flag(False, "save the training batches of every log interval")
     pin_mem: bool = flag(False, "pin the memory of batches, for faster copies to a GPU")
@@ -463,16 +512,28 @@ class RunFlags:
         metavar="NAME",
     )
     multilabel_threshold: float = flag(
-        0.5, "with --task multilabel: the probability from which a class counts as predicted, for F1 and exact match"
+        0.5,
+        "with --task multilabel: the probability from which a class counts as predicted, for F1 and exact match",
+        within="[0, 1]",
     )
-    early_stop: int = flag(0, "stop after N evaluations without a better --eval-metric; 0: never", metavar="N")
+    early_stop: int = flag(
+        0, "stop after N evaluations without a better --eval-metric; 0: never", metavar="N", within="[0, inf)"
+    )
     multi_crop: int = flag(
         0, "evaluate on this many crops of an image, and average their top-k probabilities", choices=(0, 5, 10)
     )
     marginal_temperature: float | None = flag(
-        None, "temperature of the top-k probabilities of --multi-crop (default: the loss's)", metavar="T"
+        None,
+        "temperature of the top-k probabilities of --multi-crop (default: the loss's)",
+        metavar="T",
+        within="(0, inf)",
     )
-    tta: int = flag(0, "average the scores of N samples in a row, which a data set gives for each image", metavar="N")
+    tta: int = flag(
+        0,
+        "average the scores of N samples in a row, which a data set gives for each image",
+        metavar="N",
+        within="[0, inf)",
+    )
     use_multi_epochs_loader: bool = flag(
         False, "accepted for timm's sake and not used: workers outlive the epoch anyway"
     )

@@ -32,7 +32,7 @@ from topk_registry.train.report.loggers import check_loggers
 from topk_registry.train.report.progress import Progress
 from topk_registry.train.setup.class_rows import chunked_update, settle_precision, spread_classifier
 from topk_registry.train.setup.class_weights import ClassWeights, same_in_all, stats_of, told
-from topk_registry.train.setup.compute import Compute
+from topk_registry.train.setup.compute import Compute, check_backend
 from topk_registry.train.setup.datasets import Data, counts_of, name_of, open_data
 from topk_registry.train.setup.heads import freeze_features
 from topk_registry.train.setup.label_sets import positives_of
@@ -75,6 +75,8 @@ def build(
     loss = LossSpec.resolve(given.loss, given.loss_opt, recorded_loss(given), task=given.task)
     check_loggers(given)
     check_folder(given)
+    if given.torchcompile:
+        check_backend(given.torchcompile)
     rehearsal, notes = check(given, loss, parts, compiles=compiles)
     if loss.kept:
         kept = " ".join(f"{option}={value}" for option, value in loss.kept.items())
@@ -98,7 +100,7 @@ def build(
         config = config.replace(dist_bn="")  # frozen statistics are the same in all processes
     _fit_classes(data, config.num_classes or 0)
     if config.task != MULTILABEL:
-        _check_metric(config.eval_metric, data.counts)
+        _check_metric(config.eval_metric, data.counts, config.num_classes or 0)
     record, weights = loss.record, {}
     counts, samples = data.counts, data.num_samples if config.task == MULTILABEL else None
     if config.class_stats:
@@ -341,7 +343,9 @@ def _check_epochs(config: TrainConfig, epochs: int) -> None:
             raise TrainError(f"{spelt(name)} {wrong[0]}: expected 1 to {epochs}, the number of epochs of the run")
 
 
-def _check_metric(metric: str, counts: list[int] | None) -> None:
+def _check_metric(metric: str, counts: list[int] | None, classes: int) -> None:
+    if "top" in metric and int(metric.rpartition("top")[2]) >= classes > 1:
+        raise TrainError(f"--eval-metric {metric}: the label is always among so many of {classes} classes")
     group = metric.partition("_")[0]
     if group in SHOTS and group not in map(_shots, counts or []):
         known = "the class counts of this data are not known" if counts is None else f"no class is {group}-shot"

@@ -12,6 +12,14 @@ from timm import utils
 from timm.layers import set_fast_norm
 
 from topk_registry.train.config.config import TrainConfig
+from topk_registry.train.errors import TrainError
+
+
+def check_backend(name: str) -> None:
+    """Raise unless ``torch.compile`` has a backend of this name."""
+    if name not in torch.compiler.list_backends(exclude_tags=()):
+        known = ", ".join(torch.compiler.list_backends())
+        raise TrainError(f"--torchcompile {name}: torch has no such backend; there are {known}")
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,12 @@ class Compute:
         """Take the configured device and precision; joins the process group and seeds the random streams."""
         for module in config.device_modules or ():
             import_module(module)
+        try:
+            asked = torch.device(config.device)
+        except RuntimeError:
+            raise TrainError(f"--device {config.device}: torch knows no such device, such as cpu, cuda") from None
+        if asked.type == "cuda" and asked.index is not None and asked.index >= torch.cuda.device_count():
+            raise TrainError(f"--device {config.device}: there are {torch.cuda.device_count()} CUDA devices")
         wanted = "cpu" if config.device.startswith("cuda") and not torch.cuda.is_available() else config.device
         place: dict[str, Any] = utils.distributed.init_distributed_device_so(wanted)
         device = torch.device(place["device"])

@@ -10,7 +10,7 @@ from timm.utils.jit import set_jit_fuser
 from torch import nn
 
 from topk_registry.train.errors import TrainError
-from topk_registry.train.setup.compute import Compute
+from topk_registry.train.setup.compute import Compute, check_backend
 
 
 def load(model: nn.Module, args: Namespace) -> nn.Module:
@@ -32,6 +32,7 @@ def optimised(model: nn.Module, args: Namespace, compute: Compute) -> Any:
     if args.torchscript:
         optimised = torch.jit.script(model)
     elif getattr(args, "torchcompile", None):
+        check_backend(args.torchcompile)
         optimised = torch.compile(model, backend=args.torchcompile, mode=getattr(args, "torchcompile_mode", None))
     elif args.aot_autograd:
         from functorch.compile import memory_efficient_fusion

@@ -16,7 +16,7 @@ from topk_registry.data.sampling import Draw
 from topk_registry.ops.targets.label_mixture import Target
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.config.tasks import MULTILABEL
-from topk_registry.train.errors import DataError
+from topk_registry.train.errors import DataError, TrainError
 from topk_registry.train.setup.batches import Batches, BatchOrder, SeededErasing
 from topk_registry.train.setup.compute import Compute
 from topk_registry.train.setup.loss import uses_soft_targets
@@ -81,7 +81,7 @@ def create_train_loader(
     mixup = _mixup(config, mixtures)
     indexed = is_indexed(dataset)
     interpolation = config.train_interpolation
-    loader = create_loader(
+    loader = _created(
         dataset,
         input_size=data_config["input_size"],
         batch_size=config.batch_size,
@@ -119,6 +119,17 @@ def create_train_loader(
     _set_workers(config, loader)
     _seed_erasing(config, loader, compute)
     return TrainLoader(loader, None, config.train_batches_per_epoch)
+
+
+def _created(dataset: Any, **options: Any) -> Any:
+    """timm's loader of training batches; what its transforms cannot be made from is told as the flags' fault."""
+    try:
+        return create_loader(dataset, **options)
+    except (AssertionError, KeyError, ValueError, NotImplementedError) as error:
+        flags = "--aa, --train-crop-mode, --color-jitter, --scale, --ratio and the other flags of augmentation"
+        raise TrainError(
+            f"timm cannot make the transforms of training images from {flags}: {error or type(error).__name__}"
+        ) from error
 
 
 def create_eval_loader(
