@@ -5,8 +5,10 @@ import os
 import shutil
 from collections import namedtuple
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from timm.utils import CheckpointSaver
 
 from topk_registry.train.report import console as report
@@ -226,6 +228,19 @@ def test_one_class_is_refused_before_training(train, image_folder, tmp_path):
     run = train("--data-dir", tmp_path / "data", "--model", "topk_convnet", "-j", "0", "--epochs", "1", tiny=())
     assert run.status == 2
     assert "has one class, of which nothing can be learned" in run.err
+
+
+@unclosed_files
+def test_an_image_of_16_bits_is_not_cut_to_white(train, image_folder, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(image_folder, data)
+    path = data / "train" / "class1" / "3.png"
+    Image.fromarray(np.full((32, 32), 40_000, np.uint16)).save(path)
+    run = train("--data-dir", data, *FOLDER, "--strict-data", tiny=())
+    assert run.status == 1
+    assert f"cannot read {path}: its values reach from 40000 to 40000 (mode I;16)" in run.err
+    Image.fromarray(np.full((32, 32), 200, np.uint16)).save(path)
+    assert train("--data-dir", data, *FOLDER, "--strict-data", tiny=(), name="within").status == 0
 
 
 @unclosed_files

@@ -159,6 +159,14 @@ def _convert(image: Image.Image, color: str) -> Image.Image:
         image = image.convert("RGBA")  # the same pixels, without Pillow's warning
     if image.mode == "LAB" and color != "RGB":  # Pillow converts it to RGB alone
         image = image.convert("RGB")
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        extrema: Any = image.getextrema()
+        low, high = extrema
+        if low < 0 or high > 255:  # Pillow would cut them: the image would be white, or nearly
+            raise ImageError(
+                f"the image's values reach from {low:g} to {high:g} (mode {image.mode}), expected 0 to 255: convert it "
+                "to 8 bits first"
+            )
     try:
         return image if image.mode == color else image.convert(color)
     except (ValueError, OSError) as error:

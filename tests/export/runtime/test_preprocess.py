@@ -78,7 +78,7 @@ MODES = {
     "RGBA": Image.fromarray(np.dstack((noise(90, 70), noise(90, 70, 1, seed=1)))),
     "CMYK": Image.fromarray(noise(90, 70)).convert("CMYK"),
     "YCbCr": Image.fromarray(noise(90, 70)).convert("YCbCr"),
-    "I;16": Image.fromarray(noise(90, 70, 1)[..., 0].astype(np.uint16) * 200),
+    "I;16": Image.fromarray(noise(90, 70, 1)[..., 0].astype(np.uint16)),
 }
 
 
@@ -165,6 +165,20 @@ def test_other_modes_are_converted_or_refused_with_a_reason(mode, recipe):
     image = Image.new(mode, (40, 30)) if mode != "LAB" else Image.merge("LAB", [Image.new("L", (40, 30), 128)] * 3)
     pixels = Preprocess(**recipe).pixels(image)
     assert pixels.shape[2] == recipe["input_size"][0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "mode"),
+    [(np.uint16, (0, 60000), "I;16"), (np.int32, (-1, 255), "I"), (np.float32, (0, 255.5), "F")],
+    ids=str,
+)
+def test_values_that_conversion_would_cut_are_refused(dtype, values, mode):
+    image = Image.fromarray(np.array([values] * 8, dtype))
+    message = (
+        rf"values reach from {values[0]:g} to {values[1]:g} \(mode {mode}\), expected 0 to 255: convert it to 8 bits"
+    )
+    with pytest.raises(ImageError, match=message):
+        Preprocess(**SETTINGS[0]).pixels(image)
 
 
 def test_a_mode_that_cannot_be_converted_is_an_image_error(monkeypatch):

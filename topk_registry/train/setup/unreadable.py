@@ -24,6 +24,7 @@ IN_A_ROW = 10  # timm gives up there too: a folder has vanished, or holds someth
 # errors of Pillow on broken files, beside those of the file system
 UNREADABLE = (OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error, Image.DecompressionBombError)
 FAILED, TOLD = 1, 2
+WIDE = ("I", "F")  # Pillow's modes of 32 bits
 
 
 class WatchedImages(Dataset[Any]):
@@ -106,6 +107,7 @@ class WatchedImages(Dataset[Any]):
     def _read(self, index: int) -> tuple[Image.Image, Any]:
         file, target = self.reader[index]
         with file, Image.open(file) as opened:
+            check_range(opened)
             image = opened.convert(self.mode)
         if self.target_transform is None:
             return image, -1 if target is None else target
@@ -135,6 +137,18 @@ class WatchedImages(Dataset[Any]):
         lost = np.bincount(labels[failed], minlength=len(names))
         whole = [f"all {lost[c]} of class {names[c]!r}" for c in np.flatnonzero((lost == every) & (lost > 0))]
         return f", which are {listed(whole)}" if whole else ""
+
+
+def check_range(image: Image.Image) -> None:
+    """Raise for values that Pillow would cut at 0 or 255, as of 16 bits: the image would be white, or nearly."""
+    if image.mode in WIDE or image.mode.startswith("I;16"):
+        extrema: Any = image.getextrema()
+        low, high = extrema
+        if low < 0 or high > 255:
+            raise ValueError(
+                f"its values reach from {low:g} to {high:g} (mode {image.mode}), and those outside of 0 to 255 "
+                "would be cut: convert it to 8 bits first"
+            )
 
 
 def replace_within(dataset: Any, indices: Indices) -> None:
