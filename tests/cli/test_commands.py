@@ -148,3 +148,11 @@ def test_an_option_of_the_loss_is_told_from_a_flag(argument, expected, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["train", argument])
     assert expected in capsys.readouterr().err
+
+
+def test_ctrl_c_while_a_command_is_imported_is_no_traceback(site, capsys):
+    site.module("acme_slow", "raise KeyboardInterrupt")
+    site.distribution("acme-slow", {"slow": "acme_slow:main"}, version="1", group=commands.group)
+    commands.refresh()
+    assert cli.main(["slow"]) == 130
+    assert capsys.readouterr().err.endswith(": interrupted\n")

@@ -52,6 +52,8 @@ def test_a_table_that_contradicts_itself_or_is_too_short_says_so(table):
         found.by_image(str, where="of the images")
     with pytest.raises(ValueError, match="expected a row for each of 3 samples, got 2"):
         found.in_order(3)
+    with pytest.raises(ValueError, match="expected a row for each image, got none"):
+        read_groups(table("image,group\n")).by_image(str, where="of the images")
     with pytest.raises(ValueError, match="expected a column image or file with paths of the images, got group"):
         read_groups(table("group\na\n")).by_image(str, where="of the images")
 

@@ -4,6 +4,7 @@ A command's module is imported only when the command runs, so that listing losse
 """
 
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -12,14 +13,20 @@ from topk_registry.cli.commands import DISTRIBUTION, commands, summaries
 from topk_registry.registry.environment import installed_version
 from topk_registry.registry.errors import BrokenPluginError, PluginError
 
+INTERRUPTED = 128 + signal.SIGINT
+
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. Its exit status is returned; 1 for a plug-in's error, 2 for a wrong command line."""
+    """Run one command. Its exit status is returned: 1 for a plug-in's error, 2 for a wrong command line, 130
+    for Ctrl-C."""
     try:
         return _main(argv)
     except BrokenPipeError:  # the reader of a pipe, such as head, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:  # as while a command's modules are imported; later most commands end in their own words
+        print(f"{_program()}: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _main(argv: list[str] | None) -> int:

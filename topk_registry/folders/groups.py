@@ -55,8 +55,10 @@ class GroupTable(NamedTuple):
             where: what the names are paths of, for the message.
 
         Raises:
-            ValueError: the table names no images, or one of them in two groups.
+            ValueError: the table has no rows or names no images, or one of them in two groups.
         """
+        if not self.groups:
+            raise ValueError(f"{self.file}: expected a row for each image, got none below the line of columns")
         if not self.images:
             raise ValueError(
                 f"{self.file}: expected a column image or file with paths {where}, got {listed(self.columns)}"
