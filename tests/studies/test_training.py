@@ -66,6 +66,7 @@ def test_what_the_trainer_refuses_is_told_without_a_traceback(tiny, tmp_path):
 @unclosed_files
 def test_an_image_folder_has_its_epochs_chosen_on_held_out_training_images(image_folder, tmp_path):  # noqa: F811
     flags = {**TINY, "dataset": "", "dataset_opt": {}, "data_dir": str(image_folder), "num_classes": 4}
+    flags |= {"eval_metric": "top1"}
     configuration = run_of(Options(flags=flags, device="cpu"), loss="topk_nll", seed=0, lr=1e-3, loss_opt={"k": 2})
     args = training.arguments(configuration)
     assert args[args.index("--val-split") + 1] == "0.1"

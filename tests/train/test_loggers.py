@@ -77,7 +77,7 @@ def test_a_run_goes_on_in_the_same_logged_run(train, memory, monkeypatch):
     assert [values for kind, *rest in memory.told if kind == "epoch" for values in rest[1:]] == whole.summary
     # a run from the start in the same folder is another one
     before = len(memory.told)
-    assert train("--logger", "memory").status == 0
+    assert train("--logger", "memory", "--overwrite").status == 0
     assert memory.told[before] == ("open", 0, None)
 
 

@@ -137,7 +137,9 @@ def test_the_start_of_a_loss_is_that_of_the_seed(train, register):
     starts = []
     for seed in ("1", "1", "2"):
         torch.randn(3)  # whatever was drawn before
-        run = train("--loss", "counted", "--seed", seed, "--epochs", "1", "--opt", "sgd", "--lr", "1e-30", name="again")
+        run = train(
+            "--loss", "counted", "--seed", seed, "--epochs", "1", "--opt", "sgd", "--lr", "1e-30", "--overwrite"
+        )
         starts.append(run.checkpoint()["task_state"]["criterion"]["start"])
     assert torch.equal(starts[0], starts[1])
     assert not torch.equal(starts[0], starts[2])

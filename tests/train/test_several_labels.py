@@ -237,14 +237,14 @@ def test_data_and_metrics_of_the_other_task_are_refused(train, flags, message):
 def test_mixup_and_smoothing_are_timms(several):
     mixed = ("--mixup", 0.4, "--cutmix", 1.0, "--smoothing", 0.1)
     for more in ((), ("--no-prefetcher",)):
-        run = several(*mixed, *more)
+        run = several(*mixed, *more, "--overwrite")
         assert run.status == 0, run.err
     trainer = Trainer(config_of(*mixed), quiet=True)
     _, target = next(iter(trainer.run.loader.pass_of(0)))
     assert target.shape == (16, 6)
     assert 0.05 <= target.min() < 0.051  # each label moves towards 0.5
-    assert several("--loss", "ksubset_nll", *mixed).status == 0
-    refused = several("--loss", "zlpr", *mixed)
+    assert several("--loss", "ksubset_nll", *mixed, "--overwrite").status == 0
+    refused = several("--loss", "zlpr", *mixed, "--overwrite")
     assert refused.status == 2
     assert "requires binary targets" in refused.err
 
@@ -265,7 +265,7 @@ def test_weights_are_timms_over_samples(loss):
 
 def test_weights_of_ksubset_are_of_its_labels_and_others_are_refused(several):
     assert several("--loss", "ksubset_nll", "--class-weight", "1,1,1,1,2,2").status == 0
-    refused = several("--loss", "poly", "--class-weight", "inv_freq")
+    refused = several("--loss", "poly", "--class-weight", "inv_freq", "--overwrite")
     assert refused.status == 2
     assert "takes no class weights" in refused.err
 

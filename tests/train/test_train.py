@@ -213,7 +213,7 @@ def test_without_a_terminal_steps_are_lines(train):
 
 def test_an_epoch_has_as_many_batches_as_asked_for(train):
     for batches in (2, 15):  # fewer than there are, and two passes and a half over the data
-        run = train("--train-steps-per-epoch", batches, "--epochs", "1", "--log-interval", "1")
+        run = train("--train-steps-per-epoch", batches, "--epochs", "1", "--log-interval", "1", name=f"of{batches}")
         assert f"epochs of {batches} updates" in run.out
         assert run.checkpoint()["task_state"]["progress"]["steps_per_epoch"] == batches
 
@@ -272,7 +272,7 @@ def test_a_loss_gets_what_it_names_and_hears_of_epochs(train, register):
     assert (heard["num_classes"], heard["class_counts"]) == (6, [16] * 6)
     assert (heard["smoothing"], heard["soft_targets"], heard["total_epochs"]) == (0.2, False, 2)
     assert heard["epochs"] == [0, 1]
-    train("--loss", "curious", "--smoothing", "0.2", "--mixup", "0.3")
+    train("--loss", "curious", "--smoothing", "0.2", "--mixup", "0.3", name="mixed")
     assert (heard["smoothing"], heard["soft_targets"]) == (0.0, True)
 
 

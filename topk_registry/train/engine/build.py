@@ -22,7 +22,7 @@ from topk_registry.train.config.metric_names import LOSSES, metric_sizes, parse_
 from topk_registry.train.config.tasks import CLASSIFICATION, MULTILABEL
 from topk_registry.train.config.weights import FLAGS
 from topk_registry.train.engine.evaluate import Crops, Evaluator, LabelSetEvaluator, temperature_of
-from topk_registry.train.engine.resume import check_folder, recorded_loss
+from topk_registry.train.engine.resume import recorded_loss
 from topk_registry.train.engine.run import Hooks, Run
 from topk_registry.train.engine.spread_classes import ClassParallelTask, SpreadEvaluator, scaler_of
 from topk_registry.train.engine.state import RegistryTask, all_ranks
@@ -74,7 +74,6 @@ def build(
     began = time.perf_counter() if began is None else began
     loss = LossSpec.resolve(given.loss, given.loss_opt, recorded_loss(given), task=given.task)
     check_loggers(given)
-    check_folder(given)
     if given.torchcompile:
         check_backend(given.torchcompile)
     rehearsal, notes = check(given, loss, parts, compiles=compiles)

@@ -17,6 +17,7 @@ from topk_registry.train.config.tasks import MULTILABEL
 from topk_registry.train.engine.begin import begin
 from topk_registry.train.engine.build import build, distribute
 from topk_registry.train.engine.epochs import how_to_resume, run_epochs
+from topk_registry.train.engine.resume import check_folder
 from topk_registry.train.engine.run import Hooks, Run
 from topk_registry.train.engine.signals import StopRequest
 from topk_registry.train.errors import Interrupted, TrainError
@@ -106,9 +107,10 @@ class Trainer:
         """Resume if the configuration says so, and open the run's folder; :meth:`fit` does it where it was not done.
 
         Raises:
-            TrainError: there is nothing to resume from, or the folder cannot be made.
+            TrainError: there is nothing to resume from, or the folder cannot be made or holds another run.
         """
         if not self._began:
+            check_folder(self.config)  # before data is read
             begin(self.run)
             self._began = True
         return self.run

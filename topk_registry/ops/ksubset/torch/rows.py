@@ -124,11 +124,15 @@ def polynomials(x: Tensor, P: Tensor | None, k: int, depth: int) -> tuple[Tensor
     """
     T = 1 << (x.shape[0] - 1).bit_length()
     filled = torch.cat((x, x.new_full((T - x.shape[0], x.shape[1]), -torch.inf)))
-    levels = product_tree(torch.stack((torch.sigmoid(-filled), torch.sigmoid(filled)), 1), k)
+    factors = torch.stack((torch.sigmoid(-filled), torch.sigmoid(filled)), 1)
     if P is None:
+        levels = product_tree(factors, k)
         return levels[-1][0][: k + 1], leave_one_out(levels, x.new_ones(1, x.shape[1]), k, depth)[: x.shape[0]]
+    # the coefficient of degree k may be 2^-k, where numbers may be flushed to zero: half of that goes into the factors
+    scale = factors.detach().amax(1, keepdim=True).rsqrt()
+    levels = product_tree(factors * scale, k)
     b = from_power_sums(P, (-0.5 * P[0]).exp())  # scaled halfway between its first and its largest coefficient
-    return multiply(b, levels[-1][0], 0, k), leave_one_out(levels, b, k, depth)[: x.shape[0]]
+    return multiply(b, levels[-1][0], 0, k), (leave_one_out(levels, b, k, depth) * scale)[: x.shape[0]]
 
 
 def balanced(c: Tensor, k: int) -> tuple[Tensor, Tensor]:
