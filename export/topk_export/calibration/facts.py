@@ -33,7 +33,8 @@ def facts_of(
     """Return the entries on prediction sets in the file's metadata."""
     limits = sets.thresholds
     n, one = metadata.num_classes, not np.ndim(limits.scores)
-    by_tree = isinstance(sets.score, Tree)
+    by_rank = sets.score.ranked or limits.max_rank is not None
+    limit = plan.max_size if by_rank and not isinstance(sets.score, Tree) else n
     share = 1 - as_fraction(plan.alpha)
     return {
         "score": sets.score.name,
@@ -50,7 +51,7 @@ def facts_of(
         "samples_at_threshold": at_threshold,
         "temperature": sets.temperature,
         "allow_empty": sets.allow_empty,
-        "max_size": n if by_tree else largest_size(sets, n, plan.max_size),
+        "max_size": largest_size(sets, n, limit),  # of rows without NaN
         "samples": len(parts["calibrate"]),
         "tuning_samples": len(parts["tune"]),
         "report_samples": len(parts["report"]),

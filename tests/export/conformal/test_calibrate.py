@@ -43,6 +43,15 @@ def calibrated(colours_file, held_out, tmp_path_factory):
     return output, found
 
 
+@pytest.mark.parametrize(("score", "largest"), [("lac", {12}), ("aps", {1, 2})])
+def test_the_largest_size_is_that_of_the_score(run, score, largest):
+    status, output, printed = run("--score", score, "--max-size", "2", "--alpha", "0.4")
+    assert status == 0, printed.err
+    sets = Predictor(output, device="cpu").metadata.sets
+    assert sets is not None
+    assert sets["max_size"] in largest  # only ranked scores look at the best classes alone
+
+
 def test_the_command_writes_a_file_and_a_report(run, colours_file):
     before = colours_file.read_bytes()
     status, output, printed = run("--alpha", "0.2")
