@@ -67,6 +67,9 @@ def test_holm_is_that_of_statsmodels_and_groups_count_once():
     assert holm([]) == []
     with pytest.raises(ValueError, match="a group for each"):
         holm([0.1], [])
+    for wrong in (math.nan, 1.5, -0.1):
+        with pytest.raises(ValueError, match=f"p-values must be from 0 to 1, got {wrong}"):
+            holm([0.1, wrong])
 
 
 def test_resamples_draw_every_image_as_often():

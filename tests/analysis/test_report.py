@@ -199,6 +199,9 @@ def test_risk_is_the_mean_over_random_orders_of_equal_confidence():
     assert best.area == pytest.approx(found.least)
     assert best.at_risk(0.0) == pytest.approx(1 - wrong.mean())
     assert risk_coverage(np.ones(3), np.ones(3)).at_risk(0.5) == 0.0
+    for certain, errors in (([0.5, np.nan], [0, 1]), ([0.5, 0.4], [0, np.nan]), ([0.5, 0.4], [0, 2])):
+        with pytest.raises(ValueError, match="confidence must be numbers, and errors numbers from 0 to 1"):
+            risk_coverage(certain, errors)
 
 
 def test_pairs_count_both_directions_and_the_most_come_first():

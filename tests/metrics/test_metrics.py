@@ -127,6 +127,8 @@ def test_wrong_options_are_errors(options, message):
 
 
 def test_wrong_batches_are_errors():
+    with pytest.raises(TypeError, match="target must be a tensor, got list"):
+        TopKAccuracy(num_classes=3).update(torch.zeros(2, 3), [0, 1])
     metric = TopKAccuracy(num_classes=3)
     with pytest.raises(ValueError, match="the metric has 3 classes, logits have 4"):
         metric.update(torch.zeros(2, 4), torch.zeros(2).long())

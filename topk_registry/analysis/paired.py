@@ -62,6 +62,8 @@ def holm(p_values: Sequence[float], groups: Sequence[Hashable] | None = None) ->
     names: list[Hashable] = list(range(len(p_values)) if groups is None else groups)
     if len(names) != len(p_values):
         raise ValueError(f"expected a group for each of {len(p_values)} p-values, got {len(names)}")
+    if wrong := [p for p in p_values if not 0 <= p <= 1]:
+        raise ValueError(f"p-values must be from 0 to 1, got {wrong[0]!r}")
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     left = {name: names.count(name) for name in names}
     adjusted, reached = [1.0] * len(p_values), 0.0

@@ -48,6 +48,8 @@ def risk_coverage(confidence: Any, errors: Any) -> RiskCurve:
     certain, wrong = (np.asarray(as_numpy(each), np.float64) for each in (confidence, errors))
     if certain.ndim != 1 or certain.shape != wrong.shape or not len(certain):
         raise ValueError(f"expected a confidence and an error of each image, got {certain.shape} and {wrong.shape}")
+    if np.isnan(certain).any() or not ((wrong >= 0) & (wrong <= 1)).all():
+        raise ValueError("confidence must be numbers, and errors numbers from 0 to 1")
     _, where = np.unique(-certain, return_inverse=True)
     mean = np.bincount(where, wrong) / np.bincount(where)
     counts = np.arange(1, len(certain) + 1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from topk_registry.ops.targets.checks import check_logits, check_target
+from topk_registry.ops.targets.checks import check_logits, check_target, check_tensor
 
 
 class StreamingMetric:
@@ -56,6 +56,7 @@ class StreamingMetric:
 def check_labels(logits: Tensor, target: Tensor, ignore_index: int) -> None:
     """Raise unless target is integer [B], within the classes of the scores [B, n]."""
     check_logits(logits)
+    check_tensor(target, "target")
     if target.is_floating_point():
         raise ValueError(f"target must be class indices (integer, [batch]), got {target.dtype} {list(target.shape)}")
     check_target(logits, target, ignore_index=ignore_index)
