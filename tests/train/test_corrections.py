@@ -41,6 +41,16 @@ def test_rows_leave_samples_out_and_give_them_other_labels(file):
     ]
 
 
+def test_rows_of_the_other_flag_are_told(file):
+    note = f"{file} has {{}} rows with the action {{}}, which --{{}} leaves: give it to --{{}}, too"
+    for action, other in (("relabel", "exclude"), ("exclude", "relabel")):
+        notes = opened(f"--{action}", file).notes
+        assert [one for one in notes if "leaves" in one] == [
+            note.format({"exclude": 2, "relabel": 1}[other], other, action, other)
+        ]
+    assert not [one for one in opened("--exclude", file, "--relabel", file).notes if "leaves" in one]
+
+
 def test_what_is_held_out_is_the_same_with_and_without(file):
     flags = ("--val-split", "0.25")
     plain = opened(*flags)

@@ -7,7 +7,8 @@ number. A person fills the column ``action``.
 import csv
 import hashlib
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -46,10 +47,12 @@ class Corrections:
     Args:
         file: where they come from.
         rows: one a sample.
+        others: how many rows of the file have each of the other actions that change training.
     """
 
     file: str
     rows: list[Correction]
+    others: Mapping[str, int]
 
     def places(self, names: Sequence[str], labels: Labels, classes: Sequence[str], root: str | None) -> Indices:
         """The sample of each row [R].
@@ -120,7 +123,7 @@ def read_corrections(file: str | Path, action: str) -> Corrections:
         wanted = "image and suggested" if action == "relabel" else "image"
         raise ValueError(f"--{action} {file}: expected a CSV file with the columns {wanted}, got {listed(columns)}")
     rows: dict[str, Correction] = {}
-    said = 0
+    said, others = 0, Counter[str]()
     for cells in reader:
         row = {name: (cells.get(name) or "").strip() for name in ("image", "label", "suggested", "action")}
         if not row["image"]:
@@ -131,6 +134,7 @@ def read_corrections(file: str | Path, action: str) -> Corrections:
                 "or empty"
             )
         if "action" in columns and row["action"].lower() != action:
+            others[row["action"].lower()] += 1
             continue
         said += 1
         new = Correction(reader.line_num, row["image"], row["label"], row["suggested"])
@@ -142,7 +146,7 @@ def read_corrections(file: str | Path, action: str) -> Corrections:
             )
     if not said:
         raise ValueError(f"--{action} {file}: no row has the action {action!r}: fill the column 'action'")
-    return Corrections(str(file), list(rows.values()))
+    return Corrections(str(file), list(rows.values()), {each: others[each] for each in ACTIONS[:2] if others[each]})
 
 
 def digest_of(file: str | Path) -> str:

@@ -378,10 +378,22 @@ def _corrected(config: TrainConfig, data: Data, train: Any, labels: Labels, indi
         data.notes.append(f"excluded {len(before) - len(indices)} of {len(before)} training images by {config.exclude}")
         if not len(indices):
             raise DataError(f"--exclude {config.exclude} leaves no training image")
+    data.notes += _left_rows(corrections)
     idle = sum(int((~used[samples]).sum()) for samples in places.values())
     if idle:
         data.notes.append(f"{idle} of the rows are of images that are held out or not in use, and change nothing")
     return labels, indices
+
+
+def _left_rows(corrections: dict[str, Corrections]) -> list[str]:
+    """Say which rows of a file are for the flag that it was not given to."""
+    files = {action: os.path.realpath(each.file) for action, each in corrections.items()}
+    return [
+        f"{each.file} has {count} rows with the action {other}, which --{action} leaves: give it to --{other}, too"
+        for action, each in corrections.items()
+        for other, count in each.others.items()
+        if files.get(other) != files[action]
+    ]
 
 
 def _kept_counts(config: TrainConfig, counts: Sequence[int], notes: list[str]) -> list[int]:
