@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import sys
+import zlib
 from collections import Counter
 from importlib.util import find_spec
 from multiprocessing.context import BaseContext
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+LOSSES = Path(__file__).parents[1] / "plugins" / "topk_plugins"
 LOADED = ["torch", "topk_registry.nn.linear"]
 if torch.distributed.is_available():
     LOADED += ["torch.distributed.tensor", "torch.distributed.checkpoint"]
@@ -66,7 +68,10 @@ class Plugin:
 
 
 def built_library(folder: Path) -> Path:
-    """A library of all kernels for this processor in a folder; built where it is not there."""
+    """A library of all kernels for this processor in a folder; built where it is not there.
+
+    Its name tells the sources of the losses, whose curves are in it under checksums of their files.
+    """
     from topk_registry.cli.kernels import curves
     from topk_registry.cli.progress import Progress
     from topk_registry.ops.cpu.library import opened
@@ -75,7 +80,8 @@ def built_library(folder: Path) -> Path:
     level = levels_here()[-1]
     if level in X86 and torch.backends.cpu.get_cpu_capability() == "AVX512":
         level = X86[0]
-    path, progress = folder / f"{level}.so", Progress(0, sys.stdout)
+    sources = b"".join(file.read_bytes() for file in sorted(LOSSES.glob("*.py")))
+    path, progress = folder / f"{level}-{zlib.crc32(sources):08x}.so", Progress(0, sys.stdout)
     if path.is_file() and not opened(path).why:
         return path
 
