@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from topk_registry import registry
-from topk_registry.cli import ArgumentParser
+from topk_registry.cli import INTERRUPTED, ArgumentParser
 from topk_registry.cli.commands import DISTRIBUTION
 from topk_registry.cli.progress import Progress
 from topk_registry.registry import environment
-
-INTERRUPTED = 130  # the shell's status of a command that Ctrl-C ends
 
 
 def main(argv: Sequence[str]) -> int:

@@ -4,16 +4,14 @@ A command's module is imported only when the command runs, so that listing losse
 """
 
 import os
-import signal
 import sys
 import traceback
 from pathlib import Path
 
 from topk_registry.cli.commands import DISTRIBUTION, commands, summaries
+from topk_registry.cli.parser import INTERRUPTED
 from topk_registry.registry.environment import installed_version
 from topk_registry.registry.errors import BrokenPluginError, PluginError
-
-INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(argv: list[str] | None = None) -> int:

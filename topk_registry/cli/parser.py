@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+INTERRUPTED = 130  # the shell's status of a command that Ctrl-C ends
+
 
 class ArgumentParser(argparse.ArgumentParser):
     """Parser of command-line arguments whose usage errors are one line, with the closest flag for an unknown one.

@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import Any
 
 from topk_registry import registry
+from topk_registry.cli.parser import INTERRUPTED
 from topk_registry.cli.progress import Progress
 from topk_registry.testing.subject import BATCH, Subject, value_and_gradient
 
 CLASSES = 12  # of the scores that the operators are called with
-INTERRUPTED = 130  # the shell's status of a command that Ctrl-C ends
 
 
 def warm(names: Sequence[str] | None = None, *, double: bool = False) -> int:

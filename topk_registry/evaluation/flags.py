@@ -5,7 +5,7 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 
-from topk_registry.cli import ParseOptions, positive
+from topk_registry.cli import INTERRUPTED, ParseOptions, positive
 from topk_registry.folders.errors import FolderError
 from topk_registry.train.errors import TrainError
 
@@ -31,7 +31,7 @@ def command(name: str) -> Callable[[Main], Main]:
                 lost = "--no-cache" in argv and error.__cause__ is None
                 told = "starts anew, as --no-cache keeps no scores" if lost else "goes on where it stopped"
                 print(f"topk-registry {name}: interrupted; the same command {told}", file=sys.stderr)
-                return 130
+                return INTERRUPTED
 
         return wrapped
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError, PredictionError
 from topk_export.runtime.session import DEVICES
-from topk_registry.cli import positive
+from topk_registry.cli import INTERRUPTED, positive
 
 Number = TypeVar("Number", int, float)
 EXPECTED = (
@@ -43,7 +43,7 @@ def command(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], i
                 return 1
             except KeyboardInterrupt:
                 say("interrupted")
-                return 130
+                return INTERRUPTED
 
     return wrapped
 

@@ -449,8 +449,8 @@ class AugmentationFlags:
     smoothing: float = flag(0.1, "label smoothing (default: 0.1; with --task multilabel 0)", within="[0, 1]")
     train_interpolation: str = flag(
         "random",
-        "resizing interpolation in training; random: bilinear or bicubic, for each image",
-        choices=("random", *INTERPOLATIONS),
+        "resizing interpolation in training; random: bilinear or bicubic, for each image; '': as in evaluation",
+        choices=("random", "", *INTERPOLATIONS),
     )
     drop: float = flag(0.0, "dropout", metavar="P", within="[0, 1]")
     drop_connect: float | None = flag(None, "old name of --drop-path", metavar="P", within="[0, 1]")
