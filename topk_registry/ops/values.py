@@ -4,7 +4,7 @@ import math
 import reprlib
 from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -112,17 +112,13 @@ def choice(value: Any, name: str, choices: Sequence[str]) -> str:
     return value
 
 
-class _Bounds:
+class _Bounds(NamedTuple):
     """The ends between which a number must be."""
 
-    def __init__(
-        self,
-        above: float | None = None,
-        at_least: float | None = None,
-        below: float | None = None,
-        at_most: float | None = None,
-    ) -> None:
-        self.above, self.at_least, self.below, self.at_most = above, at_least, below, at_most
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
 
     def hold(self, value: Any) -> Any:
         """Whether a number, or each of a tensor, is between the ends."""

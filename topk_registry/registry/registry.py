@@ -162,13 +162,11 @@ class Registry:
             return factory(**options)
         except (TypeError, ValueError, BrokenPluginError, KeyboardInterrupt):
             raise
-        except AssertionError as error:
-            if not options:
-                raise BrokenPluginError(f"{self.describe(name)} failed while it built: {_reason(error)}") from error
-            given = ", ".join(f"{option}={value!r}" for option, value in options.items())
-            said = str(error) or (traceback.extract_tb(error.__traceback__)[-1].line or "an assertion").strip()
-            raise ValueError(f"{self.describe(name)} does not accept {given}: {said}") from error
         except BaseException as error:  # a factory that calls sys.exit ends itself, not the training run
+            if options and isinstance(error, AssertionError):
+                given = ", ".join(f"{option}={value!r}" for option, value in options.items())
+                said = str(error) or (traceback.extract_tb(error.__traceback__)[-1].line or "an assertion").strip()
+                raise ValueError(f"{self.describe(name)} does not accept {given}: {said}") from error
             raise BrokenPluginError(f"{self.describe(name)} failed while it built: {_reason(error)}") from error
 
     def describe(self, name: str) -> str:

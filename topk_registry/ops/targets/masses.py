@@ -27,8 +27,7 @@ class Reduction(IntEnum):
     @classmethod
     def of(cls, name: str) -> "Reduction":
         """The reduction of this name; raises where there is none."""
-        reduction = BY_NAME.get(name) if isinstance(name, str) else None
-        return BY_NAME[choice(name, "reduction", REDUCTIONS)] if reduction is None else reduction
+        return BY_NAME[choice(name, "reduction", REDUCTIONS)]
 
 
 NO_LABEL = -1 << 63  # ignore_index where no label is ignored

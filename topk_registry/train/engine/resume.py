@@ -23,19 +23,8 @@ OUTPUT = Path("output", "train")
 
 # Settings in which two parts of one run may differ: how long, where and how fast it runs, and what it shows.
 FREE = {
-    *(
-        "config",
-        "resume",
-        "no_resume_opt",
-        "start_epoch",
-        "epochs",
-        "early_stop",
-        "output",
-        "experiment",
-        "overwrite",
-        "dry_run",
-    ),
-    *("stop_epoch", "save_epochs", "no_persistent_workers"),
+    *("config", "resume", "no_resume_opt", "start_epoch", "epochs", "early_stop", "output", "experiment", "dry_run"),
+    *("overwrite", "stop_epoch", "save_epochs", "no_persistent_workers"),
     *("device", "local_rank", "device_modules", "workers", "pin_mem", "channels_last", "torchcompile"),
     *("torchcompile_mode", "synchronize_step", "no_ddp_bb", "grad_checkpointing", "use_multi_epochs_loader"),
     *("class_parallel", "ignore_unknown_classes"),

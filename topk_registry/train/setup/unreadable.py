@@ -107,7 +107,7 @@ class WatchedImages(Dataset[Any]):
     def _read(self, index: int) -> tuple[Image.Image, Any]:
         file, target = self.reader[index]
         with file, Image.open(file) as opened:
-            check_range(opened)
+            check_depth(opened)
             image = opened.convert(self.mode)
         if self.target_transform is None:
             return image, -1 if target is None else target
@@ -139,7 +139,7 @@ class WatchedImages(Dataset[Any]):
         return f", which are {listed(whole)}" if whole else ""
 
 
-def check_range(image: Image.Image) -> None:
+def check_depth(image: Image.Image) -> None:
     """Raise for values that Pillow would cut at 0 or 255, as of 16 bits: the image would be white, or nearly."""
     if image.mode in WIDE or image.mode.startswith("I;16"):
         extrema: Any = image.getextrema()
