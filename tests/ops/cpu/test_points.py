@@ -19,7 +19,7 @@ take = {
     np.float64: njit(lambda: points.memory(points.IN_DOUBLE, np.float64)),
 }
 DTYPES = [np.float32, np.float64]
-TRUNCATION = {np.float32: 1.2e-12, np.float64: 1e-18}  # what the points leave of 1 / (1 + v) on [0, 1]
+TRUNCATION = {np.float32: 1.4e-9, np.float64: 1e-18}  # what the points leave of 1 / (1 + v) on [0, 1]
 ODDS = {
     "spread": np.exp(-np.linspace(0, 30, 3000)),
     "equal": np.full(70, 1.0),

@@ -13,15 +13,16 @@ import numpy as np
 
 from topk_registry.ops.cpu import blocks, points
 from topk_registry.ops.cpu.memory import borrowed, empty, zeros
-from topk_registry.ops.cpu.numbers import compiled, exp64, summing
+from topk_registry.ops.cpu.numbers import compiled, exp64
 from topk_registry.ops.ksubset.numba import groups, narrow, rows
 from topk_registry.ops.ksubset.numba.hinges import hinge_of
 
 LINE = 32  # numbers that all arrays are padded to: no loop of vector instructions has numbers left over
 LEAST = 1e-280  # smaller coefficients are 0: denormal numbers are slow
-RECENT = 4  # coefficients that are not read back while they are being written
-# c_0..c_D of a product, with as many zeros in front, and room for the next product; signed power sums from the fifth
-# on, in reverse order; c_0..c_k and, in reverse order, c_D..c_{k-1}.
+AT_ONCE = 4  # coefficients of the tail: what they add to later ones is added for all of them together
+LEAST_OF_TAIL = 1e-32  # of the tail's largest coefficient: later ones do not matter, however c is tilted on
+# c_0..c_D of a product, with as many zeros in front, and room for the next product; signed power sums, and zeros;
+# c_0..c_k and, in reverse order, c_D..c_{k-1}.
 Polynomial = namedtuple("Polynomial", "c spare signed up down")
 # The classes that are divided out downward: the reciprocals of their odds, and places among the scores.
 High = namedtuple("High", "v where")
@@ -49,10 +50,9 @@ def polynomial_memory(k, n, itemsize):
     while degree < n and ratio > rounding(itemsize):
         degree += 1
         ratio *= k / degree
-    powers = padded(powers_of(k))
-    lead = max(padded(degree + 1), powers + LINE)  # more zeros in front than there may be power sums
+    lead = padded(degree + 1)
     return Polynomial(
-        zeros(2 * lead), zeros(2 * lead), zeros(powers), rows.coefficients(k, np.float64),
+        zeros(2 * lead), zeros(2 * lead), zeros(padded(powers_of(k)) + LINE), rows.coefficients(k, np.float64),
         zeros(blocks.FRONT + lead - k + 1),
     )  # fmt: skip
 
@@ -106,32 +106,38 @@ def pair(E, j, size, u):
 def expand(P, powers, tilt, c, signed, stop):
     """Write the coefficients of the tail's polynomial before the one numbered ``stop`` that matter, by Newton's
     identities; return the number of the last."""
-    lead, line = len(c) // 2, padded(max(powers - RECENT, 0))
-    # the last coefficients are kept beside the array: a vector that holds a number just written has to wait for it
-    first, second, third, fourth = P[0] * tilt, 0.0, 0.0, 0.0
-    if powers > 1:
-        second = -P[1] * tilt**2
-    if powers > 2:
-        third = P[2] * tilt**3
-    if powers > 3:
-        fourth = -P[3] * tilt**4
-    signed[:line], factor = 0, tilt**5
-    for j in range(RECENT, powers):
-        signed[line - 1 + RECENT - j] = P[j] * factor
+    lead, factor, last = len(c) // 2, tilt, 0
+    c[lead:], signed[:] = 0, 0
+    for j in range(powers):
+        signed[j] = P[j] * factor
         factor *= -tilt
-    largest = c[lead] = exp64(-0.5 * min(first, 1200.0))
-    one, two, three, four, last = largest, 0.0, 0.0, 0.0, 0
-    for j in range(1, stop):
-        at = lead + j - RECENT - line
-        total = dot(c[at : at + line], signed[:line])
-        total = (total + ((fourth * four + third * three) + second * two) + first * one) * (1 / j)
-        one, two, three, four = (total if total > LEAST else 0.0), one, two, three
-        c[lead + j] = one
-        largest = max(largest, total)
-        if total < 1e-60 * largest:
+    first_power, second_power, third_power = signed[0], signed[1], signed[2]
+    largest = exp64(-0.5 * min(first_power, 1200.0))
+    for j in range(0, stop, AT_ONCE):
+        sums = c[lead + j : lead + j + AT_ONCE]  # j e_j, as far as the coefficients before these make it up
+        zeroth = large_enough(sums[0] / j) if j > 0 else largest
+        first = large_enough((sums[1] + first_power * zeroth) / (j + 1))
+        second = large_enough((sums[2] + second_power * zeroth + first_power * first) / (j + 2))
+        third = large_enough((sums[3] + third_power * zeroth + second_power * first + first_power * second) / (j + 3))
+        sums[0], sums[1], sums[2], sums[3] = zeroth, first, second, third
+        last, largest = min(j + 3, stop - 1), max(largest, zeroth, first, second, third)
+        if third <= LEAST_OF_TAIL * largest:
             break
-        last = j
+        _add_to_later(c[lead + j + AT_ONCE :], signed, min(powers, lead - j - AT_ONCE), zeroth, first, second, third)
     return last
+
+
+@compiled
+def large_enough(coefficient):
+    return coefficient if coefficient > LEAST else 0.0
+
+
+@compiled
+def _add_to_later(c, signed, count, zeroth, first, second, third):
+    """Add to the sums of ``count`` later coefficients what four coefficients make of them, the third just before
+    them."""
+    for i in range((count + 3) // 4 * 4):
+        c[i] += (third * signed[i] + second * signed[i + 1]) + (first * signed[i + 2] + zeroth * signed[i + 3])
 
 
 @compiled
@@ -139,14 +145,6 @@ def chances(odds):
     """Return the chances of being in and out."""
     q = 1 / (1 + odds)
     return (odds * q if q > 0.0 else 1.0), q
-
-
-@summing
-def dot(x, y):
-    total = 0.0
-    for i in range(len(x)):
-        total += x[i] * y[i]
-    return total
 
 
 @compiled
@@ -268,31 +266,32 @@ def label_row(s, is_bfloat16, y, k, theta, gradient, alpha, scale, tau, factor, 
         margin = np.float64(of_label) - np.float64(a) + theta * math.log(u * rho)
     value, of_margin = hinge_of(margin, y, alpha, scale, tau, factor)
     if margin != margin:
-        blocks.fill(w, real(np.nan))
+        blocks.fill(x, real(np.nan))
     elif count > 0:
-        narrow.label_gradient(memory.chances, expansion.p, terms[2], count, of_margin, w)
-        w[y] = of_margin
+        narrow.label_gradient(memory.chances, expansion.p, terms[2], count, of_margin, x)
+        x[y] = of_margin
     else:
         tilt, high, wide = u * rho, memory.high.v, memory.wide
         places = memory.high.where
         higher, largest = divide(E, where, size, tilt, tilt, 1.0, w, memory.high)
-        label_gradient(w, up, below, tilt, max(largest, most * rho), of_margin, memory.points, wide)
+        label_gradient(w, up, below, tilt, max(largest, most * rho), of_margin, memory.points, wide, x)
         rows.label_gradient(high[: padded(higher)], down, 1.0, of_margin, above, wide)
         for j in range(higher):
-            w[places[j]] = high[j]
-        w[y] = of_margin
-    blocks.store(w, is_bfloat16, gradient)
+            x[places[j]] = high[j]
+        x[y] = of_margin
+    blocks.store(x, is_bfloat16, gradient)
     return margin, value
 
 
 @compiled
-def label_gradient(w, c, below, tilt, largest, slope, at, wide):
-    """w <- slope v (d_{k-2} (1 + v) - 1), v = tilt w up to ``largest``, by points; see :func:`rows.label_gradient`."""
+def label_gradient(w, c, below, tilt, largest, slope, at, wide, out):
+    """:func:`rows.label_gradient` by points, into ``out``; v = tilt w are up to ``largest``."""
     v, terms, powers = at.v, at.terms, at.c[: len(at.v)]
     scale = points.place(largest, v)
     d = wide[: len(v)]
     rows.horner(v, rows.in_fours(c, len(c) - blocks.FRONT - 2, below), d)
     for m in range(len(v)):
-        d[m] = slope * (d[m] * (1.0 + v[m]) - 1.0)
+        d[m] = slope * tilt * (d[m] * (1.0 + v[m]) - 1.0)
     points.fit(d, terms, powers)
-    points.multiply(w, tilt, scale, powers)
+    blocks.fill(out, out.dtype.type(0))
+    points.add_products(w, w, scale * tilt, powers, out)

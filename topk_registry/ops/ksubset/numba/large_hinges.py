@@ -17,18 +17,19 @@ from topk_registry.ops.ksubset.numba.hinges import (
     E,
     add_moments,
     chains,
+    distance,
     horner_twice,
     sum_of_hinges,
 )
 from topk_registry.ops.ksubset.numba.large_margins import (
     above_c_k,
-    add_to_coefficients,
+    add_tail,
+    divide_at_points,
     finish,
-    fit_quotients,
     gather,
-    quotients,
     row_memory,
     split,
+    weigh_tail,
 )
 from topk_registry.ops.ksubset.numba.targets import FEW_CLASSES, gaps_and_gains, holds, masses, one_hinge
 
@@ -110,8 +111,10 @@ def divided_row(a, mass, count, few, few_mass, alpha, k, theta, scale, tau, memo
         return np.nan
     massive = gather(row, alpha, count < 0, memory.row.mass, few[: max(count, 0)], few_mass, memory.row)
     dc[lead:] = 0
-    if count < 0:
+    if count < 0 and len(alpha) > 1:
         total = tail_hinges(row, k, scale, tau, memory)
+    elif count < 0:
+        total = tail_of_one_gap(alpha[0], row, k, scale, tau, memory.row)
     else:
         total = 0.0
         blocks.fill(g, real(0))
@@ -129,6 +132,35 @@ def divided_row(a, mass, count, few, few_mass, alpha, k, theta, scale, tau, memo
     total += high_hinges(massive, row, k, theta, scale, tau, memory.row)
     finish(row, massive, k, memory.row)
     return total
+
+
+@compiled
+def tail_of_one_gap(alpha, row, k, scale, tau, memory):
+    """:func:`tail_hinges` where all classes have one gap: what their odds cost is known at the points too."""
+    dc, wide, weights, center = memory.dc, memory.wide, memory.points.weights, len(memory.dc) // 2 + k
+    total = scale * distances(memory.x, memory.mass, row.kth)
+    rest = 1 - math.exp(-alpha / tau)
+    of_z = weigh_tail(row, k, memory)
+    for m in range(len(weights)):
+        v, y = wide[m], wide[D + m]
+        x = 1 - rest * (v * y)
+        chain = -scale / (x * y)
+        total += weights[m] * (alpha + tau * (math.log(x / y) - row.shift))
+        wide[m] = chain * (y - v * wide[E + m])
+        dc[center] -= weights[m] * chain * y
+        weights[m] *= chain
+    add_tail(row, of_z, k, memory)
+    return total
+
+
+@summing
+def distances(scores, mass, kth):
+    """How far the scores are below the k-th largest, weighted by their masses, added up."""
+    zero = mass.dtype.type(0)
+    total = zero
+    for i in range(len(mass)):
+        total += distance(kth, scores[i]) * mass[i] if mass[i] != zero else zero
+    return np.float64(total)
 
 
 @compiled
@@ -152,8 +184,32 @@ def tail_hinges(row, k, scale, tau, memory):
         total += cost
         dc[center] -= of_last
         points.add(odds, scratch[E : E + len(odds)], of_z, memory.row.points)
-    add_to_coefficients(row, k, memory.row)
+    points.finish(memory.row.points)
+    add_moments(memory.row.points.weights, memory.row.points.v, 1.0, dc, center, row.below, LEAST_TERM)
     return total
+
+
+@compiled
+def fit_quotients(row, k, memory):
+    """Fit d_{k-1} and e_{k-2} as functions of a class's odds, into ``memory.points.c``; return the scale as
+    :func:`divide_at_points`."""
+    wide, at, count = memory.wide, memory.points, len(memory.points.v)
+    scale = divide_at_points(row, k, memory)
+    points.fit(wide[D : D + count], at.terms, at.c[:count])
+    points.fit(wide[E : E + count], at.terms, at.c[count:])
+    return scale
+
+
+@compiled
+def quotients(w, tilt, scale, c, scratch):
+    """v <- tilt w, d <- d_{k-1} and e <- e_{k-2} of each class, by their fits; see :func:`horner_twice`."""
+    one, count = w.dtype.type(1), points.count_of(w)
+    for i in range(len(w)):
+        z, y, e = scale * w[i] - one, c[count - 1], c[2 * count - 1]
+        for j in range(count - 2, -1, -1):
+            y = y * z + c[j]
+            e = e * z + c[count + j]
+        scratch[i], scratch[D + i], scratch[E + i] = tilt * w[i], y, e
 
 
 @compiled

@@ -95,26 +95,23 @@ def divide_at_points(row, k, memory):
 
 
 @compiled
-def fit_quotients(row, k, memory):
-    """Fit d_{k-1} and e_{k-2} as functions of a class's odds, into ``memory.points.c``; return the scale as
-    :func:`divide_at_points`."""
-    wide, at, count = memory.wide, memory.points, len(memory.points.v)
+def weigh_tail(row, k, memory):
+    """:func:`divide_at_points`, and weights of the points that stand for the tail's classes with their masses."""
     scale = divide_at_points(row, k, memory)
-    points.fit(wide[D : D + count], at.terms, at.c[:count])
-    points.fit(wide[E : E + count], at.terms, at.c[count:])
+    points.weigh(memory.odds, memory.mass, scale, memory.points, memory.scratch)
     return scale
 
 
 @compiled
-def quotients(w, tilt, scale, c, scratch):
-    """v <- tilt w, d <- d_{k-1} and e <- e_{k-2} of each class, by their fits; see :func:`horner_twice`."""
-    one, count = w.dtype.type(1), points.count_of(w)
-    for i in range(len(w)):
-        z, y, e = scale * w[i] - one, c[count - 1], c[2 * count - 1]
-        for j in range(count - 2, -1, -1):
-            y = y * z + c[j]
-            e = e * z + c[count + j]
-        scratch[i], scratch[D + i], scratch[E + i] = tilt * w[i], y, e
+def add_tail(row, scale, k, memory):
+    """Complete the tail's part of a gradient. Each point has in ``memory.wide`` the direct gradient of a class of mass
+    1, and its weight has become that of the classes' chains; ``scale`` is from :func:`weigh_tail`."""
+    at, dc = memory.points, memory.dc
+    c = at.c[: len(at.v)]
+    points.fit(memory.wide[: len(at.v)], at.terms, c)
+    blocks.fill(memory.direct, memory.direct.dtype.type(0))
+    points.add_products(memory.mass, memory.odds, scale, c, memory.direct)
+    add_moments(at.weights, at.v, 1.0, dc, len(dc) // 2 + k, row.below, LEAST_TERM)
 
 
 @compiled
@@ -192,32 +189,22 @@ def margin_rows_backward(cotangent, s, k, theta, out, memory):
 
 @compiled
 def margin_row_backward(cotangent, row, k, memory):
-    """The gradient of a row that is split, into ``memory.direct``."""
-    w, g, dc, scratch = memory.odds, memory.direct, memory.dc, memory.scratch
-    n, lead, real, c = len(cotangent), len(memory.dc) // 2, w.dtype.type, memory.points.c
-    no_gap, no_class, no_mass, one = zeros(1), empty(0, np.int64), empty(0), real(1)
-    copy(cotangent, g[:n])
-    g[n:] = 0
-    massive = gather(row, no_gap, True, g, no_class, no_mass, memory)
+    """The gradient of a row that is split, into ``memory.direct``; see :func:`chains_of_cotangents`."""
+    dc, wide, weights, lead = memory.dc, memory.wide, memory.points.weights, len(memory.dc) // 2
+    copy(cotangent, memory.mass[: len(cotangent)])
+    massive = gather(row, zeros(1), True, memory.mass, empty(0, np.int64), empty(0), memory)
     dc[lead:] = 0
-    scale = fit_quotients(row, k, memory)
-    points.start(memory.points)
-    for start in range(0, len(w), blocks.CACHE_BLOCK):
-        part = w[start : start + blocks.CACHE_BLOCK]
-        quotients(part, real(row.tilt), scale, c, scratch)
-        dc[lead + k] -= chains_of_cotangents(g[start : start + blocks.CACHE_BLOCK], scratch, one)
-        points.add(part, scratch[E : E + len(part)], scale, memory.points)
-    add_to_coefficients(row, k, memory)
+    scale = weigh_tail(row, k, memory)
+    for m in range(len(weights)):
+        v, y = wide[m], wide[D + m]
+        of_k = 1 / (1 - v * y)
+        chain = 1 / y + v * of_k
+        wide[m] = 1 - v * (chain * wide[E + m] - of_k * y)
+        dc[lead + k] -= weights[m] * of_k
+        weights[m] *= chain
+    add_tail(row, scale, k, memory)
     high_cotangents(massive, row, k, memory)
     finish(row, massive, k, memory)
-
-
-@compiled
-def add_to_coefficients(row, k, memory):
-    """Add the cotangents of the coefficients by way of the tail, whose chains are in the moments of the points."""
-    dc, weights, v = memory.dc, memory.points.weights, memory.points.v
-    points.finish(memory.points)
-    add_moments(weights, v, 1.0, dc, len(dc) // 2 + k, row.below, LEAST_TERM)
 
 
 @compiled
@@ -269,10 +256,10 @@ def finish(row, massive, k, memory):
     end, steps = len(dc) // 2 + k + row.above + 1, (row.below + row.above + 4) // 4 * 4
     v, c = at.v, at.c[: len(at.v)]
     through(v, row.c, dc, end - steps, 1, steps, wide)
+    for m in range(len(v)):
+        wide[m] *= row.tilt
     points.fit(wide[: len(v)], at.terms, c)
-    points.multiply(w, row.tilt, row.scale, c)
-    for i in range(len(g)):
-        g[i] += w[i]
+    points.add_products(w, w, row.scale * row.tilt, c, g)
     for start in range(0, row.higher, blocks.CACHE_BLOCK):
         part = high[start : min(start + blocks.CACHE_BLOCK, large.padded(row.higher))]
         through(part, row.c, dc, end - 1, -1, steps, wide)
