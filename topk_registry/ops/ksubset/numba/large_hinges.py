@@ -138,14 +138,15 @@ def divided_row(a, mass, count, few, few_mass, alpha, k, theta, scale, tau, memo
 def tail_of_one_gap(alpha, row, k, scale, tau, memory):
     """:func:`tail_hinges` where all classes have one gap: what their odds cost is known at the points too."""
     dc, wide, weights, center = memory.dc, memory.wide, memory.points.weights, len(memory.dc) // 2 + k
-    total = scale * distances(memory.x, memory.mass, row.kth)
+    mass, distances = distances_of(memory.x, memory.mass, row.kth)
+    total = scale * distances + mass * (alpha - tau * row.shift)
     rest = 1 - math.exp(-alpha / tau)
     of_z = weigh_tail(row, k, memory)
     for m in range(len(weights)):
         v, y = wide[m], wide[D + m]
         x = 1 - rest * (v * y)
         chain = -scale / (x * y)
-        total += weights[m] * (alpha + tau * (math.log(x / y) - row.shift))
+        total += weights[m] * tau * math.log(x / y)
         wide[m] = chain * (y - v * wide[E + m])
         dc[center] -= weights[m] * chain * y
         weights[m] *= chain
@@ -154,13 +155,14 @@ def tail_of_one_gap(alpha, row, k, scale, tau, memory):
 
 
 @summing
-def distances(scores, mass, kth):
-    """How far the scores are below the k-th largest, weighted by their masses, added up."""
+def distances_of(scores, mass, kth):
+    """The sum of the masses, and that of the masses times how far the scores are below the k-th largest."""
     zero = mass.dtype.type(0)
-    total = zero
+    total = distances = zero
     for i in range(len(mass)):
-        total += distance(kth, scores[i]) * mass[i] if mass[i] != zero else zero
-    return np.float64(total)
+        total += mass[i]
+        distances += distance(kth, scores[i]) * mass[i] if mass[i] != zero else zero
+    return np.float64(total), np.float64(distances)
 
 
 @compiled
