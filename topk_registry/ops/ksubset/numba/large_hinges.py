@@ -138,15 +138,18 @@ def divided_row(a, mass, count, few, few_mass, alpha, k, theta, scale, tau, memo
 def tail_of_one_gap(alpha, row, k, scale, tau, memory):
     """:func:`tail_hinges` where all classes have one gap: what their odds cost is known at the points too."""
     dc, wide, weights, center = memory.dc, memory.wide, memory.points.weights, len(memory.dc) // 2 + k
-    mass, distances = distances_of(memory.x, memory.mass, row.kth)
-    total = scale * distances + mass * (alpha - tau * row.shift)
+    x, mass, total = memory.x, memory.mass, 0.0
+    for start in range(0, len(x), blocks.CACHE_BLOCK):
+        stop = min(start + blocks.CACHE_BLOCK, len(x))
+        some, distances = mass_and_distances(x[start:stop], mass[start:stop], row.kth)
+        total += some * (alpha - tau * row.shift) + scale * distances
     rest = 1 - math.exp(-alpha / tau)
     of_z = weigh_tail(row, k, memory)
     for m in range(len(weights)):
         v, y = wide[m], wide[D + m]
-        x = 1 - rest * (v * y)
-        chain = -scale / (x * y)
-        total += weights[m] * tau * math.log(x / y)
+        last = 1 - rest * (v * y)
+        chain = -scale / (last * y)
+        total += weights[m] * tau * math.log(last / y)
         wide[m] = chain * (y - v * wide[E + m])
         dc[center] -= weights[m] * chain * y
         weights[m] *= chain
@@ -155,7 +158,7 @@ def tail_of_one_gap(alpha, row, k, scale, tau, memory):
 
 
 @summing
-def distances_of(scores, mass, kth):
+def mass_and_distances(scores, mass, kth):
     """The sum of the masses, and that of the masses times how far the scores are below the k-th largest."""
     zero = mass.dtype.type(0)
     total = distances = zero
