@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from topk_registry import registry
-from topk_registry.cli import ArgumentParser, ParseOptions, parse_pairs, positive
+from topk_registry.cli import ArgumentParser, ParseOptions, parse_pairs, positive, within
 from topk_registry.executors.interrupts import interruptible
 from topk_registry.executors.pool import PoolExecutor
 from topk_registry.registry.options import takes
@@ -37,14 +37,12 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if args.seeds and args.max_seeds:
         parser.error("--seeds fixes the seeds and --max-seeds adds them: give one of the two")
-    if args.max_seeds is not None and not 2 <= args.max_seeds <= LOOKS[-1]:
-        parser.error(f"--max-seeds must be 2 to {LOOKS[-1]}, got {args.max_seeds}")
     if not args.names:
         parser.error("name a study, or 'all'; --list lists them")
     if (args.rates or args.folds > 1) and set(args.names) != {COMPARE}:
         parser.error(f"--rates and --folds are of study {COMPARE}")
-    if args.rates and not 0.0 < args.rates[0] < args.rates[1]:
-        parser.error(f"--rates must be a lower and a higher rate, both above 0, got {args.rates[0]} {args.rates[1]}")
+    if args.rates and not args.rates[0] < args.rates[1]:
+        parser.error(f"--rates must be a lower and a higher rate, got {args.rates[0]} {args.rates[1]}")
     names = list(PAPERS) if ALL in args.names else args.names
     try:
         for name in names:
@@ -249,7 +247,7 @@ def _parser() -> ArgumentParser:
     add(
         "--rates",
         nargs=2,
-        type=float,
+        type=within("(0, inf)"),
         metavar=("LOW", "HIGH"),
         help=f"{COMPARE}: learning rates between which trials are spread (default: the optimizer's usual ones)",
     )
@@ -261,10 +259,10 @@ def _parser() -> ArgumentParser:
         help=f"{COMPARE}: judge each trial on N parts of the training data in turn, each an Nth of it, where a tenth "
         "has few images; tuning takes N times as long",
     )
-    add("--seeds", nargs="+", type=int, metavar="S", help="random seeds (default: the study's)")
+    add("--seeds", nargs="+", type=within("[0, inf)", int), metavar="S", help="random seeds (default: the study's)")
     add(
         "--max-seeds",
-        type=int,
+        type=within(f"[2, {LOOKS[-1]}]", int),
         metavar="N",
         help="add seeds, up to N, until each claim is decided (5, 8, 13, 21, 40 are the looks); trials are then tuned "
         "on a seed of their own",
@@ -272,7 +270,7 @@ def _parser() -> ArgumentParser:
     add(
         "--jobs",
         "-j",
-        type=int,
+        type=positive,
         default=1,
         metavar="N",
         help="runs side by side, each with its share of the cores and its own GPU",
@@ -292,8 +290,14 @@ def _parser() -> ArgumentParser:
         metavar="K=V",
         help="submitit's parameters, such as slurm_partition=gpu timeout_min=240; cluster=local tries it here",
     )
-    add("--cpus-per-job", type=float, default=1.0, metavar="N", help="processors of a run, on Ray and Slurm")
-    add("--gpus-per-job", type=float, default=0.0, metavar="N", help="GPUs of a run, on Ray and Slurm")
+    add(
+        "--cpus-per-job",
+        type=within("(0, inf)"),
+        default=1.0,
+        metavar="N",
+        help="processors of a run, on Ray and Slurm",
+    )
+    add("--gpus-per-job", type=within("[0, inf)"), default=0.0, metavar="N", help="GPUs of a run, on Ray and Slurm")
     add("--output", default="output/studies", metavar="DIR", help="where runs and reports go (default: %(default)s)")
     add("--rerun", action="store_true", help="run anew what is cached, as after a change to a loss of your own")
     add("--report-only", action="store_true", help="write the report anew from what is cached")
@@ -317,7 +321,7 @@ def _parser() -> ArgumentParser:
         help="options of a registered data set",
     )
     data("--dataset-download", action="store_true", help="let the data set download itself")
-    data("--num-classes", type=int, metavar="N", help="number of classes")
+    data("--num-classes", type=positive, metavar="N", help="number of classes")
     data(
         "--val-split",
         default="",

@@ -1,5 +1,6 @@
 """Commands come in by entry points, and a plug-in's is listed and run as our own are."""
 
+import argparse
 import sys
 
 import pytest
@@ -105,10 +106,8 @@ def test_a_usage_error_is_one_line_that_points_to_help(name, capsys):
     assert f"{name} --help" in error
 
 
-@pytest.mark.parametrize(
-    "name", [info.name for info in commands.infos("topk-registry:*") if info.name != "torchvision-train"]
-)  # which has a usage text of its own
-def test_every_flag_has_a_help_that_stands_by_itself(name, monkeypatch):
+def flags_of(name: str, monkeypatch: pytest.MonkeyPatch) -> list[argparse.Action]:
+    """The flags of a command, and its other arguments."""
     seen = []
 
     def stop(parser, *_):
@@ -118,9 +117,55 @@ def test_every_flag_has_a_help_that_stands_by_itself(name, monkeypatch):
     monkeypatch.setattr(ArgumentParser, "parse_args", stop)
     with pytest.raises(SystemExit):
         cli.main([name])
+    return seen
+
+
+# torchvision's references have a usage text of their own
+OURS = [info.name for info in commands.infos("topk-registry:*") if info.name != "torchvision-train"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_flag_has_a_help_that_stands_by_itself(name, monkeypatch):
+    seen = flags_of(name, monkeypatch)
     assert len(seen) > 1
     of_another = ("its ", "their ", "those ", "of ", "(", "default", "as in timm")
     assert not [action.dest for action in seen if not action.help or action.help.startswith(of_another)]
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if name != "train"])  # whose settings have ranges, see flags.py
+def test_every_number_that_a_flag_takes_has_a_range(name, monkeypatch):
+    seen = flags_of(name, monkeypatch)
+    assert not [action.dest for action in seen if action.type in (int, float) and not action.choices]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["validate", "--topk", "0"], "argument --topk: must be at least 1, got 0"),
+        (["validate", "--alpha", "2"], "argument --alpha: must be above 0 and below 1, got 2"),
+        (["validate", "--alpha", "nan"], "argument --alpha: must be above 0 and below 1, got nan"),
+        (["validate", "--std", "0.2", "0"], "argument --std: must be above 0, got 0"),
+        (["validate", "--crop-mode", "middle"], "argument --crop-mode: invalid choice: 'middle'"),
+        (["check", "--num-classes", "few"], "argument --num-classes: invalid integer value: 'few'"),
+        (["compare", "--coverage", "ninety"], "argument --coverage: invalid number value: 'ninety'"),
+        (["monitor", "--level", "1"], "argument --level: must be above 0 and below 1, got 1"),
+        (["serve", "--port", "65536"], "argument --port: must be from 0 to 65535, got 65536"),
+        (["export", "--temperature", "inf"], "argument --temperature: must be above 0, got inf"),
+    ],
+)
+def test_a_number_out_of_range_is_told_before_anything_is_loaded(argv, expected, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(argv)
+    assert expected in capsys.readouterr().err
+
+
+def test_an_error_of_the_system_names_the_file_and_no_number(tmp_path, capsys):
+    assert cli.main(["monitor", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path}: Is a directory\n"
+    assert cli.main(["report", str(tmp_path / "none.onnx")]) == 2
+    error = capsys.readouterr().err
+    assert "none.onnx" in error
+    assert "Errno" not in error
 
 
 def test_an_unknown_flag_names_the_closest(capsys):

@@ -1,10 +1,13 @@
-"""The argument parser of every command: usage errors are one line that points to ``--help``."""
+"""What all commands share: their argument parser, whose errors are one line that points to ``--help``, the types of
+their flags, and how they tell an error of the system."""
 
 import argparse
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
+
+from topk_registry.registry.ranges import Interval
 
 INTERRUPTED = 130  # the shell's status of a command that Ctrl-C ends
 
@@ -74,9 +77,25 @@ def _literal(text: str) -> Any:
         return text
 
 
-def positive(text: str) -> int:
-    """A whole number of at least 1, as the ``type`` of a flag."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
+def within(interval: str, kind: Callable[[str], Any] = float) -> Callable[[str], Any]:
+    """The ``type`` of a flag that takes numbers of an interval, such as ``"(0, 1]"``, of this kind."""
+    numbers = Interval.parse(interval)
+
+    def number(text: str) -> Any:
+        value = kind(text)
+        if value not in numbers:
+            raise argparse.ArgumentTypeError(f"must be {numbers.in_words()}, got {text}")
+        return value
+
+    number.__name__ = "integer" if kind is int else "number"  # argparse calls other text an invalid one of these
+    return number
+
+
+positive = within("[1, inf)", int)
+
+
+def words_of(error: BaseException) -> str:
+    """An error as a line: of the system's, the file before what is wrong with it, without its number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

@@ -7,7 +7,7 @@ costs one pass over the images.
 
 from collections.abc import Sequence
 
-from topk_registry.cli import ArgumentParser, positive
+from topk_registry.cli import ArgumentParser, positive, within
 from topk_registry.evaluation.flags import add_flags, command
 
 
@@ -61,19 +61,25 @@ def _parser() -> ArgumentParser:
     add("--k", type=positive, nargs="+", default=[1, 5], metavar="K", help="set sizes of accuracies (default: 1 5)")
     add(
         "--margin",
-        type=float,
+        type=within("[0, inf)"),
         default=0.5,
         metavar="P",
         help="percent points of accuracy that matter; hundredths of a nat, percent of the set size (default: 0.5)",
     )
     add(
         "--coverage",
-        type=float,
+        type=within("(0, 1)"),
         default=0.9,
         metavar="C",
         help="coverage of sets compared in size (default: 0.9)",
     )
-    add("--alpha", type=float, default=0.05, metavar="A", help="probability of any wrong verdict (default: 0.05)")
+    add(
+        "--alpha",
+        type=within("(0, 1)"),
+        default=0.05,
+        metavar="A",
+        help="probability of any wrong verdict (default: 0.05)",
+    )
     add(
         "--fit-temperature",
         action="store_true",
@@ -87,6 +93,8 @@ def _parser() -> ArgumentParser:
         metavar="N",
         help="resamples of the images (default: 2000)",
     )
-    add("--seed", type=int, default=0, metavar="S", help="random seed of the resamples (default: 0)")
+    add(
+        "--seed", type=within("[0, inf)", int), default=0, metavar="S", help="random seed of the resamples (default: 0)"
+    )
     add_flags(parser)
     return parser

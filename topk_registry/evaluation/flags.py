@@ -5,7 +5,7 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 
-from topk_registry.cli import INTERRUPTED, ParseOptions, positive
+from topk_registry.cli import INTERRUPTED, ParseOptions, positive, within, words_of
 from topk_registry.folders.errors import FolderError
 from topk_registry.train.errors import TrainError
 
@@ -24,7 +24,7 @@ def command(name: str) -> Callable[[Main], Main]:
             except BrokenPipeError:  # which the command line answers
                 raise
             except EXPECTED as error:
-                print(f"topk-registry {name}: {error}", file=sys.stderr)
+                print(f"topk-registry {name}: {words_of(error)}", file=sys.stderr)
                 return 2
             except KeyboardInterrupt as error:
                 # folds that were trained are kept all the same, and have a cause
@@ -58,7 +58,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     run = parser.add_argument_group("how models run")
     run.add_argument("--device", default="auto", metavar="NAME", help="device (default: cuda, or cpu without it)")
     run.add_argument("-b", "--batch-size", type=positive, default=64, metavar="N", help="images a run (default: 64)")
-    run.add_argument("-j", "--workers", type=int, metavar="N", help="processes or threads that read images")
+    run.add_argument(
+        "-j", "--workers", type=within("[0, inf)", int), metavar="N", help="processes or threads that read images"
+    )
     run.add_argument("--use-ema", action="store_true", help="take a checkpoint's moving average of the weights")
     run.add_argument("--cache", metavar="DIR", help="folder of kept scores (default: ~/.cache/topk_registry/scores)")
     run.add_argument("--no-cache", action="store_true", help="keep no scores, and read none")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from topk_registry.cli import ArgumentParser, positive
+from topk_registry.cli import ArgumentParser, positive, within
 from topk_registry.evaluation.flags import add_flags, command
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _parser() -> ArgumentParser:
     )
     add(
         "--folds",
-        type=int,
+        type=within("[2, inf)", int),
         metavar="N",
         help="judge the training split, by N models that are trained without the images that they judge",
     )
@@ -155,7 +155,13 @@ def _parser() -> ArgumentParser:
     add("--no-duplicates", action="store_true", help="do not look for duplicate images, which reads every image")
     add("--csv", metavar="FILE", help="write the labels to look at, for timm train --exclude and --relabel")
     add("--fill", choices=("exclude", "relabel"), help="fill the column action of suspicious labels")
-    add("--top", type=int, default=20, metavar="N", help="labels that are printed (default: 20)")
-    add("--pictures", type=int, default=100, metavar="N", help="pictures of labels on the page (default: 100)")
+    add("--top", type=within("[0, inf)", int), default=20, metavar="N", help="labels that are printed (default: 20)")
+    add(
+        "--pictures",
+        type=within("[0, inf)", int),
+        default=100,
+        metavar="N",
+        help="pictures of labels on the page (default: 100)",
+    )
     add_flags(parser)
     return parser

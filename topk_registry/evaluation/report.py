@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from topk_registry.cli import ArgumentParser, positive
+from topk_registry.cli import ArgumentParser, positive, within
 from topk_registry.evaluation.flags import add_flags, command
 
 
@@ -76,7 +76,13 @@ def _parser() -> ArgumentParser:
     add("model", metavar="MODEL", help="a checkpoint, the folder of a training run, or an exported file")
     add("--k", type=positive, nargs="+", default=[1, 5], metavar="K", help="set sizes of accuracies (default: 1 5)")
     add("--bins", type=positive, default=15, metavar="N", help="bins of the reliability diagrams (default: 15)")
-    add("--temperature", type=float, default=1.0, metavar="T", help="temperature of the marginals (default: 1)")
+    add(
+        "--temperature",
+        type=within("(0, inf)"),
+        default=1.0,
+        metavar="T",
+        help="temperature of the marginals (default: 1)",
+    )
     add("--rows", type=positive, default=10, metavar="N", help="classes and pairs to print (default: 10)")
     add(
         "--superclasses",

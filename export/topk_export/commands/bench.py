@@ -7,9 +7,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from topk_export.commands.common import command, say, seconds
+from topk_export.commands.common import command, say
 from topk_export.verification.bench import Timing, devices, measure
-from topk_registry.cli import ArgumentParser, positive
+from topk_registry.cli import ArgumentParser, positive, within
 
 _COLUMNS = ("device", "batch", "runs", "median ms", "p95 ms", "images/s", "head ms", "head share")
 
@@ -34,7 +34,9 @@ def main(argv: Sequence[str]) -> int:
         help="where to run (default: all that work)",
     )
     parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads of one run (default: onnxruntime's)")
-    parser.add_argument("--seconds", type=seconds, default=3.0, help="most seconds for a row of the table (default: 3)")
+    parser.add_argument(
+        "--seconds", type=within("(0, inf)"), default=3.0, help="most seconds for a row of the table (default: 3)"
+    )
     parser.add_argument(
         "--repeats", type=positive, default=200, help="most runs for a row of the table, or requests (default: 200)"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from topk_export.commands.common import add_runtime_flags, command, say
-from topk_registry.cli import ArgumentParser, ParseOptions, positive
+from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
 
 SCORE, TUNE = "raps", 0.2  # unless given
 PARTS = ("", "tuning_", "report_")  # of the samples, as the facts count them
@@ -148,14 +148,19 @@ def _parser() -> ArgumentParser:
     add("model", metavar="model.onnx", help="a file of topk-registry export")
     add("-o", "--output", metavar="FILE", help="the calibrated file (default: MODEL-sets.onnx)")
     add("--report", metavar="FILE", help="the report's page (default: beside the file, .html)")
-    add("--alpha", type=float, default=0.1, help="the share of labels that may be missed (default: 0.1)")
+    add("--alpha", type=within("(0, 1)"), default=0.1, help="the share of labels that may be missed (default: 0.1)")
     add(
         "--score",
         choices=spelled(score_names()),
         help=f"how badly a class fits an image (default: {SCORE})",
     )
     add("--rule", choices=rules, help="one threshold, or one by class (default: marginal)")
-    add("--average-size", type=float, metavar="K", help="sets of K classes on average, in place of a coverage")
+    add(
+        "--average-size",
+        type=within("(0, inf)"),
+        metavar="K",
+        help="sets of K classes on average, in place of a coverage",
+    )
     add("--temperature", default="1", metavar="T", help="divides the logits, or 'fit' (default: 1)")
     add("--allow-empty", action="store_true", help="let sets be empty, as they should be for images of no class")
     add("--max-size", type=positive, metavar="N", help="the most classes of a ranked set (default: 256)")
@@ -197,28 +202,30 @@ def _parser() -> ArgumentParser:
     data.add_argument("--dataset-download", action="store_true", help="let the data set download itself")
     data.add_argument(
         "--report-share",
-        type=float,
+        type=within("[0, 1)"),
         default=0.5,
         metavar="P",
         help="share of the images that measure what is reported (default: 0.5)",
     )
     data.add_argument(
         "--tune-share",
-        type=float,
+        type=within("[0, 1)"),
         metavar="P",
         help=f"share of the others that choose options, where any are to be chosen (default: {TUNE:g})",
     )
-    data.add_argument("--seed", type=int, default=0, help="random seed of the shares (default: 0)")
+    data.add_argument("--seed", type=within("[0, inf)", int), default=0, help="random seed of the shares (default: 0)")
     data.add_argument("--batch-size", type=positive, default=32, metavar="N", help="images a run (default: 32)")
     fixed = parser.add_argument_group("options of scores and rules; those not given are tuned, or the papers' own")
     fixed.add_argument(
-        "--lambda", dest="penalty", type=float, metavar="L", help="raps: the cost of a rank beyond k-reg"
+        "--lambda", dest="penalty", type=within("[0, inf)"), metavar="L", help="raps: the cost of a rank beyond k-reg"
     )
-    fixed.add_argument("--k-reg", type=int, metavar="K", help="raps: the rank up to which there is no cost")
-    fixed.add_argument("--weight", type=float, metavar="W", help="saps: the cost of a rank")
+    fixed.add_argument(
+        "--k-reg", type=within("[0, inf)", int), metavar="K", help="raps: the rank up to which there is no cost"
+    )
+    fixed.add_argument("--weight", type=within("[0, inf)"), metavar="W", help="saps: the cost of a rank")
     fixed.add_argument("--class-weights", metavar="FILE", help="pas: how much each class matters, a JSON list")
     fixed.add_argument(
-        "--share", type=float, metavar="P", help="interpolated: weight of the class's own threshold, 0 to 1"
+        "--share", type=within("[0, 1]"), metavar="P", help="interpolated: weight of the class's own threshold, 0 to 1"
     )
     fixed.add_argument("--clusters", type=positive, metavar="N", help="clustered: number of clusters of classes")
     add_runtime_flags(parser)

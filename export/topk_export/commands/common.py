@@ -2,18 +2,15 @@
 
 import argparse
 import functools
-import math
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError, PredictionError
 from topk_export.runtime.session import DEVICES
-from topk_registry.cli import INTERRUPTED, positive
+from topk_registry.cli import INTERRUPTED, positive, words_of
 
-Number = TypeVar("Number", int, float)
 EXPECTED = (
     ExportError,
     ModelFileError,
@@ -39,7 +36,7 @@ def command(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], i
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return 1
             except EXPECTED as error:
-                say(f"error: {error}")
+                say(f"error: {words_of(error)}")
                 return 1
             except KeyboardInterrupt:
                 say("interrupted")
@@ -61,25 +58,3 @@ def add_runtime_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--require-gpu", action="store_true", help="fail rather than run on the CPU")
     parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads of one run")
-
-
-def port(text: str) -> int:
-    return _checked(int(text), lambda value: 0 <= value <= 65535, "0 to 65535")
-
-
-def share(text: str) -> float:
-    return _checked(float(text), lambda value: 0 < value <= 1, "above 0 and at most 1")
-
-
-def seconds(text: str) -> float:
-    return _checked(float(text), lambda value: 0 < value < math.inf, "above 0 and finite")
-
-
-def milliseconds(text: str) -> float:
-    return _checked(float(text), lambda value: 0 <= value < math.inf, "at least 0 and finite")
-
-
-def _checked(value: Number, right: Callable[[Number], bool], wanted: str) -> Number:
-    if not right(value):
-        raise argparse.ArgumentTypeError(f"must be {wanted}, got {value:g}")
-    return value

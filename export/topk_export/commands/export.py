@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from topk_export.commands.common import command, say
-from topk_registry.cli import ArgumentParser, ParseOptions, positive
+from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
 
 _DATA = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
 
@@ -73,10 +73,12 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--temperature",
-        type=float,
+        type=within("(0, inf)"),
         help="divides the logits (default: k tau of the run's loss where there is one label an image, else 1)",
     )
-    parser.add_argument("--opset", type=int, default=18, help="ONNX operator set, 18 to 23 (default: 18)")
+    parser.add_argument(
+        "--opset", type=within("[18, 23]", int), default=18, help="ONNX operator set, 18 to 23 (default: 18)"
+    )
     parser.add_argument(
         "--batch", type=_batch, default="dynamic", help="batch size of the file, or 'dynamic' for any (default)"
     )
@@ -133,10 +135,14 @@ def _parser() -> ArgumentParser:
     source.add_argument("--pretrained", action="store_true", help="load the published weights of a model name")
     source.add_argument("--no-ema", action="store_true", help="take a checkpoint's last weights, not their average")
     data = parser.add_argument_group("the evaluation transform, where it differs from the model's own (timm's flags)")
-    data.add_argument("--input-size", type=int, nargs=3, metavar=("C", "H", "W"), help="channels, height and width")
-    data.add_argument("--mean", type=float, nargs="+", help="channel means")
-    data.add_argument("--std", type=float, nargs="+", help="channel standard deviations")
+    data.add_argument(
+        "--input-size", type=positive, nargs=3, metavar=("C", "H", "W"), help="channels, height and width"
+    )
+    data.add_argument("--mean", type=within("(-inf, inf)"), nargs="+", help="channel means")
+    data.add_argument("--std", type=within("(0, inf)"), nargs="+", help="channel standard deviations")
     data.add_argument("--interpolation", metavar="NAME", help="resizing interpolation, such as bicubic")
-    data.add_argument("--crop-pct", type=float, metavar="PCT", help="share of the image kept by the centre crop")
+    data.add_argument(
+        "--crop-pct", type=within("(0, inf)"), metavar="PCT", help="share of the image kept by the centre crop"
+    )
     data.add_argument("--crop-mode", choices=("center", "border", "squash"), help="how timm crops the image")
     return parser

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from topk_export.commands.common import command, say
 from topk_export.runtime.weights import digest_of, files_of
-from topk_registry.cli import ArgumentParser
+from topk_registry.cli import ArgumentParser, within
 
 ALARM = 3
 
@@ -46,8 +46,15 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="topk-registry monitor", description=__doc__)
     parser.add_argument("log", metavar="LOG", help="a file that topk-registry serve --log wrote")
     parser.add_argument("--model", metavar="FILE", help="the calibrated file; without it, changes within the log")
-    parser.add_argument("--level", type=float, default=0.01, help="probability of a false alarm, ever (default: 0.01)")
+    parser.add_argument(
+        "--level", type=within("(0, 1)"), default=0.01, help="probability of a false alarm, ever (default: 0.01)"
+    )
     parser.add_argument("--report", metavar="FILE", help="a page with the plot")
-    parser.add_argument("--seed", type=int, default=0, help="random seed of the ranks among equal values (default: 0)")
+    parser.add_argument(
+        "--seed",
+        type=within("[0, inf)", int),
+        default=0,
+        help="random seed of the ranks among equal values (default: 0)",
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     return parser

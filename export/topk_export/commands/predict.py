@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from topk_export.commands.common import add_runtime_flags, command, say, share
+from topk_export.commands.common import add_runtime_flags, command, say
 from topk_export.commands.label_rows import names_of, write_label_csv, write_label_table
 from topk_export.errors import ImageError, ModelFileError, PredictionError, SourceError
 from topk_export.runtime.metadata import Metadata
@@ -21,7 +21,7 @@ from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.ranking import Prediction, node_above
 from topk_export.scoring.files import is_url
 from topk_export.scoring.sources import images_below, is_list, listed, told
-from topk_registry.cli import ArgumentParser, positive
+from topk_registry.cli import ArgumentParser, positive, within
 from topk_registry.folders.agreement import agreement
 from topk_registry.folders.classes import class_map
 from topk_registry.folders.images import natural_key
@@ -80,7 +80,7 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--softmax-mass",
-        type=share,
+        type=within("(0, 1]"),
         metavar="P",
         help="also write the fewest classes that hold this share of the softmax",
     )

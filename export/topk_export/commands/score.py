@@ -18,7 +18,7 @@ from topk_export.scoring.driver import Summary, jobs, prepare, score, tidy
 from topk_export.scoring.labels import accuracy, labels_of
 from topk_export.scoring.sources import KINDS, Groups, Shard, shards_of, told
 from topk_export.scoring.work import Place, settings_for
-from topk_registry.cli import ArgumentParser, positive
+from topk_registry.cli import ArgumentParser, positive, within
 from topk_registry.executors.errors import WorkerDiedError
 from topk_registry.executors.interrupts import interruptible
 from topk_registry.executors.local import GPUS, LocalExecutor, processors
@@ -286,7 +286,7 @@ def _parser() -> ArgumentParser:
     work("--ray", metavar="ADDRESS", help="work on this Ray cluster: auto, HOST:6379 or ray://HOST:10001")
     work(
         "--gpus-per-worker",
-        type=float,
+        type=within("(0, inf)"),
         metavar="X",
         help="GPUs of a worker on Ray, such as 0.5 (default: 1 with --device cuda)",
     )

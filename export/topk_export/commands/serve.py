@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from topk_export.commands.common import add_runtime_flags, command, milliseconds, port, say, seconds
+from topk_export.commands.common import add_runtime_flags, command, say
 from topk_export.errors import ModelFileError
-from topk_registry.cli import ArgumentParser, positive
+from topk_registry.cli import ArgumentParser, positive, within
 from topk_registry.folders.images import listed
 
 PIXELS = 25_000_000  # phones take 12 to 24 million; a decoded image of this size is 75 MB
@@ -116,7 +116,12 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
     )
-    parser.add_argument("--port", type=port, default=8000, help="port to listen on; 0 takes a free one (default: 8000)")
+    parser.add_argument(
+        "--port",
+        type=within("[0, 65535]", int),
+        default=8000,
+        help="port to listen on; 0 takes a free one (default: 8000)",
+    )
     parser.add_argument(
         "--workers", type=positive, default=1, metavar="N", help="processes, each with the model (default: 1)"
     )
@@ -153,7 +158,7 @@ def _parser() -> ArgumentParser:
     )
     limits.add_argument(
         "--max-delay",
-        type=milliseconds,
+        type=within("[0, inf)"),
         default=5.0,
         metavar="MS",
         help="most milliseconds to wait for a batch to fill (default: 5)",
@@ -192,11 +197,11 @@ def _parser() -> ArgumentParser:
         "--max-set", type=positive, default=1000, metavar="N", help="most classes of a set in an answer (default: 1000)"
     )
     limits.add_argument(
-        "--timeout", type=seconds, default=30.0, metavar="S", help="most seconds for a request (default: 30)"
+        "--timeout", type=within("(0, inf)"), default=30.0, metavar="S", help="most seconds for a request (default: 30)"
     )
     limits.add_argument(
         "--idle-timeout",
-        type=seconds,
+        type=within("(0, inf)"),
         default=10.0,
         metavar="S",
         help="most seconds of silence on a connection (default: 10)",

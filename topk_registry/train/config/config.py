@@ -84,7 +84,8 @@ class TrainConfig(
             value = _checked(setting.name, getattr(self, setting.name), hints[setting.name])
             choices = setting.metadata["choices"]
             if choices and value is not None and value not in choices:
-                raise ConfigError(f"{spelt(setting.name)} must be one of {', '.join(map(str, choices))}, got {value!r}")
+                known = ", ".join(str(one) or "''" for one in choices)
+                raise ConfigError(f"{spelt(setting.name)} must be one of {known}, got {value!r}")
             _check_within(setting.name, value, setting.metadata["within"])
             object.__setattr__(self, setting.name, value)
         object.__setattr__(self, "grad_accum_steps", max(1, self.grad_accum_steps))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from topk_registry.cli import ArgumentParser
+from topk_registry.cli import ArgumentParser, within
 
 LIKELIHOODS = (0.01, 0.1, 0.5, 0.9)
 
@@ -13,10 +13,10 @@ def main(argv: Sequence[str]) -> int:
         prog="topk-registry gce-weights",
         description="The weight p^q of a sample's gradient beside cross-entropy's, by the likelihood p of its label.",
     )
-    parser.add_argument("--q", type=float, nargs="+", default=[0.0, 0.3, 0.7, 1.0], help="default: 0 0.3 0.7 1")
+    parser.add_argument(
+        "--q", type=within("[0, inf)"), nargs="+", default=[0.0, 0.3, 0.7, 1.0], help="default: 0 0.3 0.7 1"
+    )
     args = parser.parse_args(argv)
-    if min(args.q) < 0:
-        parser.error(f"argument --q: must be at least 0, got {min(args.q):g}")
     print("     p  " + "  ".join(f"q={q:<5g}" for q in args.q))
     for p in LIKELIHOODS:
         print(f"{p:6g}  " + "  ".join(f"{p**q:<7.3f}" for q in args.q))
