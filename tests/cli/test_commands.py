@@ -146,6 +146,8 @@ def test_every_number_that_a_flag_takes_has_a_range(name, monkeypatch):
         (["validate", "--alpha", "nan"], "argument --alpha: must be above 0 and below 1, got nan"),
         (["validate", "--std", "0.2", "0"], "argument --std: must be above 0, got 0"),
         (["validate", "--crop-mode", "middle"], "argument --crop-mode: invalid choice: 'middle'"),
+        (["calibrate", "--alpha", "90"], "must be above 0 and below 1, got 90; 0.1 asks for 90 % coverage"),
+        (["calibrate", "--report-share", "1"], "argument --report-share: must be at least 0 and below 1, got 1"),
         (["check", "--num-classes", "few"], "argument --num-classes: invalid integer value: 'few'"),
         (["compare", "--coverage", "ninety"], "argument --coverage: invalid number value: 'ninety'"),
         (["monitor", "--level", "1"], "argument --level: must be above 0 and below 1, got 1"),

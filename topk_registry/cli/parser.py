@@ -77,14 +77,14 @@ def _literal(text: str) -> Any:
         return text
 
 
-def within(interval: str, kind: Callable[[str], Any] = float) -> Callable[[str], Any]:
-    """The ``type`` of a flag that takes numbers of an interval, such as ``"(0, 1]"``, of this kind."""
+def within(interval: str, kind: Callable[[str], Any] = float, hint: str = "") -> Callable[[str], Any]:
+    """The ``type`` of a flag that takes numbers of an interval, such as ``"(0, 1]"``, of this kind; errors end in a hint."""
     numbers = Interval.parse(interval)
 
     def number(text: str) -> Any:
         value = kind(text)
         if value not in numbers:
-            raise argparse.ArgumentTypeError(f"must be {numbers.in_words()}, got {text}")
+            raise argparse.ArgumentTypeError(f"must be {numbers.in_words()}, got {text}{hint}")
         return value
 
     number.__name__ = "integer" if kind is int else "number"  # argparse calls other text an invalid one of these

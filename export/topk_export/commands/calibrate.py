@@ -148,7 +148,12 @@ def _parser() -> ArgumentParser:
     add("model", metavar="model.onnx", help="a file of topk-registry export")
     add("-o", "--output", metavar="FILE", help="the calibrated file (default: MODEL-sets.onnx)")
     add("--report", metavar="FILE", help="the report's page (default: beside the file, .html)")
-    add("--alpha", type=within("(0, 1)"), default=0.1, help="the share of labels that may be missed (default: 0.1)")
+    add(
+        "--alpha",
+        type=within("(0, 1)", hint="; 0.1 asks for 90 % coverage"),
+        default=0.1,
+        help="the share of labels that may be missed (default: 0.1)",
+    )
     add(
         "--score",
         choices=spelled(score_names()),

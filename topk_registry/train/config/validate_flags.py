@@ -123,7 +123,7 @@ def create_parser() -> argparse.ArgumentParser:
     )
     add(
         "--alpha",
-        type=within("(0, 1)"),
+        type=within("(0, 1)", hint="; 0.1 asks for 90 % coverage"),
         default=0.1,
         metavar="A",
         help="the share of labels that sets may miss (default: 0.1)",
