@@ -78,7 +78,7 @@ def _literal(text: str) -> Any:
 
 
 def within(interval: str, kind: Callable[[str], Any] = float, hint: str = "") -> Callable[[str], Any]:
-    """The ``type`` of a flag that takes numbers of an interval, such as ``"(0, 1]"``, of this kind; errors end in a hint."""
+    """The ``type`` of a flag that takes numbers of an interval, such as ``"(0, 1]"``; its errors end in a hint."""
     numbers = Interval.parse(interval)
 
     def number(text: str) -> Any:
