@@ -143,6 +143,7 @@ def test_every_number_that_a_flag_takes_has_a_range(name, monkeypatch):
     [
         (["validate", "--topk", "0"], "argument --topk: must be at least 1, got 0"),
         (["validate", "--alpha", "2"], "argument --alpha: must be above 0 and below 1, got 2"),
+        (["validate", "--max-nodes", "0"], "argument --max-nodes: must be at least 1, got 0"),
         (["validate", "--alpha", "nan"], "argument --alpha: must be above 0 and below 1, got nan"),
         (["validate", "--std", "0.2", "0"], "argument --std: must be above 0, got 0"),
         (["validate", "--crop-mode", "middle"], "argument --crop-mode: invalid choice: 'middle'"),

@@ -126,7 +126,6 @@ def test_logs_that_cannot_be_read_are_told(monitor, tmp_path, colours_file):
     status, printed = monitor(good, "--model", colours_file)
     assert status == 1
     assert "was not calibrated" in printed.err
-    assert monitor(good, "--level", "2")[0] == 1
     assert monitor(tmp_path / "none")[0] == 1
 
 

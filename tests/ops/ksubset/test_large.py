@@ -53,10 +53,12 @@ def target_of(target: str, s: torch.Tensor, k: int) -> torch.Tensor:
     return torch.softmax(torch.randn(4, n, generator=generator), 1) * (s > -torch.inf)
 
 
-def hinge(s: torch.Tensor, q: torch.Tensor, k: int, dtype: torch.dtype, impl: str) -> tuple[torch.Tensor, torch.Tensor]:
+def hinge(
+    s: torch.Tensor, q: torch.Tensor, k: int, gaps: str, dtype: torch.dtype, impl: str
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss of each row, and its gradient."""
-    x = s.to(dtype).requires_grad_()
-    loss = smooth_topk_hinge(x, q.to(dtype) if q.is_floating_point() else q, k, tau=1 / k, impl=impl)
+    x, alpha = s.to(dtype).requires_grad_(), torch.linspace(0.2, 2, s.shape[1]) if gaps == "per class" else 1.0
+    loss = smooth_topk_hinge(x, q.to(dtype) if q.is_floating_point() else q, k, tau=1 / k, alpha=alpha, impl=impl)
     (gradient,) = torch.autograd.grad(loss.sum(), x)
     return loss.detach().double(), gradient.double()
 
@@ -70,21 +72,23 @@ def by_kind(function: Callable, *arguments) -> dict[str, tuple[torch.Tensor, tor
 
 
 @functools.cache
-def exact_hinges(n: int, k: int, target: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def exact_hinges(n: int, k: int, target: str, gaps: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     s = [scores(kind, n, k).float() for kind in KINDS]
-    return by_kind(hinge, torch.cat(s), torch.cat([target_of(target, each, k) for each in s]), k)
+    return by_kind(hinge, torch.cat(s), torch.cat([target_of(target, each, k) for each in s]), k, gaps)
 
 
-@pytest.mark.parametrize("target", ["labels", "few", "dense"])
+@pytest.mark.parametrize(
+    ("target", "gaps"), [("labels", "one"), ("few", "one"), ("dense", "one"), ("dense", "per class")]
+)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "k", "dtypes"), CASES)
-def test_is_the_torch_path(n, k, kind, target, dtypes):
+def test_is_the_torch_path(n, k, kind, target, gaps, dtypes):
     s = scores(kind, n, k).float()
     q = target_of(target, s, k)
-    loss, gradient = exact_hinges(n, k, target)[kind]
+    loss, gradient = exact_hinges(n, k, target, gaps)[kind]
     finite = torch.where(s > -torch.inf, s, 0).abs().amax(1).double()
     for dtype in dtypes:
-        found, found_gradient = hinge(s, q, k, dtype, "numba")
+        found, found_gradient = hinge(s, q, k, gaps, dtype, "numba")
         eps = torch.finfo(dtype).eps
         # a loss is 1 / k of differences of scores, each rounded
         assert ((found - loss).abs() <= 8 * eps * (loss.abs() + finite / k)).all()
