@@ -10,6 +10,8 @@ from torch import Tensor
 
 from topk_registry.ops.tensors import Route, route
 
+OUTER = 128  # up to this many numbers a row, outer products are as quick as a coefficient at a time
+
 
 def multiply(a: Tensor, b: Tensor, low: int, high: int, a_low: int = 0) -> Tensor:
     """Coefficients low..high of a * b, where a holds its degrees a_low, a_low + 1, ... and b holds 0, 1, ...
@@ -24,10 +26,24 @@ def multiply(a: Tensor, b: Tensor, low: int, high: int, a_low: int = 0) -> Tenso
 
 def _multiply(a: Tensor, b: Tensor, low: int, high: int, a_low: int) -> Tensor:
     p, q = a.shape[-2], b.shape[-2]
+    if a.numel() * (p + q) <= OUTER * a.shape[-1]:
+        return _by_outer_product(a, b).narrow(-2, low - a_low, high - low + 1)
     out = a.new_zeros(*a.shape[:-2], high - low + 1, a.shape[-1])
     for i, held, made, length in _overlaps(p, q, low, high, a_low):
         out.narrow(-2, made, length).addcmul_(a.narrow(-2, held, length), b.narrow(-2, i, 1))
     return out
+
+
+def _by_outer_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return all coefficients of a * b, by operations that torch.func.vmap has rules for, as it has none for addcmul_.
+
+    The lines of the outer product are padded by p zeros and read again in lines that are one shorter. Each line then
+    starts one place further to the right than the line before, and equal degrees share a column.
+    """
+    p, q = a.shape[-2], b.shape[-2]
+    outer = a.unsqueeze(-2) * b.unsqueeze(-3)  # [..., p, q, B]
+    outer = torch.cat((outer, a.new_zeros(*outer.shape[:-2], p, outer.shape[-1])), -2).flatten(-3, -2)
+    return outer.narrow(-2, 0, p * (p + q - 1)).unflatten(-2, (p, p + q - 1)).sum(-3)
 
 
 def _overlaps(p: int, q: int, low: int, high: int, a_low: int) -> list[tuple[int, int, int, int]]:
