@@ -92,6 +92,7 @@ def within(interval: str, kind: Callable[[str], Any] = float, hint: str = "") ->
 
 
 positive = within("[1, inf)", int)
+missed = within("(0, 1)", hint="; 0.1 asks for 90 % coverage")  # the share of labels that sets may miss
 
 
 def words_of(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from topk_export.commands.common import add_runtime_flags, command, say
-from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
+from topk_registry.cli import ArgumentParser, ParseOptions, missed, positive, within
 
 SCORE, TUNE = "raps", 0.2  # unless given
 PARTS = ("", "tuning_", "report_")  # of the samples, as the facts count them
@@ -150,7 +150,7 @@ def _parser() -> ArgumentParser:
     add("--report", metavar="FILE", help="the report's page (default: beside the file, .html)")
     add(
         "--alpha",
-        type=within("(0, 1)", hint="; 0.1 asks for 90 % coverage"),
+        type=missed,
         default=0.1,
         help="the share of labels that may be missed (default: 0.1)",
     )
@@ -207,7 +207,7 @@ def _parser() -> ArgumentParser:
     data.add_argument("--dataset-download", action="store_true", help="let the data set download itself")
     data.add_argument(
         "--report-share",
-        type=within("[0, 1)"),
+        type=within("(0, 1)"),
         default=0.5,
         metavar="P",
         help="share of the images that measure what is reported (default: 0.5)",

@@ -10,7 +10,7 @@ import pytest
 from tests.export.colours import COLOURS
 from topk_export import Predictor, verify
 from topk_export.calibration.monitor import reference_of
-from topk_export.calibration.plan import Plan
+from topk_export.calibration.plan import Plan, split
 from topk_export.calibration.run import calibrate_file
 from topk_export.samples import open_folder
 from topk_registry.cli.main import main
@@ -261,6 +261,12 @@ def test_what_cannot_be_calibrated_says_what_would_do(run, flags, message):
     assert status == 1
     assert message in printed.err
     assert list(output.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("shares", [{"report": 1.0}, {"report": 0.0}, {"tune": 1.0}])
+def test_shares_of_samples_leave_some_to_calibrate(shares):
+    with pytest.raises(ValueError, match=r"shares of samples must be between 0 and 1, got report"):
+        split(100, Plan("lac", 0.1, **shares))
 
 
 def test_nothing_is_written_over_the_model_or_half(run, colours_file, held_out, tmp_path, monkeypatch):

@@ -127,6 +127,8 @@ def test_logs_that_cannot_be_read_are_told(monitor, tmp_path, colours_file):
     assert status == 1
     assert "was not calibrated" in printed.err
     assert monitor(tmp_path / "none")[0] == 1
+    with pytest.raises(ValueError, match="level, the probability of a false alarm, must be above 0 and below 1, got 2"):
+        watch(entries([0.5] * 3, [1, 1, 2]), {}, level=2)
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import argparse
 
-from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
+from topk_registry.cli import ArgumentParser, ParseOptions, missed, positive, within
 from topk_registry.conformal.scores import SCORES, spelled
 from topk_registry.train.config.tasks import TASKS
 
@@ -123,7 +123,7 @@ def create_parser() -> argparse.ArgumentParser:
     )
     add(
         "--alpha",
-        type=within("(0, 1)", hint="; 0.1 asks for 90 % coverage"),
+        type=missed,
         default=0.1,
         metavar="A",
         help="the share of labels that sets may miss (default: 0.1)",
