@@ -167,7 +167,7 @@ def label_scores(axes: "Axes", name: str, **options: Any) -> None:
     torch.manual_seed(0)
     rows = torch.cat((score[:, None], others.expand(len(score), -1)), 1)
     loss = registered.build(name, class_counts=[100] * CLASSES, **options)
-    values = torch.stack([loss(row[None], torch.zeros(1, dtype=torch.int64)) for row in rows])
+    values = registered.each_row(loss, rows, torch.zeros(len(rows), dtype=torch.int64))
     (slope,) = torch.autograd.grad(values.sum(), score)
     axes.plot(score.detach(), values.detach(), label="loss")
     axes.plot(score.detach(), slope, "--", label="its slope")

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from topk_registry import registry
+from topk_registry import ClassificationLoss, registry
 from topk_registry.registry.options import CONTEXT, accepted_context, accepts, tuning_grid
 
 # flags that a loss of ours needs: cosine scores come of a classifier of their own
@@ -34,6 +35,17 @@ def build(name: str, *, class_counts: Sequence[int], **wanted: Any) -> Loss:
     }
     given = {option: value for option, value in wanted.items() if accepts(builder, option)}
     return registry.create_loss(name, **{**accepted_context(builder, context), **given})
+
+
+def each_row(loss: Loss, logits: Tensor, target: Tensor) -> Tensor:
+    """The loss [B] of each row by itself: in one call where the loss keeps rows apart, else in a call a row."""
+    if isinstance(loss, ClassificationLoss) and loss.class_weight is None:  # a mean of one row undoes its weight
+        before, loss.reduction = loss.reduction, "none"
+        try:
+            return loss(logits, target)
+        finally:
+            loss.reduction = before
+    return torch.stack([loss(row[None], label[None]) for row, label in zip(logits, target, strict=True)])
 
 
 def numbers_of(name: str, **wanted: Any) -> str:

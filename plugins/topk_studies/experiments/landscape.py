@@ -1,7 +1,7 @@
 """Garcin Figures 1 and 6: level sets of every registered loss on the 2-simplex, and what eps and B change.
 
-Scores s = scale p with p on the 2-simplex, three classes, the label fixed. A loss is asked for one point at a time, so
-that any callable (logits, target) will do; a random one is averaged over many draws.
+Scores s = scale p with p on the 2-simplex, three classes, the label fixed. Any callable (logits, target) will do: one that
+does not keep its rows apart is asked for a point at a time. A random one is averaged over many draws.
 """
 
 import math
@@ -52,9 +52,9 @@ def run(configuration: Configuration, work: Path, progress: Progress) -> dict[st
         scores = c["scale"] * torch.tensor(grid(c["divisions"]))
         with torch.no_grad():
             random = _is_random(loss, scores, label)
-            rows = c["replications"] if random else 1
-            values = []
-            for i, s in enumerate(scores):
+            values = [] if random else registered.each_row(loss, scores, label.expand(len(scores))).tolist()
+            rows = c["replications"]
+            for i, s in enumerate(scores if random else ()):
                 progress(i / len(scores), "")
                 if rows > 1:
                     torch.default_generator.manual_seed(0)  # the same draws everywhere: the surface stays smooth

@@ -45,7 +45,8 @@ def read_config(file: str) -> dict[str, Any]:
         with open(file, encoding="utf-8") as stream:
             settings = yaml.safe_load(stream)
     except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config {file}: {error}") from error
+        why = getattr(error, "strerror", None) or error  # the flag names the file already
+        raise ConfigError(f"--config {file}: {why}") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"--config {file}: expected names and values, got {type(settings).__name__}")
     try:
