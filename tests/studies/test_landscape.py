@@ -10,6 +10,7 @@ import torch
 
 import topk_registry as tr
 from topk_registry import registry
+from topk_studies.engine.registered import each_row
 from topk_studies.engine.study import Options, Record
 from topk_studies.experiments import landscape
 from topk_studies.experiments.landscape_findings import DRAWS, EPSILONS, HINGE, NOISED, at, grid, is_convex, rms
@@ -116,6 +117,21 @@ def test_a_loss_that_takes_no_three_scores_says_why(register: Callable) -> None:
     assert drawn(register("four", lambda: refuse)) == {"problem": "ValueError: needs"}
     nowhere = register("nowhere", lambda: lambda logits, target: logits.sum() * math.nan)
     assert drawn(nowhere) == {"problem": "it is not finite everywhere on the simplex"}
+
+
+@pytest.mark.parametrize(("weight", "calls"), [(None, 1), ([1.0, 2.0, 4.0], 6)])
+def test_the_loss_of_each_row_is_that_of_a_call_with_it_alone(weight: list[float] | None, calls: int) -> None:
+    loss, asked = tr.create_loss("smooth_topk_svm", k=2, weight=weight), []
+    loss.register_forward_pre_hook(lambda module, given: asked.append(len(given[0])))
+    logits, target = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 2, 0, 1])
+    found = each_row(loss, logits, target)
+    assert asked == [6 // calls] * calls
+    alone = torch.stack([loss(logits[i : i + 1], target[i : i + 1]) for i in range(6)])
+    torch.testing.assert_close(found, alone)
+    assert loss.reduction == "mean"
+    with pytest.raises(ValueError, match="target"):
+        each_row(loss, logits, target + 1)
+    assert loss.reduction == "mean"
 
 
 def test_every_registered_loss_is_drawn_by_default(register: Callable) -> None:

@@ -100,7 +100,7 @@ def test_timms_older_flags_name_losses():
         (["x", "--aug-splits", "1"], "--aug-splits must be"),
         (["x", "--aug-splits", "2", "--cutmix", "1"], "cannot be combined"),
         (["--amp", "--model-dtype", "bfloat16"], "--amp needs a float32 model"),
-        (["--config", "/no/such.yaml"], "--config /no/such.yaml"),
+        (["--config", "/no/such.yaml"], "--config /no/such.yaml: No such file or directory"),
         (["--kd-model-name", "resnet18"], "--train-script"),
         (["--kd-temperature", "2"], "--train-script"),
         (["--loss", "focal", "--bce-loss"], "--bce-loss is for --loss bce, and the loss is focal"),

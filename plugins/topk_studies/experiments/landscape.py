@@ -1,7 +1,7 @@
 """Garcin Figures 1 and 6: level sets of every registered loss on the 2-simplex, and what eps and B change.
 
-Scores s = scale p with p on the 2-simplex, three classes, the label fixed. Any callable (logits, target) will do: one that
-does not keep its rows apart is asked for a point at a time. A random one is averaged over many draws.
+Scores s = scale p with p on the 2-simplex, three classes, the label fixed. Any callable (logits, target) will do: one
+that does not keep its rows apart is asked for a point at a time. A random one is averaged over many draws.
 """
 
 import math
