@@ -135,6 +135,21 @@ def test_clusters_of_scores():
         )
 
 
+@pytest.mark.parametrize(("n", "k"), [(300, 150), (2000, 999.5)])
+def test_hundreds_of_scores_far_apart(n, k):
+    """A step of Newton's crosses one of them, and a row that is done waits for the others."""
+    s = 1e4 * torch.randn(4, n, generator=torch.Generator().manual_seed(n), dtype=DOUBLE)
+    s[0] *= 1e-4
+    s[1, 0] = -1e9
+    label, eye = torch.tensor([5, 6, 7, n - 1]), torch.eye(n, dtype=DOUBLE)
+    leaves = [s.clone().requires_grad_() for _ in range(2)]
+    found = linear_soft_topk(leaves[0], eye, None, label, k=k, reduction="none", chunk=n // 3)
+    wanted = create_loss("soft_topk", k=k, reduction="none")(leaves[1], label)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-6)
+    gradients = (torch.autograd.grad(loss.sum(), leaf)[0] for loss, leaf in zip((found, wanted), leaves, strict=True))
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-6)
+
+
 def test_bad_arguments():
     x, W, bias, target = problem()
     with pytest.raises(ValueError, match="k must be below the number of classes: k = 37, weight has 37"):

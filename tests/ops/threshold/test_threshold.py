@@ -64,6 +64,38 @@ def test_rows_in_clusters(backend, k):
         assert_agree(found, wanted, s, tau, 16)
 
 
+def bisected(x: torch.Tensor, k: float) -> torch.Tensor:
+    """The threshold [B] of rows of finite scores by halving, from equation 3 with logarithms of its sides."""
+    low, high = x.amin(1) - 50, x.amax(1) + 50
+    for _ in range(200):
+        b = (low + high) / 2
+        u = x - b[:, None]
+        more = (u > 0).sum(1) - k
+        sides = torch.nn.functional.logsigmoid(-u.abs())
+        below = torch.where(u > 0, -torch.inf, sides).logsumexp(1).logaddexp(more.clamp(min=0).log())
+        above = torch.where(u > 0, sides, -torch.inf).logsumexp(1).logaddexp((-more).clamp(min=0).log())
+        low, high = torch.where(below > above, b, low), torch.where(below > above, high, b)
+    return b
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("n", "k", "tau"), [(60, 30, 0.01), (700, 300, 0.01), (700, 699, 0.1), (2049, 1024.5, 0.1)])
+def test_hundreds_of_scores_far_apart(backend, n, k, tau):
+    """A step of Newton's crosses one of them: 200 steps were too few, and the last was taken for the solution."""
+    s = 100 * torch.randn(4, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    s[1, 0], s[2, :2], label = -1e6, torch.tensor([1e6, -1e5]), torch.tensor([5, 6, n - 1, 7])
+    s = s.to(DEVICE, torch.float32)
+    x = s.cpu().double() / tau
+    b, eps = bisected(x, k), torch.finfo(torch.float32).eps
+    torch.testing.assert_close(threshold(x, k), b, rtol=1e-12, atol=float(1e-15 * x.abs().amax()))
+    exact = torch.nn.functional.softplus(b - x.gather(1, label[:, None])[:, 0], threshold=40.0)
+    rounding = eps * x.abs().gather(1, x.sub(b[:, None]).abs().argmin(1, keepdim=True))[:, 0].amax()
+    found = by_kernel(soft_topk_rows(k, tau=tau), s, label.to(DEVICE), backend=backend)
+    torch.testing.assert_close(found[0].cpu().double(), exact, rtol=8 * eps, atol=float(16 * rounding + 8 * eps))
+    wanted = by_definition(soft_topk_rows(k, tau=tau), s, label.to(DEVICE))
+    torch.testing.assert_close(found[1].double(), wanted[1], rtol=8 * eps, atol=float(16 * rounding + 8 * eps) / tau)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("n", [2, 3, 100, 257, 1001])
 def test_rows_of_any_length(backend, n):
