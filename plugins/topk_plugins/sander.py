@@ -38,8 +38,6 @@ class SparseTopK(TopKLoss):
         tau: how strong the quadratic term is, positive; towards 0 the mask becomes hard.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
-    On a GPU each call with soft targets waits for the device, as the number of masks depends on the scores.
-
     Example:
         >>> SparseTopK(k=1)(torch.tensor([[0.5, 0.0]]), torch.tensor([0]))
         tensor(0.0625)

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from topk_plugins.sander import SparseTopK
 from topk_registry import create_loss
-from topk_registry.ops.sparse.definition import topk_mask
+from topk_registry.ops.sparse.definition import sparse_topk, topk_mask
 
 N = 9
 LABELS = torch.arange(6)
@@ -84,10 +84,58 @@ def test_soft_targets_are_expectations(k):
     torch.testing.assert_close(loss(s, q), (q * table).sum(-1))
 
 
+@pytest.mark.parametrize("kind", ["normal", "ties", "flat", "narrow", "wide", "outlier", "ruled out"])
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (5, 4), (9, 2), (40, 39), (40, 20), (120, 5), (120, 118)])
+def test_the_table_of_all_classes_is_that_of_two_masks_a_class(kind, n, k):
+    """Each class by itself, in value and gradient, where masks hold many classes and across gaps wider than tau."""
+    s = torch.randn(4, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n + k))
+    s = {"ties": s.round(), "flat": 0 * s, "narrow": 0.05 * s, "wide": 30 * s}.get(kind, s)
+    if kind == "outlier":
+        s[:, 0], s[2, 1] = 1e4, -1e30
+    if kind == "ruled out" and k + 1 < n:
+        s[:, 3] = -torch.inf
+    q = torch.rand(4, n, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * s.isfinite()
+    table, alone = s.clone().requires_grad_(), s.clone().requires_grad_()
+    found = sparse_topk(k, 1.0, table, q)
+    label = torch.arange(n).repeat(4)
+    each = sparse_topk(k, 1.0, alone.repeat_interleave(n, 0), label).view(4, n)
+    wanted = torch.where(q > 0, q * each, 0.0).sum(-1)
+    torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11 * n)
+    (of_table,), (of_each,) = torch.autograd.grad(found.sum(), table), torch.autograd.grad(wanted.sum(), alone)
+    torch.testing.assert_close(of_table, of_each, rtol=0, atol=1e-11 * n)
+
+
+def test_one_graph_with_smoothed_labels():
+    """The number of masks depends on no score, which would break the graph and make a GPU wait."""
+    loss, s = SparseTopK(3, label_smoothing=0.1), scores()
+    compiled = torch.compile(loss, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(s, LABELS), loss(s, LABELS))
+
+
+def test_soft_targets_take_memory_for_a_few_tables():
+    """At flat scores, as before training, every class is in every mask."""
+    s, q = torch.zeros(8, 4000, requires_grad=True), torch.full((8, 4000), 1 / 4000)
+    saved = []
+
+    def keep(tensor):
+        saved.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        sparse_topk(5, 1.0, s, q).sum().backward()
+    assert max(saved) <= 2 * s.numel()
+    assert sum(saved) <= 60 * s.numel()
+    assert s.grad.isfinite().all()
+
+
 def test_gradients():
     s, loss = scores().requires_grad_(), SparseTopK(3, tau=2.0)
     assert torch.autograd.gradcheck(lambda s: loss(s, LABELS), s)
     assert torch.autograd.gradgradcheck(lambda s: loss(s, LABELS), s)
+    q = torch.softmax(scores().flip(0), -1)
+    for k in (1, 3, 7):
+        assert torch.autograd.gradcheck(lambda s, k=k: sparse_topk(k, 2.0, s, q), s)
+        assert torch.autograd.gradgradcheck(lambda s, k=k: sparse_topk(k, 2.0, s, q), s)
 
 
 def test_a_class_that_is_ruled_out():

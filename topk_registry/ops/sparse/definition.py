@@ -2,9 +2,9 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from topk_registry.ops.targets.table import nan_where_broken, of_table, wide
-from topk_registry.ops.tensors import is_hidden
 
 
 def sparse_topk(k: int, tau: float, scores: Tensor, target: Tensor | None) -> Tensor:
@@ -17,28 +17,38 @@ def sparse_topk(k: int, tau: float, scores: Tensor, target: Tensor | None) -> Te
 
 
 def _gains(x: Tensor, k: int) -> Tensor:
-    """The losses [B, n] of every class in units of tau."""
-    if is_hidden(x):  # the classes that need a mask of their own cannot be told from the others: each gets one
-        B, n = x.shape
-        label = torch.arange(n, device=x.device).repeat(B)
-        return _gain(x.repeat_interleave(n, 0), label, k).view(B, n)
+    """The losses [B, n] of every class in units of tau, by equations 3 and 5 to 7."""
     mask, theta = topk_mask(x, k)
-    rest = topk_mask(x, k - 1)[0] if k > 1 else torch.zeros_like(x)
-    # a class outside the smaller mask can be left out of it without a change
-    best, held = _value(x, mask, theta), x - theta - 0.5 + _value(x, rest, theta)
-    table = torch.where(mask < 1, best - held, 0.0)
-    rows, classes = ((rest > 0) & (mask < 1)).nonzero(as_tuple=True)
-    if len(rows):
-        # without one class, the mask of k - 1 stays within that of k: its support is all that it needs
-        where = x.topk(int((mask > 0).sum(-1).max()), dim=-1).indices
-        place = (where[rows] == classes[:, None]).int().argmax(-1)
-        table = table.index_put((rows, classes), _gain(x.gather(1, where)[rows], place, k))
-    return table
+    u = x - theta
+    own = torch.where(u > 0, (1 - mask) ** 2 / 2, 0.5 - u)
+    half = torch.where(mask < 1, mask**2 / 2, u - 0.5)
+    if k == 1:  # the mask of none of the others
+        return torch.where(mask < 1, own + (half.sum(-1, keepdim=True) - half), 0.0)
+
+    falling, order = u.detach().sort(-1, descending=True)
+    # between 0, where all others add up to k - 1 or more, and 1: scores below 0 are out for all of them, above 2 whole
+    ends = _threshold_of_others(u.detach().clamp(-1, 2), k - 1).clamp(0, 1)
+    first = torch.searchsorted(-falling, -(1 + ends), right=True)  # how many are entirely in the mask of the others
+    last = torch.searchsorted(-falling, -ends)  # and how many are in it at all
+    in_window = (u > ends) & (u < 1 + ends)
+
+    def of_window(each: Tensor) -> Tensor:
+        sums = F.pad(each.gather(1, order).cumsum(-1), (1, 0))
+        return sums.gather(1, last) - sums.gather(1, first)
+
+    size = (last - first - in_window.long()).to(x.dtype)
+    total = of_window(u.clamp(0, 2)) - torch.where(in_window, mask, 0.0)
+    delta = torch.where(size > 0, (total + first - (k - 1)) / size.clamp(min=1), ends)
+    below = F.pad(half.gather(1, order).flip(-1).cumsum(-1).flip(-1), (0, 1)).gather(1, last)
+    below = below - torch.where(in_window, 0.0, half)
+    others = below + size * delta**2 / 2 - of_window((u.clamp(1, 2) - 1) ** 2 / 2)
+    return torch.where(mask < 1, own + others, 0.0)
 
 
 def _gain(x: Tensor, label: Tensor, k: int) -> Tensor:
     """The loss [B] of x [B, n] in units of tau."""
     mask, theta = topk_mask(x, k)
+    theta = theta.detach()  # the shift cancels between masks of one sum, and keeps numbers small
     held = x.gather(1, label[:, None]) - theta - 0.5
     if k > 1:
         place = torch.arange(x.shape[1] - 1, device=x.device)
@@ -48,23 +58,49 @@ def _gain(x: Tensor, label: Tensor, k: int) -> Tensor:
 
 
 def _value(x: Tensor, mask: Tensor, theta: Tensor) -> Tensor:
-    """(x - theta) mu - |mu|^2 / 2 [B, 1]; the shift cancels between masks of one sum, and keeps numbers small."""
+    """(x - theta) mu - |mu|^2 / 2 [B, 1]."""
     return (torch.where(mask == 0, 0.0, (x - theta) * mask) - mask**2 / 2).sum(-1, keepdim=True)
 
 
 def topk_mask(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """clip(x - theta, 0, 1) [B, n], which adds up to k, and theta [B, 1] without a gradient."""
+    """clip(x - theta, 0, 1) [B, n], which adds up to k, and theta [B, 1]."""
     theta = _threshold(x.detach(), k)
     free = (x > theta) & (x < theta + 1)
     fixed = (x - theta).detach().clamp(0.0, 1.0)  # without a gradient, also where a score is at the threshold itself
     excess = torch.where(free, x - theta, fixed).sum(-1, keepdim=True) - k
     # a step of Newton's changes theta by rounding, and makes it a function of x
     moving = theta + excess / free.sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(free, x - moving, fixed), theta
+    return torch.where(free, x - moving, fixed), moving
 
 
 def _threshold(x: Tensor, k: int) -> Tensor:
-    """Return theta [B, 1], where the mask adds up to k.
+    """Return theta [B, 1], where the mask adds up to k: the highest, where there are several."""
+    last, next_one = x.topk(k + 1, dim=-1).values[:, -2:].split(1, dim=-1)
+    points, active, sums = _line(torch.minimum(x, last + 1))  # those further above are entirely in
+    place = ((sums < k).sum(-1, keepdim=True) - 1).clamp(min=0)  # a row of NaN has none
+    theta = points.gather(1, place) - (k - sums.gather(1, place)) / active.gather(1, place)
+    return torch.where(last - next_one >= 1, last - 1, theta)
+
+
+def _threshold_of_others(x: Tensor, k: int) -> Tensor:
+    """Where the mask of all classes but one adds up to k, [B, n], for each class that is left out."""
+    points, active, sums = _line(x)
+    count, place, step = points.shape[1], torch.zeros_like(x, dtype=torch.int64), 1
+    while 2 * step < count:
+        step *= 2
+    while step:  # to the last point where the sum is below k
+        after = (place + step).clamp(max=count - 1)
+        without = sums.gather(1, after) - (x - points.gather(1, after)).clamp(0.0, 1.0)
+        place = torch.where((place + step < count) & (without < k), after, place)
+        step //= 2
+    point = points.gather(1, place)
+    without = sums.gather(1, place) - (x - point).clamp(0.0, 1.0)
+    is_active = (x >= point) & (x - 1 < point)
+    return point - (k - without) / (active.gather(1, place) - is_active.to(x.dtype)).clamp(min=1)
+
+
+def _line(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The mask's sum as a function of theta: points [B, 2 n], how many classes change below each, and the sums there.
 
     As theta falls, class i enters at x_i and is in entirely at x_i - 1. Between these points the sum is linear in
     theta, so theta follows from the points in descending order.
@@ -72,6 +108,4 @@ def _threshold(x: Tensor, k: int) -> Tensor:
     points, order = torch.cat((x, x - 1), 1).sort(-1, descending=True)
     active = torch.where(order < x.shape[1], 1.0, -1.0).to(x.dtype).cumsum(-1)
     rises = active[:, :-1] * (points[:, :-1] - points[:, 1:])
-    sums = torch.cat((torch.zeros_like(points[:, :1]), rises.cumsum(-1)), 1)
-    last = ((sums < k).sum(-1, keepdim=True) - 1).clamp(min=0)  # a row of NaN has none
-    return points.gather(1, last) - (k - sums.gather(1, last)) / active.gather(1, last)
+    return points, active, torch.cat((torch.zeros_like(points[:, :1]), rises.cumsum(-1)), 1)
