@@ -18,7 +18,7 @@ from topk_registry.ops.process_group import Group, all_gather
 from topk_registry.ops.targets.table import wide
 
 MOST_STEPS = 200  # 3 to 6 in practice, 40 where hundreds of scores lie far apart
-PATIENCE = 6  # steps after which every second one leaps where they get no shorter
+PATIENCE = 6  # steps after which every third one leaps
 
 
 class Classes(NamedTuple):
@@ -128,8 +128,7 @@ class TargetLosses(torch.autograd.Function):
         solvable = (possible > k) & (log_total < torch.inf)
         b = torch.where(solvable, log_total - torch.log(torch.as_tensor(k)).to(log_total), torch.nan)  # equation 4
         low, high = torch.full_like(b, -torch.inf), torch.full_like(b, torch.inf)
-        before, stride = high, torch.ones_like(b)
-        turn = 0
+        turn, stride = 0, 1
         while True:
             sums = _of_all([sums_of(s / tau - b[:, None]) for _, _, s in classes], b, group)
             step = step_of(sums, k)
@@ -142,11 +141,12 @@ class TargetLosses(torch.autograd.Function):
             turn += 1
             low, high = torch.where(step > 0, b, low), torch.where(step > 0, high, b)
             middle, after = (low + high) / 2, b + step
-            slow = (2 * step.abs() > before) & (turn > PATIENCE and turn % 2 == 0)
-            stride, before = torch.where(slow, 2 * stride, stride), step.abs()
-            leap = b + stride * step
-            leap = torch.where(step > 0, torch.minimum(leap, middle), torch.maximum(leap, middle))
-            after = torch.where((after < low) | (after > high), middle, torch.where(slow, leap, after))
+            outside = (after < low) | (after > high)
+            if turn > PATIENCE and turn % 3 == 0:
+                stride *= 2
+                leap = b + stride * step
+                after = torch.where(step > 0, torch.minimum(leap, middle), torch.maximum(leap, middle))
+            after = torch.where(outside, middle, after)
             b = torch.where(going, after, b)
         nearest = (sums.near + torch.stack((step, -step))).amin(0)
         slope = ((nearest - sums.near).exp() * (sums.slope + step * sums.bend)).sum(0)  # to second order in the step

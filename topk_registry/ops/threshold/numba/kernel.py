@@ -18,7 +18,7 @@ LOW, HIGH, LOW_SLOPE, HIGH_SLOPE, ABOVE = range(5)  # sums over a row
 # smaller sums are taken relative to the nearest score, long before exponentials leave single precision
 LEAST_SUM = 1e-12
 MOST_STEPS = 200  # 3 to 6 in practice, 40 where hundreds of scores lie far apart
-PATIENCE = 6  # steps after which every second one leaps where they get no shorter
+PATIENCE = 6  # steps after which every third one leaps
 
 
 @kernel_of_row(numbers=2)
@@ -37,7 +37,7 @@ def loss(s, m, y, mass, k, tau, g):
     if not (total < np.inf and possible(s) > k):
         return nothing(g)
     low, high = -np.inf, np.inf
-    sums, near, step, before, stride, found = empty(5), zeros(2), np.nan, np.inf, 1.0, False
+    sums, near, step, stride, found = empty(5), zeros(2), np.nan, 1.0, False
     reference, rest = a, math.log(total / k)  # b as a score and what it is above that, by equation 4
     # half the root of the rounding, as the error after a step is its square; and the rounding of a gap's two sides
     enough, rounding = (1.7e-4, 5e-7) if s.itemsize == 4 else (7e-9, 1e-15)
@@ -57,11 +57,10 @@ def loss(s, m, y, mass, k, tau, g):
         middle = (low + high) / 2
         if rest < low or rest > high:
             rest = middle
-        elif turn > PATIENCE and turn % 2 == 0 and 2 * abs(step) > before:
+        elif turn > PATIENCE and turn % 3 == 0:
             stride *= 2
             leap = rest + (stride - 1) * step
             rest = min(leap, middle) if step > 0 else max(leap, middle)
-        before = abs(step)
     if not found:
         return nothing(g)
     around = reference, real(rest), real(scale), *factors(near, step, sums, k, real)

@@ -14,7 +14,7 @@ from topk_registry.ops.rows.triton.targets import clear, masses, targets
 ENOUGH = tl.constexpr(1.7e-4)  # half the root of single precision's rounding: the error after a step is its square
 ROUNDING = tl.constexpr(5e-7)  # of a gap's two sides
 MOST_STEPS = tl.constexpr(200)  # 3 to 6 in practice, 40 where hundreds of scores lie far apart
-PATIENCE = tl.constexpr(6)  # steps after which every second one leaps where they get no shorter
+PATIENCE = tl.constexpr(6)  # steps after which every third one leaps
 FAR = tl.constexpr(3e38)
 
 
@@ -118,7 +118,6 @@ def solved(
     reference = a
     low = tl.zeros((R,), tl.float32) - FAR
     high = tl.zeros((R,), tl.float32) + FAR
-    before = high
     stride = tl.zeros((R,), tl.float32) + 1.0
     turn = 0
     while (tl.max(going.to(tl.int32), 0) > 0) & (turn < MOST_STEPS):
@@ -132,13 +131,12 @@ def solved(
         low = tl.where(step > 0.0, rest - step, low)
         high = tl.where(step < 0.0, rest - step, high)
         middle = 0.5 * low + 0.5 * high
-        slow = (2.0 * tl.abs(step) > before) & ((turn > PATIENCE) & (turn % 2 == 0))
-        stride = tl.where(slow, 2.0 * stride, stride)
+        leaps = (turn > PATIENCE) & (turn % 3 == 0)
+        stride = tl.where(leaps, 2.0 * stride, stride)
         leap = rest + (stride - 1.0) * step
         leap = tl.where(step > 0.0, tl.minimum(leap, middle), tl.maximum(leap, middle))
-        after = tl.where((rest < low) | (rest > high), middle, tl.where(slow, leap, rest))
+        after = tl.where((rest < low) | (rest > high), middle, tl.where(leaps, leap, rest))
         rest = tl.where(going, after, rest)
-        before = tl.abs(step)
         turn += 1
     return reference, rest, tl.where(broken | going, float("nan"), 0.0)
 
