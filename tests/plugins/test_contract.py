@@ -79,6 +79,25 @@ def test_an_ignored_row_may_hold_anything(name, options, smoothing, kernels):
         assert not logits.grad[1::2].any()
 
 
+OF_SETS = ("lapsum", "smooth_topk_svm", "soft_topk", "sparse_topk", "topk_hinge", "topk_hinge_convex", "topk_nll")
+
+
+@pytest.mark.parametrize("kernels", ["torch", "numba"])
+@pytest.mark.parametrize("name", OF_SETS)
+@pytest.mark.parametrize(("n", "k"), [(10, 2), (10, 7), (150, 100)])
+def test_a_class_far_below_is_as_if_it_were_not_there(n, k, name, kernels):
+    """Masks of models are often the least number of a type, and other scores are one number from there."""
+    s = torch.randn(3, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n + k))
+    label, q = torch.tensor([0, 3, n - 1]), torch.softmax(s.flip(0), -1)
+    loss, pad = tr.create_loss(name, k=k), torch.nn.functional.pad
+    with tr.use_backend(kernels):
+        for target, same in ((label, label), (q, pad(q, (0, 1)))):
+            for far in (1e9, 1e20, torch.finfo(torch.float32).max):
+                torch.testing.assert_close(
+                    loss(pad(s, (0, 1), value=-far), same), loss(s, target), rtol=1e-9, atol=1e-9
+                )
+
+
 # torch's own decompositions for forward mode are still written in it
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")
 @pytest.mark.parametrize("check", ["vmap", "per_sample_gradients", "forward_mode"])

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from topk_plugins.sander import SparseTopK
-from topk_registry import create_loss
+from topk_registry import create_loss, use_backend
 from topk_registry.ops.sparse.definition import sparse_topk, topk_mask
 
 N = 9
@@ -103,6 +103,19 @@ def test_the_table_of_all_classes_is_that_of_two_masks_a_class(kind, n, k):
     torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11 * n)
     (of_table,), (of_each,) = torch.autograd.grad(found.sum(), table), torch.autograd.grad(wanted.sum(), alone)
     torch.testing.assert_close(of_table, of_each, rtol=0, atol=1e-11 * n)
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_a_score_far_above_all_others_is_in_every_mask(backend):
+    """The rest of the row is that of k - 1 among the others, to the digit."""
+    s, q = scores(), torch.softmax(scores().flip(0), -1)
+    for target in (torch.full((6,), 4), q):
+        loss = SparseTopK(2, reduction="none")
+        with use_backend(backend):
+            for far in (1e4, 1e12, 1e30):
+                both = torch.cat((torch.full((6, 1), far).double(), s), 1)
+                found = loss(both, target + 1 if target.ndim == 1 else F.pad(target, (1, 0)))
+                torch.testing.assert_close(found, SparseTopK(1, reduction="none")(s, target), rtol=1e-11, atol=1e-11)
 
 
 def test_one_graph_with_smoothed_labels():

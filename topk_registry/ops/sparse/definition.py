@@ -10,7 +10,10 @@ from topk_registry.ops.targets.table import nan_where_broken, of_table, wide
 def sparse_topk(k: int, tau: float, scores: Tensor, target: Tensor | None) -> Tensor:
     """The losses of :func:`topk_registry.ops.sparse.api.sparse_topk_rows`."""
     s = wide(scores)
+    s = torch.where(s == torch.inf, torch.nan, s)
     x = s.double() / tau
+    # from the k-th largest on; scores that are further than 2 above it are entirely in every mask, and cancel
+    x = (x - x.detach().topk(k, dim=-1).values[:, -1:]).clamp(max=2)
     if target is None or target.is_floating_point():
         return of_table(nan_where_broken((tau * _gains(x, k)).to(s.dtype), s), target)
     return nan_where_broken((tau * _gain(x, target, k)).to(s.dtype), s)
@@ -48,7 +51,7 @@ def _gains(x: Tensor, k: int) -> Tensor:
 def _gain(x: Tensor, label: Tensor, k: int) -> Tensor:
     """The loss [B] of x [B, n] in units of tau."""
     mask, theta = topk_mask(x, k)
-    theta = theta.detach()  # the shift cancels between masks of one sum, and keeps numbers small
+    theta = theta.detach()  # it cancels between masks of one sum
     held = x.gather(1, label[:, None]) - theta - 0.5
     if k > 1:
         place = torch.arange(x.shape[1] - 1, device=x.device)

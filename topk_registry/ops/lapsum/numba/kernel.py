@@ -55,15 +55,15 @@ def loss(s, m, y, mass, k, tau, g):
         T -= 1
     if k >= T:  # too few scores above -inf: their weights cannot add up to k
         return nothing(g)
-    a = top[T - 1]
-    exponentials(s, a, real(scale), g)
+    exponentials(s, top[T - 1], real(scale), g)
     for j in range(T):
         g[where[j]] = 0
+    a = top[math.ceil(k) - 1]  # the lowest may be so far below that all others are one number from there
     tail, x, d = total_of(g), empty(T), empty(T)
     for j in range(T):
         x[j] = (np.float64(top[j]) - np.float64(a)) * scale
     b, nearest = threshold(x, tail, k)
-    shrink = math.exp(nearest - b)
+    shrink = math.exp(nearest + x[T - 1] - b)
     for j in range(T):
         x[j] -= b
         d[j] = math.exp(nearest - abs(x[j]))

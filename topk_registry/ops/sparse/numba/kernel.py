@@ -15,7 +15,8 @@ from topk_registry.ops.rows.numba.row import kernel_of_row, of_label
 
 K, TAU = range(2)  # the kernel's numbers
 LINES = 64  # at least so many lines, the maximum of each of which bounds the k-th largest score
-TRIALS = 100  # an end to the search for a threshold, which halves its interval where all else fails
+WIDE = 100.0  # so many taus between the scores of a short row do not cost digits
+TRIALS = 1200  # an end to the search for a threshold: so often the range of double precision can be halved
 
 
 @kernel_of_row(numbers=2)
@@ -50,7 +51,7 @@ def candidates(s, k, scale, space):
 
     A mask holds no score further than tau below the k-th largest, which the origin bounds from below."""
     real, (x, where, other) = s.dtype.type, space
-    origin = real(lower_bound(s, k, array(address_of(other), 8 * len(other) // s.itemsize, s.dtype)))
+    origin = real(lower_bound(s, k, scale, array(address_of(other), 8 * len(other) // s.itemsize, s.dtype)))
     if not abs(origin) < np.inf:
         return x[:0], where[:0], origin
     least = np.float64(origin) - 1 / scale
@@ -61,13 +62,17 @@ def candidates(s, k, scale, space):
 
 
 @compiled
-def lower_bound(s, k, space):
-    """A finite score that k scores reach, as k of the maxima over every so-many-th score do, or the least."""
+def lower_bound(s, k, scale, space):
+    """A finite number that k scores reach, as k of the maxima over every so-many-th score do, or the least score."""
     n, lines = len(s), LINES
     while lines < 2 * k:
         lines *= 2
     if lines > n:
-        return lowest(s)
+        least = lowest(s)
+        if (np.float64(largest_of(s)) - least) * scale < WIDE:
+            return least
+        reached = select.reached_by(s, k)  # from a score far below, all others are one number
+        return reached if reached > -np.inf else least
     maxima = space[:lines]
     select.maxima_of_lines(s, maxima)
     reached = select.reached_by(maxima, k)
@@ -180,8 +185,8 @@ def gain_of_label(u):
 def gain(u, delta):
     """h(u) - h(u - delta) - delta h'(u - delta): 0 where both are above 1, or both below 0."""
     above, here, there = u - 1, clipped(u), clipped(u - delta)
-    # h(u) = c^2 / 2 + (u - 1) [u > 1], c = clip(u, 0, 1)
-    rest = (above if above > 0 else 0.0) - (above - delta if above > delta else 0.0)
+    # h(u) = c^2 / 2 + (u - 1)_+, c = clip(u, 0, 1), and v_+ - (v - delta)_+ is v between 0 and delta
+    rest = min(max(above, 0.0), delta)
     return rest + 0.5 * (here - there) * (here + there) - delta * there
 
 
@@ -194,7 +199,8 @@ def gains(x, theta, delta, mass):
         v, above = u - delta, u - 1.0
         here, there = (u if u < 1.0 else 1.0), (v if v < 1.0 else 1.0)
         here, there = (here if here > 0.0 else 0.0), (there if there > 0.0 else 0.0)
-        rest = (above if above > 0.0 else 0.0) - (above - delta if above > delta else 0.0)
+        rest = above if above > 0.0 else 0.0
+        rest = rest if rest < delta else delta
         total += rest + (0.5 * (here - there) * (here + there) - delta * there)
         x[i] = mass * (here - there)
     return total
