@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from topk_registry.nn.classifier import num_classes_of
-from topk_registry.ops.ksubset import topk_label_margins, topk_marginals
-from topk_registry.ops.ksubset import graph
+from topk_registry.ops.ksubset import graph, topk_label_margins, topk_marginals
 from topk_registry.ops.values import integer, number
 
 # torch 2.6 cannot tell exporting from compiling: there, compiled models take the exported form too

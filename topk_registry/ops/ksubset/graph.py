@@ -18,7 +18,7 @@ Functions for classes in chunks or on several ranks (2k <= n, no gradients recor
 - ``summarise(s [B, m], k, theta, first_class=0) -> State``, ``merge(states, theta) -> State``, and
   ``finish(state, theta) -> Coefficients``.
 - ``label_gradient(s [B, m], f, theta, first_class=0) -> [B, m]`` from the Coefficients of all classes but the label.
-- ``chunk_margins(s [B, m], f, theta) -> [B, m]`` of tail classes, and ``top_margins(state for k + 1, theta) -> [B, k]``.
+- ``chunk_margins(s [B, m], f, theta) -> [B, m]`` of tail classes; ``top_margins(state for k + 1, theta) -> [B, k]``.
 
 Polynomials are tensors [coefficients, B, classes], lowest degree first. The graph contains no Sigmoid, because
 onnxruntime's is wrong far below zero, and no MatMul, because GPUs round its inputs to TF32 and quantizers replace it.
@@ -59,7 +59,9 @@ def marginals(logits: Tensor, k: int, temperature: float = 1.0) -> Tensor:
         inside = torch.where(logits == -torch.inf, 0.0, inside)
     else:
         inside = _inside_and_outside(usual, top, where, k, temperature)[0]
-    return torch.where(certain, torch.where(logits == -torch.inf, 0.0, torch.where(logits < torch.inf, 1.0, torch.nan)), inside)
+    return torch.where(
+        certain, torch.where(logits == -torch.inf, 0.0, torch.where(logits < torch.inf, 1.0, torch.nan)), inside
+    )
 
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
@@ -107,9 +109,7 @@ def _group_size(k: int, n: int) -> int:
     return min(n, 1 << (2 * k).bit_length()) if k <= WITH_TAIL else n
 
 
-def _solve(
-    s: Tensor, top: Tensor, group: Tensor, where: Tensor, k: int, balance: int, theta: float
-) -> _Solution:
+def _solve(s: Tensor, top: Tensor, group: Tensor, where: Tensor, k: int, balance: int, theta: float) -> _Solution:
     """Solve for k with the tilt for ``balance`` classes.
 
     ``top`` are the largest scores [B, T], ``group`` the same with a gradient, and ``where`` their classes.
