@@ -57,7 +57,7 @@ def _parser() -> ArgumentParser:
         help="folder with one folder per class, of images used neither in training nor in the choice of the model",
     )
     add("-o", "--output", metavar="FILE", help="the calibrated file (default: MODEL-sets.onnx)")
-    add("--alpha", type=within("(0, 1)"), default=0.1, help="largest probability that a set misses the class (default: 0.1)")
+    add("--alpha", type=within("(0, 1)"), default=0.1, help="probability that a set misses the class (default: 0.1)")
     add("--score", choices=SCORES, default="lac", help="nonconformity score (default: lac)")
     add("--rule", choices=RULES, default="marginal", help="one threshold, or one per class (default: marginal)")
     add("--penalty", type=within("[0, inf)"), default=0.01, metavar="L", help="raps: cost per rank (default: 0.01)")

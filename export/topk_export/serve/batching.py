@@ -24,7 +24,7 @@ class _Item:
 class Batcher:
     """Collects inputs into batches, and returns to each caller its own prediction.
 
-    A batch contains inputs with the same ``alpha`` that arrived while the batch before it ran. One batch runs at a time,
+    A batch contains inputs of the same ``alpha`` that arrived while the batch before it ran. One batch runs at a time,
     in a thread.
 
     Args:
