@@ -100,7 +100,7 @@ def build(
     import timm
     import torchvision
 
-    from topk_registry.train.setup import convnet  # noqa: F401  registers the trainer's own model, which its runs may name
+    from topk_registry.nn import convnet  # noqa: F401  registers the trainer's own model, which its runs may name
 
     plain = name.removeprefix("torchvision:").removeprefix("timm:")
     classes = {} if num_classes is None else {"num_classes": num_classes}

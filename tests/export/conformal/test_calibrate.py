@@ -213,7 +213,7 @@ def test_a_registered_data_set_can_be_held_out(tmp_path, capsys):
 
     config = {"input_size": (3, 32, 32), "crop_pct": 1.0, "interpolation": "bilinear", **NORMAL}
     model = export_onnx(tiny(6), tmp_path / "model.onnx", k=2, data_config=config)
-    options = ["--dataset", "topk/hierarchy", "--dataset-opt", "superclasses=2", "fine=3", "eval_size=120", "noise=1.0"]
+    options = ["--dataset", "topk/hierarchy", "--dataset-opt", "superclasses=2", "fine=3", "eval_size=120"]
     output = tmp_path / "out.onnx"
     flags = ["-o", str(output), "--score", "lac", "--json", "--device", "cpu", *options]
     assert main(["calibrate", str(model), *flags]) == 1
