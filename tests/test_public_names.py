@@ -20,7 +20,7 @@ import topk_registry
 ROOT = Path(__file__).parents[1]
 
 TOP = """
-    BatchLoss ChunkedUpdate ClassificationLoss CosineClassifier GumbelTopK KSubset LabelMixture LinearSmoothTopK
+    BatchLoss ChunkedUpdate ClassificationLoss CosineClassifier KSubset LabelMixture LinearSmoothTopK
     LossInfo PerturbedTopK
     PluginError SphericalLinear SphericalSGD TopKClassifier TopKHead TopKLoss TopKOutput __version__ accepted_context
     analysis conformal create_loss distributions errors fit_temperature functional get_loss_builder is_loss list_losses
@@ -28,7 +28,7 @@ TOP = """
     use_backend
 """
 BEFORE = """
-    AmbiguousPluginError BrokenPluginError ClassificationLoss CosineClassifier Curve DisabledPluginError GumbelTopK
+    AmbiguousPluginError BrokenPluginError ClassificationLoss CosineClassifier Curve DisabledPluginError
     KSubset LabelMixture LinearSmoothTopK LossInfo NameTakenError PerturbedTopK PluginError RowLoss SphericalLinear
     SphericalSGD TopKClassifier TopKHead TopKLoss TopKOutput UnknownPluginError accepted_context aldr_loss backend
     create_loss fit_temperature get_loss_builder is_loss lapsum_loss ldr_loss linear_smooth_topk list_losses
@@ -50,7 +50,7 @@ NAMESPACES = {
         create_score false_negative_control false_negative_rates fit_softmax_temperature inputs_of interpolated log_odds
         marginal per_class per_group per_node probabilities rc3p register_score risk_control score_names tune
     """,
-    "distributions": "GumbelTopK KSubset",
+    "distributions": "KSubset",
     "errors": """
         AmbiguousPluginError BrokenPluginError ConfigError DataError DisabledPluginError FolderError Interrupted
         MissingPackageError NameTakenError NonFiniteLossError PluginError SaveError TrainError UnknownPluginError
