@@ -1,7 +1,7 @@
 """Losses on characters from fonts: ``python -m topk_studies.glyphs --output docs/results/glyphs.json``.
 
 Training, validation and test have different font families. For each condition (number of training families, label noise) and
-each loss, the learning rate is chosen by top-5 on the validation families, over two seeds that the results do not use; then
+each loss, the learning rate is chosen by top-5 on the validation families, on a seed that the results do not use; then
 eight further seeds are trained and measured on the test families.
 """
 
@@ -26,7 +26,7 @@ LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
     "ce": ("ce", {}),
     "ce, smoothing 0.1": ("ce", {"smoothing": 0.1}),
     **{f"smooth_topk_svm, k={k}, tau={tau}": ("smooth_topk_svm", {"k": k, "tau": tau})
-       for k, tau in ((2, 0.3), (3, 0.1), (3, 0.3), (3, 1.0), (5, 0.1), (5, 1.0))},
+       for k, tau in ((3, 0.1), (3, 0.3), (3, 1.0), (5, 0.1), (5, 1.0))},
     "topk_nll, k=5": ("topk_nll", {"k": 5}),
     "noised_topk, k=5": ("noised_topk", {"k": 5}),
     "focal": ("focal", {}),
@@ -37,7 +37,7 @@ EVALUATED = 60  # families of the validation and of the test split
 NOISES = ("clean", "uniform", "confusion")
 SHARE = 0.4  # of the training labels that noise redraws
 RATES = (1e-3, 3e-3, 1e-2)
-TUNING_SEEDS, SEEDS = (100, 101), tuple(range(8))
+TUNING_SEEDS, SEEDS = (100,), tuple(range(8))
 EPOCHS, BATCH = 6, 128
 CONFUSED = ("0Oo", "1lIi", "2Zz", "5Ss", "6G", "8B", "9gq", "Cc", "Kk", "Mm", "Pp", "Uu", "Vv", "Ww", "Xx", "Yy")
 
