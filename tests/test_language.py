@@ -20,7 +20,12 @@ DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 
 def prose() -> list[tuple[str, str]]:
     """Return (place, text) of every page and docstring."""
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("topk_registry/**/*.md")]
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *ROOT.glob("topk_registry/**/*.md"),
+    ]
     found = [
         (str(page.relative_to(ROOT)), re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S))
         for page in pages
@@ -46,5 +51,7 @@ def test_lapses(rule):
 
 
 def test_pages_have_no_dates():
-    found = [f"{place}: {match[0]}" for place, text in prose() if place.endswith(".md") for match in DATE.finditer(text)]
+    found = [
+        f"{place}: {match[0]}" for place, text in prose() if place.endswith(".md") for match in DATE.finditer(text)
+    ]
     assert not found, found

@@ -25,7 +25,10 @@ def test_every_program_is_known():
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in ("own_loop", "torchvision_loop") else pytest.mark.nightly) for name in NEEDS],
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("own_loop", "torchvision_loop") else pytest.mark.nightly)
+        for name in NEEDS
+    ],
 )
 def test_program(name, tmp_path):
     missing = [package for package in NEEDS[name] if find_spec(package) is None]

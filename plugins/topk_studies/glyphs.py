@@ -188,7 +188,9 @@ def main() -> int:
                 rows.append({"families": families, "noise": noise, "loss": loss, "rate": rate, "seeds": means})
                 print(f"{time.time() - started:6.0f} s  {families:3} {noise:9} {loss:35} rate {rate:g} "
                       + " ".join(f"top{k} {np.mean(means[f'test_top{k}']):.2f}" for k in (1, 3, 5)), file=sys.stderr)  # fmt: skip
-    args.output.write_text(json.dumps({"protocol": __doc__, "epochs": EPOCHS, "batch": BATCH, "rates": RATES, "rows": rows}, indent=1))
+    args.output.write_text(
+        json.dumps({"protocol": __doc__, "epochs": EPOCHS, "batch": BATCH, "rates": RATES, "rows": rows}, indent=1)
+    )
     return 0
 
 

@@ -23,7 +23,6 @@ SUFFIXES = {".ttf", ".otf", ".ttc", ".pfb"}
 STYLES = ("regular", "book", "roman", "normal", "text", "medium")  # the face that stands for a family
 PICTURES = ("symbol", "dingbat", "d050000l", "emoji", "icon")  # families whose letters are no letters
 MISSING = "\U0010fffe"  # no font has this character, so it renders as the font's box for missing ones
-log = logging.getLogger(__name__)
 
 
 class Glyphs:
@@ -73,7 +72,9 @@ class Glyphs:
         if families is not None and split == "train" and len(rendered) < families:
             raise ValueError(f"families={families}, but only {len(rendered)} training families are usable")
         if self.left_out:
-            log.info("%d font families left out: they lack characters", len(self.left_out))
+            logging.getLogger(__name__).info("%d font families left out: they lack characters", len(self.left_out))
+        if not rendered:
+            raise ValueError(f"none of the {len(chosen)} font families of split {split} has all characters")
         self.images = np.concatenate(rendered)[..., None].repeat(3, -1)
         self.targets = list(range(len(CHARACTERS))) * len(rendered)
 
@@ -117,7 +118,9 @@ def _faces(root: str | Path | None) -> Iterator[tuple[str, int]]:
         yield from ((str(path), 0) for path in sorted(Path(root).rglob("*")) if path.suffix.lower() in SUFFIXES)
         return
     try:
-        listed = subprocess.run(["fc-list", "--format", "%{file}\t%{index}\n"], capture_output=True, text=True, check=True)
+        listed = subprocess.run(
+            ["fc-list", "--format", "%{file}\t%{index}\n"], capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError) as error:
         raise ValueError("fontconfig's fc-list is not installed: pass root=FOLDER with font files") from error
     for line in sorted(set(listed.stdout.splitlines())):
