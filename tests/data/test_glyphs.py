@@ -35,9 +35,11 @@ def test_splits_share_no_family_and_hold_all(fonts):
 
 def test_every_family_has_every_character_once(fonts):
     data = Glyphs("train", root=fonts, families=3)
-    assert len(data) == len(data.targets) == 3 * 62 and data.classes == list(CHARACTERS)
+    assert len(data) == len(data.targets) == 3 * 62
+    assert data.classes == list(CHARACTERS)
     image, label = data[61]
-    assert image.size == (28, 28) and label == 61
+    assert image.size == (28, 28)
+    assert label == 61
     assert (np.bincount(data.targets) == 3).all()
 
 
@@ -55,7 +57,7 @@ def test_characters_stand_on_one_baseline(fonts):
 
 def test_a_font_without_a_character_is_left_out(fonts, monkeypatch):
     monkeypatch.setattr("topk_registry.data.glyphs.CHARACTERS", "ABC\U00012345")
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="train"):
         Glyphs("train", root=fonts)
 
 

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
-SIZE = 28  # pixels
-MARGIN = 1
+SIZE, MARGIN = 28, 1  # pixels
 SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}  # of the families
 SUFFIXES = {".ttf", ".otf", ".ttc", ".pfb"}
 STYLES = ("regular", "book", "roman", "normal", "text", "medium")  # the face that stands for a family
@@ -35,9 +34,7 @@ class Glyphs:
         seed: of the assignment of families to splits, and of the choice of ``families``.
 
     Attributes:
-        images: [N, 28, 28, 3] in 8 bits, black on white.
-        targets: the index of each image's character in ``classes``.
-        families: the family of each image.
+        images: [N, 28, 28, 3] in 8 bits, black on white, with ``targets`` and the font ``families`` of each.
         left_out: families without a glyph for each character.
 
     Example:
