@@ -1,8 +1,8 @@
 """Losses on characters from fonts: ``python -m topk_studies.glyphs --output docs/results/glyphs.json``.
 
-Training, validation and test have different font families. For each condition (number of training families, label noise)
-and each loss, the learning rate is chosen by top-5 on the validation families, on a seed that the results do not use. Then
-eight further seeds are trained and measured on the test families.
+Training, validation and test have different font families. For each condition (number of training families, label
+noise) and each loss, the learning rate is chosen by top-5 on the validation families, on a seed that the results do
+not use. Then eight further seeds are trained and measured on the test families.
 """
 
 import argparse
