@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from topk_registry.nn.classifier import num_classes_of
-from topk_registry.ops.ksubset import topk_label_margins, topk_marginals
-from topk_registry.ops.ksubset.fixed_graph import static_marginals
+from topk_registry.ops.ksubset import graph, topk_label_margins, topk_marginals
 from topk_registry.ops.values import integer, number
 
 # torch 2.6 cannot tell exporting from compiling: there, compiled models take the exported form too
@@ -134,7 +133,7 @@ def _marginals(logits: Tensor, k: int, temperature: float) -> Tensor:
     if not _is_exporting():
         return topk_marginals(logits, k, temperature=temperature)
     rows = logits if logits.ndim == 2 else logits.reshape(-1, logits.shape[-1])
-    return static_marginals(rows, k, temperature).view(logits.shape)
+    return graph.marginals(rows, k, temperature).view(logits.shape)
 
 
 def _main_output(output: Tensor | tuple[Tensor, ...]) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 from topk_export.calibration.graph import SCORES, ranked_scores
 from topk_export.calibration.score_nodes import MARGINALS, Nodes, ScoreNodes, nodes_of
 from topk_export.verification.graph import LOGITS
-from topk_registry.conformal import Score, create_score
+from topk_registry.oldsets import Score, create_score
 
 BATCH = 6
 OPSET = 18

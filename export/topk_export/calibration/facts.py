@@ -14,8 +14,8 @@ from topk_export.runtime.metadata import NODE_SEMANTICS, SET_SEMANTICS, Metadata
 from topk_export.runtime.ranking import softmax
 from topk_export.samples import Samples
 from topk_export.verification.graph import set_metadata
-from topk_registry.conformal import RULES, PredictionSets, Tree
-from topk_registry.conformal.thresholds import as_fraction
+from topk_registry.oldsets import RULES, PredictionSets, Tree
+from topk_registry.oldsets.thresholds import as_fraction
 
 REFERENCE = 1000  # label-free values kept in the file for `topk-registry monitor`
 

@@ -18,7 +18,7 @@ import numpy as np
 from topk_export.calibration.score_nodes import PREFIX, Nodes, ScoreNodes, TreeNodes, nodes_of
 from topk_export.runtime.metadata import GROUP
 from topk_export.verification.graph import LOGITS, head_model
-from topk_registry.conformal import PredictionSets, Score, Thresholds
+from topk_registry.oldsets import PredictionSets, Score, Thresholds
 
 SET, SIZE, LABELS, NODES = "set", "set_size", "labels", "set_nodes"
 SCORES, CLASSES = "set_scores", "set_classes"

@@ -12,8 +12,8 @@ from topk_export.calibration.score_nodes import nodes_of
 from topk_export.runtime.metadata import GROUP
 from topk_export.runtime.session import open_session
 from topk_export.verification.graph import LOGITS
-from topk_registry.conformal import Score, SetCounts
-from topk_registry.conformal.sets import best_classes, counted
+from topk_registry.oldsets import Score, SetCounts
+from topk_registry.oldsets.sets import best_classes, counted
 
 ROWS = 256
 
@@ -52,7 +52,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class HeadRows:
-    """Calibration samples whose scores the graph computes (:class:`topk_registry.conformal.rules.CalibrationRows`).
+    """Calibration samples whose scores the graph computes (:class:`topk_registry.oldsets.rules.CalibrationRows`).
 
     Args:
         heads: run the graph.
@@ -61,7 +61,7 @@ class HeadRows:
         limit: the ranks that are looked at, beyond which scores are infinite; None: all classes, without a ranking.
         rows: the numbers of the samples [N].
         labels: theirs [N].
-        allow_empty: see :class:`topk_registry.conformal.PredictionSets`.
+        allow_empty: see :class:`topk_registry.oldsets.PredictionSets`.
     """
 
     heads: Heads

@@ -29,9 +29,9 @@ from topk_export.runtime.weights import move_into_place
 from topk_export.samples import Samples
 from topk_export.verification import storage
 from topk_export.verification.graph import head_model, set_metadata
-from topk_registry.conformal import ClassThresholds, LabelCounts, LabelSets, best_f1, false_negative_control
-from topk_registry.conformal.rules import check_size
 from topk_registry.folders.errors import WrongLabelsError
+from topk_registry.oldsets import ClassThresholds, LabelCounts, LabelSets, best_f1, false_negative_control
+from topk_registry.oldsets.rules import check_size
 
 RULE = "risk_control"
 RISK = "false_negative_rate"

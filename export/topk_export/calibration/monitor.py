@@ -9,7 +9,7 @@ from typing import Any
 
 from topk_export.errors import ModelFileError
 from topk_export.runtime.session import open_session
-from topk_registry.conformal import ExchangeabilityTest
+from topk_registry.oldsets import ExchangeabilityTest
 from topk_registry.pages import lines, page, paragraph, table
 
 WATCHED = {"probability": "probability of the best class", "size": "size of the prediction set"}

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from topk_registry.conformal import RULES, Tree, create_score
-from topk_registry.conformal.rules import check_rule, check_size
-from topk_registry.conformal.scores import score_kind
-from topk_registry.conformal.thresholds import check_alpha
-from topk_registry.conformal.tuning import is_tuned
 from topk_registry.folders.trees import ClassTree
+from topk_registry.oldsets import RULES, Tree, create_score
+from topk_registry.oldsets.rules import check_rule, check_size
+from topk_registry.oldsets.scores import score_kind
+from topk_registry.oldsets.thresholds import check_alpha
+from topk_registry.oldsets.tuning import is_tuned
 
 MAX_SIZE = 256  # beyond it ranking costs more than the top-k head does at 21,841 classes, and nobody reads the set
 
@@ -21,9 +21,9 @@ class Plan:
     """Score, rule and level of a calibration, and the shares of its samples.
 
     Args:
-        score: a name of :data:`topk_registry.conformal.SCORES`.
+        score: a name of :data:`topk_registry.oldsets.SCORES`.
         alpha: the share of labels that may be missed.
-        rule: one threshold for all classes, or another rule of :data:`topk_registry.conformal.RULES`.
+        rule: one threshold for all classes, or another rule of :data:`topk_registry.oldsets.RULES`.
         options: of the score; what is not given is tuned, where the score has something to tune.
         rule_options: of the rule.
         temperature: divides the logits; None fits it by the likelihood of the labels.

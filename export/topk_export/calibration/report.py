@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from topk_export.calibration.run import Calibrated
-from topk_registry.conformal import binomial_interval, coverage_interval
+from topk_registry.oldsets import binomial_interval, coverage_interval
 from topk_registry.pages import bars, lines, page, paragraph, table
 
 GROUPS = 4

@@ -25,7 +25,9 @@ from topk_export.runtime.weights import move_into_place
 from topk_export.samples import Samples
 from topk_export.verification import storage
 from topk_export.verification.graph import LOGITS
-from topk_registry.conformal import (
+from topk_registry.folders.agreement import agreement
+from topk_registry.folders.groups import numbered
+from topk_registry.oldsets import (
     RULES,
     PredictionSets,
     Score,
@@ -36,13 +38,11 @@ from topk_registry.conformal import (
     probabilities,
     tune,
 )
-from topk_registry.conformal.rules import find_thresholds
-from topk_registry.conformal.scores import score_kind
-from topk_registry.conformal.summary import GroupCoverage, group_coverage
-from topk_registry.conformal.thresholds import check_labels, fewest
-from topk_registry.conformal.tuning import is_tuned
-from topk_registry.folders.agreement import agreement
-from topk_registry.folders.groups import numbered
+from topk_registry.oldsets.rules import find_thresholds
+from topk_registry.oldsets.scores import score_kind
+from topk_registry.oldsets.summary import GroupCoverage, group_coverage
+from topk_registry.oldsets.thresholds import check_labels, fewest
+from topk_registry.oldsets.tuning import is_tuned
 
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 

@@ -1,7 +1,7 @@
 """Scores as nodes of a graph: one class for each score, found by registration or as an entry point of its name.
 
 A score that has none is an error that names this file, never another score: ``SCORES`` of
-:mod:`topk_registry.conformal` is the list that :data:`NODES` has to follow, and a test compares the two.
+:mod:`topk_registry.oldsets` is the list that :data:`NODES` has to follow, and a test compares the two.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from topk_export.errors import ExportError
 from topk_export.runtime.metadata import Metadata
 from topk_export.verification.graph import LOGITS
 from topk_registry import registry
-from topk_registry.conformal import Score, Tree, create_score, log_odds
-from topk_registry.conformal.scores import Aps, Lac, LogOdds, Pas, Rank, Raps, Saps, score_kind
-from topk_registry.conformal.tree import tree_table
+from topk_registry.oldsets import Score, Tree, create_score, log_odds
+from topk_registry.oldsets.scores import Aps, Lac, LogOdds, Pas, Rank, Raps, Saps, score_kind
+from topk_registry.oldsets.tree import tree_table
 from topk_registry.registry.errors import BrokenPluginError
 
 MARGINALS = "marginals"
@@ -271,7 +271,7 @@ class TreeNodes(ScoreNodes):
         return self.add("GatherElements", self.of_classes(self._values), classes, axis=1)
 
     def set_nodes(self, inside: str) -> str:
-        """The nodes of sets [B, m], int64; see :meth:`topk_registry.conformal.Tree.nodes_of`."""
+        """The nodes of sets [B, m], int64; see :meth:`topk_registry.oldsets.Tree.nodes_of`."""
         from onnx import TensorProto
 
         add = self.add

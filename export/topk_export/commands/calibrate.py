@@ -139,8 +139,8 @@ def _one_label(args: Any, classes: Sequence[str], output: Path) -> int:
 
 
 def _parser() -> ArgumentParser:
-    from topk_registry.conformal import RULES, score_names
-    from topk_registry.conformal.scores import spelled
+    from topk_registry.oldsets import RULES, score_names
+    from topk_registry.oldsets.scores import spelled
 
     rules = spelled(name for name, rule in RULES.items() if rule.covers)
     parser = ArgumentParser(prog="topk-registry calibrate", description=__doc__)

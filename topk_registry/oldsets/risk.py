@@ -21,8 +21,8 @@ from fractions import Fraction
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from topk_registry.conformal.scores import Array, as_numpy
-from topk_registry.conformal.thresholds import as_fraction, fewest
+from topk_registry.oldsets.scores import Array, as_numpy
+from topk_registry.oldsets.thresholds import as_fraction, fewest
 
 PROMISE = (
     "the share of an image's labels that the set misses is at most {alpha:g} in expectation; an image without labels "

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from topk_registry.conformal.risk import check_targets
-from topk_registry.conformal.scores import Array, as_numpy
+from topk_registry.oldsets.risk import check_targets
+from topk_registry.oldsets.scores import Array, as_numpy
 
 
 @dataclass(frozen=True)

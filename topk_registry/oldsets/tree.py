@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from topk_registry.conformal.scores import Array, Score, as_numpy, check_option, register_score
+from topk_registry.oldsets.scores import Array, Score, as_numpy, check_option, register_score
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 :data:`RULES` is the one list of them: commands, help, plans, metadata and tests read names and promises there. A rule
 is a function of the samples, which compute scores and ranks when it asks for them (:class:`CalibrationRows`): of arrays
-in :mod:`topk_registry.conformal.sets`, by the nodes of an exported graph in ``topk_export``.
+in :mod:`topk_registry.oldsets.sets`, by the nodes of an exported graph in ``topk_export``.
 """
 
 import inspect
@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from topk_registry.conformal import thresholds
-from topk_registry.conformal.scores import Score
-from topk_registry.conformal.thresholds import Thresholds, check_alpha, fewest
+from topk_registry.oldsets import thresholds
+from topk_registry.oldsets.scores import Score
+from topk_registry.oldsets.thresholds import Thresholds, check_alpha, fewest
 
 
 class CalibrationRows(Protocol):

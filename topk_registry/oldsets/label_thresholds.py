@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from topk_registry.conformal.risk import check_labelled
-from topk_registry.conformal.scores import Array
+from topk_registry.oldsets.risk import check_labelled
+from topk_registry.oldsets.scores import Array
 
 FALLBACK = 0.5  # a sigmoid says more likely than not from here on
 

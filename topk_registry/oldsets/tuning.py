@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from topk_registry.conformal.scores import Array, Raps, Saps, Score, as_numpy, probabilities, ranks, score_kind
-from topk_registry.conformal.sets import ScoredRows
-from topk_registry.conformal.thresholds import check_alpha, marginal, order_of
+from topk_registry.oldsets.scores import Array, Raps, Saps, Score, as_numpy, probabilities, ranks, score_kind
+from topk_registry.oldsets.sets import ScoredRows
+from topk_registry.oldsets.thresholds import check_alpha, marginal, order_of
 
 PENALTIES = (0.001, 0.01, 0.1, 0.2, 0.5)  # Angelopoulos et al. 2021
 WEIGHTS = tuple(round(0.02 * 1.5**i, 4) for i in range(9))  # 0.02 to 0.5: Huang et al. 2024 search this range
@@ -31,7 +31,7 @@ def tune(score: Score, values: Array, labels: Array, alpha: float, *, allow_empt
         values: probabilities [N, n].
         labels: theirs [N].
         alpha: the share of labels that may be missed.
-        allow_empty: see :class:`topk_registry.conformal.PredictionSets`.
+        allow_empty: see :class:`topk_registry.oldsets.PredictionSets`.
     """
     check_alpha(alpha)
     given = as_numpy(labels)
