@@ -20,8 +20,8 @@ ALPHA = "alpha"  # float32 [1]; only in calibrated files; default: the alpha of 
 
 LOGITS = "logits"
 OUTPUTS = {
-    LOGITS: "scores [batch, num_classes], float32, from the backbone: not divided by the temperature, not restricted by a "
-    "class list",
+    LOGITS: "scores [batch, num_classes], float32, from the backbone: not divided by the temperature, not restricted by "
+    "a class list",
     "marginals": "probability that each class is in the top-k set [batch, num_classes], float32; a row sums to k, it "
     "is not a softmax; excluded classes are 0, and with at most k allowed classes each of them is 1",
     "probabilities": "softmax of the logits over the allowed classes [batch, num_classes], float32",
@@ -33,7 +33,7 @@ MULTILABEL_OUTPUTS = {
     "of logits / temperature per class, 0 for excluded classes",
 }
 SET_OUTPUTS = {
-    "set": "whether each class is in the prediction set [batch, num_classes], bool; the entry 'sets' says what they guarantee",
+    "set": "whether each class is in the prediction set [batch, num_classes], bool; see 'sets'",
     "set_size": "number of classes in the prediction set [batch], int64",
 }
 
