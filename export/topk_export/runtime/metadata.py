@@ -20,8 +20,8 @@ ALPHA = "alpha"  # float32 [1]; only in calibrated files; default: the alpha of 
 
 LOGITS = "logits"
 OUTPUTS = {
-    LOGITS: "scores [batch, num_classes], float32, from the backbone: not divided by the temperature, not restricted by "
-    "a class list",
+    LOGITS: "scores [batch, num_classes], float32, from the backbone: not divided by the temperature, not restricted "
+    "by a class list",
     "marginals": "probability that each class is in the top-k set [batch, num_classes], float32; a row sums to k, it "
     "is not a softmax; excluded classes are 0, and with at most k allowed classes each of them is 1",
     "probabilities": "softmax of the logits over the allowed classes [batch, num_classes], float32",
