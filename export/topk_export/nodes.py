@@ -22,7 +22,7 @@ from topk_registry.conformal.scores import MAX_RANK
 
 PREFIX = "sets/"
 SET, SIZE, SCORES = "set", "set_size", "set_scores"
-THRESHOLDS = f"{PREFIX}thresholds"
+ALPHAS, THRESHOLDS = "set_alphas", "set_thresholds"  # constants: levels [G], thresholds [G, 1 or n]
 LARGEST = float(np.finfo(np.float32).max)  # instead of infinity, which some runtimes fold away
 
 
@@ -42,10 +42,12 @@ class Nodes:
         return first if outputs == 1 else names
 
     def constant(self, name: str, value: Any, dtype: Any = np.float32) -> str:
+        """Add an initializer; return its name, which starts with ``PREFIX`` unless it is a public one."""
         from onnx import numpy_helper
 
-        self._graph.initializer.append(numpy_helper.from_array(np.asarray(value, dtype), PREFIX + name))
-        return PREFIX + name
+        name = name if name in (ALPHAS, THRESHOLDS) else PREFIX + name
+        self._graph.initializer.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        return name
 
     def output(self, name: str, kind: int, shape: list[Any]) -> None:
         from onnx import helper
@@ -62,13 +64,15 @@ def add_sets(model: Any, sets: PredictionSets) -> Any:
     add = Nodes(model.graph)
     optional_input(model, ALPHA, np.asarray([sets.alpha], np.float32), ["levels"])
     scores, broken = _add_scores(add, sets.score, sets.temperature, int(n))
-    level = add("Unsqueeze", ALPHA, add.constant("last_axis", [1], np.int64))
-    reached = add("GreaterOrEqual", level, add.constant("levels", _level_bounds(sets)))
     one = add.constant("one", [1], np.int64)
-    index = add("ReduceSum", add("Cast", reached, to=TensorProto.FLOAT), one, keepdims=0)
-    table = add.constant(THRESHOLDS.removeprefix(PREFIX), _padded(sets.table))
-    limits = add("Gather", table, add("Cast", index, to=TensorProto.INT64))  # [levels, 1 or n]
-    inside = add("Or", add("LessOrEqual", scores, limits), broken)
+    level = add("Unsqueeze", ALPHA, one)
+    reached = add("GreaterOrEqual", level, add.constant(ALPHAS, sets.levels))
+    index = add("ReduceSum", add("Cast", reached, to=TensorProto.FLOAT), one, keepdims=0)  # 0: below the first level
+    index = add("Max", add("Sub", index, add.constant("unity", 1.0)), add.constant("zero", 0.0))
+    limits = add("Gather", add.constant(THRESHOLDS, _stored(sets.table)), add("Cast", index, to=TensorProto.INT64))
+    above_first = add("GreaterOrEqual", level, add.constant("first", sets.levels[0]))  # false for NaN
+    within = add("And", above_first, add("LessOrEqual", level, add.constant("last", sets.levels[-1])))
+    inside = add("Or", add("LessOrEqual", scores, limits), add("Or", broken, add("Not", within)))
     if ALLOWED in {value.name for value in model.graph.input}:
         inside = add("And", inside, ALLOWED)
     add("Identity", inside, out=SET)
@@ -102,7 +106,9 @@ def without_sets(model: Any) -> Any:
     graph = model.graph
     kept = {
         "node": [node for node in graph.node if not node.name.startswith(PREFIX)],
-        "initializer": [t for t in graph.initializer if not t.name.startswith(PREFIX) and t.name != ALPHA],
+        "initializer": [
+            t for t in graph.initializer if not t.name.startswith((PREFIX, ALPHAS, THRESHOLDS)) and t.name != ALPHA
+        ],
         "input": [value for value in graph.input if value.name != ALPHA],
         "output": [value for value in graph.output if value.name not in (SET, SIZE)],
     }
@@ -115,7 +121,7 @@ def without_sets(model: Any) -> Any:
 
 def digest_of_table(sets: PredictionSets) -> str:
     """Return the SHA-256 of the thresholds as the graph stores them."""
-    return hashlib.sha256(_padded(sets.table).tobytes()).hexdigest()
+    return hashlib.sha256(_stored(sets.table).tobytes()).hexdigest()
 
 
 def stored_sets(model: Any) -> PredictionSets:
@@ -133,13 +139,13 @@ def stored_sets(model: Any) -> PredictionSets:
         raise ModelFileError("the file is not calibrated: run `topk-registry calibrate`")
     table = numpy_helper.to_array(constants[THRESHOLDS])
     score = Score(facts["score"], **facts["options"])
-    unpadded = table[1:-1].astype(np.float64)
-    unpadded[unpadded >= LARGEST] = np.inf
-    unpadded[unpadded <= -LARGEST] = -np.inf
-    sets = PredictionSets(score, tuple(facts["alphas"]), unpadded, facts["alpha"], facts["temperature"])
-    bounds = numpy_helper.to_array(constants[f"{PREFIX}levels"])
+    limits = table.astype(np.float64)
+    limits[limits >= LARGEST] = np.inf
+    limits[limits <= -LARGEST] = -np.inf
+    sets = PredictionSets(score, tuple(facts["alphas"]), limits, facts["alpha"], facts["temperature"])
+    levels = numpy_helper.to_array(constants[ALPHAS])
     same = hashlib.sha256(table.tobytes()).hexdigest() == facts["thresholds_sha256"]
-    if not same or not np.array_equal(bounds, _level_bounds(sets)):
+    if not same or not np.array_equal(levels, np.float32(sets.levels)):
         raise ModelFileError("the thresholds of the file are not those of its calibration: calibrate it again")
     if numpy_helper.to_array(constants[ALPHA]).tolist() != [np.float32(facts["alpha"])]:
         raise ModelFileError("the default alpha of the file is not that of its calibration: calibrate it again")
@@ -155,7 +161,7 @@ def _add_scores(add: Nodes, score: Score, temperature: float, n: int) -> tuple[s
     # a comparison with NaN is false; not every runtime has IsNaN
     broken = add("Not", add("LessOrEqual", total, add.constant("largest", [LARGEST])))
     if score.name == "lac":
-        scores = add("Sub", add.constant("unity", [1.0]), p)
+        scores = add("Sub", add.constant("certain", [1.0]), p)
     else:
         size = min(n, MAX_RANK)
         ordered, classes = add("TopK", p, add.constant("ranks", [size], np.int64), axis=-1, outputs=2)
@@ -168,13 +174,6 @@ def _add_scores(add: Nodes, score: Score, temperature: float, n: int) -> tuple[s
     return add("Where", is_best, add.constant("lowest", [-LARGEST]), scores), broken
 
 
-def _level_bounds(sets: PredictionSets) -> np.ndarray:
-    """Return the levels, and the first number above them [G + 1]."""
-    levels = np.asarray(sets.levels, np.float32)
-    return np.append(levels, np.nextafter(levels[-1], np.float32(np.inf)))
-
-
-def _padded(table: np.ndarray) -> np.ndarray:
-    """Return the thresholds, with infinite ones before the first level and after the last [G + 2, 1 or n]."""
-    infinite = np.full((1, table.shape[1]), np.inf)
-    return np.clip(np.concatenate((infinite, table, infinite)), -LARGEST, LARGEST).astype(np.float32)
+def _stored(table: np.ndarray) -> np.ndarray:
+    """Return thresholds as the graph stores them."""
+    return np.clip(table, -LARGEST, LARGEST).astype("<f4")

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from topk_export.errors import ImageError, OutputError, PredictionError, SourceError
+from topk_export.errors import ImageError, PredictionError
 from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.runtime.ranking import Prediction
@@ -24,8 +24,16 @@ from topk_registry.data.folders import images_below
 Failure = (ImageError, PredictionError)
 Row = tuple[str, Any]  # file, and its Prediction or error
 LISTS = (".txt", ".lst")
-RUN = "run.json"
+RUN = "_run.json"  # readers of the folder skip names that start with _
 CSV_COLUMNS = ("file", "rank", "index", "class", "marginal", "probability", "in_set", "error")
+
+
+class SourceError(ValueError):
+    """A source of images does not exist or has no images."""
+
+
+class OutputError(ValueError):
+    """The output folder has the results of another run."""
 
 
 def find_images(sources: Sequence[str], stdin: TextIO | None = None) -> list[str]:

@@ -11,7 +11,7 @@ from tests.deploy.files import NAMES, as_image, class_folders, labeled_colors, w
 from topk_export import ModelFileError, Predictor
 from topk_export.calibrate import Images, calibrate_file, open_folder
 from topk_export.commands.calibrate import main
-from topk_export.nodes import THRESHOLDS, add_sets, stored_sets, without_sets
+from topk_export.nodes import ALPHAS, THRESHOLDS, add_sets, stored_sets, without_sets
 from topk_registry.conformal import (
     RULES,
     SCORES,
@@ -143,7 +143,7 @@ def changed(path, target, name, value):
     return onnx.load(str(target))
 
 
-@pytest.mark.parametrize("name", [THRESHOLDS, "sets/levels", "alpha"])
+@pytest.mark.parametrize("name", [THRESHOLDS, ALPHAS, "alpha"])
 def test_changed_thresholds_are_found(set_file, tmp_path, name):
     model = changed(set_file, tmp_path / "changed.onnx", name, lambda old: old * np.float32(0.5))
     with pytest.raises(ModelFileError, match="calibrate it again"):

@@ -10,6 +10,7 @@ import ipaddress
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -20,7 +21,6 @@ from urllib.parse import urlsplit
 import numpy as np
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -45,16 +45,31 @@ logger = logging.getLogger("uvicorn.error")
 
 
 class Metrics:
-    """Counters for Prometheus."""
+    """Counters in the text format of Prometheus."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter("topk_requests", "Requests", ("route", "status"), registry=self.registry)
-        self.seconds = Histogram("topk_predict_seconds", "Time of a request for predictions", registry=self.registry)
-        self.batches = Histogram(
-            "topk_batch_size", "Images per run", buckets=(1, 2, 4, 8, 16, 32, 64), registry=self.registry
-        )
-        self.waiting = Gauge("topk_images_in_progress", "Images accepted and not answered", registry=self.registry)
+        self.requests: Counter[tuple[str, int]] = Counter()  # by route and status
+        self.images = self.batches = self.in_progress = self.predictions = 0
+        self.seconds = 0.0
+
+    def count_batch(self, size: int) -> None:
+        self.batches += 1
+        self.images += size
+
+    def text(self) -> str:
+        values = {
+            "topk_images_total": ("counter", "Images that the model has run on", self.images),
+            "topk_batches_total": ("counter", "Runs of the model", self.batches),
+            "topk_predictions_total": ("counter", "Answered requests for predictions", self.predictions),
+            "topk_predict_seconds_total": ("counter", "Sum of the time of these requests", self.seconds),
+            "topk_images_in_progress": ("gauge", "Images accepted and not answered", self.in_progress),
+        }
+        lines = ["# HELP topk_requests_total Requests", "# TYPE topk_requests_total counter"]
+        for (route, status), count in sorted(self.requests.items()):
+            lines.append(f'topk_requests_total{{route="{route}",status="{status}"}} {count}')
+        for name, (kind, text, value) in values.items():
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", f"{name} {value}"]
+        return "\n".join(lines) + "\n"
 
 
 class Service:
@@ -64,14 +79,15 @@ class Service:
         self.predictor, self.limits, self.metrics = predictor, limits, Metrics()
         self.budget = Budget(limits.total_bytes)
         self.draining = False
-        self.in_progress = 0
         self._decoders = ThreadPoolExecutor(limits.decoders, thread_name_prefix="decode")
         self._batcher: Batcher | None = None
 
     async def start(self) -> None:
         """Start the threads, and run the model once: the first run allocates memory."""
-        size, limits = self.metrics.batches.observe, self.limits
-        self._batcher = Batcher(self.predictor, max_batch=limits.batch, max_set=limits.max_set, on_batch=size)
+        limits = self.limits
+        self._batcher = Batcher(
+            self.predictor, max_batch=limits.batch, max_set=limits.max_set, on_batch=self.metrics.count_batch
+        )
         self._batcher.start()
         predictor = self.predictor
         await asyncio.to_thread(predictor.run, np.zeros((1, *predictor.input_shape), predictor.input_type))
@@ -94,7 +110,9 @@ class Service:
                     except (TimeoutError, asyncio.TimeoutError) as error:
                         late = f"no answer within {self.limits.request_seconds:g} s"
                         raise HTTPException(503, late, RETRY) from error
-        self.metrics.seconds.observe(seconds := time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        self.metrics.predictions += 1
+        self.metrics.seconds += seconds
         return {
             "k": self.predictor.metadata.k,
             "predictions": [_as_json(prediction, wanted.max_set) for prediction in predictions],
@@ -130,17 +148,15 @@ class Service:
 
     @contextlib.contextmanager
     def _places(self, count: int) -> Any:
-        if self.in_progress + count > self.limits.queue:
+        if self.metrics.in_progress + count > self.limits.queue:
             raise HTTPException(
-                503, f"{self.in_progress} images are in progress, the limit is {self.limits.queue}", RETRY
+                503, f"{self.metrics.in_progress} images are in progress, the limit is {self.limits.queue}", RETRY
             )
-        self.in_progress += count
-        self.metrics.waiting.set(self.in_progress)
+        self.metrics.in_progress += count
         try:
             yield
         finally:
-            self.in_progress -= count
-            self.metrics.waiting.set(self.in_progress)
+            self.metrics.in_progress -= count
 
 
 def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequence[str] = LOCAL) -> FastAPI:
@@ -192,7 +208,7 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
         check_query(request)
-        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     @app.get("/model")
     async def describe(request: Request) -> Response:
@@ -224,7 +240,7 @@ class Guard:
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
                 route = scope["path"] if scope["path"] in ROUTES else "other"
-                self._service.metrics.requests.labels(route, message["status"]).inc()
+                self._service.metrics.requests[route, message["status"]] += 1
                 closing = ((b"connection", b"close"),) if self._service.draining else ()
                 message = {**message, "headers": [*message.get("headers", ()), *HEADERS, *closing]}
             await send(message)
