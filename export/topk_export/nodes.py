@@ -145,7 +145,7 @@ def stored_sets(model: Any) -> PredictionSets:
     sets = PredictionSets(score, tuple(facts["alphas"]), limits, facts["alpha"], facts["temperature"])
     levels = numpy_helper.to_array(constants[ALPHAS])
     same = hashlib.sha256(table.tobytes()).hexdigest() == facts["thresholds_sha256"]
-    if not same or not np.array_equal(levels, np.float32(sets.levels)):
+    if not same or not np.array_equal(levels, np.asarray(sets.levels, np.float32)):
         raise ModelFileError("the thresholds of the file are not those of its calibration: calibrate it again")
     if numpy_helper.to_array(constants[ALPHA]).tolist() != [np.float32(facts["alpha"])]:
         raise ModelFileError("the default alpha of the file is not that of its calibration: calibrate it again")

@@ -6,7 +6,7 @@ import binascii
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -82,7 +82,7 @@ class Budget:
         self.limit, self.used = limit, 0
 
     @asynccontextmanager
-    async def body(self, request: Request, limits: Limits) -> Any:
+    async def body(self, request: Request, limits: Limits) -> AsyncIterator[bytes]:
         """Read a body, and count its bytes until the block ends."""
         parts: list[bytes] = []
         try:
@@ -175,7 +175,7 @@ def check_pixels(images: Sequence[bytes], predictor: Predictor, limits: Limits) 
 
 
 async def _form(request: Request, body: bytes, limits: Limits) -> tuple[list[bytes], dict[str, Any]]:
-    async def stream() -> Any:
+    async def stream() -> AsyncGenerator[bytes, None]:
         yield body
 
     try:
