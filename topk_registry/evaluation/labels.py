@@ -56,11 +56,11 @@ def main(argv: Sequence[str]) -> int:
 def find(args: Any) -> "LabelFindings":
     """The findings that a command's flags ask for."""
     from topk_registry.analysis.labels import label_issues
-    from topk_registry.conformal import fit_softmax_temperature
     from topk_registry.data.names import class_words, sample_names
     from topk_registry.evaluation.cache import default_folder
     from topk_registry.evaluation.duplicates import find_duplicates
     from topk_registry.evaluation.label_findings import LabelFindings
+    from topk_registry.oldsets import fit_softmax_temperature
 
     folder = None if args.no_cache else Path(args.cache or default_folder())
 

@@ -3,7 +3,7 @@
 import argparse
 
 from topk_registry.cli import ArgumentParser, ParseOptions, missed, positive, within
-from topk_registry.conformal.scores import SCORES, spelled
+from topk_registry.oldsets.scores import SCORES, spelled
 from topk_registry.train.config.tasks import TASKS
 
 SETS = spelled(name for name, kind in SCORES.items() if not kind.learned)  # an evaluation has no samples to learn from

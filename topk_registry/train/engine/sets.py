@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topk_registry.conformal import (
+from topk_registry.folders.groups import numbered
+from topk_registry.metrics import SetCoverage
+from topk_registry.oldsets import (
     LabelCounts,
     PredictionSets,
     Tree,
@@ -17,13 +19,11 @@ from topk_registry.conformal import (
     per_group,
     tune,
 )
-from topk_registry.conformal.rules import check_size, find_thresholds
-from topk_registry.conformal.scores import score_kind
-from topk_registry.conformal.sets import ScoredRows
-from topk_registry.conformal.summary import GroupCoverage, group_coverage
-from topk_registry.conformal.tuning import is_tuned
-from topk_registry.folders.groups import numbered
-from topk_registry.metrics import SetCoverage
+from topk_registry.oldsets.rules import check_size, find_thresholds
+from topk_registry.oldsets.scores import score_kind
+from topk_registry.oldsets.sets import ScoredRows
+from topk_registry.oldsets.summary import GroupCoverage, group_coverage
+from topk_registry.oldsets.tuning import is_tuned
 from topk_registry.train.errors import TrainError
 
 SIZES = ("mean_size", "median_size", "mean_nodes")
@@ -43,7 +43,7 @@ class SetEvaluation:
     fifth of the half that calibrates to tune.
 
     Args:
-        score: a name of :data:`topk_registry.conformal.SCORES`.
+        score: a name of :data:`topk_registry.oldsets.SCORES`.
         alpha: the share of labels that may be missed.
         options: of the score.
         seed: of the split.

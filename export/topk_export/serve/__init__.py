@@ -1,1 +1,0 @@
-"""An exported file over HTTP, and as a Triton Inference Server repository."""
