@@ -1,8 +1,8 @@
 """Compile a kernel at its first use, and run it on the threads that torch itself uses.
 
 A kernel is a C function ``body(job)``. All threads run the same body with the same job, and take rows from it by
-:func:`spans` until none are left, so the result of a row must not depend on the thread that takes it. A job is a counter,
-then 8 bytes per value: integers, floats, and addresses of tensors.
+:func:`spans` until none are left, so the result of a row must not depend on the thread that takes it. A job is a
+counter, then 8 bytes per value: integers, floats, and addresses of tensors.
 
 After each operation torch's threads spin for a few milliseconds and wait for the next one. Threads of our own would
 share their cores with them. Without OpenMP a pool of threads does the work.
@@ -187,7 +187,9 @@ def _optimizing_once() -> Iterator[None]:
 
 @cache
 def _log_compiling(folder: str | None) -> None:
-    kept = f"once; they are cached in {folder}" if folder else "in each process: set NUMBA_CACHE_DIR to a writable folder"
+    kept = (
+        f"once; they are cached in {folder}" if folder else "in each process: set NUMBA_CACHE_DIR to a writable folder"
+    )
     print(f"topk-registry: compiling kernels for this processor, {kept}", file=sys.stderr, flush=True)
 
 
@@ -214,8 +216,10 @@ class _Cache(FunctionCache):
 
 @cache
 def _edition() -> str:
-    """Return a digest of the sources of all kernels."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(file.read_bytes())
+    """Return a digest of the sources of all kernels: the modules of this folder, and those that import them."""
+    digest, here = hashlib.sha256(), Path(__file__).parent
+    for file in sorted(here.parent.rglob("*.py")):
+        source = file.read_bytes()
+        if file.parent == here or b"topk_registry.ops.cpu" in source:
+            digest.update(source)
     return digest.hexdigest()

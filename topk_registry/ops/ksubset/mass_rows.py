@@ -173,7 +173,7 @@ def _leave_one_out(before, after):
 @compiled
 def _has_mass(r, shares, even, dense):
     if len(dense) > 0:
-        for i in range(dense.shape[1]):
+        for i in range(dense.shape[1]):  # noqa: SIM110  # a generator would be one more function to compile
             if dense[r, i] != 0:
                 return True
         return False
