@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_registry import ClassificationLoss, KSubset, LabelMixture
-from topk_registry.options import number
 from topk_registry.losses.targets import Masses
 from topk_registry.ops.tensors import is_hidden
+from topk_registry.options import number
 
 
 class KSubsetNLL(ClassificationLoss):

@@ -7,7 +7,6 @@ on how rows were dealt out. Where process r returns R S_r / sum_q W_q, the avera
 
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 from torch import distributed as dist
 
