@@ -19,7 +19,7 @@ Models
     LinearSmoothTopK, PerturbedTopK, SphericalLinear: layers for many classes; ChunkedUpdate, SphericalSGD: their steps
     CosineClassifier, normalize_classifier: classifiers over unit-norm features
 Targets and distributions
-    LabelMixture, KSubset, GumbelTopK
+    LabelMixture, KSubset
 Settings
     use_backend: which kernels compute; PluginError: base of the registry's errors
 
@@ -47,7 +47,6 @@ from warnings import warn
 # Editors and type checkers read these imports. At run time each name is imported on first use, and there is no
 # __all__: with one, help() would print every class of the package in full.
 if TYPE_CHECKING:
-    from topk_registry.distributions import GumbelTopK as GumbelTopK
     from topk_registry.distributions import KSubset as KSubset
     from topk_registry.losses.base import ClassificationLoss as ClassificationLoss
     from topk_registry.losses.base import TopKLoss as TopKLoss
@@ -108,7 +107,6 @@ else:
         "ChunkedUpdate": "nn.chunked_update",
         "ClassificationLoss": "losses.base",
         "CosineClassifier": "nn.classifier",
-        "GumbelTopK": "distributions",
         "KSubset": "distributions",
         "LabelMixture": "ops.targets.label_mixture",
         "LinearSmoothTopK": "nn.linear",

@@ -113,16 +113,16 @@ def tuning_grid(builder: Callable[..., Any]) -> dict[str, list[Any]]:
     return {option: list(values) for option, values in grid.items()}
 
 
-def check_options(what: str, builder: Callable[..., Any], options: Iterable[str]) -> None:
-    """Raise a TypeError that names the options that a factory does not take, or misses, where its signature tells."""
+def check_options(what: str, builder: Callable[..., Any], options: Iterable[str], also: Iterable[str] = ()) -> None:
+    """Raise a TypeError that names the options that a factory does not take, or misses; ``also`` lists further ones."""
     named = _named(builder)
     if named is None:
         return
-    takes = f"it takes {', '.join(named) or 'no options'}"
+    takes = f"it takes {', '.join([*named, *also]) or 'no options'}"
     if not _takes_any(builder):
         for option in options:
             if option not in named:
-                close = get_close_matches(option, named, n=1)
+                close = get_close_matches(option, [*named, *also], n=1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""
                 raise TypeError(f"{what} takes no option {option!r}{hint} ({takes})")
     missing = [name for name, p in named.items() if p.default is p.empty and name not in set(options)]

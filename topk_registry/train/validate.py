@@ -63,7 +63,7 @@ def targets(args: Namespace) -> list[dict[str, Any]]:
     """Return the models or checkpoints where the flags name several, else an empty list."""
     from timm.models import is_model, list_models
 
-    from topk_registry.train.setup import convnet  # noqa: F401  registers the built-in network
+    from topk_registry.nn import convnet  # noqa: F401  registers the built-in network
 
     folder, name = Path(args.checkpoint), getattr(args, "model", "")
     if args.checkpoint and folder.is_dir():

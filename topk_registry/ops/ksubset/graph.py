@@ -72,14 +72,17 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
     """
     n = s.shape[1]
     if 2 * k > n:
-        return -margins(-s, n - k, theta)
+        certain = (s != -torch.inf).sum(1, keepdim=True) <= k
+        out = -margins(-torch.where(certain, 0.0, s), n - k, theta)
+        return torch.where(certain, torch.where(s == -torch.inf, s, s + torch.inf), out)
     top, where = s.detach().topk(min(n, _group_size(k + 1, n)), dim=-1)
     certain = top[:, k : k + 1] == -torch.inf
     usual, top = torch.where(certain, 0.0, s), torch.where(certain, 0.0, top)
     group = usual.gather(1, where)
     of_next = _solve(usual, top, group, where, k, k + 1, theta)
     of_kth = _solve(usual, top, group, where, k, k, theta)
-    in_top = torch.cat((_group_margins(group, of_next, theta)[:, :k], _group_margins(group, of_kth, theta)[:, k:]), 1)
+    of_best = _group_margins(group, of_next, theta, slice(0, k))
+    in_top = torch.cat((of_best, _group_margins(group, of_kth, theta, slice(k, None))), 1)
     if of_kth.tail is None:
         out = torch.zeros_like(s).scatter(1, where, in_top)
     else:
@@ -145,8 +148,10 @@ def _inside_and_outside(s: Tensor, top: Tensor, where: Tensor, k: int, theta: fl
     return inside, (last / f.c[k]).scatter(1, where, not_chosen / total)
 
 
-def _group_margins(group: Tensor, f: _Solution, theta: float) -> Tensor:
-    return (group - f.a) + theta * ((f.outside[0] / f.outside[1]).log() - f.t)
+def _group_margins(group: Tensor, f: _Solution, theta: float, members: slice) -> Tensor:
+    # only of these: with the tilt for others, the ratio may be 0 / 0, whose gradient is NaN
+    below, last = f.outside[..., members]
+    return (group - f.a)[:, members] + theta * ((below / last).log() - f.t)
 
 
 def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:

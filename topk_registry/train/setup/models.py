@@ -7,10 +7,10 @@ from timm.layers import convert_splitbn_model, convert_sync_batchnorm
 from timm.models import create_model, resolve_model_input_args
 from torch import nn
 
+from topk_registry.nn import convnet  # noqa: F401  registers the built-in networks
 from topk_registry.nn.classifier import normalize_classifier
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.errors import TrainError
-from topk_registry.train.setup import convnet, mlp  # noqa: F401  registers the built-in networks
 from topk_registry.train.setup.compute import Compute
 
 

@@ -7,15 +7,12 @@ from timm.models import get_arch_pretrained_cfgs, is_model, list_models
 from timm.optim import get_optimizer_class, list_optimizers
 
 from topk_registry.losses.batch import BatchLoss
+from topk_registry.nn import convnet  # noqa: F401  registers the built-in networks
 from topk_registry.train.config.config import TrainConfig
 from topk_registry.train.config.metric_names import parse_metric
 from topk_registry.train.config.tasks import MULTILABEL
 from topk_registry.train.errors import TrainError
-from topk_registry.train.setup import (
-    class_rows,
-    convnet,  # noqa: F401  registers a built-in network
-    mlp,  # noqa: F401  registers a built-in network
-)
+from topk_registry.train.setup import class_rows
 from topk_registry.train.setup.class_weights import ClassWeights, counted_twice, stats_of
 from topk_registry.train.setup.datasets import PREFIX, check_training_data
 from topk_registry.train.setup.heads import check_head

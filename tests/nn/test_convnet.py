@@ -6,7 +6,7 @@ from timm.data import resolve_model_data_config
 from timm.models import create_model, get_pretrained_cfg, resolve_model_input_args
 from torch import nn
 
-import topk_registry.train.setup.mlp  # noqa: F401 (registers both networks)
+import topk_registry.nn.convnet  # noqa: F401 (registers both networks)
 
 
 @pytest.mark.parametrize(
@@ -47,5 +47,5 @@ def test_timm_knows_how_their_images_are_prepared(name, caplog):
 def test_an_unknown_option_is_an_error(name):
     with pytest.raises(TypeError, match="widht"):
         create_model(name, widht=8)
-    with pytest.raises(ValueError, match=f"{name} has no published weights"):
+    with pytest.raises(ValueError, match=f"{name} has no pretrained weights"):
         create_model(name, pretrained=True)
