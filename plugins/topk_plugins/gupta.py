@@ -6,13 +6,9 @@ b is found by a few passes over the row, whatever k is, and nothing is sorted. k
 The Jacobian is (diag(v) - v v^T / sum v) / tau, v_i = p_i (1 - p_i).
 """
 
-from typing import Any
-
 from torch import Tensor
 
 from topk_plugins._real_k import RealK
-from topk_registry import LabelMixture
-from topk_registry.functional import linear_soft_topk
 from topk_registry.rows import RowLoss, soft_topk_rows
 
 
@@ -41,24 +37,6 @@ class SoftTopK(RealK):
     Reference: Gupta, Khatri, Rawat, Bhojanapalli, Jain, Dhillon. Dual-Encoders for Extreme Multi-label Classification.
     ICLR 2024.
     """
-
-    def of_linear(
-        self, features: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor | LabelMixture,
-        *, sample: float | None = None, **spread: Any,
-    ) -> Tensor:  # fmt: skip
-        """Return the loss of ``F.linear(features, weight, bias)``, a chunk of the classes at a time.
-
-        Args:
-            features, weight, bias, target: as in ``linear_soft_topk``; other ranks may hold further classes.
-            sample: must be None, as the weights of all classes add up to k.
-            spread: further options of that function, such as ``process_group`` and ``num_classes``.
-        """
-        if sample is not None:
-            raise ValueError(f"soft_topk takes all classes in every step, sample must be None, got {sample!r}")
-        return linear_soft_topk(
-            features, weight, bias, target, k=self.k, tau=self.tau, class_weight=self.class_weight,
-            reduction=self.reduction, label_smoothing=self.label_smoothing, ignore_index=self.ignore_index, **spread,
-        )  # fmt: skip
 
     def row_loss(self, logits: Tensor) -> RowLoss:
         return soft_topk_rows(self.k, tau=self.tau)
