@@ -1,7 +1,7 @@
 """A linear classifier and the smooth top-k SVM in one, for more classes than there is memory for their logits."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +92,7 @@ def linear_smooth_topk(
         options = {"weight": class_weight, "label_smoothing": label_smoothing, "ignore_index": ignore_index}
         return Masses.of(target, n, **options, reduction=reduction, ignores=ignores)
 
-    def check() -> dict[str, float]:
+    def check() -> Mapping[str, float]:
         _check_layer(features, weight, bias, k, chunk)
         number(tau, "tau", above=0)
         choice(reduction, "reduction", REDUCTIONS)
@@ -142,7 +142,7 @@ def linear_topk(
         tensor([[0.5761, 0.5761, 0.5761]])
     """
 
-    def check() -> dict[str, float]:
+    def check() -> Mapping[str, float]:
         _check_layer(features, weight, bias, k, chunk)
         number(temperature, "temperature", above=0)
         facts = {"number of rows": len(features), "features": features.shape[1], "classes": len(weight)}
