@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from topk_registry.losses.targets import LabelMixture, Masses, check_target
-from topk_registry.nn._masses import smooth_topk
 from topk_registry.ops.distributed import Group, OwnRows, agreed, gather_rows, outside_graphs
 from topk_registry.ops.hinge import soft_hinge
-from topk_registry.ops.ksubset import graph
 from topk_registry.ops.ksubset import linear as chunked
+from topk_registry.ops.ksubset.api import smooth_topk, topk_marginals
 from topk_registry.ops.ksubset.linear import Problem, TopClasses
 from topk_registry.ops.ksubset.ranks import classes_per_rank, first_class
 from topk_registry.ops.values import choice, integer, number
@@ -159,7 +158,7 @@ def linear_topk(
         return chunked.linear_topk_classes(features, weight, bias, _problem(features, k, temperature, size))
     with torch.no_grad():
         logits = F.linear(features, weight, bias)
-        marginals = graph.marginals(logits.to(torch.promote_types(logits.dtype, torch.float32)), k, temperature)
+        marginals = topk_marginals(logits, k, temperature=temperature)
         top, indices = logits.topk(k)
         return TopClasses(indices, top, marginals.gather(1, indices))
 
