@@ -128,8 +128,16 @@ def _plugins(report: Report) -> None:
                 names.builder(info.name)
                 working[names.kind] += 1
             except PluginError as error:
-                missing = isinstance(error.__cause__, MissingPackageError)
-                (report.notes if missing else report.problems).append(str(error))
-    report.problems += [message for message, _ in misspelt_groups()]
+                (report.notes if _needs_an_extra(error, info.value) else report.problems).append(str(error))
+    report.problems += dict.fromkeys(message for message, _ in misspelt_groups())
     report.notes += idle_patterns([plugin for names in groups for plugin in names.plugins()])
-    report.facts["plug-ins"] = ", ".join(f"{count} {kind}s" for kind, count in working.items()) + " can be imported"
+    report.facts["plug-ins"] = ", ".join(f"{names.group.partition('.')[2]}: {working[names.kind]}" for names in groups)
+
+
+def _needs_an_extra(error: PluginError, value: str) -> bool:
+    """Whether a plug-in needs a package that is not installed, as an extra would bring it."""
+    cause = error.__cause__
+    if isinstance(cause, MissingPackageError):
+        return True
+    package = (getattr(cause, "name", None) or value).partition(".")[0]
+    return isinstance(cause, ModuleNotFoundError) and package != value.partition(":")[0].partition(".")[0]

@@ -44,8 +44,8 @@ def list_losses(filter: str | Sequence[str] = "", *, exclude: str | Sequence[str
     """Return the sorted names of the registered losses, without importing a plug-in.
 
     Args:
-        filter: one or more wildcards, as in ``timm.list_models``: ``"topk"`` matches that name alone, ``"*topk*"`` every
-            name that contains it, ``"distribution:*"`` the losses of one distribution.
+        filter: one or more wildcards, as in ``timm.list_models``: ``"topk"`` matches that name alone, ``"*topk*"``
+            every name that contains it, ``"distribution:*"`` the losses of one distribution.
         exclude: one or more wildcards of names to leave out.
 
     Example:

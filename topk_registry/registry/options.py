@@ -107,8 +107,8 @@ def check_options(what: str, builder: Callable[..., Any], options: Iterable[str]
 def parameters(builder: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
     """Return a factory's options by name, and whether it takes any other.
 
-    ``**common`` of a class stands for the options of its bases, and ``**options: Unpack[SomeTypedDict]`` for the keys of
-    the dictionary. Other ``**kwargs``, and builtins without a signature, take any option.
+    ``**common`` of a class stands for the options of its bases, and ``**options: Unpack[SomeTypedDict]`` for the keys
+    of the dictionary. Other ``**kwargs``, and builtins without a signature, take any option.
     """
     try:
         signature = inspect.signature(builder)
