@@ -203,7 +203,8 @@ def sigmoids(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
 def expected_sets(logits: np.ndarray, sets: Mapping[str, Any], thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the prediction sets [batch, n] of one level, and which entries are within rounding of the threshold."""
     score = Score(sets["score"], **sets.get("options", {}))
-    values = score(probabilities(np.asarray(logits, np.float64), sets.get("temperature", 1.0)))
+    values = score(p := probabilities(np.asarray(logits, np.float64), sets.get("temperature", 1.0)))
+    np.put_along_axis(values, p.argmax(-1)[:, None], -np.inf, -1)  # the best class is in every set
     limit = np.where(thresholds >= CERTAIN, np.inf, thresholds.astype(np.float64))
     with np.errstate(invalid="ignore"):
         return values <= limit, np.abs(values - limit) <= RTOL

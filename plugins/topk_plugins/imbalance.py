@@ -183,7 +183,7 @@ class LDAM(ClassificationLoss):
         self._epoch, self.reweights = epoch, self.drw_epoch is not None and epoch >= self.drw_epoch
 
     def set_option(self, name: str, value: Any) -> None:
-        if name in ("drw_epoch", "total_epochs"):
+        if name in ("drw_epoch", "total_epochs") and "_epoch" in vars(self):
             given = {"drw_epoch": self.drw_epoch, "total_epochs": self.total_epochs, name: value}
             vars(self).update(given, drw_epoch=_first_epoch(**given))
             self._begin_phase(self._epoch)

@@ -106,11 +106,11 @@ class DifferentiableTopK(SeveralSizes):
         vars(self)["candidates"] = candidates
 
     def set_option(self, name: str, value: Any) -> None:
-        if name == "candidates":
+        if name == "candidates" and "_given" in vars(self):
             vars(self).update(candidates=_number_of(value, self.k, self.top1), _candidates=value)
             return
         super().set_option(name, value)
-        if name == "top1":
+        if name == "top1" and "_given" in vars(self):
             vars(self)["candidates"] = _number_of(self._candidates, self.k, self.top1)
 
     def row_loss(self, logits: Tensor) -> RowLoss:

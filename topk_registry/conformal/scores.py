@@ -22,6 +22,8 @@ MAX_RANK = 1000  # the largest sort that ONNX runtimes on accelerators support i
 
 def probabilities(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
     """Return softmax(logits / temperature) over the last axis, in at least single precision."""
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be above 0 and finite, got {temperature!r}")
     z = np.asarray(logits)
     if z.dtype not in (np.float32, np.float64):
         z = z.astype(np.float32)

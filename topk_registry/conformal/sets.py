@@ -37,8 +37,6 @@ class PredictionSets:
             raise ValueError(f"expected ascending levels and one row of thresholds per level, got {self.table.shape}")
         if np.isnan(self.table).any():
             raise ValueError("thresholds must be numbers, got NaN")
-        if not 0 < self.temperature < np.inf:
-            raise ValueError(f"temperature must be above 0 and finite, got {self.temperature!r}")
 
     @property
     def rule(self) -> str:

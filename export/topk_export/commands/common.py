@@ -1,5 +1,6 @@
-"""Shared by the commands: errors as one line, and what a terminal can be shown."""
+"""Shared by the commands: errors as one line, what a terminal can be shown, and flags of the runtime."""
 
+import argparse
 import functools
 import os
 import sys
@@ -7,7 +8,8 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError, PredictionError, VerificationError
-from topk_registry.cli import INTERRUPTED, words_of
+from topk_export.runtime.session import DEVICES
+from topk_registry.cli import INTERRUPTED, positive, words_of
 
 EXPECTED = (
     ExportError,
@@ -54,3 +56,11 @@ def say(message: str) -> None:
 def printable(text: str) -> str:
     """Return text with control characters escaped: a file name may contain codes that change the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def add_runtime_flags(parser: argparse.ArgumentParser) -> None:
+    """Add ``--device``, ``--require-gpu`` and ``--threads``."""
+    add = parser.add_argument
+    add("--device", choices=DEVICES, default="auto", help="where to run (default: a GPU if there is one)")
+    add("--require-gpu", action="store_true", help="exit with an error if the model does not run on a GPU")
+    add("--threads", type=positive, metavar="N", help="CPU threads of a run")

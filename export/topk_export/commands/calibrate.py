@@ -1,0 +1,73 @@
+"""``topk-registry calibrate``: prediction sets with a coverage guarantee, in the exported file."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from topk_export.commands.common import command, say
+from topk_export.runtime.session import DEVICES
+from topk_registry.cli import ArgumentParser, positive, within
+from topk_registry.conformal import RULES, SCORES, Score
+
+
+@command
+def main(argv: Sequence[str]) -> int:
+    """Calibrate an exported file on labeled images: sets that contain the true class with a chosen probability."""
+    args = _parser().parse_args(argv)
+    from topk_export.calibrate import calibrate_file, open_folder
+    from topk_export.runtime.predictor import Predictor
+
+    source = Path(args.model)
+    output = Path(args.output or source.with_name(f"{source.stem}-sets.onnx"))
+    names = Predictor(source, device="cpu").metadata.class_names
+    data, note = open_folder(args.data_dir, names, ignore_unknown=args.ignore_unknown_classes)
+    say(f"{len(data.labels)} images in {args.data_dir}: {note}")
+    done = calibrate_file(
+        source,
+        output,
+        data,
+        alpha=args.alpha,
+        score=Score(args.score, args.penalty, args.k_reg),
+        rule=args.rule,
+        temperature=args.temperature,
+        report_share=args.report_share,
+        seed=args.seed,
+        batch_size=args.batch_size,
+        force=args.force,
+        device=args.device,
+        progress=lambda batches, total: tqdm(batches, "batches", total, disable=None),
+    )
+    if args.json:
+        Path(args.json).write_text(json.dumps(done.as_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    print("\n".join(done.lines()))
+    print(f"file        {output}")
+    return 0
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="topk-registry calibrate", description=main.__doc__)
+    add = parser.add_argument
+    add("model", metavar="model.onnx", help="a file of topk-registry export")
+    add(
+        "--data-dir",
+        required=True,
+        metavar="DIR",
+        help="folder with one folder per class, of images used neither in training nor in the choice of the model",
+    )
+    add("-o", "--output", metavar="FILE", help="the calibrated file (default: MODEL-sets.onnx)")
+    add("--alpha", type=within("(0, 1)"), default=0.1, help="probability that a set misses the class (default: 0.1)")
+    add("--score", choices=SCORES, default="lac", help="nonconformity score (default: lac)")
+    add("--rule", choices=RULES, default="marginal", help="one threshold, or one per class (default: marginal)")
+    add("--penalty", type=within("[0, inf)"), default=0.01, metavar="L", help="raps: cost per rank (default: 0.01)")
+    add("--k-reg", type=within("[0, inf)", int), default=5, metavar="K", help="raps: ranks without cost (default: 5)")
+    add("--temperature", type=within("(0, inf)"), default=1.0, metavar="T", help="divides the logits (default: 1)")
+    add("--report-share", type=within("(0, 1)"), default=0.5, metavar="P", help="share that measures (default: 0.5)")
+    add("--seed", type=within("[0, inf)", int), default=0, metavar="N", help="seed of the split (default: 0)")
+    add("--batch-size", type=positive, default=32, metavar="N", help="images per run (default: 32)")
+    add("--ignore-unknown-classes", action="store_true", help="skip folders that are not a class of the file")
+    add("--force", action="store_true", help="calibrate although labels look wrong; the file then has no guarantee")
+    add("--json", metavar="FILE", help="write the report as JSON, with coverage per class")
+    add("--device", choices=DEVICES, default="auto", help="where to run (default: a GPU if there is one)")
+    return parser

@@ -1,0 +1,103 @@
+"""``topk-registry predict``: the top-k classes and prediction sets of images.
+
+Exit status: 0 if all images have a prediction, 1 if some could not be read (the output marks them), 2 if an argument or
+input is wrong, 130 after Ctrl-C.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from topk_export.commands.common import add_runtime_flags, command, say
+from topk_registry.cli import ArgumentParser, positive, within
+
+MAX_SET = 100
+
+
+@command
+def main(argv: Sequence[str]) -> int:
+    """Predict images with an exported file."""
+    args = _parser().parse_args(argv)
+    from topk_export.predict import (
+        class_list,
+        find_images,
+        predict_to_parquet,
+        predicted,
+        write_csv,
+        write_json,
+        write_table,
+    )
+    from topk_export.runtime.predictor import Predictor
+
+    images = find_images(args.images)
+    predictor = Predictor(
+        args.model,
+        device=args.device,
+        require_gpu=args.require_gpu,
+        threads=args.threads,
+        exif=args.exif,
+        workers=args.workers,
+    )
+    options: dict[str, Any] = {"batch_size": args.batch_size, "max_set": args.max_set}
+    options |= {} if args.allow is None else {"allowed": class_list(args.allow)}
+    options |= {} if args.alpha is None else {"alpha": args.alpha}
+    if forced := (predictor.metadata.sets or {}).get("forced"):
+        say(f"warning: the prediction sets have no guarantee: {forced}")
+    if args.output:
+        with tqdm(total=len(images), unit="image", disable=None) as bar:
+
+            def counted(rows: Iterator[Any], done: int) -> Iterable[Any]:
+                bar.update(done - bar.n)
+                for row in rows:
+                    yield row
+                    bar.update()
+
+            shard = {"shard_size": args.shard_size, "progress": counted}
+            count, failed = predict_to_parquet(predictor, images, args.output, **shard, **options)
+        say(f"{count} images in {args.output}, {failed} without a prediction")
+        return int(failed > 0)
+    writer, place = (write_json, args.json) if args.json else (write_csv, args.csv) if args.csv else (write_table, "-")
+    silent = None if place != "-" or not sys.stdout.isatty() else True  # a bar would cut through the table
+    rows = tqdm(predicted(predictor, images, **options), total=len(images), unit="image", disable=silent)
+    with _opened(place) as stream:
+        failed = writer(rows, stream)
+    if failed:
+        say(f"{failed} of {len(images)} images have no prediction")
+    return int(failed > 0)
+
+
+@contextlib.contextmanager
+def _opened(place: str) -> Iterator[TextIO]:
+    if place == "-":
+        yield sys.stdout
+    else:
+        with open(place, "w", encoding="utf-8", newline="") as file:
+            yield file
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="topk-registry predict", description=__doc__)
+    add = parser.add_argument
+    add("model", metavar="model.onnx", help="a file of topk-registry export")
+    add(
+        "images",
+        nargs="+",
+        metavar="IMAGES",
+        help="image files, folders to search, or lists of paths (.txt, .lst, or - for stdin)",
+    )
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--json", metavar="FILE", help="write one JSON object per line (- for stdout)")
+    shape.add_argument("--csv", metavar="FILE", help="write one line per class (- for stdout)")
+    shape.add_argument("--output", metavar="DIR", help="write Parquet in shards; a run that was killed continues")
+    add("--shard-size", type=positive, default=1000, metavar="N", help="images per Parquet file (default: 1000)")
+    add("--allow", metavar="FILE|NAMES", help="class list: a file with one name per line, or names with commas between")
+    add("--alpha", type=within("(0, 1)"), help="miscoverage of the sets (default: that of the calibration)")
+    add("--max-set", type=positive, default=MAX_SET, metavar="N", help=f"classes of a set to list (default: {MAX_SET})")
+    add("--batch-size", type=positive, default=32, metavar="N", help="images per run (default: 32)")
+    add("--workers", type=positive, metavar="N", help="threads that read images (default: CPUs, at most 8)")
+    add("--exif", action="store_true", help="turn images as their EXIF orientation says")
+    add_runtime_flags(parser)
+    return parser

@@ -1,0 +1,1 @@
+"""An exported file over HTTP."""

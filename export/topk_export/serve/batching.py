@@ -1,0 +1,110 @@
+"""Dynamic batching: images of different requests run together."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from topk_export.runtime.predictor import Predictor
+from topk_export.runtime.ranking import Prediction, rank_rows
+
+
+@dataclass(frozen=True)
+class _Item:
+    x: np.ndarray
+    mask: np.ndarray | None
+    alpha: float | None
+    answer: "asyncio.Future[Prediction]"
+
+
+class Batcher:
+    """Collects inputs into batches, and returns to each caller its own prediction.
+
+    A batch contains inputs of the same ``alpha`` that arrived while the batch before it ran. One batch runs at a time,
+    in a thread.
+
+    Args:
+        predictor: the model.
+        max_batch: the largest number of inputs per batch.
+        max_set: classes of a set that a prediction lists.
+        on_batch: called with the size of each batch.
+    """
+
+    def __init__(
+        self, predictor: Predictor, *, max_batch: int, max_set: int, on_batch: Callable[[int], Any] = lambda size: None
+    ) -> None:
+        self._predictor, self._max_batch, self._max_set, self._on_batch = predictor, max_batch, max_set, on_batch
+        self._queue: deque[_Item] = deque()
+        self._news = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="inference")
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._work())
+
+    async def stop(self) -> None:
+        """Answer everything that waits, then stop."""
+        while self._queue:
+            await asyncio.sleep(0.01)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def __call__(self, x: np.ndarray, mask: np.ndarray | None = None, alpha: float | None = None) -> Prediction:
+        """Return the prediction of one input, which runs in a batch with others.
+
+        Args:
+            x: the input, without the batch axis.
+            mask: class list, bool [n].
+            alpha: miscoverage level.
+        """
+        item = _Item(x, mask, alpha, asyncio.get_running_loop().create_future())
+        self._queue.append(item)
+        self._news.set()
+        return await item.answer
+
+    async def _work(self) -> None:
+        while True:
+            while not self._queue:
+                self._news.clear()
+                await self._news.wait()
+            batch = self._next()
+            if not batch:
+                continue
+            self._on_batch(len(batch))
+            try:
+                results = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, batch)
+            except Exception as error:  # of onnxruntime, whose errors share no base class
+                results = [error] * len(batch)
+            for item, result in zip(batch, results, strict=True):
+                if item.answer.done():  # the caller timed out
+                    continue
+                if isinstance(result, Exception):
+                    item.answer.set_exception(result)
+                else:
+                    item.answer.set_result(result)
+
+    def _next(self) -> list[_Item]:
+        """Take the first input and those of the same alpha; drop inputs whose callers have gone."""
+        batch: list[_Item] = []
+        rest: list[_Item] = []
+        for item in self._queue:
+            if item.answer.done():
+                continue
+            fits = len(batch) < self._max_batch and (not batch or item.alpha == batch[0].alpha)
+            (batch if fits else rest).append(item)
+        self._queue = deque(rest)
+        return batch
+
+    def _run(self, batch: list[_Item]) -> list[Any]:
+        masks = None
+        if any(item.mask is not None for item in batch):
+            n = self._predictor.metadata.num_classes
+            masks = np.stack([np.ones(n, bool) if item.mask is None else item.mask for item in batch])
+        outputs = self._predictor.run(np.stack([item.x for item in batch]), allowed=masks, alpha=batch[0].alpha)
+        return list(rank_rows(outputs, self._predictor.metadata, allowed=masks, max_set=self._max_set))

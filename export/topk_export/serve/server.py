@@ -1,0 +1,105 @@
+"""Run the application on a socket, until SIGTERM or SIGINT."""
+
+import asyncio
+import socket
+import time
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from topk_export.serve.app import Service, create_app
+from topk_export.serve.limits import Limits
+
+CONNECTIONS = 1000
+DRAIN_SECONDS = 1.0  # in which clients learn by `Connection: close` that their connections end
+
+
+class TimedProtocol(H11Protocol):
+    """HTTP/1.1 with a limit on the time between requests of a connection, and on the time of a request's header.
+
+    uvicorn's configuration has the limit as the attribute ``header_seconds``.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_timer()
+        elif self._timer is None:
+            seconds = self.config.header_seconds  # type: ignore[attr-defined]
+            self._timer = self.loop.call_later(seconds, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Server(uvicorn.Server):
+    """A server that answers everything it accepted before it stops.
+
+    The first signal starts to drain: requests are still accepted, and each answer closes its connection. After
+    ``DRAIN_SECONDS`` the server stops listening and waits for requests in progress. A second signal ends it at once.
+    """
+
+    _stop_at: float | None = None
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        if self._stop_at is not None:
+            super().handle_exit(sig, frame)
+            return
+        service: Service = self.config.app.state.service  # type: ignore[union-attr]
+        service.draining = True
+        self._stop_at = time.monotonic() + DRAIN_SECONDS
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._stop_at is not None and time.monotonic() >= self._stop_at:
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 chooses a free one."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    # asyncio sets this only on sockets that it creates; without it each answer waits 40 ms for a delayed ACK
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def make_server(predictor: Any, limits: Limits, hosts: Any, *, access_log: bool = False) -> Server:
+    """Build the server of a loaded model; arguments as of :func:`create_app`."""
+    config = uvicorn.Config(
+        create_app(predictor, limits, hosts),
+        http=TimedProtocol,
+        ws="none",
+        log_level="info" if access_log else "warning",
+        access_log=access_log,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=int(limits.header_seconds),
+        timeout_graceful_shutdown=int(limits.request_seconds) + 1,
+    )
+    config.header_seconds = limits.header_seconds  # type: ignore[attr-defined]
+    return Server(config)
