@@ -10,9 +10,9 @@ from typing import Any
 
 from topk_registry import registry
 from topk_registry.cli import INTERRUPTED, ArgumentParser
-from topk_registry.cli.commands import DISTRIBUTION
 from topk_registry.cli.progress import Progress
 from topk_registry.registry import environment
+from topk_registry.registry.discovery import OURS as DISTRIBUTION
 
 
 def main(argv: Sequence[str]) -> int:
