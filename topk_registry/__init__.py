@@ -202,7 +202,7 @@ else:
         return getattr(import_module(f"topk_registry.{home}"), name) if home else __getattr__(name)
 
     def _version() -> str:
-        from topk_registry.registry.environment import installed_version
+        from topk_registry.registry.discovery import installed_version
 
         project = Path(__file__).parents[1] / "pyproject.toml"  # of a checkout that is not installed
         if installed := installed_version("topk-registry"):

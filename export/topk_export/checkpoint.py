@@ -134,7 +134,7 @@ def _create(name: str, num_classes: int | None, pretrained: bool, options: Mappi
     import timm
     import torchvision
 
-    import topk_registry.train.setup.convnet  # noqa: F401  registers the trainer's built-in network with timm
+    import topk_registry.nn.convnet  # noqa: F401  registers the trainer's built-in network with timm
 
     plain = name.removeprefix("torchvision:").removeprefix("timm:")
     classes = {} if num_classes is None else {"num_classes": num_classes}

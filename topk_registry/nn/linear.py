@@ -10,14 +10,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topk_registry.nn._masses import Masses, smooth_topk
+from topk_registry.losses.targets import LabelMixture, Masses, check_target
+from topk_registry.nn._masses import smooth_topk
 from topk_registry.ops.distributed import Group, OwnRows, agreed, gather_rows, outside_graphs
 from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset import graph
 from topk_registry.ops.ksubset import linear as chunked
 from topk_registry.ops.ksubset.linear import Problem, TopClasses
 from topk_registry.ops.ksubset.ranks import classes_per_rank, first_class
-from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.values import choice, integer, number
 
 REDUCTIONS = ("none", "mean", "sum")
@@ -86,9 +86,11 @@ def linear_smooth_topk(
     Reference: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018.
     """
     alpha = torch.as_tensor(alpha, device=features.device).detach()
-    masses_of = partial(
-        Masses.of, weight=class_weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index
-    )
+
+    def masses_of(target: Tensor | LabelMixture, n: int, x: Tensor) -> Masses:
+        ignores = check_target(x.new_zeros(()).expand(len(x), n), target, ignore_index)
+        options = {"weight": class_weight, "label_smoothing": label_smoothing, "ignore_index": ignore_index}
+        return Masses.of(target, n, **options, reduction=reduction, ignores=ignores)
 
     def check() -> dict[str, float]:
         _check_layer(features, weight, bias, k, chunk)
@@ -110,12 +112,12 @@ def linear_smooth_topk(
     if num_classes not in (None, n):
         raise ValueError(f"weight has {n} rows, num_classes is {num_classes}")
     masses = masses_of(target, n, features)
-    x, size = _counted(features, masses), chunked.chunk_size(features, chunk)
+    x, size = masses.usable(features), chunked.chunk_size(features, chunk)
     if n <= size or n < chunked.min_classes(k):
         losses = smooth_topk(F.linear(x, weight, bias), masses, k=k, tau=tau, alpha=alpha)
     else:
         losses = _losses(x, weight, bias, masses, alpha, tau, _problem(x, k, k * tau, size))
-    return losses if reduction == "none" else losses.sum()
+    return losses if reduction == "none" else _total(losses, reduction)
 
 
 @outside_graphs
@@ -202,12 +204,17 @@ def _over_ranks(
         x.register_hook(lambda g: g * len(sizes))
     masses = masses_of(gather_rows(target.long(), sizes, group), n, x)
     p = _problem(x, k, k * tau, chunked.chunk_size(x, chunk), first, group)
-    losses = _losses(_counted(x, masses), weight, bias, masses, alpha, tau, p)
+    losses = _losses(masses.usable(x), weight, bias, masses, alpha, tau, p)
     if reduction == "none":
         own = OwnRows.apply(losses, sizes, group)
         assert isinstance(own, Tensor)
         return own
-    return losses.sum()
+    return _total(losses, reduction)
+
+
+def _total(losses: Tensor, reduction: str) -> Tensor:
+    """Return the sum of losses whose masses hold the mean's divisor; a mean of no rows is NaN."""
+    return losses.mean() if reduction == "mean" and not len(losses) else losses.sum()
 
 
 def _agree(check, k: int, group: Group, num_classes: int | None, device: torch.device) -> tuple[list[int], int, int]:
@@ -225,11 +232,6 @@ def _problem(x: Tensor, k: int, theta: float, chunk: int, first: int = 0, group:
     dtype = chunked.product_dtype(x)
     smallest = 4 * torch.finfo(torch.promote_types(dtype, torch.float32)).tiny
     return Problem(k, max(theta, smallest), chunk, dtype, first, group)
-
-
-def _counted(features: Tensor, masses: Masses) -> Tensor:
-    """Return the features with zeros in ignored rows: NaN there must not reach the gradient of the weight."""
-    return features if masses.counts is None else features.masked_fill(~masses.counts[:, None], 0.0)
 
 
 def _check_layer(features: Tensor, weight: Tensor, bias: Tensor | None, k: int, chunk: int | None) -> None:

@@ -199,7 +199,7 @@ def power_sums(w: Tensor, k: int) -> Tensor:
     for j in range(2, k + 1):
         if j > reach:
             bound, reach = 2.0 ** (-bits / j), span * j / bits
-            base = torch.where(w > bound, w, 0.0)
+            base = F.threshold(w, bound, 0.0)  # several times as fast as torch.where
             power = base if j == 2 else power
         power = power * base
         sums.append(power.sum(-1, keepdim=True))
