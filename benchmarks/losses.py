@@ -1,10 +1,11 @@
 """Time losses beside cross-entropy on the same kind of target, on the CPU, and beside another checkout.
 
-    python -m benchmarks.losses [--losses smooth_topk_svm,focal] [--targets labels] [--against DIR] [--json FILE]
+    python -m benchmarks.losses [--losses smooth_topk_svm,focal] [--targets labels] [--against PYTHON] [--json FILE]
 
-A figure is the time of forward and backward pass, in units of ``F.cross_entropy`` with the same kind of target. In every
-round, each subject is timed in turn; the figures are medians over rounds. With ``--against DIR`` the losses of a second
-checkout are timed in the same rounds, in a process of its own, and the last column is the ratio of both.
+A figure is the time of forward and backward pass, in units of ``F.cross_entropy`` with the same kind of target. In each
+round, every subject is timed in turn; the figures are medians over rounds. ``--against PYTHON`` names the interpreter
+of an environment with a second checkout: its losses are timed in the same rounds, in a process of its own, and the last
+column is the ratio of both.
 """
 
 import argparse
@@ -24,7 +25,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-HERE = Path(__file__).resolve().parents[1]
 SHAPES = ((64, 100), (256, 1000), (256, 10_000))
 TARGETS = ("labels", "smoothing", "mixup")
 CROSS_ENTROPY = "cross_entropy"
@@ -121,13 +121,12 @@ def work() -> None:
 
 
 @contextmanager
-def worker(checkout: Path, threads: int) -> Iterator[Callable[..., float | str]]:
-    """Start a process that times the losses of a checkout; yield ``seconds(*case)``."""
-    paths = [str(checkout), str(checkout / "plugins")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(threads)}
-    command = [sys.executable, str(Path(__file__).resolve()), "--worker"]
+def worker(python: Path, threads: int) -> Iterator[Callable[..., float | str]]:
+    """Start a process that times the losses of an environment; yield ``seconds(*case)``."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    command = [str(python), str(Path(__file__).resolve()), "--worker"]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True, cwd=checkout
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -212,7 +211,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--against", type=Path, help="a second checkout, timed in the same rounds")
+    parser.add_argument("--against", type=Path, help="interpreter of another environment")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -220,8 +219,10 @@ def main() -> int:
         work()
         return 0
     losses, rows = args.losses.split(","), []
-    checkouts = {"this": HERE} | ({} if args.against is None else {"against": args.against.resolve()})
-    with worker(checkouts["this"], args.threads) as this, worker(checkouts.get("against", HERE), args.threads) as other:
+    with (
+        worker(Path(sys.executable), args.threads) as this,
+        worker(args.against or Path(sys.executable), args.threads) as other,
+    ):
         subjects = {"this": this} | ({} if args.against is None else {"against": other})
         print(f"{'loss':24} {'target':10} {'shape':>10} {'time':>13} {'x CE':>6} {'bound':>6}  x against")
         for shape in (tuple(map(int, one.split("x"))) for one in args.shapes.split(",")):

@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from topk_plugins.berrada import SmoothTopKSVM, TopKNLL
     from topk_plugins.conformal import ConformalTraining, LowVarianceConformalTraining
     from topk_plugins.encouraging import Encouraging, Mirror
     from topk_plugins.epsilon import EpsilonSoftmax
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from topk_plugins.robust import GeneralisedCrossEntropy
     from topk_plugins.sander import SparseTopK
     from topk_plugins.sigmoid import SigmoidMAE, SigmoidMSE
+    from topk_plugins.smooth_topk import SmoothTopKSVM, TopKNLL
     from topk_plugins.spherical import LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound
 
 _HOMES = {

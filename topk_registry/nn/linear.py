@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from topk_registry.losses.targets import LabelMixture, Masses, check_target
-from topk_registry.nn._masses import smooth_topk
 from topk_registry.ops.distributed import Group, OwnRows, agreed, gather_rows, outside_graphs
 from topk_registry.ops.hinge import soft_hinge
-from topk_registry.ops.ksubset import graph
+from topk_registry.ops.ksubset import graph, smooth_topk
 from topk_registry.ops.ksubset import linear as chunked
 from topk_registry.ops.ksubset.linear import Problem, TopClasses
 from topk_registry.ops.ksubset.ranks import classes_per_rank, first_class
