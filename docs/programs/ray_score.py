@@ -2,8 +2,8 @@
 
     python ray_score.py model.onnx /data/images /data/predictions --workers 8 --alpha 0.05
 
-Each worker opens the file once. Every machine must be able to read the paths, as on a shared disk. For object stores read
-the bytes with ``ray.data.read_binary_files`` instead of ``from_items``: a predictor takes bytes, too.
+Each worker opens the file once. Every machine must be able to read the paths, as on a shared disk. For object stores,
+read the bytes with ``ray.data.read_binary_files`` instead of ``from_items``: a predictor takes bytes, too.
 """
 
 import argparse
