@@ -49,6 +49,8 @@ from warnings import warn
 if TYPE_CHECKING:
     from topk_registry.distributions import KSubset as KSubset
     from topk_registry.losses.base import ClassificationLoss as ClassificationLoss
+    from topk_registry.losses.base import CommonOptions as CommonOptions
+    from topk_registry.losses.base import SoftmaxLoss as SoftmaxLoss
     from topk_registry.losses.base import TopKLoss as TopKLoss
     from topk_registry.losses.batch import BatchLoss as BatchLoss
     from topk_registry.losses.ranks import mean_over_ranks as mean_over_ranks
@@ -106,6 +108,8 @@ else:
         "BatchLoss": "losses.batch",
         "ChunkedUpdate": "nn.chunked_update",
         "ClassificationLoss": "losses.base",
+        "CommonOptions": "losses.base",
+        "SoftmaxLoss": "losses.base",
         "CosineClassifier": "nn.classifier",
         "KSubset": "distributions",
         "LabelMixture": "ops.targets.label_mixture",
@@ -198,7 +202,7 @@ else:
         return getattr(import_module(f"topk_registry.{home}"), name) if home else __getattr__(name)
 
     def _version() -> str:
-        from topk_registry.registry.environment import installed_version
+        from topk_registry.registry.discovery import installed_version
 
         project = Path(__file__).parents[1] / "pyproject.toml"  # of a checkout that is not installed
         if installed := installed_version("topk-registry"):

@@ -7,14 +7,12 @@ from torch import Tensor
 
 from topk_registry.losses.targets import Masses, Target, check_logits, check_reduction, check_target
 from topk_registry.nn.linear import linear_smooth_topk
-from topk_registry.nn.soft_topk import linear_soft_topk
 from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset import smooth_topk, topk_label_margins, topk_log_odds, topk_marginals, topk_margins
 from topk_registry.ops.perturbed import perturbed_topk
 
 __all__ = [
     "linear_smooth_topk",
-    "linear_soft_topk",
     "perturbed_topk",
     "smooth_topk",
     "smooth_topk_loss",

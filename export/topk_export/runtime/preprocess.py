@@ -237,7 +237,8 @@ def _opened(source: Any, max_pixels: int) -> Iterator[tuple[Image.Image, str]]:
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageTooLargeError(f"{name} has too many pixels: {error}") from error
+        # Pillow's own limit is larger than ours
+        raise ImageTooLargeError(f"{name} has more pixels than the limit of {max_pixels}") from error
     except FileNotFoundError as error:
         problem = "is a URL; download it first" if "://" in name else "does not exist"
         raise ImageError(f"{name} {problem}") from error

@@ -241,7 +241,8 @@ class Guard:
             if message["type"] == "http.response.start":
                 route = scope["path"] if scope["path"] in ROUTES else "other"
                 self._service.metrics.requests[route, message["status"]] += 1
-                closing = ((b"connection", b"close"),) if self._service.draining else ()
+                unread = scope["method"] == "POST" and message["status"] >= 400  # the body may not have been read
+                closing = ((b"connection", b"close"),) if self._service.draining or unread else ()
                 message = {**message, "headers": [*message.get("headers", ()), *HEADERS, *closing]}
             await send(message)
 

@@ -187,14 +187,17 @@ async def _form(request: Request, body: bytes, limits: Limits) -> tuple[list[byt
         raise HTTPException(400, f"the form cannot be parsed: {getattr(error, 'message', error)}") from error
     images: list[bytes] = []
     fields: dict[str, Any] = {}
-    for name, value in form.multi_items():
-        if name == "image" and isinstance(value, UploadFile):
-            images.append(await value.read())
-        elif name in FIELDS and isinstance(value, str):
-            fields.setdefault(name, []).append(value)
-        else:
-            raise HTTPException(400, f"the form takes files 'image' and the fields {', '.join(FIELDS)}, got {name!r}")
-    await form.close()
+    try:
+        for name, value in form.multi_items():
+            if name == "image" and isinstance(value, UploadFile):
+                images.append(await value.read())
+            elif name in FIELDS and isinstance(value, str):
+                fields.setdefault(name, []).append(value)
+            else:
+                expected = f"the form takes files 'image' and the fields {', '.join(FIELDS)}"
+                raise HTTPException(400, f"{expected}, got {name[:50]!r}")
+    finally:
+        await form.close()
     return images, fields
 
 

@@ -8,11 +8,13 @@ s_y with. Yang and Koyejo show which of them are consistent with top-k error.
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from topk_plugins._margins import checked_gaps
-from topk_registry import TopKLoss
-from topk_registry.rows import RowLoss, topk_hinge_rows
+from topk_plugins._rows import at_labels, nan_if_invalid
+from topk_registry import CommonOptions, TopKLoss
 
 
 class TopKSVM(TopKLoss):
@@ -30,7 +32,7 @@ class TopKSVM(TopKLoss):
         k: size of the set in which the label should be, 1 <= k < n.
         alpha: required gap, at least 0: the loss is 0 once the label is k times as far ahead. One number, or one for
             each class [n].
-        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> TopKSVM(k=1)(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([0]))
@@ -49,14 +51,9 @@ class TopKSVM(TopKLoss):
         k: int = 5,
         *,
         alpha: float | Tensor | Sequence[float] = 1.0,
-        weight: Tensor | Sequence[float] | None = None,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-        ignore_index: int = -100,
+        **common: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(
-            k, weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index
-        )
+        super().__init__(k, **common)
         self._take_alpha(alpha)
 
     def _take_alpha(self, alpha: float | Tensor | Sequence[float]) -> None:
@@ -74,17 +71,21 @@ class TopKSVM(TopKLoss):
         else:
             super().set_option(name, value)
 
-    takes_half = True
+    def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
+        gap = self._gaps(logits)
+        lead = _lead_of_rival(logits, labels, self.k) / self.k
+        return (lead + (gap[labels] if isinstance(gap, Tensor) else gap)).clamp(min=0)
 
-    def row_loss(self, logits: Tensor) -> RowLoss:
-        return topk_hinge_rows(self.k, alpha=self._gaps(logits), factor=1 / self.k)
+    def per_class(self, logits: Tensor) -> Tensor:
+        lead = (_best_rival(logits, self.k) - logits) / self.k
+        return nan_if_invalid((lead + self._gaps(logits)).clamp(min=0), logits)
 
     def _gaps(self, logits: Tensor) -> float | Tensor:
         if not isinstance(self.alpha, Tensor):
             return self.alpha
         if len(self.alpha) != logits.shape[1]:
             raise ValueError(f"alpha has {len(self.alpha)} entries, logits have {logits.shape[1]} classes")
-        return self.alpha
+        return self.alpha.to(logits)
 
     def extra_repr(self) -> str:
         alpha = f"[{len(self.alpha)}]" if isinstance(self.alpha, Tensor) else f"{self.alpha:g}"
@@ -105,7 +106,7 @@ class TopKHinge(TopKLoss):
 
     Args:
         k: size of the set in which the label should be, 1 <= k < n.
-        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> TopKHinge(k=2)(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([2]))
@@ -114,10 +115,11 @@ class TopKHinge(TopKLoss):
     Reference: Lapin, Hein, Schiele 2015, "Top-k Multiclass SVM".
     """
 
-    takes_half = True
+    def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return (1 + _lead_of_rival(logits, labels, self.k)).clamp(min=0)
 
-    def row_loss(self, logits: Tensor) -> RowLoss:
-        return topk_hinge_rows(self.k)
+    def per_class(self, logits: Tensor) -> Tensor:
+        return nan_if_invalid((1 + _best_rival(logits, self.k) - logits).clamp(min=0), logits)
 
 
 class TopKHingeConvex(TopKLoss):
@@ -135,7 +137,7 @@ class TopKHingeConvex(TopKLoss):
 
     Args:
         k: size of the set in which the label should be, 1 <= k < n.
-        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> TopKHingeConvex(k=2)(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([2]))
@@ -144,10 +146,21 @@ class TopKHingeConvex(TopKLoss):
     Reference: Lapin, Hein, Schiele 2015, "Top-k Multiclass SVM", the loss called alpha.
     """
 
-    takes_half = True
+    def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
+        rivals = logits.scatter(1, labels[:, None], -torch.inf).topk(self.k, dim=1).values  # [B, k]
+        losses = self._hinge(rivals[:, :-1].sum(1), rivals[:, -1], at_labels(logits, labels))
+        return nan_if_invalid(losses, logits)
 
-    def row_loss(self, logits: Tensor) -> RowLoss:
-        return topk_hinge_rows(self.k, against="mean")
+    def per_class(self, logits: Tensor) -> Tensor:
+        top, index = _ranked(logits, self.k)
+        is_top = torch.zeros_like(logits, dtype=torch.bool).scatter(1, index[:, :-1], True)
+        better = torch.where(is_top, top[:, : self.k].sum(1, True) - logits, top[:, : self.k - 1].sum(1, True))
+        losses = self._hinge(better, torch.where(is_top, top[:, -1:], top[:, -2:-1]), logits)
+        return nan_if_invalid(losses, logits)
+
+    def _hinge(self, better: Tensor, last: Tensor, score: Tensor) -> Tensor:
+        """Return the loss from the sum of the k - 1 best rivals, the k-th rival and the label's score."""
+        return ((better + self.k - 1 + torch.maximum(last + 1, score)) / self.k - score).clamp(min=0)
 
 
 class TopKHingeCalibrated(TopKLoss):
@@ -164,7 +177,7 @@ class TopKHingeCalibrated(TopKLoss):
 
     Args:
         k: size of the set in which the label should be, 1 <= k < n.
-        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> TopKHingeCalibrated(k=2)(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([1]))
@@ -173,7 +186,35 @@ class TopKHingeCalibrated(TopKLoss):
     Reference: Yang, Koyejo 2020, "On the Consistency of Top-k Surrogate Losses".
     """
 
-    takes_half = True
+    def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
+        threshold = _ranked(logits, self.k)[0][:, -1]
+        return nan_if_invalid((1 + threshold - at_labels(logits, labels)).clamp(min=0), logits)
 
-    def row_loss(self, logits: Tensor) -> RowLoss:
-        return topk_hinge_rows(self.k, against="rank")
+    def per_class(self, logits: Tensor) -> Tensor:
+        return nan_if_invalid((1 + _ranked(logits, self.k)[0][:, -1:] - logits).clamp(min=0), logits)
+
+
+def _ranked(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k + 1 largest scores and their classes, [B, k + 1]; NaN in rows with a NaN, which topk puts first."""
+    top, index = s.topk(k + 1, dim=1)
+    return torch.where(top[:, :1].isnan(), torch.nan, top), index
+
+
+def _best_rival(s: Tensor, k: int) -> Tensor:
+    """Return (s without c)_[k] of every class c [B, n]: s_[k+1] for the k classes on top and s_[k] for the others.
+
+    Ties are broken by topk's choice of classes, so that a gradient reaches one class only.
+    """
+    top, index = _ranked(s, k)
+    is_top = torch.zeros_like(s, dtype=torch.bool).scatter(1, index[:, :k], True)
+    return torch.where(is_top, top[:, k:], top[:, k - 1 : k])
+
+
+def _lead_of_rival(s: Tensor, labels: Tensor, k: int) -> Tensor:
+    """Return (s without y)_[k] - s_y [B]; both scores are gathered at once, for one gradient of the size of s."""
+    top, index = _ranked(s.detach(), k)
+    is_top = (index[:, :k] == labels[:, None]).any(1)
+    rival = torch.where(is_top, index[:, k], index[:, k - 1])
+    both = s.gather(1, torch.stack([rival, labels], 1))  # [B, 2]
+    lead = both[:, 0] - both[:, 1]
+    return nan_if_invalid(torch.where(top[:, 0].isnan(), torch.nan, lead), s)
