@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from topk_export.errors import ImageError, ModelFileError, PredictionError
+from topk_export.errors import ImageError, ModelFileError
 from topk_export.runtime.metadata import ALLOWED, ALPHA, Metadata
 from topk_export.runtime.preprocess import MAX_PIXELS, read_image
 from topk_export.runtime.ranking import Prediction, check_outputs, rank_rows
