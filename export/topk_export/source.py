@@ -121,6 +121,8 @@ def _from_checkpoint(
 ) -> Source:
     checkpoint = read_checkpoint(path, ema=ema)
     args = checkpoint.args
+    if args:  # timm's training and ours evaluate center crops, whatever the model's published configuration says
+        args = {**args, "crop_mode": args.get("crop_mode") or "center"}
     name = name or checkpoint.model_name
     if name is None:
         raise ExportError(f"{checkpoint.path} does not record its model: name it (model=, on the command line --model)")
@@ -129,9 +131,10 @@ def _from_checkpoint(
     source = Source(built, name, preprocess_of(built, name, args, data_config), sha256=checkpoint.sha256)
     source.weights = "ema" if checkpoint.ema else "model"
     n = getattr(built, "num_classes", None) or num_classes_of(built)
-    names = checkpoint.path.parent / CLASSES
-    if names.is_file() and len(class_names := read_class_names(names)) <= n:  # a run may have more outputs than classes
-        source.class_names = (*class_names, *map(str, range(len(class_names), n)))
+    file = checkpoint.path.parent / CLASSES
+    names = tuple(args.get("class_names") or (read_class_names(file) if file.is_file() else ()))
+    if 0 < len(names) <= n:  # a run may have more outputs than classes
+        source.class_names = (*names, *map(str, range(len(names), n)))
     source.task = args.get("task") or CLASSIFICATION
     source.loss = args.get("loss")
     if source.task != MULTILABEL:
