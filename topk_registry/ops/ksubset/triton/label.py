@@ -157,16 +157,28 @@ def search_row(
     tl.debug_barrier()  # these entries have been written with odds of zero, by other threads
     tl.store(gradient_ptr + here * S + where, of_margin * (p * in_top), mask=(lane < size) & (where < n))
     tl.store(gradient_ptr + here * S + label, of_margin, mask=label >= 0)
-    if broken & (a == float("-inf")) & (s_y == s_y):  # a set of k classes holds all with a finite score
-        bad = tl.zeros((1, N), tl.int32)
-        for tile in range(tiles):
-            s = others(scores_ptr, live, y, shift, tile, n, 1, N, SHIFTED)
-            bad = bad | (s != s).to(tl.int32)
-        if tl.max(tl.max(bad, 1), 0) == 0:
-            tl.debug_barrier()
-            clear(value_ptr, gradient_ptr + start, row, shift, live, n, 1, N, TILES, SHIFTED)
-            tl.debug_barrier()
-            tl.store(value_ptr + here, tl.where(s_y == float("-inf"), float("inf"), 0.0))
+    if broken & (a == float("-inf")):  # a set of k classes holds all with a finite score
+        settle_few(s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, n, S, N)
+
+
+@triton.jit
+def settle_few(
+    s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, n: tl.constexpr, S: tl.constexpr, N: tl.constexpr
+):
+    """Write a gradient of zero, and a loss of zero, or inf if the label's score is -inf; not where a score is NaN."""
+    _, s_y = label_and_score(s_ptr, label_ptr, here, here >= 0, n, S)
+    stop = n + depth - depth
+    bad = tl.zeros((N,), tl.int32)
+    for first in range(0, stop, N):
+        col = first + tl.arange(0, N)
+        s = tl.load(s_ptr + here * S + col, mask=col < n, other=0.0).to(tl.float32)
+        bad = bad | (s != s).to(tl.int32)
+    if (tl.max(bad, 0) == 0) & (s_y == s_y):
+        for first in range(0, stop, N):
+            col = first + tl.arange(0, N)
+            zero = tl.zeros((N,), tl.float32).to(gradient_ptr.dtype.element_ty)
+            tl.store(gradient_ptr + here * S + col, zero, mask=col < n)
+        tl.store(value_ptr + here, tl.where(s_y == float("-inf"), float("inf"), 0.0))
 
 
 @triton.jit

@@ -317,23 +317,35 @@ def search_masses(
         for m in tl.static_range(M):
             own = at_label(steps, labels, m, M) + of_both(odds[m], to_first, u_after, H, H_after, k)
             tl.store(gradient_ptr + row * S + labels[m + 1], own + spoilt, mask=wanted[m])
-    if broken & known:  # without mass a NaN does not matter; a set of k classes holds all with a finite score
-        bad = tl.zeros((1, N), tl.int32)
-        reached = tl.zeros((1, N), tl.int32)
-        missed = tl.zeros((1, N), tl.int32)
-        for tile in range(tiles):
-            s = others(scores_ptr, live, y, shift, tile, n, 1, N, SHIFTED)
-            q = masses(masses_ptr, labels, shares, live, shift, tile, M, n, 1, N, SHIFTED)
-            bad = bad | (s != s).to(tl.int32)
-            reached = reached | (q != 0.0).to(tl.int32)
-            missed = missed | ((q != 0.0) & (s == float("-inf"))).to(tl.int32)
-        without_mass = tl.max(tl.max(reached, 1), 0) == 0
-        too_few = (after == float("-inf")) & (tl.max(tl.max(bad, 1), 0) == 0)
-        if without_mass | too_few:
-            tl.debug_barrier()
-            clear(value_ptr, gradient_ptr + start, row, shift, live, n, 1, N, TILES, SHIFTED)
-            tl.debug_barrier()
-            tl.store(value_ptr + here, tl.where(tl.max(tl.max(missed, 1), 0) > 0, float("inf"), 0.0))
+    if broken & known:
+        settle_broken(
+            scores_ptr, masses_ptr, labels, shares, value_ptr, gradient_ptr + start, row, live, y, shift, after, tiles,
+            M, n, N, TILES, SHIFTED,
+        )  # fmt: skip
+
+
+@triton.jit
+def settle_broken(
+    scores_ptr, masses_ptr, labels, shares, value_ptr, gradient_ptr, row, live, y, shift, after, tiles,
+    M: tl.constexpr, n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """Write what a broken row has in place of NaN: zeros if it has no mass or, with at most k finite scores and no NaN,
+    a loss of zero for these and inf for all other classes."""
+    bad = tl.zeros((1, N), tl.int32)
+    some = tl.zeros((1, N), tl.int32)
+    missed = tl.zeros((1, N), tl.int32)
+    for tile in range(tiles):
+        s = others(scores_ptr, live, y, shift, tile, n, 1, N, SHIFTED)
+        q = masses(masses_ptr, labels, shares, live, shift, tile, M, n, 1, N, SHIFTED)
+        bad = bad | (s != s).to(tl.int32)
+        some = some | (q != 0.0).to(tl.int32)
+        missed = missed | ((q != 0.0) & (s == float("-inf"))).to(tl.int32)
+    too_few = (after == float("-inf")) & (tl.max(tl.max(bad, 1), 0) == 0)
+    if (tl.max(tl.max(some, 1), 0) == 0) | too_few:
+        tl.debug_barrier()
+        clear(value_ptr, gradient_ptr, row, shift, live, n, 1, N, TILES, SHIFTED)
+        tl.debug_barrier()
+        tl.store(value_ptr + row, tl.where(tl.max(missed, 1) > 0, float("inf"), 0.0))
 
 
 @triton.jit
