@@ -178,9 +178,9 @@ def test_marginals_train_the_model():
 def test_temperature_is_found_where_labels_follow_the_model(scale, ratio):
     """Labels drawn in proportion to the marginals of logits / T: T is the best temperature, whatever its size."""
     g = torch.Generator().manual_seed(0)
-    s, k, T = scale * torch.randn(5_000, 12, generator=g), 3, ratio * scale
+    s, k, T = scale * torch.randn(2_000, 12, generator=g), 3, ratio * scale
     label = torch.multinomial(topk_marginals(s, k, temperature=T), 1, generator=g)[:, 0]
-    assert fit_temperature(s, label, k) == pytest.approx(T, rel=0.1)
+    assert fit_temperature(s, label, k) == pytest.approx(T, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_temperature_is_found_where_labels_follow_the_model(scale, ratio):
         (lambda: TopKClassifier(torchvision.models.resnet18(num_classes=4), 2)(torch.zeros(3, 32, 32)), "images"),
         (lambda: fit_temperature(torch.zeros(0, 5), torch.zeros(0).long(), 2), "held-out"),
         (lambda: fit_temperature(torch.zeros(4, 5), torch.zeros(4).long(), 2), "differ"),
-        (lambda: fit_temperature(torch.randn(4, 5), torch.full((4,), 5), 2), "label"),
+        (lambda: fit_temperature(torch.randn(4, 5), torch.full((4,), 5), 2), "5"),
     ],
 )
 def test_bad_input(make, word):

@@ -234,7 +234,10 @@ class SoftmaxLoss(ClassificationLoss):
         return self.curve(F.cross_entropy(logits, labels, reduction="none"))
 
     def per_class(self, logits: Tensor) -> Tensor:
-        return self.curve(-logits.log_softmax(1))
+        nll = -logits.log_softmax(1)
+        excluded = nll == torch.inf  # a score of -inf; products of zero and infinity in the curve's slope would be NaN
+        limit = self.curve(torch.full((), torch.inf, dtype=nll.dtype, device=nll.device)).detach()
+        return torch.where(excluded, limit, self.curve(nll.masked_fill(excluded, 1.0)))
 
 
 class TopKLoss(ClassificationLoss):

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from topk_registry.nn.classifier import num_classes_of
-from topk_registry.ops.ksubset import graph, topk_label_margins, topk_marginals
+from topk_registry.ops.ksubset import graph
+from topk_registry.ops.ksubset.api import topk_label_margins, topk_marginals
 from topk_registry.ops.values import integer, number
 
 
@@ -83,7 +84,7 @@ class TopKHead(nn.Module):
         top, indices = logits.topk(self.k)
         if allowed is not None:
             indices = torch.where(top == -torch.inf, -1, indices)
-        return TopKOutput(logits, _marginals(logits, self.k, self.temperature, allowed), indices)
+        return TopKOutput(logits, _marginals(logits, self.k, self.temperature), indices)
 
     if TYPE_CHECKING:  # torch declares that a call returns anything
 
@@ -140,9 +141,9 @@ class TopKClassifier(nn.Module):
         def __call__(self, images: Tensor, allowed: Tensor | None = None) -> TopKOutput: ...
 
 
-def _marginals(logits: Tensor, k: int, temperature: float, allowed: Tensor | None) -> Tensor:
-    """Compute the marginals; for an export or a list of classes, in a form of fixed shapes and standard operations."""
-    if allowed is None and not torch.compiler.is_exporting():
+def _marginals(logits: Tensor, k: int, temperature: float) -> Tensor:
+    """Compute the marginals; in an export, in a form of fixed shapes and standard operations."""
+    if not torch.compiler.is_exporting():
         return topk_marginals(logits, k, temperature=temperature)
     rows = logits.reshape(-1, logits.shape[-1]).to(torch.promote_types(logits.dtype, torch.float32))
     return graph.marginals(rows, k, temperature).view(logits.shape)

@@ -1,7 +1,7 @@
 """A linear classifier and the smooth top-k SVM in one, for more classes than there is memory for their logits."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from topk_registry.losses.targets import LabelMixture, Masses, check_target
-from topk_registry.nn._masses import smooth_topk
 from topk_registry.ops.distributed import Group, OwnRows, agreed, gather_rows, outside_graphs
 from topk_registry.ops.hinge import soft_hinge
-from topk_registry.ops.ksubset import graph
 from topk_registry.ops.ksubset import linear as chunked
+from topk_registry.ops.ksubset.api import smooth_topk, topk_marginals
 from topk_registry.ops.ksubset.linear import Problem, TopClasses
 from topk_registry.ops.ksubset.ranks import classes_per_rank, first_class
 from topk_registry.ops.values import choice, integer, number
@@ -92,7 +91,7 @@ def linear_smooth_topk(
         options = {"weight": class_weight, "label_smoothing": label_smoothing, "ignore_index": ignore_index}
         return Masses.of(target, n, **options, reduction=reduction, ignores=ignores)
 
-    def check() -> dict[str, float]:
+    def check() -> Mapping[str, float]:
         _check_layer(features, weight, bias, k, chunk)
         number(tau, "tau", above=0)
         choice(reduction, "reduction", REDUCTIONS)
@@ -142,7 +141,7 @@ def linear_topk(
         tensor([[0.5761, 0.5761, 0.5761]])
     """
 
-    def check() -> dict[str, float]:
+    def check() -> Mapping[str, float]:
         _check_layer(features, weight, bias, k, chunk)
         number(temperature, "temperature", above=0)
         facts = {"number of rows": len(features), "features": features.shape[1], "classes": len(weight)}
@@ -159,7 +158,7 @@ def linear_topk(
         return chunked.linear_topk_classes(features, weight, bias, _problem(features, k, temperature, size))
     with torch.no_grad():
         logits = F.linear(features, weight, bias)
-        marginals = graph.marginals(logits.to(torch.promote_types(logits.dtype, torch.float32)), k, temperature)
+        marginals = topk_marginals(logits, k, temperature=temperature)
         top, indices = logits.topk(k)
         return TopClasses(indices, top, marginals.gather(1, indices))
 

@@ -5,7 +5,7 @@ Every rank of a group calls the same functions in the same order. A step waits f
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ class OwnRows(torch.autograd.Function):
 
 
 def agreed(
-    check: Callable[[], dict[str, float]], group: Group, device: torch.device, *, may_differ: Sequence[str] = ()
+    check: Callable[[], Mapping[str, float]], group: Group, device: torch.device, *, may_differ: Sequence[str] = ()
 ) -> dict[str, list[float]]:
     """Exchange what each rank was given; raise on all ranks if one has an error or two disagree.
 

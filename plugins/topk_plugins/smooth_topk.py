@@ -1,0 +1,227 @@
+"""Smooth top-k SVM and top-k likelihood.
+
+With x = s / (k tau) and l_y the log-odds of the label being in a random k-set drawn in proportion to prod exp(x), both
+losses are tau softplus(alpha / tau - l_y). In terms of the margin m_y = k tau l_y, a smooth gap between the score of
+the label and the k-th best other, that is a softened hinge on alpha - m_y / k.
+
+Several k at once are a mean of such losses, or one likelihood -tau log sum_j P_j sigmoid(l_y^(j) - alpha / tau), in
+which all k share one x. The likelihood is that of Petersen et al. on these marginals.
+
+References: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018. Petersen,
+Kuehne, Borgelt, Deussen, *Differentiable Top-k Classification Learning*, ICML 2022.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from topk_plugins._margins import checked_gaps
+from topk_plugins._sizes import SeveralSizes, mixture_nll
+from topk_registry import LabelMixture
+from topk_registry.functional import linear_smooth_topk, smooth_topk, soft_hinge, topk_margins
+from topk_registry.losses.targets import Masses
+from topk_registry.options import choice, number
+
+
+class SmoothTopKSVM(SeveralSizes):
+    r"""Smooth top-k SVM: a hinge on the k-th best other score, smoothed by the temperature tau.
+
+    .. math:: L(s, y) = \tau \log\Bigl(1 + \exp\bigl(\tfrac{\alpha}{\tau} - l_y\bigr)\Bigr), \qquad
+        l_y = \log \frac{\pi_y}{1 - \pi_y}
+
+    :math:`\pi_y` is the chance that the label is in a random set S of k classes, drawn with a probability proportional
+    to :math:`\exp \sum_{j \in S} x_j`, where :math:`x = s / (k \tau)`. This is the paper's loss over all such sets,
+
+    .. math:: \tau \log \sum_{|S| = k} \exp \frac{\alpha [y \notin S] + \frac1k \sum_{j \in S} s_j}{\tau}
+        - \tau \log \sum_{|S| = k,\; S \ni y} \exp \frac{\frac1k \sum_{j \in S} s_j}{\tau}
+
+    Use when:
+        K answers are shown and labels are wrong within groups of similar classes, or images are few: a label that is
+        safely among the k best is left alone.
+
+    Avoid when:
+        One answer is shown, as it does not care which of the k comes first; or classes are rare and each counts alike,
+        as it leaves the tail behind (``logit_adjustment``).
+
+    Args:
+        k: size of the set that should hold the label, 1 <= k <= n - 1, or several sizes.
+        tau: temperature, positive; towards 0 the loss becomes ``topk_svm``. The paper has 0.1 on ImageNet, and 1 on
+            CIFAR-100.
+        alpha: required gap, not negative: the loss fades once the label is k times as far ahead. One number, or one for
+            each class [n].
+        k_weights: how much each of several k counts; they are divided by their sum. None: all the same.
+        combine: how several k become one loss: ``"mean"``, the mean of their losses, each as if it were alone, or
+            ``"likelihood"``, -tau log sum_j P_j exp(-L_j / tau_j) with one temperature max(k) tau for all of them.
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    Shape: logits [B, n]; target [B] int64, a distribution [B, n] or a :class:`LabelMixture`.
+
+    Example:
+        >>> loss = create_loss("smooth_topk_svm", k=5)
+        >>> loss(torch.randn(8, 100, requires_grad=True), torch.randint(100, (8,))).backward()
+        >>> create_loss("smooth_topk_svm", k=[1, 5], k_weights=[0.25, 0.75])
+        SmoothTopKSVM(tau=0.1, alpha=1, k=[1, 5], k_weights=[0.25, 0.75], combine='mean', reduction='mean', ...)
+
+    Reference: Berrada, Zisserman, Kumar 2018, equations 6 and 8; Petersen, Kuehne, Borgelt, Deussen 2022.
+    """
+
+    option_ranges: ClassVar = {"tau": "(0, inf)", "alpha": "[0, inf)", "combine": ("mean", "likelihood")}
+    tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}
+
+    alpha: Tensor
+
+    def __init__(
+        self,
+        k: int | Sequence[int] = 5,
+        *,
+        tau: float = 0.1,
+        alpha: float | Sequence[float] | Tensor = 1.0,
+        k_weights: Sequence[float] | None = None,
+        combine: str = "mean",
+        weight: Tensor | Sequence[float] | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(
+            k,
+            k_weights,
+            weight=weight,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+        )
+        self.combine = choice(combine, "combine", ("mean", "likelihood"))
+        self.tau = number(tau, "tau", above=0)
+        self.register_buffer("alpha", checked_gaps(alpha))
+
+    @property
+    def temperature(self) -> float:
+        """Temperature k tau of the top-k marginals that this loss trains; of several k the largest."""
+        return self.k * self.tau
+
+    def of_linear(
+        self, features: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor | LabelMixture, **spread: Any
+    ) -> Tensor:
+        """Return the loss of ``F.linear(features, weight, bias)``, a chunk of the classes at a time.
+
+        Args:
+            features, weight, bias, target: as in ``linear_smooth_topk``; other ranks may hold further classes.
+            spread: further options of that function, such as ``process_group``, ``num_classes`` and ``sample``.
+        """
+        if not self._is_linear:
+            raise ValueError("combine='likelihood' needs all scores at once; several k of a layer take combine='mean'")
+
+        def loss(k: int) -> Tensor:
+            return linear_smooth_topk(
+                features, weight, bias, target, k=k, tau=self.tau, alpha=self.alpha, class_weight=self.weight,
+                reduction=self.reduction, label_smoothing=self.label_smoothing, ignore_index=self.ignore_index,
+                **spread,
+            )  # fmt: skip
+
+        if len(self.sizes) == 1:
+            return loss(self.k)
+        return torch.stack([share * loss(k) for k, share in zip(self.sizes, self.shares, strict=True)]).sum(0)
+
+    @property
+    def _is_linear(self) -> bool:
+        """Whether the loss is a weighted sum of hinges."""
+        return len(self.sizes) == 1 or self.combine == "mean"
+
+    def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
+        """Return the rows' losses [B] by the operator; None for a likelihood of several k."""
+        if not self._is_linear:
+            return None
+        alpha = self._checked_alpha(logits)
+        if len(self.sizes) == 1:
+            return smooth_topk(logits, masses, k=self.k, tau=self.tau, alpha=alpha)
+        losses = [
+            share * smooth_topk(logits, masses, k=k, tau=self.tau, alpha=alpha)
+            for k, share in zip(self.sizes, self.shares, strict=True)
+        ]
+        return torch.stack(losses).sum(0)
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        alpha = self._checked_alpha(logits).to(logits.device, torch.promote_types(logits.dtype, torch.float32))
+        if self._is_linear:
+            tables = [
+                share * _table(logits, k, self.tau, alpha) for k, share in zip(self.sizes, self.shares, strict=True)
+            ]
+            return torch.stack(tables).sum(0)
+        # tau_k = max(k) tau / k gives all k one temperature; alpha / tau, the shift of the log-odds, stays
+        scales = [(k, self.k / k) for k in self.sizes]
+        tables = [_table(logits, k, f * self.tau, f * alpha) / (f * self.tau) for k, f in scales]
+        return self.tau * mixture_nll(torch.stack(tables), self.shares)
+
+    def _checked_alpha(self, logits: Tensor) -> Tensor:
+        alpha = self.alpha
+        if alpha.ndim and alpha.numel() != logits.shape[1]:
+            raise ValueError(f"alpha has {alpha.numel()} entries, logits have {logits.shape[1]} classes")
+        return alpha
+
+    def extra_repr(self) -> str:
+        alpha = f"{self.alpha.item():g}" if self.alpha.ndim == 0 else f"[{self.alpha.numel()}]"
+        sizes = f"k={self._shown}"
+        if len(self.sizes) > 1:
+            sizes += f", k_weights={list(self.shares)}, combine={self.combine!r}"
+        return f"tau={self.tau:g}, alpha={alpha}, {super().extra_repr().replace(f'k={self.k}', sizes, 1)}"
+
+
+def _table(logits: Tensor, k: int, tau: float, alpha: Tensor) -> Tensor:
+    """Return tau softplus(alpha / tau - l) [B, n] at the temperature k tau."""
+    return soft_hinge(alpha - topk_margins(logits, k, temperature=k * tau) / k, tau)
+
+
+class TopKNLL(SmoothTopKSVM):
+    r"""Negative log-likelihood of the label being in the top-k set: -tau log pi_y, ``smooth_topk_svm`` at alpha = 0.
+
+    .. math:: L(s, y) = -\tau \log \pi_y, \qquad x = s / (k \tau)
+
+    The marginals :math:`\pi` are those of the head that ``TopKHead.of_loss(loss)`` makes,
+    ``TopKHead(k, temperature=k * tau)``. Under a head of another temperature, such as 1, it is no likelihood. For k = 1
+    and tau = 1 it is cross-entropy.
+    Options as :class:`SmoothTopKSVM` less ``alpha``; with several k and
+    ``combine="likelihood"`` it is -tau log sum_j P_j pi_y^(j).
+
+    Use when:
+        K answers are shown and their chances count: it is the likelihood of what that head predicts, and never fades to
+        zero.
+
+    Avoid when:
+        One answer is shown (k = 1 is cross-entropy), or labels are noisy, where ``smooth_topk_svm`` lets go of labels
+        that are safely among the k.
+
+    Example:
+        >>> create_loss("topk_nll", k=1)(torch.zeros(1, 4), torch.tensor([0]))
+        tensor(1.3863)
+        >>> create_loss("topk_nll", k=[1, 3], combine="likelihood")(torch.zeros(1, 4), torch.tensor([0]))
+        tensor(0.6931)
+    """
+
+    tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}
+
+    def __init__(
+        self,
+        k: int | Sequence[int] = 5,
+        *,
+        tau: float = 1.0,
+        k_weights: Sequence[float] | None = None,
+        combine: str = "mean",
+        weight: Tensor | Sequence[float] | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(
+            k,
+            tau=tau,
+            alpha=0.0,
+            k_weights=k_weights,
+            combine=combine,
+            weight=weight,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+        )
