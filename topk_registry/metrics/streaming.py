@@ -9,7 +9,6 @@ from torch import Tensor
 from torch import distributed as dist
 
 
-
 class StreamingMetric:
     """Sums over a data set. A subclass adds to ``self.sums`` in ``update`` and divides them in ``ratios``."""
 

@@ -73,8 +73,8 @@ def compare_scores(
     Args:
         scores: of each model [N, n], with classes in one order; their softmax is the probability.
         labels: of the images [N].
-        k: sizes of top-k accuracies. Classes with equal scores are ranked at random: the credit is the label's probability
-            to be among the k.
+        k: sizes of top-k accuracies. Classes with equal scores are ranked at random: the credit is the probability that
+            the label is among the k.
         resamples: number of bootstrap resamples.
         seed: of the resamples.
 
