@@ -3,18 +3,41 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 
+from topk_registry import registry
 from topk_registry.cli.main import main
 
-from .conftest import unclosed_files
-
-SCRIPTS = Path(__file__).with_name("scripts")
+SCRIPTS = Path(__file__).with_name("copies")
 CURRENT = str(SCRIPTS / "timm_current.py")
 OLD = str(SCRIPTS / "timm_before_tasks.py")
 TORCHVISION = str(SCRIPTS / "torchvision_reference.py")
+
+
+def unclosed_files(test):
+    """timm's reader leaves the closing of image files to the garbage collector, which warns of each."""
+    for warning in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):
+        test = pytest.mark.filterwarnings(f"ignore::{warning}")(test)
+    return test
+
+
+@pytest.fixture(scope="module")
+def image_folder(tmp_path_factory):
+    """Four classes with 12 training and 6 validation images each, 24 x 24."""
+    root = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 12), ("validation", 6)):
+        for c in range(4):
+            folder = root / split / f"class{c}"
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = np.clip(rng.normal(60 + 40 * c, 20, (24, 24, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    return root
 
 
 class Seen(torch.nn.Module):
@@ -38,8 +61,10 @@ class Seen(torch.nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _seen(register):
-    register("seen", Seen)
+def _seen():
+    registry.register_loss("seen")(Seen)
+    yield
+    registry.losses.unregister("seen")
 
 
 @unclosed_files
