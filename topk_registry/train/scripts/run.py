@@ -50,8 +50,8 @@ def _parser() -> ArgumentParser:
         prog=PROGRAM,
         usage=f"{PROGRAM} PATH [--loss NAME] [--loss-opt K=V ...] [--class-weight HOW] ARGS...",
         description="Run an unmodified copy of timm's train.py or torchvision's references/classification/train.py "
-        "with a registered loss instead of its own. All other arguments are the script's. The run ends with an error if "
-        "the script takes an optimizer step without a gradient of this loss. Evaluation keeps the script's criterion.",
+        "with a registered loss instead of its own. All other arguments are the script's. An optimizer step without a "
+        "gradient of this loss ends the run with an error. Evaluation keeps the script's criterion.",
         add_help=False,
     )
     parser.add_argument("script", nargs="?", default="", metavar="PATH", help="the training script")
