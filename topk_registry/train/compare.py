@@ -216,12 +216,13 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
         finally:
             model.close()
         logits, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+        logits = _log_probabilities(model, logits)
         if bad := int((~np.isfinite(logits).all(1)).sum()):
             raise ValueError(f"{name} has scores that are not finite for {bad} of {len(labels)} images")
         about.append(_describe(name, model))
         if not scores:
-            classes, first_labels = list(model.class_names), labels
-        columns = _columns(classes, list(model.class_names), names[0], name)
+            classes, first_labels = _names(model, logits), labels
+        columns = _columns(classes, _names(model, logits), names[0], name)
         labels = np.argsort(columns)[labels]
         if not np.array_equal(labels, first_labels):
             raise ValueError(f"{names[0]} and {name} read other images or labels")
@@ -231,6 +232,20 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
 
 def _array(values: Any) -> NDArray[Any]:
     return values.detach().cpu().numpy() if hasattr(values, "detach") else np.asarray(values)
+
+
+def _names(model: Any, logits: NDArray[Any]) -> list[str]:
+    return list(model.class_names or map(str, range(logits.shape[1])))
+
+
+def _log_probabilities(model: Any, logits: NDArray[Any]) -> NDArray[Any]:
+    """Scores whose softmax is the model's probability, which a loss may define in another way."""
+    if model.probabilities is None:
+        return logits
+    import torch
+
+    with torch.inference_mode():
+        return model.probabilities(torch.from_numpy(logits)).clamp(min=1e-30).log().numpy()
 
 
 def _data_settings(args: Any, model: Any) -> dict[str, Any]:
@@ -261,7 +276,7 @@ def _aligned(dataset: Any, model: Any, name: str) -> Any:
     from topk_registry.data.folders import class_map
 
     found = class_names_of(dataset)
-    if found is None or found == list(model.class_names):
+    if found is None or model.class_names is None or found == list(model.class_names):
         return dataset
     numbers = class_map(found, list(model.class_names), of=name).numbers
     return renumber(dataset, {i: numbers[each] for i, each in enumerate(found)}, list(model.class_names))
@@ -281,10 +296,10 @@ def _columns(first: Sequence[str], other: Sequence[str], first_name: str, name: 
 
 def _describe(name: str, model: Any) -> str:
     used = {**model.preprocessing}
-    size = " x ".join(str(side) for side in used.get("input_size", ())[-2:])
-    crop = f", crop {used['crop_pct']:g}" if used.get("crop_pct") else ""
-    weights = f", {model.weights} weights" if getattr(model, "weights", "") else ""
-    return f"{name}: {size} pixels{crop}, {used.get('interpolation', '')}{weights}"
+    size = [" x ".join(str(side) for side in used["input_size"][-2:])] if used.get("input_size") else []
+    crop = [f"crop {used['crop_pct']:g}"] if used.get("crop_pct") else []
+    interpolation = [used["interpolation"]] if used.get("interpolation") else []
+    return f"{name}: " + ", ".join([f"{model.weights} weights", *size, *crop, *interpolation])
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
