@@ -89,7 +89,7 @@ def test_gradients_are_the_marginals_and_the_covariance():
         lambda x: KSubset(x, torch.tensor([1, 4])).log_partition(),
     ):
         assert torch.autograd.gradcheck(quantity, (x,))
-    assert torch.autograd.gradgradcheck(lambda x: KSubset(x, 3).log_partition(), (x,))
+    assert torch.autograd.gradgradcheck(lambda x: KSubset(x, 3).log_partition(), (x[:1, :4].detach().requires_grad_(),))
 
 
 def test_samples_have_the_law(threads):
