@@ -305,3 +305,16 @@ def test_a_step_takes_the_gradients_and_a_few_chunks(n):
         t.grad = None
     gradients = sum(t.nbytes for t in tensors)
     assert peak_bytes(step) <= gradients + 10 * 256 * 1000 * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [17, None])
+def test_it_is_part_of_a_compiled_model(chunk):
+    *tensors, target = layer(dtype=torch.float32)
+    head = LinearSmoothTopK(D, N, chunk=chunk)
+    results = []
+    for module in (head, torch.compile(head, backend="aot_eager")):
+        loss = module(tensors[0], target)
+        results.append((loss, *torch.autograd.grad(loss, [tensors[0], *head.parameters()])))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected)
