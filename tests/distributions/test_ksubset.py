@@ -321,13 +321,6 @@ def test_large_k_against_the_recursion_in_logarithms(n, k, kind):
         torch.testing.assert_close(distribution.entropy(), entropy, rtol=1e-9, atol=1e-6)
 
 
-def test_large_and_small_k_in_one_batch():
-    x, k = randn(3, 1200), torch.tensor([1, 40, 1190])
-    each = torch.stack([KSubset(row, int(size)).log_partition() for row, size in zip(x, k, strict=True)])
-    torch.testing.assert_close(KSubset(x, k).log_partition(), each, rtol=1e-13, atol=0)
-    assert torch.equal(KSubset(x, k).sample((5,)).sum(-1), k.double().expand(5, 3))
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
