@@ -26,7 +26,6 @@ Settings
 Namespaces, imported on first use:
     topk_registry.functional     functions of tensors: topk_marginals, smooth_topk_loss, perturbed_topk ...
     topk_registry.options        checks of the options that losses are given
-    topk_registry.rows           what plug-ins build losses with kernels from: RowLoss, Curve, softmax_rows ...
     topk_registry.errors         every error that callers may want to catch
     topk_registry.analysis       comparisons and reports of classifiers
     topk_registry.metrics        top-k accuracy, calibration, coverage
@@ -42,7 +41,6 @@ import re
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
-from warnings import warn
 
 # Editors and type checkers read these imports. At run time each name is imported on first use, and there is no
 # __all__: with one, help() would print every class of the package in full.
@@ -85,7 +83,6 @@ if TYPE_CHECKING:
     from . import functional as functional
     from . import metrics as metrics
     from . import options as options
-    from . import rows as rows
     from . import testing as testing
     from . import train as train
 
@@ -99,7 +96,6 @@ else:
         "functional",
         "metrics",
         "options",
-        "rows",
         "testing",
         "train",
     )
@@ -137,47 +133,11 @@ else:
         "use_backend": "ops.backend",
     }
 
-    # names of version 0.1, kept for one release, and where they are now
-    _RENAMED = {
-        "AmbiguousPluginError": "errors.AmbiguousPluginError",
-        "BrokenPluginError": "errors.BrokenPluginError",
-        "Curve": "rows.Curve",
-        "DisabledPluginError": "errors.DisabledPluginError",
-        "NameTakenError": "errors.NameTakenError",
-        "RowLoss": "rows.RowLoss",
-        "UnknownPluginError": "errors.UnknownPluginError",
-        "aldr_loss": "rows.aldr_rows",
-        "backend": "use_backend",
-        "lapsum_loss": "rows.lapsum_rows",
-        "ldr_loss": "rows.ldr_rows",
-        "linear_smooth_topk": "functional.linear_smooth_topk",
-        "perturbed_hinge_loss": "rows.perturbed_hinge_rows",
-        "perturbed_topk": "functional.perturbed_topk",
-        "quadratic_bound_loss": "rows.quadratic_bound_rows",
-        "quadratic_bound_of_sums": "rows.quadratic_bound_of_sums",
-        "ranking_loss": "rows.ranking_rows",
-        "row_losses": "rows.row_losses",
-        "sigmoid_loss": "rows.sigmoid_rows",
-        "smooth_topk_hinge": "functional.smooth_topk_loss",
-        "smooth_topk_loss": "rows.smooth_topk_rows",
-        "soft_hinge": "functional.soft_hinge",
-        "softmax_loss": "rows.softmax_rows",
-        "sparse_topk_loss": "rows.sparse_topk_rows",
-        "squares_loss": "rows.squares_rows",
-        "topk_hinge_loss": "rows.topk_hinge_rows",
-        "topk_label_margins": "functional.topk_label_margins",
-        "topk_log_odds": "functional.topk_log_odds",
-        "topk_marginals": "functional.topk_marginals",
-        "topk_margins": "functional.topk_margins",
-    }
-
     def __getattr__(name: str) -> object:
         if name in _HOMES:
             return getattr(import_module(f"topk_registry.{_HOMES[name]}"), name)
         if name in _NAMESPACES:
             return import_module(f"topk_registry.{name}")
-        if name in _RENAMED:
-            return _renamed(name)
         if name == "__version__":
             return _version()
         raise AttributeError(
@@ -191,15 +151,6 @@ else:
         from topk_registry.registry.source import closest
 
         return closest(name, __dir__())
-
-    def _renamed(old: str) -> object:
-        new, home, name = _RENAMED[old], *_RENAMED[old].rpartition(".")[::2]
-        told = f"topk_registry.{old} is deprecated; use topk_registry.{new}"
-        if old == "smooth_topk_hinge":  # whose reduction is "none"
-            warn(f"{told}, whose reduction is 'mean' unless given", DeprecationWarning, stacklevel=3)
-            return import_module("topk_registry.ops.ksubset").smooth_topk_hinge
-        warn(told, DeprecationWarning, stacklevel=3)
-        return getattr(import_module(f"topk_registry.{home}"), name) if home else __getattr__(name)
 
     def _version() -> str:
         from topk_registry.registry.discovery import installed_version

@@ -3,20 +3,18 @@
 A function called ``*_loss`` takes ``(logits, target)`` and returns numbers, reduced as in ``torch.nn.functional``.
 """
 
-from typing import Any
-
 from torch import Tensor
 
+from topk_registry.losses.targets import Masses, Target, check_logits, check_reduction, check_target
 from topk_registry.nn.linear import linear_smooth_topk
 from topk_registry.ops.hinge import soft_hinge
-from topk_registry.ops.ksubset import smooth_topk_hinge as _smooth_topk_hinge
-from topk_registry.ops.ksubset import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
+from topk_registry.ops.ksubset import smooth_topk, topk_label_margins, topk_log_odds, topk_marginals, topk_margins
 from topk_registry.ops.perturbed import perturbed_topk
-from topk_registry.ops.targets.label_mixture import LabelMixture
 
 __all__ = [
     "linear_smooth_topk",
     "perturbed_topk",
+    "smooth_topk",
     "smooth_topk_loss",
     "soft_hinge",
     "topk_label_margins",
@@ -28,16 +26,13 @@ __all__ = [
 
 def smooth_topk_loss(
     logits: Tensor,
-    target: Tensor | LabelMixture,
+    target: Target,
     k: int,
     *,
     tau: float = 0.1,
     alpha: float | Tensor = 1.0,
     weight: Tensor | None = None,
     reduction: str = "mean",
-    impl: str = "auto",
-    process_group: Any = None,
-    num_classes: int | None = None,
 ) -> Tensor:
     """Compute the smooth top-k SVM: a hinge, smoothed by tau, on the label's margin at the temperature k tau.
 
@@ -45,19 +40,13 @@ def smooth_topk_loss(
 
     Args:
         logits: scores [B, n].
-        target: class indices [B] int64, a distribution [B, n], or a :class:`topk_registry.LabelMixture`.
+        target: class indices [B], a distribution [B, n], or a :class:`topk_registry.LabelMixture`.
         k: size of the set, 1 <= k <= n - 1.
         tau: smoothing temperature, positive.
-        alpha: required gap, one for all classes or one a class [n]; it gets no gradient.
-        weight: one factor a class [n]; it gets no gradient.
+        alpha: required gap, one for all classes or one per class [n]; it gets no gradient.
+        weight: one factor per class [n]; it gets no gradient.
         reduction: ``"mean"`` over rows, for indices weighted as in ``torch.nn.CrossEntropyLoss``; ``"sum"`` or
             ``"none"``.
-        impl: the backend, ``"auto"`` for the fastest that serves.
-        process_group: ranks that the classes are spread over. Each gives its own columns of the logits of all rows:
-            ceil(n / ranks) of them, the last ranks what is left. Labels and options of classes count the classes of
-            all ranks; a distribution may be whole, or in columns as the logits. Ranks must call backward on the same
-            losses.
-        num_classes: n, checked against what the ranks of the group hold; None for their sum.
 
     Returns:
         Mean or sum of the losses, or the losses [B], in at least single precision.
@@ -68,15 +57,11 @@ def smooth_topk_loss(
 
     Reference: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018.
     """
-    return _smooth_topk_hinge(
-        logits,
-        target,
-        k,
-        tau=tau,
-        alpha=alpha,
-        weight=weight,
-        reduction=reduction,
-        impl=impl,
-        process_group=process_group,
-        num_classes=num_classes,
-    )
+    check_reduction(reduction)
+    check_logits(logits)
+    ignores = check_target(logits, target)
+    masses = Masses.of(target, logits.shape[1], weight=weight, reduction=reduction, ignores=ignores)
+    losses = smooth_topk(logits, masses, k=k, tau=tau, alpha=alpha)
+    if reduction == "none":
+        return losses
+    return losses.sum() if len(losses) or reduction == "sum" else losses.mean()

@@ -312,7 +312,7 @@ def _add_class_list(model: Any, n: int) -> None:
             if name == LOGITS:
                 node.input[position] = restricted
     first = list(model.graph.node).index(head[0])
-    model.graph.initializer.append(numpy_helper.from_array(np.float32(-np.inf), excluded))
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(-np.inf, np.float32), excluded))
     model.graph.node.insert(first, helper.make_node("Where", [ALLOWED, LOGITS, excluded], [restricted], "class_list"))
     graph.optional_input(model, ALLOWED, np.ones((1, n), bool), ["rows", n])
 

@@ -416,7 +416,7 @@ def _check_sets(run: Any, metadata: Metadata, model: Any) -> Iterator[Check]:
         return
     alphas, table = (numpy_helper.to_array(constants[name]) for name in (ALPHAS, THRESHOLDS))
     digest = hashlib.sha256(np.ascontiguousarray(table, "<f4").tobytes()).hexdigest()
-    same = digest == sets.get("thresholds_sha256") and np.array_equal(alphas, np.float32(metadata.alphas))
+    same = digest == sets.get("thresholds_sha256") and np.array_equal(alphas, np.asarray(metadata.alphas, np.float32))
     yield Check("thresholds are those of the calibration", same)
     n, rng = metadata.num_classes, np.random.default_rng(2)
     logits = np.concatenate((3 * rng.standard_normal((6, n)), rng.integers(0, 3, (2, n)))).astype(np.float32)

@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from topk_plugins.berrada import SmoothTopKSVM, TopKNLL
     from topk_plugins.conformal import ConformalTraining, LowVarianceConformalTraining
     from topk_plugins.differentiable_topk import DifferentiableTopK
     from topk_plugins.encouraging import Encouraging, Mirror
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from topk_plugins.ksubset import KSubsetNLL
     from topk_plugins.noise_robust import ALDRKL, LDRKL, EpsilonSoftmax, GeneralisedCrossEntropy
     from topk_plugins.sigmoid import SigmoidMAE, SigmoidMSE
+    from topk_plugins.smooth_topk import SmoothTopKSVM, TopKNLL
     from topk_plugins.soft_topk import LapSum, SoftTopK
     from topk_plugins.sparse_topk import SparseTopK
     from topk_plugins.spherical import LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound
@@ -46,14 +46,14 @@ _HOMES = {
     "NoisedTopKImbalanced": "garcin",
     "SigmoidMAE": "sigmoid",
     "SigmoidMSE": "sigmoid",
-    "SmoothTopKSVM": "berrada",
+    "SmoothTopKSVM": "smooth_topk",
     "SoftTopK": "soft_topk",
     "SparseTopK": "sparse_topk",
     "SphericalBound": "spherical",
     "TopKHinge": "topk_hinge",
     "TopKHingeCalibrated": "topk_hinge",
     "TopKHingeConvex": "topk_hinge",
-    "TopKNLL": "berrada",
+    "TopKNLL": "smooth_topk",
     "TopKSVM": "topk_hinge",
 }
 

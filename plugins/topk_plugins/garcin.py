@@ -18,8 +18,9 @@ from torch import Tensor
 
 from topk_plugins._margins import relative_gaps
 from topk_registry import TopKLoss
+from topk_registry.ops.perturbed.row_loss import perturbed_hinge_rows
+from topk_registry.ops.rows.api import RowLoss
 from topk_registry.options import integer, number
-from topk_registry.rows import RowLoss, perturbed_hinge_rows
 
 
 class NoisedTopK(TopKLoss):

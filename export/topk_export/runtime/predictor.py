@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from difflib import get_close_matches
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 
-from topk_export.errors import ImageError, ModelFileError, PredictionError
+from topk_export.errors import ImageError, ModelFileError
 from topk_export.runtime.metadata import ALLOWED, ALPHA, Metadata
 from topk_export.runtime.preprocess import MAX_PIXELS, read_image
 from topk_export.runtime.ranking import Prediction, check_outputs, rank_rows
@@ -90,10 +91,6 @@ class Predictor:
         return Path(self.path).stem
 
     @property
-    def input_name(self) -> str:
-        return self._input.name
-
-    @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input: [channels, height, width], or [height, width, channels] if the graph normalizes."""
         c, h, w = self.metadata.preprocess.input_size
@@ -108,7 +105,7 @@ class Predictor:
         return tuple(self._outputs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open, (self.path, self._options)
+        return partial(type(self), self.path, **self._options), ()
 
     def mask_of(self, names: Iterable[str]) -> np.ndarray:
         """Return a class list as bool [num_classes].
@@ -118,17 +115,14 @@ class Predictor:
         """
         if isinstance(names, str):
             raise TypeError(f"a class list must be a sequence of names, got the text {names!r}")
-        known = self.metadata.class_names
-        wanted = dict.fromkeys(names)
+        known, wanted = self.metadata.class_names, set(names)
         if not wanted:
             raise ValueError("the class list is empty: it must name at least one class")
-        if unknown := [name for name in wanted if name not in set(known)]:
-            hints = dict.fromkeys(close for name in unknown for close in get_close_matches(str(name), known, n=3))
-            raise ValueError(
-                f"the class list has names that the model does not know: {', '.join(map(repr, unknown[:5]))}"
-                + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
-                + (f"; close names: {', '.join(map(repr, list(hints)[:5]))}" if hints else "")
-            )
+        if unknown := sorted(map(str, wanted.difference(known))):
+            close = dict.fromkeys(hint for name in unknown[:5] for hint in get_close_matches(name, known, n=3))
+            more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+            hints = f"; close names: {', '.join(map(repr, list(close)[:5]))}" if close else ""
+            raise ValueError(f"the model has no classes {', '.join(map(repr, unknown[:5]))}{more}{hints}")
         return np.asarray([name in wanted for name in known])
 
     def preprocess(self, images: Iterable[Any]) -> np.ndarray:
@@ -171,17 +165,7 @@ class Predictor:
             return {name: np.zeros((0, *o.shape[1:]), TYPES[o.type]) for name, o in self._outputs.items()}
         return dict(zip(self._outputs, self.session.run(list(self._outputs), feed), strict=True))
 
-    @overload
-    def predict(
-        self, images: Iterable[Any], *, on_error: Literal["raise", "skip"] = ..., **options: Any
-    ) -> list[Prediction]: ...
-
-    @overload
-    def predict(
-        self, images: Iterable[Any], *, on_error: Literal["yield"], **options: Any
-    ) -> list[Prediction | ImageError | PredictionError]: ...
-
-    def predict(self, images: Iterable[Any], **options: Any) -> Any:
+    def predict(self, images: Iterable[Any], **options: Any) -> list[Any]:
         """Return a :class:`~topk_export.Prediction` per image (paths, bytes, uint8 arrays, Pillow images).
 
         Args:
@@ -321,7 +305,3 @@ def _until_failure(source: Iterator[Source], failure: list[Exception]) -> Iterat
         yield from source
     except Exception as error:
         failure.append(error)
-
-
-def _open(path: str, options: dict[str, Any]) -> Predictor:
-    return Predictor(path, **options)

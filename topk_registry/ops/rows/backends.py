@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from topk_registry.ops.backend import Backend, Operator, trial_in
+from topk_registry.ops.backend import Backend, Operator
 from topk_registry.ops.cpu.entries import reject
 from topk_registry.ops.cpu.library import is_prebuilt
 
@@ -31,6 +31,6 @@ OPERATOR: Operator[type] = Operator(
         ),
         "torch": Backend("torch", __name__, None, lambda device, double: True, "everything"),
     },
-    trial_in("topk_registry.ops.sigmoid.trial"),
+    lambda kernels, device: True,
     example=(False,),
 )

@@ -1,23 +1,24 @@
-"""Generalised cross-entropy: between cross-entropy, which learns fast, and the mean absolute error, which forgives."""
+"""Generalised cross-entropy: between cross-entropy, which learns fast, and the mean absolute error, which is robust."""
 
 from typing import Any
 
 from torch import Tensor
 
-from topk_registry import ClassificationLoss
+from topk_registry import SoftmaxLoss
+from topk_registry.options import number
 
 
-class GeneralisedCrossEntropy(ClassificationLoss):
+class GeneralisedCrossEntropy(SoftmaxLoss):
     """Box-Cox transform of the likelihood, robust to wrong labels.
 
-        L(s, c) = (1 - p_c^q) / q,    p = softmax(s)
+        L(s, y) = (1 - p_y^q) / q,    p = softmax(s)
 
-    q -> 0 is cross-entropy, q = 1 is half the mean absolute error of the probabilities. An example whose label the
-    model finds improbable pulls with weight p_c^q, so wrong labels pull less the larger q is.
+    q -> 0 is cross-entropy, q = 1 is half the mean absolute error of the probabilities. The gradient of a sample is
+    weighted by p_y^q, so labels that the model finds improbable count less.
 
     Args:
         q: in (0, 1].
-        options: ``weight``, ``reduction``, ``label_smoothing`` and ``ignore_index``, as in cross-entropy.
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> loss = topk_registry.create_loss("gce", q=0.5)
@@ -27,12 +28,12 @@ class GeneralisedCrossEntropy(ClassificationLoss):
         Zhang, Sabuncu 2018, Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels, eq. 6.
     """
 
-    def __init__(self, *, q: float = 0.7, **options: Any) -> None:
-        super().__init__(**options)
-        if not 0 < q <= 1:
-            raise ValueError(f"q must be in (0, 1], got {q!r}")
-        self.q = q
+    option_ranges = {"q": "(0, 1]"}  # noqa: RUF012
+    tuning_grid = {"q": (0.3, 0.5, 0.7)}  # noqa: RUF012
 
-    def per_class(self, logits: Tensor) -> Tensor:
-        # expm1 keeps the digits that 1 - p^q loses where p is near 1
-        return -(self.q * logits.log_softmax(-1)).expm1() / self.q
+    def __init__(self, *, q: float = 0.7, **common: Any) -> None:
+        super().__init__(**common)
+        self.q = number(q, "q", above=0, at_most=1)
+
+    def curve(self, nll: Tensor) -> Tensor:  # -log p, of shape [B] at labels or [B, n] for the table of all classes
+        return -(-self.q * nll).expm1() / self.q

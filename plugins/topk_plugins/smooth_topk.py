@@ -11,7 +11,7 @@ References: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Cla
 Kuehne, Borgelt, Deussen, *Differentiable Top-k Classification Learning*, ICML 2022.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +20,8 @@ from torch import Tensor
 from topk_plugins._margins import checked_gaps
 from topk_plugins._sizes import SeveralSizes, mixture_nll
 from topk_registry import LabelMixture
-from topk_registry.functional import linear_smooth_topk, smooth_topk_loss, soft_hinge, topk_margins
+from topk_registry.functional import linear_smooth_topk, smooth_topk, soft_hinge, topk_margins
+from topk_registry.losses.targets import Masses
 from topk_registry.options import choice, number
 
 
@@ -68,10 +69,8 @@ class SmoothTopKSVM(SeveralSizes):
 
     option_ranges: ClassVar = {"tau": "(0, inf)", "alpha": "[0, inf)", "combine": ("mean", "likelihood")}
     tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}
-    former_defaults: ClassVar = {"tau": 1.0}  # of runs that recorded no defaults
 
     alpha: Tensor
-    takes_half = True
 
     def __init__(
         self,
@@ -128,49 +127,33 @@ class SmoothTopKSVM(SeveralSizes):
 
     @property
     def _is_linear(self) -> bool:
-        """Whether the loss is a sum of hinges, so that the operator reduces it over targets and rows."""
+        """Whether the loss is a weighted sum of hinges."""
         return len(self.sizes) == 1 or self.combine == "mean"
 
-    def fused(self, logits: Tensor, masses: Any) -> Tensor | None:
-        """Return the rows' losses by the operator."""
-        if not self._is_linear or not len(logits):
+    def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
+        """Return the rows' losses [B] by the operator; None for a likelihood of several k."""
+        if not self._is_linear:
             return None
-        target = masses.dense
-        if target is None:
-            even = None if masses.even is None else masses.even * logits.shape[1]
-            target = LabelMixture(masses.labels, masses.shares, even)
-        return self._reduced(masses.usable(logits), target, None, "none")
-
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        def hinge(k: int, tau: float, alpha: Tensor) -> Tensor:
-            return smooth_topk_loss(logits, label, k, tau=tau, alpha=alpha, reduction="none")
-
-        return self._over_sizes(logits, hinge)
+        alpha = self._checked_alpha(logits)
+        if len(self.sizes) == 1:
+            return smooth_topk(logits, masses, k=self.k, tau=self.tau, alpha=alpha)
+        losses = [
+            share * smooth_topk(logits, masses, k=k, tau=self.tau, alpha=alpha)
+            for k, share in zip(self.sizes, self.shares, strict=True)
+        ]
+        return torch.stack(losses).sum(0)
 
     def per_class(self, logits: Tensor) -> Tensor:
-        def table(k: int, tau: float, alpha: Tensor) -> Tensor:
-            return soft_hinge(alpha - topk_margins(logits, k, temperature=k * tau) / k, tau)
-
-        return self._over_sizes(logits, table)
-
-    def _over_sizes(self, logits: Tensor, loss: Callable[[int, float, Tensor], Tensor]) -> Tensor:
-        """Combine the losses ``loss(k, tau, alpha)`` of all k into one."""
-        alpha = self._alpha(logits)
-        if len(self.sizes) == 1:
-            return loss(self.k, self.tau, alpha)
-        if self.combine == "mean":
-            losses = [share * loss(k, self.tau, alpha) for k, share in zip(self.sizes, self.shares, strict=True)]
-            return torch.stack(losses).sum(0)
+        alpha = self._checked_alpha(logits).to(logits.device, torch.promote_types(logits.dtype, torch.float32))
+        if self._is_linear:
+            tables = [
+                share * _table(logits, k, self.tau, alpha) for k, share in zip(self.sizes, self.shares, strict=True)
+            ]
+            return torch.stack(tables).sum(0)
         # tau_k = max(k) tau / k gives all k one temperature; alpha / tau, the shift of the log-odds, stays
-        scale = [self.k / k for k in self.sizes]
-        losses = [loss(k, f * self.tau, f * alpha) / (f * self.tau) for k, f in zip(self.sizes, scale, strict=True)]
-        return self.tau * mixture_nll(torch.stack(losses), self.shares)
-
-    def _reduced(self, logits: Tensor, target: Tensor | LabelMixture, weight: Tensor | None, reduction: str) -> Tensor:
-        def hinge(k: int, tau: float, alpha: Tensor) -> Tensor:
-            return smooth_topk_loss(logits, target, k, tau=tau, alpha=alpha, weight=weight, reduction=reduction)
-
-        return self._over_sizes(logits, hinge)
+        scales = [(k, self.k / k) for k in self.sizes]
+        tables = [_table(logits, k, f * self.tau, f * alpha) / (f * self.tau) for k, f in scales]
+        return self.tau * mixture_nll(torch.stack(tables), self.shares)
 
     def _checked_alpha(self, logits: Tensor) -> Tensor:
         alpha = self.alpha
@@ -178,15 +161,17 @@ class SmoothTopKSVM(SeveralSizes):
             raise ValueError(f"alpha has {alpha.numel()} entries, logits have {logits.shape[1]} classes")
         return alpha
 
-    def _alpha(self, logits: Tensor) -> Tensor:
-        return self._checked_alpha(logits).to(logits.device, torch.promote_types(logits.dtype, torch.float32))
-
     def extra_repr(self) -> str:
         alpha = f"{self.alpha.item():g}" if self.alpha.ndim == 0 else f"[{self.alpha.numel()}]"
         sizes = f"k={self._shown}"
         if len(self.sizes) > 1:
             sizes += f", k_weights={list(self.shares)}, combine={self.combine!r}"
         return f"tau={self.tau:g}, alpha={alpha}, {super().extra_repr().replace(f'k={self.k}', sizes, 1)}"
+
+
+def _table(logits: Tensor, k: int, tau: float, alpha: Tensor) -> Tensor:
+    """Return tau softplus(alpha / tau - l) [B, n] at the temperature k tau."""
+    return soft_hinge(alpha - topk_margins(logits, k, temperature=k * tau) / k, tau)
 
 
 class TopKNLL(SmoothTopKSVM):

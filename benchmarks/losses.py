@@ -1,0 +1,246 @@
+"""Time losses beside cross-entropy on the same kind of target, on the CPU, and beside another checkout.
+
+    python -m benchmarks.losses [--losses smooth_topk_svm,focal] [--targets labels] [--against PYTHON] [--json FILE]
+
+A figure is the time of forward and backward pass, in units of ``F.cross_entropy`` with the same kind of target. In each
+round, every subject is timed in turn; the figures are medians over rounds. ``--against PYTHON`` names the interpreter
+of an environment with a second checkout: its losses are timed in the same rounds, in a process of its own, and the last
+column is the ratio of both.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+SHAPES = ((64, 100), (256, 1000), (256, 10_000))
+TARGETS = ("labels", "smoothing", "mixup")
+CROSS_ENTROPY = "cross_entropy"
+LEAST_SECONDS = 0.01  # of one measurement: several calls if one takes less
+WARM_UP = 3  # calls before the first measurement
+# families of losses, and the bounds on their figures for (labels, smoothing and mixup) at each of SHAPES
+TOPK = ("smooth_topk_svm", "topk_nll")
+SOFTMAX = ("focal", "encouraging", "ldam", "logit_adjustment", "log_taylor_softmax", "log_spherical_softmax")
+HINGES = ("topk_svm", "topk_hinge", "topk_hinge_convex", "topk_hinge_calibrated")
+NOISED = ("noised_topk", "noised_topk_imbalanced")
+SQUARES = ("sigmoid_mse", "sigmoid_mae", "mirror", "spherical_bound")
+BOUNDS: dict[tuple[str, ...], tuple[tuple[float, ...], tuple[float, ...]]] = {
+    TOPK: ((3, 1.8, 1), (3, 2.5, 1)),
+    SOFTMAX: ((3.5, 2.3, 1.4), (6, 15, 6)),
+    HINGES: ((5, 3.2, 1.6), (6, 15, 6)),
+    NOISED: ((4, 3, 1.5), (6, 15, 6)),
+    SQUARES: ((4, 3, 3), (6, 15, 6)),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    name: {"class_counts": True} for name in ("ldam", "logit_adjustment", "noised_topk_imbalanced")
+}
+
+
+def bound(loss: str, target: str, shape: tuple[int, int]) -> float | None:
+    """Return the bound on a figure, or None if there is none."""
+    for family, (labels, others) in BOUNDS.items():
+        if loss in family and shape in SHAPES:
+            return (labels if target == "labels" else others)[SHAPES.index(shape)]
+    return None
+
+
+def step(loss: str, target: str, rows: int, classes: int, dtype: str) -> Callable[[], None]:
+    """Return a call of forward and backward pass."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(rows, classes, generator=generator).to(getattr(torch, dtype)).requires_grad_()
+    labels = torch.randint(classes, (rows,), generator=generator)
+    smoothing = 0.1 if target == "smoothing" else 0.0
+    answer = mixed(labels, classes) if target == "mixup" else labels
+    if loss == CROSS_ENTROPY:
+        criterion = torch.nn.CrossEntropyLoss(label_smoothing=smoothing)
+    else:
+        from topk_registry import create_loss
+
+        options = dict(OPTIONS.get(loss, {}))
+        if options.pop("class_counts", False):
+            options["class_counts"] = [1 + 1000 // (1 + c) for c in range(classes)]
+        criterion = create_loss(loss, label_smoothing=smoothing, **options)
+
+    def call() -> None:
+        logits.grad = None
+        criterion(logits, answer).backward()
+
+    return call
+
+
+def mixed(labels: Tensor, classes: int) -> Tensor:
+    """Return the distributions of mixup of each sample with the next one."""
+    one_hot = F.one_hot(labels, classes).float()
+    return 0.7 * one_hot + 0.3 * one_hot.flip(0)
+
+
+class Timer:
+    """The steps of one process, kept warm."""
+
+    def __init__(self) -> None:
+        self.steps: dict[tuple[Any, ...], tuple[Callable[[], None], int]] = {}
+
+    def seconds(self, *case: Any) -> float:
+        """Return the seconds per call of a case."""
+        if case not in self.steps:
+            call = step(*case)
+            for _ in range(WARM_UP):
+                call()
+            begin = time.perf_counter()
+            call()
+            self.steps[case] = call, max(1, int(LEAST_SECONDS / (time.perf_counter() - begin)))
+        call, calls = self.steps[case]
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return (time.perf_counter() - begin) / calls
+
+
+def work() -> None:
+    """Answer requests on stdin, each a case as a JSON list, with the seconds per call, until stdin closes."""
+    timer = Timer()
+    for line in sys.stdin:
+        case = json.loads(line)
+        try:
+            answer: Any = timer.seconds(*case)
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}"
+        print(json.dumps(answer), flush=True)
+
+
+@contextmanager
+def worker(python: Path, threads: int) -> Iterator[Callable[..., float | str]]:
+    """Start a process that times the losses of an environment; yield ``seconds(*case)``."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    command = [str(python), str(Path(__file__).resolve()), "--worker"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        request, answers = process.stdin, process.stdout
+
+        def seconds(*case: Any) -> float | str:
+            request.write(json.dumps(case) + "\n")
+            request.flush()
+            return json.loads(answers.readline() or '"the process ended"')
+
+        yield seconds
+        request.close()
+
+
+def measure(
+    subjects: dict[str, Callable[..., float | str]],
+    losses: list[str],
+    target: str,
+    shape: tuple[int, int],
+    dtype: str,
+    rounds: int,
+) -> dict[str, dict[str, float | str]]:
+    """Return the median seconds of each loss in each subject, over interleaved rounds."""
+    times: dict[tuple[str, str], list[float]] = {}
+    failed: dict[tuple[str, str], str] = {}
+    cases = [(name, loss) for loss in (CROSS_ENTROPY, *losses) for name in subjects]
+    for _ in range(rounds):
+        for name, loss in cases:
+            if (name, loss) in failed:
+                continue
+            found = subjects[name](loss, target, *shape, dtype)
+            if isinstance(found, str):
+                failed[name, loss] = found
+            else:
+                times.setdefault((name, loss), []).append(found)
+    table: dict[str, dict[str, float | str]] = {}
+    for name, loss in cases:
+        table.setdefault(loss, {})[name] = failed.get((name, loss)) or median(times[name, loss])
+    return table
+
+
+def ratio(one: float | str | None, other: float | str | None) -> float | None:
+    """Return the ratio of two times, None unless both are known."""
+    return one / other if isinstance(one, float) and isinstance(other, float) else None
+
+
+def rows_of(table: dict[str, dict[str, float | str]], target: str, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each loss."""
+    reference = table[CROSS_ENTROPY]
+    for loss, seconds in table.items():
+        yield {
+            "loss": loss,
+            "target": target,
+            "shape": list(shape),
+            "seconds": seconds,
+            "times_cross_entropy": {name: ratio(seconds[name], reference[name]) for name in seconds},
+            "bound": bound(loss, target, shape),
+            "ratio": ratio(seconds.get("this"), seconds.get("against")),
+        }
+
+
+def shown(row: dict[str, Any]) -> str:
+    """Return one line of the table."""
+    ours = row["seconds"]["this"]
+    if isinstance(ours, str):
+        return f"{row['loss']:24} {row['target']:10} {'x'.join(map(str, row['shape'])):>10}  {ours}"
+    factor, limit = row["times_cross_entropy"]["this"], row["bound"]
+    over = " OVER" if limit is not None and factor is not None and factor > limit else ""
+    other = "" if row["ratio"] is None else f"{row['ratio']:8.2f}"
+    return (
+        f"{row['loss']:24} {row['target']:10} {'x'.join(map(str, row['shape'])):>10} {1e6 * ours:10.0f} us "
+        f"{factor:6.2f} {'' if limit is None else limit:>6}{other}{over}"
+    )
+
+
+def main() -> int:
+    """Print the table; the status is 0."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.losses", description=__doc__.splitlines()[0])
+    parser.add_argument("--losses", default=",".join(name for family in BOUNDS for name in family))
+    parser.add_argument("--targets", default=",".join(TARGETS))
+    parser.add_argument("--shapes", default=",".join(f"{B}x{n}" for B, n in SHAPES))
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--against", type=Path, help="interpreter of another environment")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        work()
+        return 0
+    losses, rows = args.losses.split(","), []
+    with (
+        worker(Path(sys.executable), args.threads) as this,
+        worker(args.against or Path(sys.executable), args.threads) as other,
+    ):
+        subjects = {"this": this} | ({} if args.against is None else {"against": other})
+        print(f"{'loss':24} {'target':10} {'shape':>10} {'time':>13} {'x CE':>6} {'bound':>6}  x against")
+        for shape in (tuple(map(int, one.split("x"))) for one in args.shapes.split(",")):
+            for target in args.targets.split(","):
+                table = measure(subjects, losses, target, shape, args.dtype, args.rounds)
+                for row in rows_of(table, target, shape):
+                    print(shown(row), flush=True)
+                    rows.append(row)
+    if args.json:
+        environment = {
+            "processor": platform.processor() or platform.machine(),
+            "threads": args.threads,
+            "torch": torch.__version__,
+            "load": os.getloadavg()[0],
+        }
+        args.json.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

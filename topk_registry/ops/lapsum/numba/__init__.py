@@ -1,1 +1,0 @@
-"""The kernel for the CPU, compiled by numba."""

@@ -1,1 +1,0 @@
-"""Rows of the top-k hinges on GPUs."""

@@ -1,1 +1,0 @@
-"""Rows of the sigmoid family on GPUs."""

@@ -1,1 +1,0 @@
-"""Rows of the softmax family on GPUs."""

@@ -1,1 +1,0 @@
-"""Rows of the losses of sums of squares on GPUs."""

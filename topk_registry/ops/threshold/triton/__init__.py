@@ -1,1 +1,0 @@
-"""Rows of sigmoids with one threshold, on GPUs."""
