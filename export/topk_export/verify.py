@@ -57,7 +57,7 @@ def verify_file(
         ModelFileError: the file cannot be loaded, or is not an exported model.
     """
     model = graph.load(path)
-    session = open_session(path, device=device, require_gpu=require_gpu)
+    session = open_session(path, device=device, require_gpu=require_gpu, tf32=False)
     metadata = Metadata.from_props(session.get_modelmeta().custom_metadata_map, str(path))
     file = beside(Path(path), SAMPLE) if sample is None else Path(sample)
     recorded = _load_sample(file) if sample is not None or file.is_file() else None
@@ -67,7 +67,8 @@ def verify_file(
         *_check_runs(session, metadata, recorded, _count_layers(model)),
         *_check_head(open_session(graph.head_model(model).SerializeToString(), device=device), metadata, model),
     ]
-    missing = [] if device_of(session) != "cpu" else ["GPU providers: this ran on the CPU"]
+    on_cpu = device_of(session) == "cpu"
+    missing = ["GPU providers: this ran on the CPU" if on_cpu else "TF32, which CUDA uses by default: it was off"]
     if recorded is None:
         missing.append(f"the logits against torch: there is no {file.name} beside the model")
     missing.append("accuracy on images, and the preprocessing of images")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import onnxruntime
 import pytest
 
-from topk_export import DeviceError, Predictor
+from topk_export import DeviceError, Predictor, verify_file
 from topk_export.runtime import session as runtime
 
 CUDA_WORKS = runtime.nvidia_gpus() > 0 and "CUDAExecutionProvider" in onnxruntime.get_available_providers()
@@ -118,6 +118,7 @@ def test_a_gpu_that_is_missing_is_a_warning_or_an_error(model_file):
 @pytest.mark.skipif(not CUDA_WORKS, reason="needs a GPU")
 def test_a_gpu_runs_the_model(model_file):
     assert Predictor(model_file, device="cuda", require_gpu=True).device == "cuda"
+    assert verify_file(model_file, device="cuda", require_gpu=True)["passed"]
 
 
 def test_a_session_says_where_its_nodes_run(predictor):

@@ -51,6 +51,7 @@ def open_session(
     require_gpu: bool = False,
     threads: int | None = None,
     weights: str | Path | None = None,
+    tf32: bool = True,
 ) -> Any:
     """Open an ``onnxruntime.InferenceSession``.
 
@@ -60,6 +61,7 @@ def open_session(
         require_gpu: raise :class:`DeviceError` if the session does not run on a GPU.
         threads: intra-op threads; None leaves the choice to onnxruntime.
         weights: folder of the external weights of a model that is given as bytes.
+        tf32: let CUDA round the inputs of convolutions and matrix products to TF32, as its provider does by default.
     """
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
@@ -71,7 +73,7 @@ def open_session(
     cause, session = "", None
     if wants_gpu:
         try:
-            session = _open_on_gpu(ort, model, device, threads, weights)
+            session = _open_on_gpu(ort, model, device, _session_options(ort, threads, weights), tf32)
         except Exception as error:  # of the driver, the GPU's libraries or the model: no common base class
             cause = str(error)
     if session is None:
@@ -143,24 +145,24 @@ def _plugin_library() -> str | None:
     return None
 
 
-def _open_on_gpu(ort: Any, model: Any, device: str, threads: int | None, weights: str | Path | None) -> Any:
+def _open_on_gpu(ort: Any, model: Any, device: str, options: Any, tf32: bool) -> Any:
     """Open a session with a GPU provider; None if this installation has none."""
     with contextlib.redirect_stdout(sys.stderr):
         if hasattr(ort, "preload_dlls"):
             ort.preload_dlls()  # CUDA and cuDNN from their wheels
     available = set(ort.get_available_providers())
-    options = _session_options(ort, threads, weights)
-    names = ("tensorrt", "cuda") if device == "tensorrt" else ("cuda",)
-    if PROVIDERS[names[0]] in available:
-        chosen = [PROVIDERS[name] for name in names if PROVIDERS[name] in available]
-        return _open(ort, model, options, [*chosen, PROVIDERS["cpu"]])
+    cuda = {"use_tf32": str(int(tf32))}
+    chain = [(PROVIDERS["tensorrt"], {})] if device == "tensorrt" else []
+    chain += [(PROVIDERS["cuda"], cuda), (PROVIDERS["cpu"], {})]
+    if chain[0][0] in available:
+        return _open(ort, model, options, [entry for entry in chain if entry[0] in available])
     if device != "tensorrt" and (devices := cuda_plugin(ort)):
-        options.add_provider_for_devices(devices[:1], {})
+        options.add_provider_for_devices(devices[:1], cuda)
         return _open(ort, model, options, None)
     return None
 
 
-def _open(ort: Any, model: Any, options: Any, providers: list[str] | None) -> Any:
+def _open(ort: Any, model: Any, options: Any, providers: list[Any] | None) -> Any:
     source = model if isinstance(model, bytes) else str(model)
     with contextlib.redirect_stdout(sys.stderr):  # onnxruntime prints the failure of a provider
         return ort.InferenceSession(source, options, providers=providers)
