@@ -1,1 +1,1 @@
-"""The user's own copy of timm's or torchvision's training script, run with a registered loss."""
+"""Other people's training scripts, run with a registered loss."""
