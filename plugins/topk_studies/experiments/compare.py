@@ -17,9 +17,9 @@ from topk_registry import registry
 from topk_registry.registry.errors import PluginError
 from topk_registry.registry.options import accepts
 from topk_registry.train import TrainConfig
-from topk_registry.train.config.metric_names import METRIC
+from topk_studies.old_trainer.config.metric_names import METRIC
 from topk_registry.train.errors import TrainError
-from topk_registry.train.setup.datasets import open_data
+from topk_studies.old_trainer.setup.datasets import open_data
 from topk_studies.engine.experiment import TrainingStudy
 from topk_studies.engine.registered import grid_of
 from topk_studies.engine.settings import K, Trial, base_flags, rates

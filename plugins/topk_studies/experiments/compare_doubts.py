@@ -10,7 +10,7 @@ from math import sqrt
 from statistics import fmean
 from typing import Any
 
-from topk_registry.train.config.metric_names import METRIC
+from topk_studies.old_trainer.config.metric_names import METRIC
 from topk_studies.engine.statistics import EFFECT, Claim
 from topk_studies.engine.store import canonical
 from topk_studies.engine.study import Note

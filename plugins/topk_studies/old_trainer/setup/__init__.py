@@ -1,0 +1,1 @@
+"""From the configuration of a run to its parts: data, loaders, model, loss, device."""
